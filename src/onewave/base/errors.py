@@ -1,0 +1,90 @@
+"""Every exception that onewave raises on purpose.
+
+OnewaveError
+├── InvalidArgumentError (ValueError)   a value the caller passed can't be honoured
+│   ├── ShapeError                      a tensor's shape, rank or stride is wrong
+│   └── UnsupportedError                well formed, but not something this build can do
+├── ModelError                          a model can't be found or read
+│   ├── ModelNotFoundError              no such path, alias or repository
+│   ├── ConfigError                     config.json or GGUF metadata is missing, malformed or unknown
+│   ├── WeightsError                    a weight file is truncated, corrupt, incomplete or of the wrong shape
+│   ├── TokenizerError                  the tokenizer or chat template can't be built or applied
+│   └── DownloadError                   fetching a model failed
+└── CapacityError                       not enough memory or disk
+
+Each carries one line that says what failed, what was given, what is allowed and what to do next.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "DownloadError",
+    "InvalidArgumentError",
+    "ModelError",
+    "ModelNotFoundError",
+    "OnewaveError",
+    "ShapeError",
+    "TokenizerError",
+    "UnsupportedError",
+    "WeightsError",
+]
+
+
+class OnewaveError(Exception):
+    """Base of every onewave exception.
+
+    what: the thing that failed (an argument, a file, a tensor). got: the offending value, already formatted.
+    allowed: what would have been accepted. next: one full sentence that tells the reader what to do.
+    """
+
+    def __init__(self, what: str, *, got: str | None = None, allowed: str | None = None, next: str | None = None):
+        self.what, self.got, self.allowed, self.next = what, got, allowed, next
+        text = what if got is None else f"{what}: {got}"
+        if allowed is not None:
+            text += f"; allowed: {allowed}"
+        if next is not None:
+            text = f"{text.rstrip('.')}. {next}"
+        # A message stays one line whatever a file name or a header put into it.
+        super().__init__(" ".join(text.split()))
+
+
+class InvalidArgumentError(OnewaveError, ValueError):
+    """A value the caller passed can't be honoured."""
+
+
+class ShapeError(InvalidArgumentError):
+    """A tensor's shape, rank or stride is wrong."""
+
+
+class UnsupportedError(InvalidArgumentError):
+    """The request is well formed, but this build can't do it."""
+
+
+class ModelError(OnewaveError):
+    """A model can't be found or read."""
+
+
+class ModelNotFoundError(ModelError):
+    """No model at that path, alias or repository id."""
+
+
+class ConfigError(ModelError):
+    """config.json or GGUF metadata is missing, malformed or describes something unknown."""
+
+
+class WeightsError(ModelError):
+    """A weight file is truncated, corrupt, incomplete or holds a tensor of the wrong shape."""
+
+
+class TokenizerError(ModelError):
+    """The tokenizer or its chat template can't be built or applied."""
+
+
+class DownloadError(ModelError):
+    """Fetching a model failed."""
+
+
+class CapacityError(OnewaveError):
+    """Not enough memory or disk."""

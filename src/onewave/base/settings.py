@@ -1,0 +1,49 @@
+"""Every environment variable that onewave reads, resolved once into a frozen dataclass."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onewave.base.errors import InvalidArgumentError
+
+__all__ = ["Settings"]
+
+
+def _platform_cache_dir(env: Mapping[str, str]) -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "onewave"
+    if sys.platform == "win32":
+        return Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "onewave" / "cache"
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onewave"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says.
+
+    cache_dir: where models and compiled kernels are kept (ONEWAVE_CACHE; default: the platform's cache directory).
+    num_threads: CPU threads for the decode kernels (ONEWAVE_NUM_THREADS; default: the cores this process may use).
+    """
+
+    cache_dir: Path
+    num_threads: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Read the ONEWAVE_* variables of `env` (os.environ by default). Raises InvalidArgumentError."""
+        env = os.environ if env is None else env
+        cache = env.get("ONEWAVE_CACHE")
+        cache_dir = Path(cache).expanduser() if cache else _platform_cache_dir(env)
+        return cls(cache_dir=cache_dir, num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")))
+
+
+def _num_threads(text: str | None) -> int:
+    if not text:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidArgumentError("ONEWAVE_NUM_THREADS", got=repr(text), allowed="a whole number from 1")
+    return int(text)
