@@ -1,0 +1,120 @@
+"""Runs the model for the engine: prefill, decode, KV-cache room, CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import CapacityError
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import Batch
+from onewave.models.llama import Llama
+
+__all__ = ["ModelRunner"]
+
+_SMALLEST_CAPACITY = 256
+
+
+@dataclass(frozen=True)
+class _DecodeGraph:
+    """One captured decode step of a fixed number of rows, with the buffers it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    logits: Tensor
+
+
+class ModelRunner:
+    """Owns the KV cache of one model. Sequences are known by their slot, 0 <= slot < max_num_seqs.
+
+    On CUDA a decode step is replayed from a graph captured once per number of rows (rounded up to a power of two) and cache
+    size, unless enforce_eager. Nothing here waits for the device.
+    """
+
+    def __init__(self, model: Llama, *, max_num_seqs: int, max_model_len: int, enforce_eager: bool = False):
+        self.model = model
+        self.device = model.device
+        self.vocab_size = model.config.vocab_size
+        self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
+        self._on_cuda = self.device.type == "cuda"
+        self.run_ahead = 1 if self._on_cuda else 0
+        self._use_graphs = self._on_cuda and not enforce_eager
+        self._graphs: dict[int, _DecodeGraph] = {}
+        self._bound: tuple[_DecodeGraph, Tensor] | None = None
+        # Rows that only fill a graph up to its size write here.
+        self._spare_slot = max_num_seqs
+        self._kv: StaticKVCache | None = None
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for sequences of num_tokens tokens; the cache grows by doubling. Raises CapacityError."""
+        if num_tokens > self.max_model_len:
+            raise CapacityError("sequence length", got=str(num_tokens), allowed=f"up to max_model_len={self.max_model_len}")
+        if self._kv is not None and num_tokens <= self._kv.capacity:
+            return
+        capacity = min(self.max_model_len, max(_SMALLEST_CAPACITY, 1 << (num_tokens - 1).bit_length()))
+        grown = self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
+        if self._kv is not None:
+            grown.copy_from(self._kv)
+        self._kv = grown
+        # Captured graphs hold the old cache's addresses.
+        self._graphs.clear()
+        self._bound = None
+
+    def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
+        """Run a whole prompt into an empty slot.
+
+        Returns float32 logits [1, vocab] of the last token, or [tokens, vocab] with all_logits.
+        """
+        self.reserve(len(token_ids))
+        assert self._kv is not None
+        batch = Batch.prefill([(slot, token_ids, 0)], self.device)
+        return self.model.forward(batch, self._kv, all_logits=all_logits)
+
+    def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Feed one token a row.
+
+        All three are int64 [rows] on the device; positions[i] is the cache index token_ids[i] is written to, and every
+        position lies within what was reserved. Returns float32 [rows, vocab], valid until the next call.
+        """
+        assert self._kv is not None, "reserve() comes first"
+        if not self._use_graphs:
+            return self.model.forward(Batch.decode(token_ids, positions, slots), self._kv)
+        rows = len(slots)
+        step = self._graph_for(rows)
+        if self._bound is None or self._bound[0] is not step or self._bound[1] is not slots:
+            step.slots.fill_(self._spare_slot)
+            step.positions.zero_()
+            step.slots[:rows].copy_(slots)
+            self._bound = (step, slots)
+        step.token_ids[:rows].copy_(token_ids)
+        step.positions[:rows].copy_(positions)
+        step.graph.replay()
+        return step.logits[:rows]
+
+    def _graph_for(self, rows: int) -> _DecodeGraph:
+        size = 1 << (rows - 1).bit_length()
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size)
+        return self._graphs[size]
+
+    @torch.inference_mode()
+    def _capture(self, size: int) -> _DecodeGraph:
+        assert self._kv is not None
+        token_ids, positions = (torch.zeros(size, dtype=torch.int64, device=self.device) for _ in range(2))
+        slots = torch.full_like(token_ids, self._spare_slot)
+        batch = Batch.decode(token_ids, positions, slots)
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            # Compiles kernels and fills library workspaces, neither of which may happen while capturing.
+            self.model.forward(batch, self._kv)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = self.model.forward(batch, self._kv)
+        return _DecodeGraph(graph, token_ids, positions, slots, logits)

@@ -1,0 +1,52 @@
+"""The static KV cache: one row of fixed capacity for every sequence that may run at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import CapacityError
+
+__all__ = ["StaticKVCache"]
+
+
+class StaticKVCache:
+    """Keys and values of every layer, `[layers, slots, kv_heads, capacity, head_dim]`.
+
+    Memory is reserved, not cleared: nothing beyond a sequence's length is ever read. Raises CapacityError.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.num_slots, self.capacity = num_slots, capacity
+        shape = (num_layers, num_slots, num_kv_heads, capacity, head_dim)
+        try:
+            self.k = torch.empty(shape, dtype=dtype, device=device)
+            self.v = torch.empty(shape, dtype=dtype, device=device)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
+                raise
+            gib = 2 * torch.Size(shape).numel() * dtype.itemsize / 2**30
+            raise CapacityError(
+                f"KV cache for {num_slots} sequences of {capacity} tokens",
+                got=f"{gib:.1f} GiB do not fit on {device}",
+                next="Lower max_model_len or max_num_seqs.",
+            ) from error
+
+    def copy_from(self, other: StaticKVCache) -> None:
+        """Take over the tokens of a smaller cache of the same layers and slots."""
+        self.k[:, :, :, : other.capacity].copy_(other.k)
+        self.v[:, :, :, : other.capacity].copy_(other.v)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return (k, v) of one layer, each [slots, kv_heads, capacity, head_dim]."""
+        return self.k[index], self.v[index]

@@ -1,0 +1,142 @@
+"""The LLaMA decoder: one forward pass over a packed batch, prefill or decode.
+
+A layer, in order: add + RMSNorm, QKV projection, (bias, q/k norm, rotation, cache append) in one operator, attention,
+output projection, add + RMSNorm, gate/up projection, SwiGLU, down projection. Families differ only in what is present
+(biases, q/k norms, windows, tied head), which the weights and the config say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import Batch, Phase
+from onewave.models.config import ModelConfig
+from onewave.models.rope import RotaryTable
+from onewave.ops.append_kv import append_kv
+from onewave.ops.attention import attention
+from onewave.ops.decode_attention import decode_attention
+from onewave.ops.embedding import embedding
+from onewave.ops.linear import LinearWeight, linear
+from onewave.ops.rms_norm import add_rms_norm, rms_norm
+from onewave.ops.swiglu import swiglu
+
+__all__ = ["LayerWeights", "Llama", "LlamaWeights"]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer. Projections are [out, in]; qkv stacks q, k, v rows, gate_up stacks gate and up rows.
+
+    q and k rows are in half-split (NeoX) rotary order.
+    """
+
+    input_norm: Tensor
+    qkv: LinearWeight
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: LinearWeight
+    o_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: LinearWeight
+    gate_up_bias: Tensor | None
+    down: LinearWeight
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class LlamaWeights:
+    """All weights. head is the same object as embedding when the config ties them."""
+
+    embedding: LinearWeight
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: LinearWeight
+
+
+class Llama:
+    """A loaded model. Holds weights and rotary angles, no state of any sequence."""
+
+    def __init__(self, config: ModelConfig, weights: LlamaWeights, *, max_model_len: int):
+        self.config, self.weights, self.max_model_len = config, weights, max_model_len
+        self.device, self.dtype = weights.norm.device, weights.norm.dtype
+        self.rotary = RotaryTable(config, max_model_len, self.device)
+
+    def new_cache(self, *, num_slots: int, capacity: int) -> StaticKVCache:
+        """Make a KV cache of this model's shape. Raises CapacityError."""
+        return StaticKVCache(
+            num_layers=self.config.num_layers,
+            num_slots=num_slots,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            capacity=capacity,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: StaticKVCache, *, all_logits: bool = False) -> Tensor:
+        """Run every layer on the batch's tokens and append their keys and values to the cache.
+
+        Returns float32 logits: [sequences, vocab] of each sequence's last token, or [tokens, vocab] with all_logits.
+        """
+        config, weights = self.config, self.weights
+        rotary = self._rotary_rows(batch)
+        # Residual stream and the output of the block before it; each norm adds the two.
+        residual = embedding(batch.token_ids, weights.embedding).to(self.dtype)
+        update: Tensor | None = None
+        for index, layer in enumerate(weights.layers):
+            normed, residual = self._norm(update, residual, layer.input_norm)
+            k_cache, v_cache = kv.layer(index)
+            queries = append_kv(
+                linear(normed, layer.qkv),
+                rotary,
+                k_cache,
+                v_cache,
+                batch.slots,
+                batch.positions,
+                num_heads=config.num_heads,
+                bias=layer.qkv_bias,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=config.rms_norm_eps,
+            )
+            attended = self._attend(batch, queries, k_cache, v_cache, config.layer_windows[index])
+            update = linear(attended, layer.o, layer.o_bias)
+            normed, residual = self._norm(update, residual, layer.post_norm)
+            update = linear(swiglu(linear(normed, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+        if batch.phase is Phase.PREFILL and not all_logits:
+            last = torch.tensor([chunk.length for chunk in batch.chunks], device=self.device).cumsum(0) - 1
+            residual, update = residual[last], None if update is None else update[last]
+        normed, _ = self._norm(update, residual, weights.norm)
+        return linear(normed, weights.head, out_dtype=torch.float32)
+
+    def _norm(self, update: Tensor | None, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if update is None:
+            return rms_norm(residual, weight, self.config.rms_norm_eps), residual
+        return add_rms_norm(update, residual, weight, self.config.rms_norm_eps)
+
+    def _rotary_rows(self, batch: Batch) -> Tensor:
+        """Cosines and sines of every token, float32 [tokens, rotary_dim]."""
+        if batch.phase is Phase.DECODE:
+            return self.rotary.decode[batch.positions]
+        rows = [self.rotary.prefill(chunk.start, chunk.end) for chunk in batch.chunks]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def _attend(self, batch: Batch, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None) -> Tensor:
+        """Attention of each sequence over its own cache row; [tokens, heads * head_dim]."""
+        if batch.phase is Phase.DECODE:
+            return decode_attention(q, k_cache, v_cache, batch.slots, batch.positions + 1, window=window).flatten(1)
+        out = torch.empty_like(q)
+        first = 0
+        for chunk in batch.chunks:
+            queries = q[None, first : first + chunk.length].transpose(1, 2)
+            keys, values = (cache[chunk.slot, None, :, : chunk.end] for cache in (k_cache, v_cache))
+            attended = attention(queries, keys, values, window=window)
+            out[first : first + chunk.length] = attended[0].transpose(0, 1)
+            first += chunk.length
+        return out.flatten(1)

@@ -1,0 +1,3 @@
+from onewave.ops.append_kv.op import append_kv
+
+__all__ = ["append_kv"]

@@ -1,0 +1,3 @@
+from onewave.ops.attention.op import attention
+
+__all__ = ["attention"]

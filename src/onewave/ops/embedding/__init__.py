@@ -1,0 +1,3 @@
+from onewave.ops.embedding.op import embedding
+
+__all__ = ["embedding"]

@@ -1,0 +1,15 @@
+"""What `embedding` means, in plain PyTorch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onewave.ops.linear.packed import PackedWeight
+
+__all__ = ["embedding"]
+
+
+def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
+    """Index the whole, dequantised table."""
+    dense = table.dequantize() if isinstance(table, PackedWeight) else table
+    return dense[token_ids]

@@ -1,0 +1,65 @@
+"""The matrix product of every projection."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops.linear.packed import BLOCK, LANES, PackedWeight
+
+__all__ = ["LinearWeight", "linear"]
+
+LinearWeight = Tensor | PackedWeight
+
+
+def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x W^T + bias.
+
+    x: [tokens, cols] bf16|fp16|fp32. weight: [rows, cols], a tensor of x's dtype or, for float32 on the CPU, a PackedWeight.
+    bias: [rows]. Returns [tokens, rows] in out_dtype (x's dtype by default). Accumulates in float32; on CUDA with few tokens,
+    and on packed weights always, a token's result does not depend on the tokens beside it.
+    Raises ShapeError, UnsupportedError.
+    """
+    if x.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise ShapeError("linear: x", got=str(tuple(x.shape)), allowed=f"[tokens, {weight.shape[1]}]")
+    if isinstance(weight, PackedWeight):
+        out = _packed_linear(x, weight)
+        if bias is not None:
+            out += bias
+        return out if out_dtype is None else out.to(out_dtype)
+    if x.is_cuda:
+        from onewave.ops.linear import triton_impl
+
+        if triton_impl.suits(x, weight):
+            return triton_impl.linear(x, weight, bias, out_dtype or x.dtype)
+    return F.linear(x, weight, bias).to(out_dtype or x.dtype)
+
+
+def _packed_linear(x: Tensor, weight: PackedWeight) -> Tensor:
+    if x.dtype != torch.float32 or x.is_cuda:
+        raise UnsupportedError("linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu")
+    from onewave.ops.linear.numba_impl import MATMUL
+
+    tokens = x.shape[0]
+    tiles, blocks, _ = weight.data.shape
+    if blocks * BLOCK != x.shape[1]:
+        x = F.pad(x, (0, blocks * BLOCK - x.shape[1]))
+    x = x.contiguous()
+    # Q4_1 adds an offset per block: offset * (sum of the block's x), taken once here for all rows.
+    sums = x.view(tokens, blocks, BLOCK).sum(-1) if weight.kind == "Q4_1" else x
+    out = torch.empty((tokens, tiles * LANES), dtype=torch.float32)
+    MATMUL[weight.kind](
+        weight.data.data_ptr(),
+        x.data_ptr(),
+        sums.data_ptr(),
+        out.data_ptr(),
+        tiles,
+        blocks,
+        tokens,
+        x.shape[1] * 4,
+        blocks * 4,
+        tiles * LANES * 4,
+    )
+    return out if tiles * LANES == weight.rows else out[:, : weight.rows].contiguous()

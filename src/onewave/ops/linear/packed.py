@@ -1,0 +1,170 @@
+"""Weights kept in the checkpoint's own number format for the CPU kernels.
+
+Sixteen rows make a tile, 32 columns a block. A tile's block is contiguous: first the 16 rows' scales, then the 32 columns
+with the 16 rows side by side, so that one SIMD lane works on one row and a weight is read exactly once, in order:
+
+    format   bytes a block of a tile
+    Q4_1     d[16] fp16, m[16] fp16, then 16 x 16 bytes: column j in the low nibble, column j + 16 in the high one
+    Q4_0     d[16] fp16, then the nibbles as above; value d * (q - 8)
+    Q8_0     d[16] fp16, then 32 x 16 int8
+    BF16/F16 32 x 16 two-byte floats
+    F32      32 x 16 floats
+
+Rows beyond the last and columns beyond the last are zero. No format is re-quantised: the values are the file's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onewave.base.errors import ShapeError, UnsupportedError
+
+__all__ = ["BLOCK", "FORMATS", "LANES", "Format", "PackedWeight", "StoredRows", "can_pack", "pack", "pack_dense"]
+
+LANES = 16
+BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Format:
+    """Layout of one number format. scale_bytes: per row and block, in front. value_bits: per weight."""
+
+    scale_bytes: int
+    value_bits: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of one tile."""
+        return LANES * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one block of one row, as GGUF files store it."""
+        return self.scale_bytes + BLOCK * self.value_bits // 8
+
+
+FORMATS = {
+    "Q4_0": Format(scale_bytes=2, value_bits=4),
+    "Q4_1": Format(scale_bytes=4, value_bits=4),
+    "Q8_0": Format(scale_bytes=2, value_bits=8),
+    "BF16": Format(scale_bytes=0, value_bits=16),
+    "F16": Format(scale_bytes=0, value_bits=16),
+    "F32": Format(scale_bytes=0, value_bits=32),
+}
+_DENSE = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+class StoredRows(Protocol):
+    """Rows as a checkpoint stores them: format name, uint8 [rows, bytes of a row], (rows, cols)."""
+
+    @property
+    def qtype(self) -> str: ...
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A [rows, cols] matrix in tiles. data: uint8 [tiles, blocks, bytes of a block], CPU, contiguous."""
+
+    kind: str
+    rows: int
+    cols: int
+    data: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.cols
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def dequantize(self, rows: Tensor | None = None) -> Tensor:
+        """Return the chosen rows (int64 [n]; all when None) as float32 [n, cols]."""
+        index = np.arange(self.rows) if rows is None else rows.numpy()
+        tile, lane = index // LANES, index % LANES
+        form = FORMATS[self.kind]
+        data = self.data.numpy()
+        values = data[:, :, LANES * form.scale_bytes :].reshape(*data.shape[:2], -1, LANES, max(1, form.value_bits // 8))
+        picked = values[tile, :, :, lane]  # [n, blocks, columns, bytes]
+        blocks = _decode(self.kind, picked)
+        if form.scale_bytes:
+            scales = data[:, :, : LANES * form.scale_bytes].reshape(*data.shape[:2], -1, LANES, 2)
+            scale = scales[tile, :, :, lane].copy().view(np.float16)[..., 0].astype(np.float32)  # [n, blocks, 1 or 2]
+            blocks = blocks * scale[:, :, :1]
+            if self.kind == "Q4_1":
+                blocks += scale[:, :, 1:]
+        return torch.from_numpy(np.ascontiguousarray(blocks.reshape(len(index), -1)[:, : self.cols]))
+
+
+@dataclass(frozen=True)
+class _DenseRows:
+    qtype: str
+    data: NDArray[np.uint8]
+    shape: tuple[int, int]
+
+
+def _decode(kind: str, values: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Stored bytes [n, blocks, columns, bytes] -> numbers before scaling, float32 [n, blocks, 32]."""
+    if kind in ("Q4_0", "Q4_1"):
+        nibbles = np.concatenate((values[..., 0] & 15, values[..., 0] >> 4), axis=-1).astype(np.float32)
+        return nibbles - 8 if kind == "Q4_0" else nibbles
+    values = np.ascontiguousarray(values)
+    if kind == "Q8_0":
+        return values.view(np.int8)[..., 0].astype(np.float32)
+    if kind == "BF16":
+        return (values.view(np.uint16)[..., 0].astype(np.uint32) << 16).view(np.float32)
+    return values.view(np.float16 if kind == "F16" else np.float32)[..., 0].astype(np.float32)
+
+
+def can_pack(kind: str) -> bool:
+    """Whether the CPU kernels read this format as it is."""
+    return kind in FORMATS
+
+
+def pack(stored: StoredRows) -> PackedWeight:
+    """Tile the rows of a GGUF tensor.
+
+    One row's blocks lie one after another, as in the file; cols is a multiple of 32 for block formats.
+    Raises UnsupportedError, ShapeError.
+    """
+    kind, data = stored.qtype, stored.data
+    if kind not in FORMATS:
+        raise UnsupportedError("packing a weight", got=f"format {kind}", allowed=", ".join(FORMATS))
+    form = FORMATS[kind]
+    rows, cols = stored.shape
+    if not form.scale_bytes:
+        width = form.value_bits // 8
+        if data.shape != (rows, cols * width):
+            raise ShapeError(f"packing {kind}", got=str(data.shape), allowed=str((rows, cols * width)))
+        columns = -(-cols // BLOCK) * BLOCK
+        padded = np.zeros((rows, columns * width), np.uint8) if columns != cols else data
+        if columns != cols:
+            padded[:, : data.shape[1]] = data
+        data = padded
+    elif data.shape != (rows, cols // BLOCK * form.row_bytes) or cols % BLOCK:
+        raise ShapeError(f"packing {kind}", got=str(data.shape), allowed=f"({rows}, {cols} / 32 * {form.row_bytes})")
+    tiles, blocks = -(-rows // LANES), -(-cols // BLOCK)
+    out = torch.empty((tiles, blocks, form.block_bytes), dtype=torch.uint8)
+    from onewave.ops.linear import numba_impl
+
+    unit = 1 if form.scale_bytes else form.value_bits // 8
+    numba_impl.tile_rows(np.ascontiguousarray(data), out.numpy(), form.row_bytes, form.scale_bytes, unit)
+    return PackedWeight(kind, rows, cols, out)
+
+
+def pack_dense(weight: Tensor) -> PackedWeight:
+    """Tile a [rows, cols] bf16, fp16 or fp32 CPU tensor without changing a bit of it."""
+    if weight.dtype not in _DENSE or weight.ndim != 2:
+        raise UnsupportedError("packing a weight", got=f"{weight.dtype} {tuple(weight.shape)}", allowed="2-D bf16|fp16|fp32")
+    data = weight.contiguous().view(torch.uint8).numpy()
+    return pack(_DenseRows(_DENSE[weight.dtype], data, (weight.shape[0], weight.shape[1])))

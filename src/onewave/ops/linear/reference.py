@@ -1,0 +1,19 @@
+"""What `linear` means, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onewave.ops.linear.packed import PackedWeight
+
+__all__ = ["linear"]
+
+
+def linear(
+    x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """x W^T + bias."""
+    dense = weight.dequantize().to(x.dtype) if isinstance(weight, PackedWeight) else weight
+    return F.linear(x, dense, bias).to(out_dtype or x.dtype)

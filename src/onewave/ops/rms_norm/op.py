@@ -1,0 +1,47 @@
+"""RMSNorm, alone and fused with the residual addition before it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onewave.base.errors import ShapeError
+from onewave.ops.rms_norm import reference
+
+__all__ = ["add_rms_norm", "rms_norm"]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale each row to unit RMS, then multiply by weight.
+
+    x: [..., hidden] bf16|fp16|fp32, last axis contiguous. weight: [hidden], dtype of x.
+    Returns the shape and dtype of x. Sums in float32; rounds to x's dtype before the weight multiply, as Llama does.
+    Raises ShapeError. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
+    """
+    _check(x, weight)
+    if x.is_cuda:
+        from onewave.ops.rms_norm import triton_impl
+
+        return triton_impl.rms_norm(x, weight, eps)
+    return reference.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Add the residual stream, then normalise: one pass over both.
+
+    x, residual: [tokens, hidden], same dtype, contiguous. weight: [hidden].
+    Returns (normed, x + residual), both [tokens, hidden] in x's dtype; the sum is rounded before it is normalised.
+    Raises ShapeError.
+    """
+    _check(x, weight)
+    if residual.shape != x.shape:
+        raise ShapeError("add_rms_norm: residual", got=str(tuple(residual.shape)), allowed=str(tuple(x.shape)))
+    if x.is_cuda:
+        from onewave.ops.rms_norm import triton_impl
+
+        return triton_impl.add_rms_norm(x, residual, weight, eps)
+    return reference.add_rms_norm(x, residual, weight, eps)
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    if weight.shape != x.shape[-1:]:
+        raise ShapeError("rms_norm: weight", got=str(tuple(weight.shape)), allowed=f"({x.shape[-1]},)")

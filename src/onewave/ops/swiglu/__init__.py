@@ -1,0 +1,3 @@
+from onewave.ops.swiglu.op import swiglu
+
+__all__ = ["swiglu"]
