@@ -1,0 +1,22 @@
+"""The names of split GGUF files: `name-00001-of-00003.gguf` and so on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["piece_paths"]
+
+_PIECE = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+
+
+def piece_paths(path: Path) -> list[Path]:
+    """Return the paths of all pieces of the model that `path` belongs to, in order.
+
+    The first piece has the metadata. A file that is not named as a piece is its own only piece. No file is looked at.
+    """
+    match = _PIECE.fullmatch(path.name)
+    if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
+        return [path]
+    count, suffix = int(match["count"]), path.suffix
+    return [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}{suffix}") for number in range(1, count + 1)]

@@ -1,0 +1,133 @@
+"""Rows of a quantised matrix as the file packs them, and their way back to float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from onewave.base.errors import UnsupportedError
+from onewave.weights.gguf_types import gguf_type_named
+
+__all__ = ["QuantizedRows", "dequantize_rows"]
+
+_Bytes = npt.NDArray[np.uint8]
+_Floats = npt.NDArray[np.float32]
+
+# Elements dequantised at a time: the float32 result and its uint8 source stay inside a core's L2 cache.
+_CHUNK_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedRows:
+    """A packed matrix.
+
+    qtype: GGUF's name of the block format ("Q4_1"). data: uint8 [rows, bytes_per_row], usually a read-only view of
+    the mapped file. shape: (rows, cols) in elements.
+    """
+
+    qtype: str
+    data: _Bytes
+    shape: tuple[int, int]
+
+    def select(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> QuantizedRows:
+        """Return the chosen rows, in the order given. A slice makes a view, indices make a copy."""
+        data = self.data[rows]
+        return QuantizedRows(self.qtype, data, (data.shape[0], self.shape[1]))
+
+    def dequantize(self) -> _Floats:
+        """Return float32 [rows, cols]. Raises UnsupportedError as `dequantize_rows` does."""
+        return dequantize_rows(self.data, self.qtype)
+
+
+def dequantize_rows(data: _Bytes, qtype: str) -> _Floats:
+    """Expand packed rows into numbers, bit for bit what the gguf library gives.
+
+    data: uint8 [rows, bytes_per_row], whole blocks. Returns float32 [rows, cols].
+    Raises UnsupportedError when the type needs the gguf library and that is missing or does not know it.
+    """
+    kind = gguf_type_named(qtype)
+    fast = _FAST.get(qtype)
+    if kind is None or fast is None:
+        return _dequantize_with_gguf(data, qtype)
+    rows, row_bytes = data.shape
+    blocks = row_bytes // kind.block_bytes
+    out = np.empty((rows, blocks * kind.block_elements), np.float32)
+    flat_in = np.ascontiguousarray(data).reshape(-1, kind.block_bytes)
+    flat_out = out.reshape(-1, kind.block_elements)
+    step = max(1, _CHUNK_ELEMENTS // kind.block_elements)
+    for start in range(0, flat_in.shape[0], step):
+        fast(flat_in[start : start + step], flat_out[start : start + step])
+    return out
+
+
+def _half(blocks: _Bytes, start: int) -> _Floats:
+    """Return the float16 stored at byte `start` of each block as float32 [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
+
+
+def _unpack_nibbles(packed: _Bytes, out: _Floats) -> None:
+    """Write 16 bytes' low nibbles to elements 0..15 of each block and their high nibbles to 16..31."""
+    np.bitwise_and(packed, 15, out=out[:, :16], casting="unsafe")
+    np.right_shift(packed, 4, out=out[:, 16:], casting="unsafe")
+
+
+def _q4_0(blocks: _Bytes, out: _Floats) -> None:
+    _unpack_nibbles(blocks[:, 2:], out)
+    out -= 8
+    out *= _half(blocks, 0)
+
+
+def _q4_1(blocks: _Bytes, out: _Floats) -> None:
+    _unpack_nibbles(blocks[:, 4:], out)
+    out *= _half(blocks, 0)
+    out += _half(blocks, 2)
+
+
+def _q8_0(blocks: _Bytes, out: _Floats) -> None:
+    np.multiply(blocks[:, 2:].view(np.int8), _half(blocks, 0), out=out)
+
+
+def _f16(blocks: _Bytes, out: _Floats) -> None:
+    out[:] = blocks.view("<f2")
+
+
+def _bf16(blocks: _Bytes, out: _Floats) -> None:
+    np.left_shift(blocks.view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+def _f32(blocks: _Bytes, out: _Floats) -> None:
+    out[:] = blocks.view("<f4")
+
+
+_FAST: dict[str, Callable[[_Bytes, _Floats], None]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+}
+
+
+def _dequantize_with_gguf(data: _Bytes, qtype: str) -> _Floats:
+    try:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError:
+        raise UnsupportedError(
+            "dequantising without the gguf library",
+            got=qtype,
+            allowed=", ".join(_FAST),
+            next="Install it with `pip install gguf`.",
+        ) from None
+    try:
+        return np.asarray(dequantize(data, GGMLQuantizationType[qtype]), dtype=np.float32)
+    except (KeyError, NotImplementedError):
+        raise UnsupportedError(
+            "dequantising with the installed gguf library",
+            got=qtype,
+            next="Upgrade it with `pip install -U gguf`, or convert the model to Q8_0.",
+        ) from None

@@ -1,0 +1,68 @@
+"""What every source of weights looks like: named tensors, described at once and read when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from onewave.weights.quantized import QuantizedRows
+
+__all__ = ["TensorInfo", "WeightStore", "quote"]
+
+_LONGEST_NAME_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor as its file describes it.
+
+    shape: in torch's order (a GGUF's dimensions reversed). dtype: the file's own name for it ("BF16", "Q4_1").
+    nbytes: bytes it takes in the file. file: the file that holds it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    file: Path
+
+
+class WeightStore(Protocol):
+    """Named tensors, read when asked for. Stores are read-only and may be used from several threads."""
+
+    @property
+    def description(self) -> str:
+        """Where the tensors come from, for messages: a path."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor by the file's own name."""
+        ...
+
+    def load(self, name: str) -> torch.Tensor:
+        """Return one tensor on the CPU in the file's dtype; a quantised one in float32. Treat it as read-only.
+
+        Raises WeightsError when there is no such tensor or it can't be read, UnsupportedError for a dtype that needs
+        a library which is not there.
+        """
+        ...
+
+    def load_quantized(self, name: str) -> QuantizedRows | None:
+        """Return the packed blocks of a quantised 2-D tensor, or None when the tensor is anything else."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the files. Tensors that were handed out stay valid."""
+        ...
+
+
+def quote(name: str) -> str:
+    """Quote a name taken from a file so that it prints anywhere and stays short."""
+    text = ascii(name)
+    return text if len(text) <= _LONGEST_NAME_SHOWN else f"{text[:_LONGEST_NAME_SHOWN]}..."
