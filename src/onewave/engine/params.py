@@ -1,0 +1,182 @@
+"""What a caller may ask of one request, checked when it is written down."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, cast
+
+from onewave.base.errors import InvalidArgumentError
+
+__all__ = ["SamplingParams"]
+
+# Below this a division by the temperature says nothing that argmax does not (vLLM's _SAMPLING_EPS).
+GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to turn logits into tokens and when to stop; names, defaults and semantics are vLLM's.
+
+    n: samples per prompt, each from its own random stream (0 up to n - 1 of the same seed).
+    max_tokens: most tokens to generate; None: until max_model_len. min_tokens: no EOS, stop token or stop string before.
+    temperature: 0 is greedy (the lowest id wins a tie). top_k: 0 or -1 is off. top_p, min_p: probabilities.
+    repetition_penalty works on prompt and output tokens, presence_penalty and frequency_penalty on output tokens.
+    logit_bias: token id -> number added to its logit.
+    seed: 0 .. 2**64 - 1; the tokens depend on it and on the prompt alone. None (or -1): from LLM(seed=...) and the
+    request's number.
+    stop: strings that end the text, left out of it unless include_stop_str_in_output. stop_token_ids: ids that end it.
+    ignore_eos: go on after the model's end-of-sequence token.
+    logprobs: how many of the most likely tokens to report beside the sampled one (-1: all of the vocabulary), before
+    bias, penalties and temperature. prompt_logprobs: the same for the prompt.
+    detokenize: False leaves the text empty. skip_special_tokens: keep control tokens out of the text.
+
+    `stop` and `stop_token_ids` become tuples and `logit_bias` a plain dict. Raises InvalidArgumentError.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("n", _whole("n", self.n, 1))
+        if self.max_tokens is not None:
+            put("max_tokens", _whole("max_tokens", self.max_tokens, 1, note=", or None"))
+        put("min_tokens", _whole("min_tokens", self.min_tokens, 0))
+        put("temperature", _number("temperature", self.temperature, 0.0, math.inf, "a finite number from 0"))
+        put("top_k", _whole("top_k", self.top_k, -1, note=" (-1 and 0: off)"))
+        put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "a number above 0, up to 1", open_low=True))
+        put("min_p", _number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1"))
+        finite = "a finite number above 0"
+        penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, finite, open_low=True)
+        put("repetition_penalty", penalty)
+        for name in ("presence_penalty", "frequency_penalty"):
+            put(name, _number(name, getattr(self, name), -2.0, 2.0, "a number from -2 to 2"))
+        put("logit_bias", _biases(self.logit_bias))
+        if self.seed is not None:
+            seed = _whole("seed", self.seed, -1, 2**64 - 1, note=", or None")
+            put("seed", None if seed == -1 else seed)
+        put("stop", _stops(self.stop))
+        put("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None:
+                put(name, _whole(name, count, -1, note=" (-1: the whole vocabulary), or None"))
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(name, got=repr(getattr(self, name)), allowed="True or False")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidArgumentError("min_tokens", got=str(self.min_tokens), allowed=f"0..max_tokens={self.max_tokens}")
+        if self.stop and not self.detokenize:
+            raise InvalidArgumentError("detokenize", got="False", allowed="True where stop strings are given")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from a mapping, as JSON gives it (logit_bias keys may be decimal strings).
+
+        Raises InvalidArgumentError for a name that is not a parameter, too.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"Did you mean {close[0]}?" if close else None
+                raise InvalidArgumentError("unknown sampling parameter", got=repr(name), allowed=", ".join(known), next=hint)
+        return cls(**values)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, without chance."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the logits depend on the tokens seen so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as __post_init__ left it."""
+        return cast("tuple[str, ...]", self.stop)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """`stop_token_ids` as __post_init__ left it."""
+        return cast("tuple[int, ...]", self.stop_token_ids)
+
+
+def _whole(name: str, value: object, low: int, high: int | None = None, *, note: str = "") -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if number >= low and (high is None or number <= high):
+            return number
+    span = f"from {low}" if high is None else f"from {low} to {high}"
+    raise InvalidArgumentError(name, got=repr(value), allowed=f"a whole number {span}{note}")
+
+
+def _number(name: str, value: object, low: float, high: float, allowed: str, *, open_low: bool = False) -> float:
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+        above = number > low if open_low else number >= low
+        if math.isfinite(number) and above and number <= high:
+            return number
+    raise InvalidArgumentError(name, got=repr(value), allowed=allowed)
+
+
+def _items(name: str, value: object, allowed: str) -> list[object]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidArgumentError(name, got=repr(value), allowed=allowed)
+    return list(cast("Iterable[object]", value))
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    allowed = "a string or a list of strings, none of them empty"
+    if value is None:
+        return ()
+    found = [value] if isinstance(value, str) else _items("stop", value, allowed)
+    for item in found:
+        if not isinstance(item, str) or not item:
+            raise InvalidArgumentError("stop", got=repr(item), allowed=allowed)
+    return tuple(cast("list[str]", found))
+
+
+def _ids(name: str, value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(_whole(name, item, 0, note=" in a list") for item in _items(name, value, "a list of token ids"))
+
+
+def _biases(value: object) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise InvalidArgumentError("logit_bias", got=repr(value), allowed="a mapping from token id to a finite number")
+    biases: dict[int, float] = {}
+    for key, bias in cast("Mapping[object, object]", value).items():
+        token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token_id = _whole("logit_bias token id", token_id, 0)
+        biases[token_id] = _number(f"logit_bias[{token_id}]", bias, -math.inf, math.inf, "a finite number")
+    return biases
