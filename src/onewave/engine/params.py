@@ -89,7 +89,9 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(name, got=repr(getattr(self, name)), allowed="True or False")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidArgumentError("min_tokens", got=str(self.min_tokens), allowed=f"0..max_tokens={self.max_tokens}")
+            raise InvalidArgumentError(
+                "min_tokens", got=str(self.min_tokens), allowed=f"0..max_tokens={self.max_tokens}"
+            )
         if self.stop and not self.detokenize:
             raise InvalidArgumentError("detokenize", got="False", allowed="True where stop strings are given")
 
@@ -104,7 +106,9 @@ class SamplingParams:
             if name not in known:
                 close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"Did you mean {close[0]}?" if close else None
-                raise InvalidArgumentError("unknown sampling parameter", got=repr(name), allowed=", ".join(known), next=hint)
+                raise InvalidArgumentError(
+                    "unknown sampling parameter", got=repr(name), allowed=", ".join(known), next=hint
+                )
         return cls(**values)
 
     @property

@@ -1,0 +1,13 @@
+from onewave.ops.sampling.noise import stream_key, uniforms
+from onewave.ops.sampling.op import RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs
+
+__all__ = [
+    "RowParameters",
+    "TokenLogprobs",
+    "greedy",
+    "penalise",
+    "sample",
+    "stream_key",
+    "token_logprobs",
+    "uniforms",
+]
