@@ -89,6 +89,8 @@ class GGUFFile:
 
 def _map_file(path: Path) -> mmap.mmap:
     try:
+        if not path.is_file():
+            raise WeightsError(str(path), got="not a file" if path.exists() else "no such file")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 4:

@@ -49,6 +49,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     Returns its tensors by name, in the order of their bytes. Raises WeightsError.
     """
     try:
+        if not path.is_file():
+            _fail(path, "not a file" if path.exists() else "no such file")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorInfo", "WeightStore", "quote"]
 
-_LONGEST_NAME_SHOWN = 100
+_LONGEST_NAME_SHOWN = 200
 
 
 @dataclass(frozen=True)
