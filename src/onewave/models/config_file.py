@@ -1,0 +1,82 @@
+"""From a model's place on disk to its ModelConfig."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from onewave.base.errors import ConfigError
+from onewave.models.config import ModelConfig
+from onewave.models.config_gguf import ROPE_DIVISORS, from_gguf
+from onewave.models.config_hf import from_hf
+
+if TYPE_CHECKING:
+    from onewave.weights.gguf_store import GGUFStore
+    from onewave.weights.sources import ModelLocation
+
+__all__ = ["load_config"]
+
+_MAX_CONFIG_BYTES = 10_000_000
+
+
+def load_config(location: ModelLocation) -> ModelConfig:
+    """Read the description of a model: an HF directory, a GGUF file or a built-in config.
+
+    Raises ConfigError, UnsupportedError; WeightsError for a GGUF file that can't be read.
+    """
+    if location.kind == "builtin":
+        file = resources.files("onewave.models") / "builtin" / f"{location.name}.json"
+        return from_hf(_parse(file.read_bytes(), file.name), source=file.name)
+    assert location.path is not None, "only built-in configs have no path"
+    if location.kind == "gguf":
+        from onewave.weights.gguf_store import GGUFStore
+
+        store = GGUFStore.open(location.path)
+        try:
+            return _read_gguf(store)
+        finally:
+            store.close()
+    config, generation = location.path / "config.json", location.path / "generation_config.json"
+    if not config.exists():
+        raise ConfigError(
+            str(config), got="missing", next="Give a directory with config.json and *.safetensors, or a GGUF file."
+        )
+    return from_hf(
+        _read_json(config),
+        _read_json(generation) if generation.exists() else None,
+        source=str(config),
+        generation_source=str(generation),
+    )
+
+
+def _read_gguf(store: GGUFStore) -> ModelConfig:
+    shapes = {name: tensor.shape for name, tensor in store.tensors.items()}
+    divisors = [float(value) for value in store.load(ROPE_DIVISORS).flatten()] if ROPE_DIVISORS in shapes else None
+    return from_gguf(store.metadata, shapes, rope_divisors=divisors, source=store.description)
+
+
+def _read_json(path: Path) -> Mapping[str, object]:
+    if path.is_dir():
+        raise ConfigError(str(path), got="a directory", allowed="a JSON file")
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(str(path), got=f"can't be read ({error.strerror or error})") from None
+    if len(text) > _MAX_CONFIG_BYTES:
+        raise ConfigError(str(path), got=f"longer than {_MAX_CONFIG_BYTES} bytes", allowed="a model's config")
+    return _parse(text, str(path))
+
+
+def _parse(text: bytes, name: str) -> Mapping[str, object]:
+    try:
+        value = json.loads(text)
+    # Deep nesting overruns the parser's recursion, and an integer of thousands of digits Python's own limit.
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(name, got=f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(name, got=f"a JSON {type(value).__name__}", allowed="an object")
+    return cast("dict[str, object]", value)

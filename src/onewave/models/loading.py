@@ -1,0 +1,263 @@
+"""From a checkpoint to a model on its device.
+
+A layer's pieces are read, put into the decoder's form and placed on the device by one of several threads; the only
+other copy of the model is the mapped file. The decoder's form: q, k, v rows in one matrix, gate and up rows in one,
+q and k rows in half-split rotary order, and on the CPU optionally the checkpoint's own number format, tiled for its
+kernels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.models.config import ModelConfig
+from onewave.models.config_file import load_config
+from onewave.models.llama import LayerWeights, Llama, LlamaWeights
+from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, layer_part_shapes
+from onewave.models.registry import FAMILIES
+from onewave.ops.linear import LinearWeight, can_pack, pack, pack_dense
+from onewave.weights.quantized import QuantizedRows
+from onewave.weights.sources import LOAD_FORMATS, ModelLocation
+from onewave.weights.store import WeightStore, quote
+
+__all__ = ["load_config", "load_model"]
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Beyond this, threads only wait for the same disk.
+_MAX_THREADS = 8
+
+
+def load_model(
+    location: ModelLocation,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: bool = False,
+    packed: bool = False,
+    max_model_len: int | None = None,
+) -> Llama:
+    """Load a model's weights, or with load_format="dummy" make up random ones of its shape.
+
+    config: what `load_config` returned. dtype: bf16|fp16|fp32 of weights and activations. packed: keep every matrix
+    tiled in the checkpoint's number format where the CPU kernels read it, else in float32 (float32 on the CPU only).
+    max_model_len: positions to hold rotary angles for; the model's own context length by default.
+    progress: draw a bar on stderr.
+    Raises WeightsError naming file and tensor, UnsupportedError, InvalidArgumentError, CapacityError.
+    """
+    if dtype not in _DTYPES:
+        raise UnsupportedError("dtype of the weights", got=str(dtype), allowed=", ".join(map(str, _DTYPES)))
+    if packed and (dtype is not torch.float32 or device.type != "cpu"):
+        raise UnsupportedError("packed weights", got=f"{dtype} on {device}", allowed="torch.float32 on cpu")
+    max_model_len = config.max_position if max_model_len is None else max_model_len
+    store, layout = _open(location, config, dtype, device, load_format, seed)
+    try:
+        check_tensors(store, config, layout)
+        interleaved = layout is GGUF and FAMILIES[config.family].interleaved_gguf
+        builder = _Builder(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
+        weights = _build(builder, config, progress=progress)
+        return Llama(config, weights, max_model_len=max_model_len)
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"weights of {location.name}", got=f"do not fit on {device}", next="Use a smaller model or dtype."
+        ) from error
+    finally:
+        store.close()
+
+
+def _open(
+    location: ModelLocation, config: ModelConfig, dtype: torch.dtype, device: torch.device, load_format: str, seed: int
+) -> tuple[WeightStore, Layout]:
+    """Open the checkpoint by its kind; only that kind's reader is imported."""
+    if load_format not in LOAD_FORMATS:
+        raise InvalidArgumentError("load_format", got=repr(load_format), allowed=", ".join(LOAD_FORMATS))
+    if load_format == "dummy":
+        from onewave.weights.dummy import DummyStore
+
+        return DummyStore(expected_shapes(config, HF), dtype, seed, device), HF
+    if location.path is None or location.kind == "builtin":
+        raise InvalidArgumentError(
+            f"model {location.name}", got="a configuration without weights", next="Add `--load-format dummy`."
+        )
+    if location.kind == "gguf":
+        from onewave.weights.gguf_store import GGUFStore
+
+        return GGUFStore.open(location.path), GGUF
+    from onewave.weights.safetensors_store import SafetensorsStore
+
+    return SafetensorsStore.open(location.path), HF
+
+
+class _Builder:
+    """Turns stored tensors into the decoder's. Its methods run in several threads at once."""
+
+    def __init__(
+        self,
+        store: WeightStore,
+        config: ModelConfig,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        packed: bool,
+        interleaved: bool,
+    ):
+        self._store, self._config, self._layout = store, config, layout
+        self._dtype, self._device, self._packed = dtype, device, packed
+        self._parts = layer_part_shapes(config)
+        # Rows to take, in order; None takes them as they are.
+        self._q_rows = _half_split_rows(config, config.num_heads) if interleaved else None
+        self._k_rows = _half_split_rows(config, config.num_kv_heads) if interleaved else None
+        # Tiling is parallel inside, and not every Numba threading layer may be entered from two threads.
+        self._pack_lock = Lock()
+
+    def layer(self, index: int) -> LayerWeights:
+        """Build one decoder layer."""
+
+        def names(*parts: str) -> list[str]:
+            return [self._layout.part(index, part) for part in parts]
+
+        def vector(*parts: str, rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> Tensor | None:
+            return self._dense(names(*parts), rows) if parts[0] in self._parts else None
+
+        qkv_rows = (self._q_rows, self._k_rows, None)
+        return LayerWeights(
+            input_norm=self._dense(names("input_norm")),
+            qkv=self._matrix(names("q", "k", "v"), qkv_rows),
+            qkv_bias=vector("q_bias", "k_bias", "v_bias", rows=qkv_rows),
+            q_norm=vector("q_norm"),
+            k_norm=vector("k_norm"),
+            o=self._matrix(names("o")),
+            o_bias=vector("o_bias"),
+            post_norm=self._dense(names("post_norm")),
+            gate_up=self._matrix(names("gate", "up")),
+            gate_up_bias=vector("gate_bias", "up_bias"),
+            down=self._matrix(names("down")),
+            down_bias=vector("down_bias"),
+        )
+
+    def norm(self) -> Tensor:
+        """Build the last norm's weight."""
+        return self._dense([self._layout.norm])
+
+    def tables(self) -> tuple[LinearWeight, LinearWeight]:
+        """Build (embedding, head): one object when they are tied.
+
+        A tied checkpoint may store its table as the head. One that stores two different tables is not tied, whatever
+        its config says; transformers reads it so too.
+        """
+        embedding, head = self._layout.embedding, self._layout.head
+        stored = [name for name in (embedding, head) if name in self._store.tensors]
+        tied = self._config.tie_word_embeddings and (len(stored) == 1 or self._equal(embedding, head))
+        first = self._matrix(stored[:1])
+        return first, first if tied else self._matrix([head])
+
+    def _equal(self, first: str, second: str) -> bool:
+        one, other = self._load(first), self._load(second)
+        return one.dtype == other.dtype and torch.equal(one, other)
+
+    def _matrix(self, names: list[str], rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> LinearWeight:
+        """Stack the rows of 2-D tensors into one weight."""
+        if not self._packed:
+            return self._dense(names, rows)
+        blocks = [self._store.load_quantized(name) for name in names]
+        kinds = {None if block is None else block.qtype for block in blocks}
+        if len(kinds) == 1 and (kind := kinds.pop()) is not None and can_pack(kind):
+            chosen = [
+                block if order is None else block.select(order)
+                for block, order in zip(blocks, rows, strict=False)
+                if block is not None
+            ]
+            data = chosen[0].data if len(chosen) == 1 else np.concatenate([block.data for block in chosen])
+            with self._pack_lock:
+                return pack(QuantizedRows(kind, data, (data.shape[0], chosen[0].shape[1])))
+        dtypes = {self._store.tensors[name].dtype for name in names}
+        own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
+        stacked = self._dense(names, rows, dtype=own)
+        with self._pack_lock:
+            return pack_dense(stacked)
+
+    def _dense(
+        self,
+        names: list[str],
+        rows: Sequence[NDArray[np.int64] | None] = (None, None, None),
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Stack tensors along their first axis, on the device."""
+        shapes = [self._store.tensors[name].shape for name in names]
+        height = sum(shape[0] for shape in shapes)
+        out = torch.empty((height, *shapes[0][1:]), dtype=dtype or self._dtype, device=self._device)
+        first = 0
+        for name, order in zip(names, rows, strict=False):
+            tensor = self._load(name)
+            if order is not None:
+                tensor = tensor[torch.as_tensor(order, device=tensor.device)]
+            out[first : first + tensor.shape[0]].copy_(tensor)
+            first += tensor.shape[0]
+        return out
+
+    def _load(self, name: str) -> Tensor:
+        tensor = self._store.load(name)
+        if tensor.dtype not in (*_DTYPES, torch.float64):
+            info = self._store.tensors[name]
+            raise WeightsError(
+                f"{info.file}: tensor {quote(name)}", got=f"dtype {info.dtype}", allowed="bf16, fp16, fp32, GGUF blocks"
+            )
+        return tensor
+
+
+def _half_split_rows(config: ModelConfig, num_heads: int) -> NDArray[np.int64]:
+    """Return, for each row in half-split order, its row in a file that keeps rotary pairs side by side.
+
+    Row i and i + rotary_dim / 2 of a head are one pair in half-split order, 2i and 2i + 1 in the file; rows that do not
+    rotate stay. int64 [num_heads * head_dim].
+    """
+    rotary_dim, head_dim = config.rope.rotary_dim, config.head_dim
+    rotating = np.arange(rotary_dim).reshape(-1, 2).T.reshape(-1)
+    head = np.concatenate((rotating, np.arange(rotary_dim, head_dim)))
+    return (np.arange(num_heads)[:, None] * head_dim + head).reshape(-1).astype(np.int64)
+
+
+def _build(builder: _Builder, config: ModelConfig, *, progress: bool) -> LlamaWeights:
+    """Build everything in parallel; the first failure stops the rest."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(min(_MAX_THREADS, max(2, cores)), thread_name_prefix="load") as pool:
+        # The tables are the largest pieces: first, so that no thread is left alone with one at the end.
+        tables = pool.submit(builder.tables)
+        layers = [pool.submit(builder.layer, index) for index in range(config.num_layers)]
+        norm = pool.submit(builder.norm)
+        try:
+            _wait([tables, *layers, norm], progress=progress)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+        embedding, head = tables.result()
+        return LlamaWeights(embedding, tuple(layer.result() for layer in layers), norm.result(), head)
+
+
+def _wait(futures: Sequence[Future[Any]], *, progress: bool) -> None:
+    """Wait for all; raise the first failure as soon as it is known."""
+    if not progress:
+        for future in as_completed(futures):
+            future.result()
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Loading weights", total=len(futures))
+        for future in as_completed(futures):
+            future.result()
+            bar.advance(task)

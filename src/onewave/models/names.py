@@ -1,0 +1,164 @@
+"""What checkpoints call their tensors, and which shape each must have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onewave.base.errors import WeightsError
+from onewave.models.config import ModelConfig
+from onewave.weights.store import WeightStore, quote
+
+__all__ = ["GGUF", "HF", "Layout", "check_tensors", "expected_shapes", "layer_part_shapes"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names of one kind of checkpoint.
+
+    layer: prefix of a layer's tensors, with `{layer}`. parts: our name of a layer's tensor -> theirs after the prefix.
+    ignored: full names of tensors that carry nothing we need.
+    """
+
+    embedding: str
+    norm: str
+    head: str
+    layer: str
+    parts: Mapping[str, str]
+    ignored: re.Pattern[str]
+
+    def part(self, layer: int, part: str) -> str:
+        """Return the checkpoint's name of one part of one layer."""
+        return self.layer.format(layer=layer) + self.parts[part]
+
+
+def _with_biases(weights: Mapping[str, str]) -> dict[str, str]:
+    """Add `{part}_bias` beside every projection."""
+    biases = {f"{part}_bias": f"{name}.bias" for part, name in weights.items() if not part.endswith("norm")}
+    return {part: f"{name}.weight" for part, name in weights.items()} | biases
+
+
+HF = Layout(
+    embedding="model.embed_tokens.weight",
+    norm="model.norm.weight",
+    head="lm_head.weight",
+    layer="model.layers.{layer}.",
+    parts=_with_biases(
+        {
+            "input_norm": "input_layernorm",
+            "q": "self_attn.q_proj",
+            "k": "self_attn.k_proj",
+            "v": "self_attn.v_proj",
+            "q_norm": "self_attn.q_norm",
+            "k_norm": "self_attn.k_norm",
+            "o": "self_attn.o_proj",
+            "post_norm": "post_attention_layernorm",
+            "gate": "mlp.gate_proj",
+            "up": "mlp.up_proj",
+            "down": "mlp.down_proj",
+        }
+    ),
+    # Old Llama checkpoints store the frequencies that the config already gives.
+    ignored=re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+)
+
+GGUF = Layout(
+    embedding="token_embd.weight",
+    norm="output_norm.weight",
+    head="output.weight",
+    layer="blk.{layer}.",
+    parts=_with_biases(
+        {
+            "input_norm": "attn_norm",
+            "q": "attn_q",
+            "k": "attn_k",
+            "v": "attn_v",
+            "q_norm": "attn_q_norm",
+            "k_norm": "attn_k_norm",
+            "o": "attn_output",
+            "post_norm": "ffn_norm",
+            "gate": "ffn_gate",
+            "up": "ffn_up",
+            "down": "ffn_down",
+        }
+    ),
+    # rope_freqs is part of the config; attn_rot_embd is what rotary_emb.inv_freq is above.
+    ignored=re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"),
+)
+
+
+def layer_part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor that a layer of this model has, by our name of the part."""
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_norm": (hidden,),
+        "q": (q_rows, hidden),
+        "k": (kv_rows, hidden),
+        "v": (kv_rows, hidden),
+        "o": (hidden, q_rows),
+        "post_norm": (hidden,),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+    }
+    if config.qkv_bias:
+        shapes |= {"q_bias": (q_rows,), "k_bias": (kv_rows,), "v_bias": (kv_rows,)}
+    if config.o_bias:
+        shapes |= {"o_bias": (hidden,)}
+    if config.mlp_bias:
+        shapes |= {"gate_bias": (inner,), "up_bias": (inner,), "down_bias": (hidden,)}
+    if config.qk_norm:
+        shapes |= {"q_norm": (head_dim,), "k_norm": (head_dim,)}
+    return shapes
+
+
+def expected_shapes(config: ModelConfig, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor that a checkpoint of this model must hold, by the checkpoint's name."""
+    shapes: dict[str, tuple[int, ...]] = {
+        layout.embedding: (config.vocab_size, config.hidden_size),
+        layout.norm: (config.hidden_size,),
+    }
+    if not config.tie_word_embeddings:
+        shapes[layout.head] = shapes[layout.embedding]
+    parts = layer_part_shapes(config)
+    for layer in range(config.num_layers):
+        shapes |= {layout.part(layer, part): shape for part, shape in parts.items()}
+    return shapes
+
+
+def check_tensors(store: WeightStore, config: ModelConfig, layout: Layout) -> None:
+    """Raise WeightsError, naming file and tensor, unless the store holds what the config calls for and nothing else.
+
+    A tied model may store its one table under either name, or under both.
+    """
+    expected = expected_shapes(config, layout)
+    if config.tie_word_embeddings and layout.head in store.tensors:
+        expected[layout.head] = expected[layout.embedding]
+        if layout.embedding not in store.tensors:
+            del expected[layout.embedding]
+    missing = [name for name in expected if name not in store.tensors]
+    if missing:
+        raise WeightsError(
+            store.description,
+            got=f"has no tensor {quote(missing[0])}{_and_more(missing, 'nor')}",
+            next="The config calls for it: the file is incomplete, or the config is of another model.",
+        )
+    unexpected = [name for name in store.tensors if name not in expected and not layout.ignored.fullmatch(name)]
+    if unexpected:
+        raise WeightsError(
+            str(store.tensors[unexpected[0]].file),
+            got=f"has tensor {quote(unexpected[0])}{_and_more(unexpected, 'and')}, which the config does not call for",
+            next="The config is of another model, or of a variant that is not supported.",
+        )
+    for name, shape in expected.items():
+        tensor = store.tensors[name]
+        if tensor.shape != shape:
+            raise WeightsError(
+                f"{tensor.file}: tensor {quote(name)}", got=f"shape {list(tensor.shape)}", allowed=str(list(shape))
+            )
+
+
+def _and_more(names: list[str], conjunction: str) -> str:
+    return f" {conjunction} {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,0 +1,85 @@
+"""The model families, one row each: what their checkpoints are called and which parts of the decoder they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["FAMILIES", "Family", "QKVBias", "Windows"]
+
+
+class QKVBias(Enum):
+    """Which attention projections carry a bias."""
+
+    NONE = "none"
+    ALWAYS = "on q, k and v, always"
+    CONFIGURED = "on q, k, v and o where the config says attention_bias"
+
+
+class Windows(Enum):
+    """Which layers attend through a sliding window."""
+
+    NONE = "none"
+    EVERY_LAYER = "every layer, when sliding_window is set"
+    BY_LAYER = "those that layer_types names, or from max_window_layers on, when use_sliding_window is set"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sets one family apart.
+
+    architecture, model_type: as config.json calls it. gguf_architecture: as GGUF metadata calls it; Mistral's files say
+    "llama". head_dim: when config.json has none; None means hidden_size / num_attention_heads. full_kv_heads: a config
+    without num_key_value_heads means one per query head (Llama 1 and 2). sliding_window: when config.json has none.
+    interleaved_gguf: GGUF files hold q and k rows with the two halves of a rotary pair side by side.
+    """
+
+    architecture: str
+    model_type: str
+    gguf_architecture: str | None
+    qkv_bias: QKVBias
+    windows: Windows
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    full_kv_heads: bool = False
+    sliding_window: int = 4096
+    interleaved_gguf: bool = False
+
+
+# TinyLlama and SmolLM2 are Llama in all but their numbers.
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        gguf_architecture="llama",
+        qkv_bias=QKVBias.CONFIGURED,
+        windows=Windows.NONE,
+        mlp_bias=True,
+        full_kv_heads=True,
+        interleaved_gguf=True,
+    ),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        model_type="mistral",
+        gguf_architecture=None,
+        qkv_bias=QKVBias.NONE,
+        windows=Windows.EVERY_LAYER,
+    ),
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM",
+        model_type="qwen2",
+        gguf_architecture="qwen2",
+        qkv_bias=QKVBias.ALWAYS,
+        windows=Windows.BY_LAYER,
+    ),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        model_type="qwen3",
+        gguf_architecture="qwen3",
+        qkv_bias=QKVBias.CONFIGURED,
+        windows=Windows.BY_LAYER,
+        qk_norm=True,
+        head_dim=128,
+    ),
+}
