@@ -16,6 +16,8 @@ from onewave.models.llama import Llama
 __all__ = ["ModelRunner"]
 
 _SMALLEST_CAPACITY = 256
+# Up to this many rows a decode step costs what its weights cost to read, however many rows are real.
+_FREE_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class _DecodeGraph:
 class ModelRunner:
     """Owns the KV cache of one model. Sequences are known by their slot, 0 <= slot < max_num_seqs.
 
-    On CUDA a decode step is replayed from a graph captured once per number of rows (rounded up to a power of two) and cache
-    size, unless enforce_eager. Nothing here waits for the device.
+    On CUDA a decode step is replayed from a graph captured once per number of rows and cache size, unless
+    enforce_eager. The number of rows is always max_num_seqs (rounded up to a power of two) as long as that is at most
+    64, filled up with idle rows: matrix kernels choose their summation order by the number of rows, so a fixed number
+    is what makes a row's result independent of its neighbours. Nothing here waits for the device.
     """
 
     def __init__(self, model: Llama, *, max_num_seqs: int, max_model_len: int, enforce_eager: bool = False):
@@ -53,10 +57,12 @@ class ModelRunner:
     def reserve(self, num_tokens: int) -> None:
         """Make room for sequences of num_tokens tokens; the cache grows by doubling. Raises CapacityError."""
         if num_tokens > self.max_model_len:
-            raise CapacityError("sequence length", got=str(num_tokens), allowed=f"up to max_model_len={self.max_model_len}")
+            raise CapacityError(
+                "sequence length", got=str(num_tokens), allowed=f"up to max_model_len={self.max_model_len}"
+            )
         if self._kv is not None and num_tokens <= self._kv.capacity:
             return
-        capacity = min(self.max_model_len, max(_SMALLEST_CAPACITY, 1 << (num_tokens - 1).bit_length()))
+        capacity = min(self.max_model_len, max(_SMALLEST_CAPACITY, _power_of_two(num_tokens)))
         grown = self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
         if self._kv is not None:
             grown.copy_from(self._kv)
@@ -82,9 +88,10 @@ class ModelRunner:
         position lies within what was reserved. Returns float32 [rows, vocab], valid until the next call.
         """
         assert self._kv is not None, "reserve() comes first"
-        if not self._use_graphs:
-            return self.model.forward(Batch.decode(token_ids, positions, slots), self._kv)
         rows = len(slots)
+        if not self._use_graphs:
+            batch = self._filled(token_ids, positions, slots) if self._on_cuda else (token_ids, positions, slots)
+            return self.model.forward(Batch.decode(*batch), self._kv)[:rows]
         step = self._graph_for(rows)
         if self._bound is None or self._bound[0] is not step or self._bound[1] is not slots:
             step.slots.fill_(self._spare_slot)
@@ -96,8 +103,21 @@ class ModelRunner:
         step.graph.replay()
         return step.logits[:rows]
 
+    def _size(self, rows: int) -> int:
+        """Rows a decode step of `rows` sequences is run with."""
+        return _power_of_two(max(rows, min(self.max_num_seqs, _FREE_ROWS)))
+
+    def _filled(self, token_ids: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        idle = self._size(len(slots)) - len(slots)
+        zeros = token_ids.new_zeros(idle)
+        return (
+            torch.cat((token_ids, zeros)),
+            torch.cat((positions, zeros)),
+            torch.cat((slots, zeros + self._spare_slot)),
+        )
+
     def _graph_for(self, rows: int) -> _DecodeGraph:
-        size = 1 << (rows - 1).bit_length()
+        size = self._size(rows)
         if size not in self._graphs:
             self._graphs[size] = self._capture(size)
         return self._graphs[size]
@@ -118,3 +138,8 @@ class ModelRunner:
         with torch.cuda.graph(graph):
             logits = self.model.forward(batch, self._kv)
         return _DecodeGraph(graph, token_ids, positions, slots, logits)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two >= n."""
+    return 1 << (n - 1).bit_length()

@@ -12,10 +12,10 @@ __all__ = ["attention"]
 def attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, scale: float | None = None) -> Tensor:
     """Causal attention, aligned bottom-right: the last query sees the last key.
 
-    q: [batch, heads, Sq, head_dim]; k, v: [batch, kv_heads, Sk, head_dim], Sk >= Sq, heads a multiple of kv_heads (query
-    head h reads KV head h // (heads / kv_heads)). window: each query sees at most this many keys, itself included.
-    scale: defaults to 1/sqrt(head_dim). Returns [batch, heads, Sq, head_dim] in q's dtype.
-    Runs PyTorch's scaled_dot_product_attention; a mask is built only where the plain causal flag can't say it.
+    q: [batch, heads, Sq, head_dim]; k, v: [batch, kv_heads, Sk, head_dim], Sk >= Sq, heads a multiple of kv_heads
+    (query head h reads KV head h // (heads / kv_heads)). window: each query sees at most this many keys, itself
+    included. scale: defaults to 1/sqrt(head_dim). Returns [batch, heads, Sq, head_dim] in q's dtype. Runs PyTorch's
+    scaled_dot_product_attention; a mask is built only where the plain causal flag can't say it.
     """
     num_queries, num_keys = q.shape[2], k.shape[2]
     grouped = q.shape[1] != k.shape[1]

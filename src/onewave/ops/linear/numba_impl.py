@@ -1,13 +1,13 @@
 """y = x W^T on the CPU, straight from packed weights, in float32.
 
-Mapping: a tile of 16 weight rows is one unit of work, and tiles are shared out over the threads. Inside a tile one SIMD lane
-holds one row. For every block of 32 columns the kernel reads the tile's bytes once, turns them into floats in registers and
-multiplies them with one (decode) or four (prefill) tokens, broadcast from x. A token's sum always goes through the same four
-accumulators in the same order, so its result does not depend on how many tokens are multiplied with it.
-Roofline: the bytes of the weights. SmolLM2-135M's layers (66 MB) and head (32 MB) take 2.9 ms on two Zen 4 cores.
+Mapping: a tile of 16 weight rows is one unit of work, and tiles are shared out over the threads. Inside a tile one SIMD
+lane holds one row. For every block of 32 columns the kernel reads the tile's bytes once, turns them into floats in
+registers and multiplies them with one (decode) or four (prefill) tokens, broadcast from x. A token's sum always goes
+through the same four accumulators in the same order, so its result does not depend on how many tokens are multiplied
+with it. Roofline: the bytes of the weights, read once for up to four tokens.
 
-The inner loop is built as LLVM IR because no array language says "16 lanes, unpack, fused multiply-add" without losing it on
-the way; LLVM maps the 16-lane vectors to AVX-512, two AVX2 or four NEON registers.
+The inner loop is built as LLVM IR because no array language says "16 lanes, unpack, fused multiply-add" without losing
+it on the way; LLVM maps the 16-lane vectors to AVX-512, two AVX2 or four NEON registers.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -112,8 +112,8 @@ def _f32(e: _Emitter, base):
 def _tile(columns: Callable, block_bytes: int, tokens: int, *, scaled: bool = False, offset: bool = False):
     """Build the intrinsic that multiplies one tile with `tokens` rows of x.
 
-    Arguments at run time: addresses of the tile, x, the per-block sums of x and out; number of blocks; strides in bytes of x,
-    the sums and out. scaled: a block begins with 16 fp16 scales. offset: then come 16 fp16 offsets (Q4_1).
+    Arguments at run time: addresses of the tile, x, the per-block sums of x and out; number of blocks; strides in bytes
+    of x, the sums and out. scaled: a block begins with 16 fp16 scales. offset: then come 16 fp16 offsets (Q4_1).
     """
 
     @intrinsic
@@ -173,8 +173,8 @@ _bf16_x1, _bf16_x4 = (_tile(_bf16, 1024, n) for n in (1, 4))
 _f16_x1, _f16_x4 = (_tile(_f16, 1024, n) for n in (1, 4))
 _f32_x1, _f32_x4 = (_tile(_f32, 2048, n) for n in (1, 4))
 
-# Numba caches compiled functions by source position, and only functions that close over nothing, so each format has its own
-# copy of this loop: tiles over threads, then four tokens at a time, then the rest one by one.
+# Numba caches compiled functions by source position, and only functions that close over nothing, so each format has its
+# own copy of this loop: tiles over threads, then four tokens at a time, then the rest one by one.
 
 
 @njit(cache=True, parallel=True, nogil=True)
@@ -239,7 +239,8 @@ def _matmul_f32(data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride
             _f32_x1(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
 
 
-# Each: (data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride), addresses and byte strides, int64.
+# Each: (data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride), addresses and byte strides,
+# int64.
 MATMUL = {
     "Q4_0": _matmul_q4_0,
     "Q4_1": _matmul_q4_1,

@@ -17,10 +17,10 @@ LinearWeight = Tensor | PackedWeight
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """x W^T + bias.
 
-    x: [tokens, cols] bf16|fp16|fp32. weight: [rows, cols], a tensor of x's dtype or, for float32 on the CPU, a PackedWeight.
-    bias: [rows]. Returns [tokens, rows] in out_dtype (x's dtype by default). Accumulates in float32; on CUDA with few tokens,
-    and on packed weights always, a token's result does not depend on the tokens beside it.
-    Raises ShapeError, UnsupportedError.
+    x: [tokens, cols] bf16|fp16|fp32. weight: [rows, cols], a tensor of x's dtype or, for float32 on the CPU, a
+    PackedWeight. bias: [rows]. Returns [tokens, rows] in out_dtype (x's dtype by default). Accumulates in float32. On
+    packed weights a token's result does not depend on the tokens beside it; on CUDA it may change with their number,
+    never with their values. Raises ShapeError, UnsupportedError.
     """
     if x.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError("linear: x", got=str(tuple(x.shape)), allowed=f"[tokens, {weight.shape[1]}]")
@@ -32,14 +32,16 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
     if x.is_cuda:
         from onewave.ops.linear import triton_impl
 
-        if triton_impl.suits(x, weight):
+        if triton_impl.suits(x, weight, out_dtype or x.dtype):
             return triton_impl.linear(x, weight, bias, out_dtype or x.dtype)
     return F.linear(x, weight, bias).to(out_dtype or x.dtype)
 
 
 def _packed_linear(x: Tensor, weight: PackedWeight) -> Tensor:
     if x.dtype != torch.float32 or x.is_cuda:
-        raise UnsupportedError("linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu")
+        raise UnsupportedError(
+            "linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu"
+        )
     from onewave.ops.linear.numba_impl import MATMUL
 
     tokens = x.shape[0]

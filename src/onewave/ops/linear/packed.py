@@ -1,7 +1,8 @@
 """Weights kept in the checkpoint's own number format for the CPU kernels.
 
-Sixteen rows make a tile, 32 columns a block. A tile's block is contiguous: first the 16 rows' scales, then the 32 columns
-with the 16 rows side by side, so that one SIMD lane works on one row and a weight is read exactly once, in order:
+Sixteen rows make a tile, 32 columns a block. A tile's block is contiguous: first the 16 rows' scales, then the 32
+columns with the 16 rows side by side, so that one SIMD lane works on one row and a weight is read exactly once, in
+order:
 
     format   bytes a block of a tile
     Q4_1     d[16] fp16, m[16] fp16, then 16 x 16 bytes: column j in the low nibble, column j + 16 in the high one
@@ -94,7 +95,9 @@ class PackedWeight:
         tile, lane = index // LANES, index % LANES
         form = FORMATS[self.kind]
         data = self.data.numpy()
-        values = data[:, :, LANES * form.scale_bytes :].reshape(*data.shape[:2], -1, LANES, max(1, form.value_bits // 8))
+        values = data[:, :, LANES * form.scale_bytes :].reshape(
+            *data.shape[:2], -1, LANES, max(1, form.value_bits // 8)
+        )
         picked = values[tile, :, :, lane]  # [n, blocks, columns, bytes]
         blocks = _decode(self.kind, picked)
         if form.scale_bytes:
@@ -165,6 +168,8 @@ def pack(stored: StoredRows) -> PackedWeight:
 def pack_dense(weight: Tensor) -> PackedWeight:
     """Tile a [rows, cols] bf16, fp16 or fp32 CPU tensor without changing a bit of it."""
     if weight.dtype not in _DENSE or weight.ndim != 2:
-        raise UnsupportedError("packing a weight", got=f"{weight.dtype} {tuple(weight.shape)}", allowed="2-D bf16|fp16|fp32")
+        raise UnsupportedError(
+            "packing a weight", got=f"{weight.dtype} {tuple(weight.shape)}", allowed="2-D bf16|fp16|fp32"
+        )
     data = weight.contiguous().view(torch.uint8).numpy()
     return pack(_DenseRows(_DENSE[weight.dtype], data, (weight.shape[0], weight.shape[1])))

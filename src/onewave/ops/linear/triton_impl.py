@@ -1,0 +1,134 @@
+"""y = x W^T for few tokens: one pass over the weights at the speed of memory.
+
+`row_kernel`, one token: a program owns a few rows of W and adds W * x elementwise in registers, no shared memory; the
+loop over K is unrolled so that the next loads are in flight while the last are summed. `tile_kernel`, up to 64 tokens:
+the weights are the tall operand of the tensor-core product and the tokens, padded to 16, 32 or 64, the narrow one. It
+serves the output head, whose logits it keeps in float32. In both a row of W is finished by one program, in one order:
+nothing is summed across programs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["linear", "suits"]
+
+_MAX_TILE_TOKENS = 64
+
+
+@triton.jit
+def row_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    out_ptr,
+    rows,
+    cols: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    # Rows past the end re-read the last one; their results are not stored.
+    w_at = w_ptr + tl.minimum(row, rows - 1)[:, None].to(tl.int64) * cols + k[None, :]
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for start in tl.static_range(0, cols, BLOCK_K):
+        if start + BLOCK_K <= cols:
+            w = tl.load(w_at + start, cache_modifier=".cg")
+            x = tl.load(x_ptr + start + k)
+        else:
+            inside = start + k < cols
+            w = tl.load(w_at + start, mask=inside[None, :], other=0.0)
+            x = tl.load(x_ptr + start + k, mask=inside, other=0.0)
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    y = tl.sum(acc, axis=1)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + row, mask=row < rows, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row, y.to(out_ptr.dtype.element_ty), mask=row < rows)
+
+
+@triton.jit
+def tile_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    out_ptr,
+    tokens,
+    rows,
+    cols,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token, k = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_K)
+    w_at = w_ptr + tl.minimum(row, rows - 1)[:, None].to(tl.int64) * cols + k[None, :]
+    x_at = x_ptr + tl.minimum(token, tokens - 1)[None, :] * cols + k[:, None]
+    acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+    for start in range(0, cols, BLOCK_K):
+        if EVEN:
+            w = tl.load(w_at + start, cache_modifier=".cg")
+            x = tl.load(x_at + start)
+        else:
+            inside = start + k < cols
+            w = tl.load(w_at + start, mask=inside[None, :], other=0.0)
+            x = tl.load(x_at + start, mask=inside[:, None], other=0.0)
+        acc = tl.dot(w, x, acc, input_precision="ieee")
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    out_at = out_ptr + token[None, :].to(tl.int64) * rows + row[:, None]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(row < rows)[:, None] & (token < tokens)[None, :])
+
+
+def suits(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether a kernel of this file takes the product; PyTorch's matmul is the better one for the rest."""
+    if x.dtype not in (torch.bfloat16, torch.float16) or not weight.is_contiguous():
+        return False
+    return x.shape[0] == 1 or (out_dtype != x.dtype and x.shape[0] <= _MAX_TILE_TOKENS)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    """See op.linear. x: [1 <= tokens <= 64, cols]."""
+    tokens, (rows, cols) = x.shape[0], weight.shape
+    out = torch.empty((tokens, rows), dtype=out_dtype, device=x.device)
+    x, bias_or_any = x.contiguous(), weight if bias is None else bias
+    if tokens == 1:
+        # Fastest of 4 tilings on the shapes of Llama-3.2-1B and 3.1-8B.
+        block_n, block_k = (4, 1024) if cols <= 2048 else (2, 2048)
+        row_kernel[(triton.cdiv(rows, block_n),)](
+            x,
+            weight,
+            bias_or_any,
+            out,
+            rows,
+            cols,
+            HAS_BIAS=bias is not None,
+            BLOCK_N=block_n,
+            BLOCK_K=block_k,
+            num_warps=4,
+        )
+        return out
+    block_n = block_k = 128
+    tile_kernel[(triton.cdiv(rows, block_n),)](
+        x,
+        weight,
+        bias_or_any,
+        out,
+        tokens,
+        rows,
+        cols,
+        HAS_BIAS=bias is not None,
+        BLOCK_T=max(16, triton.next_power_of_2(tokens)),
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        EVEN=cols % block_k == 0,
+        num_warps=8,
+        num_stages=3,
+    )
+    return out

@@ -1,0 +1,34 @@
+"""SwiGLU in Triton: elementwise, one program a piece of a row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["swiglu"]
+
+_BLOCK = 512
+
+
+@triton.jit
+def swiglu_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up_ptr + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + row * width + column, value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """See op.swiglu."""
+    gate_up = gate_up.contiguous()
+    width = gate_up.shape[-1] // 2
+    out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
+    rows = gate_up.numel() // (2 * width)
+    if rows:
+        swiglu_kernel[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, BLOCK=_BLOCK, num_warps=4)
+    return out

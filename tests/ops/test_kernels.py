@@ -1,0 +1,147 @@
+"""Each Triton kernel against its reference: under the interpreter on the CPU, natively on a card.
+
+The interpreter miscomputes bf16, so fp16 stands for both 16-bit types there; a card runs bf16 too.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.ops.append_kv import reference as append_kv_reference
+from onewave.ops.decode_attention import reference as decode_reference
+from onewave.ops.rms_norm import reference as rms_norm_reference
+from onewave.ops.swiglu import reference as swiglu_reference
+
+# On a card these are the GPU tests of the operators.
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LOW_DTYPES = [torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+
+
+def close(out: Tensor, reference_in_double: Tensor, baseline: Tensor) -> bool:
+    """The operators' rule: error at most twice PyTorch's own at the same dtype."""
+    error = (out.double() - reference_in_double).abs().max().item()
+    return error <= 2 * (baseline.double() - reference_in_double).abs().max().item() + 1e-5
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 1), (1, 2048), (3, 90), (5, 577)])
+def test_rms_norm_kernels_equal_the_reference(rows: int, hidden: int, dtype: torch.dtype) -> None:
+    from onewave.ops.rms_norm import triton_impl
+
+    x, residual = randn(rows, hidden, dtype=dtype), randn(rows, hidden, dtype=dtype, seed=1)
+    weight = randn(hidden, dtype=dtype, seed=2)
+    exact = rms_norm_reference.rms_norm(x.double(), weight.double(), 1e-5)
+    assert close(triton_impl.rms_norm(x, weight, 1e-5), exact, rms_norm_reference.rms_norm(x, weight, 1e-5))
+    out, total = triton_impl.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    exact = rms_norm_reference.rms_norm(total.double(), weight.double(), 1e-5)
+    assert close(out, exact, rms_norm_reference.rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (2, 513), (3, 1536)])
+def test_swiglu_kernel_equals_the_reference(rows: int, width: int, dtype: torch.dtype) -> None:
+    from onewave.ops.swiglu import triton_impl
+
+    gate_up = randn(rows, 2 * width, dtype=dtype)
+    gate, up = gate_up.double().chunk(2, -1)
+    exact = torch.nn.functional.silu(gate) * up
+    assert close(triton_impl.swiglu(gate_up), exact, swiglu_reference.swiglu(gate_up))
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim"), [(4, 2, 64, 64), (9, 3, 80, 80), (3, 1, 16, 8)]
+)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("norms", [False, True])
+def test_append_kv_kernel_equals_the_reference(
+    heads: int, kv_heads: int, head_dim: int, rotary_dim: int, bias: bool, norms: bool, dtype: torch.dtype
+) -> None:
+    from onewave.ops.append_kv import triton_impl
+
+    tokens, slots, capacity = 3, 4, 7
+    width = (heads + 2 * kv_heads) * head_dim
+    angles = randn(tokens, rotary_dim // 2, dtype=torch.float32, seed=3)
+    rotary = torch.cat((angles.cos(), angles.sin()), dim=1)
+    arguments = {
+        "num_heads": heads,
+        "bias": randn(width, dtype=dtype, seed=4) if bias else None,
+        "q_norm": randn(head_dim, dtype=dtype, seed=5) if norms else None,
+        "k_norm": randn(head_dim, dtype=dtype, seed=6) if norms else None,
+        "eps": 1e-6,
+    }
+    qkv = randn(tokens, width, dtype=dtype)
+    rows, positions = torch.tensor([2, 0, 2], device=DEVICE), torch.tensor([6, 0, 5], device=DEVICE)
+
+    def run(function, exactly: bool):  # type: ignore[no-untyped-def]  # two functions of one long signature
+        kind = torch.float64 if exactly else dtype
+        # NaN marks every cache element that must stay untouched.
+        caches = [
+            torch.full((slots, kv_heads, capacity, head_dim), float("nan"), dtype=kind, device=DEVICE) for _ in "kv"
+        ]
+        cast = {k: v.to(kind) if isinstance(v, Tensor) else v for k, v in arguments.items()}
+        return function(qkv.to(kind), rotary, *caches, rows, positions, **cast), *caches
+
+    exact = run(append_kv_reference.append_kv, exactly=True)
+    baseline = run(append_kv_reference.append_kv, exactly=False)
+    for out, right, plain in zip(run(triton_impl.append_kv, exactly=False), exact, baseline, strict=True):
+        assert torch.equal(out.isnan(), right.isnan())
+        assert close(out.nan_to_num(), right.nan_to_num(), plain.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (9, 3, 80), (7, 1, 16)])
+@pytest.mark.parametrize("window", [None, 1, 100, 200])
+def test_decode_attention_kernel_equals_the_reference(
+    heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
+) -> None:
+    from onewave.ops.decode_attention import triton_impl
+
+    lengths = [1, 127, 128, 129, 300]
+    capacity = 320
+    caches = []
+    for seed in (1, 2):
+        cache = randn(len(lengths) + 1, kv_heads, capacity, head_dim, dtype=dtype, seed=seed)
+        for slot, length in enumerate(lengths, start=1):
+            cache[slot, :, length:] = float("nan")
+        caches.append(cache)
+    q = randn(len(lengths), heads, head_dim, dtype=dtype)
+    slots, seq_lens = torch.arange(1, len(lengths) + 1, device=DEVICE), torch.tensor(lengths, device=DEVICE)
+
+    out = triton_impl.decode_attention(q, *caches, slots, seq_lens, window=window, scale=None)
+    doubles = (tensor.double() for tensor in (q, *caches))
+    exact = decode_reference.decode_attention(*doubles, slots, seq_lens, window=window)
+    baseline = decode_reference.decode_attention(q, *caches, slots, seq_lens, window=window)
+    assert close(out, exact, baseline)
+    alone = triton_impl.decode_attention(q[4:], *caches, slots[4:], seq_lens[4:], window=window, scale=None)
+    assert torch.equal(alone[0], out[4])
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+@pytest.mark.parametrize(
+    ("tokens", "rows", "cols"), [(1, 131, 96), (1, 7, 2049), (3, 16, 90), (17, 33, 256), (8, 100, 520)]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_kernels_equal_torch_and_ignore_the_other_tokens(
+    tokens: int, rows: int, cols: int, bias: bool, dtype: torch.dtype
+) -> None:
+    from onewave.ops.linear import triton_impl
+
+    x, weight = randn(tokens, cols, dtype=dtype), randn(rows, cols, dtype=dtype, seed=1)
+    offset = randn(rows, dtype=dtype, seed=2) if bias else None
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    baseline = torch.nn.functional.linear(x, weight, offset)
+    for out_dtype in (dtype, torch.float32):
+        out = triton_impl.linear(x, weight, offset, out_dtype)
+        assert out.dtype is out_dtype
+        assert close(out, exact, baseline)
+    others_changed = torch.cat((x[:1], -x[1:]))
+    assert torch.equal(
+        triton_impl.linear(others_changed, weight, offset, dtype)[0], triton_impl.linear(x, weight, offset, dtype)[0]
+    )

@@ -1,0 +1,89 @@
+"""Packed CPU weights: bit-exact storage, float32 products, results that ignore the batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops.embedding import embedding
+from onewave.ops.linear import PackedWeight, can_pack, linear, pack, pack_dense
+
+
+@dataclass(frozen=True)
+class Rows:
+    qtype: str
+    data: NDArray[np.uint8]
+    shape: tuple[int, int]
+
+
+def packed(kind: str, rows: int, cols: int) -> tuple[PackedWeight, torch.Tensor]:
+    """A packed random matrix and the float32 matrix that the gguf library (or torch) says it is."""
+    values = np.random.default_rng(rows * cols).standard_normal((rows, cols)).astype(np.float32)
+    if kind in ("BF16", "F16", "F32"):
+        dense = torch.from_numpy(values).to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[kind])
+        return pack_dense(dense), dense.float()
+    quantized = quantize(values, GGMLQuantizationType[kind])
+    return pack(Rows(kind, quantized, (rows, cols))), torch.from_numpy(
+        dequantize(quantized, GGMLQuantizationType[kind])
+    )
+
+
+KINDS = ["Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "F32"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 32), (16, 64), (131, 96), (33, 1536)])
+def test_packing_keeps_every_value(kind: str, rows: int, cols: int) -> None:
+    weight, dense = packed(kind, rows, cols)
+    assert weight.shape == (rows, cols)
+    assert torch.equal(weight.dequantize(), dense)
+    some = torch.tensor([rows - 1, 0, rows // 2])
+    assert torch.equal(embedding(some, weight), dense[some])
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
+def test_dense_formats_take_any_width(kind: str) -> None:
+    weight, dense = packed(kind, 17, 45)
+    x = torch.randn(2, 45, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(linear(x, weight), x @ dense.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [1, 3, 4, 9])
+def test_products_are_float32_exact_and_ignore_the_batch(kind: str, tokens: int) -> None:
+    weight, dense = packed(kind, 131, 160)
+    x = torch.randn(tokens, 160, generator=torch.Generator().manual_seed(1))
+    bias = torch.randn(131, generator=torch.Generator().manual_seed(2))
+    out = linear(x, weight, bias)
+    exact = x.double() @ dense.double().T + bias.double()
+    baseline = (x @ dense.T + bias).double()
+    assert (out - exact).abs().max() <= 2 * (baseline - exact).abs().max() + 1e-5
+    for token in range(tokens):
+        assert torch.equal(linear(x[token : token + 1], weight, bias)[0], out[token])
+
+
+def test_fp16_scales_below_the_normal_range_are_exact() -> None:
+    data = np.zeros((16, 34), np.uint8)
+    data[:, 0] = 3  # the third subnormal: 3 * 2^-24
+    data[:, 2:] = 7
+    weight = pack(Rows("Q8_0", data, (16, 32)))
+    out = linear(torch.ones(1, 32), weight)
+    assert torch.equal(out, torch.full((1, 16), 32 * 7 * 3 * 2.0**-24))
+
+
+def test_what_can_not_be_packed_is_refused_by_name() -> None:
+    assert not can_pack("Q6_K")
+    with pytest.raises(UnsupportedError, match=r"Q6_K.*Q4_1"):
+        pack(Rows("Q6_K", np.zeros((1, 210), np.uint8), (1, 256)))
+    with pytest.raises(ShapeError, match="packing Q8_0"):
+        pack(Rows("Q8_0", np.zeros((4, 33), np.uint8), (4, 32)))
+    weight, _ = packed("Q8_0", 16, 32)
+    with pytest.raises(UnsupportedError, match="float32"):
+        linear(torch.ones(1, 32, dtype=torch.bfloat16), weight)
+    with pytest.raises(ShapeError, match="32"):
+        linear(torch.ones(1, 31), weight)
