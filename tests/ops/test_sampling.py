@@ -126,7 +126,8 @@ def test_draws_follow_the_distribution(row: Row) -> None:
 def test_uniform_numbers_are_uniform_and_independent_of_neighbours_and_blocks() -> None:
     keys = [stream_key(seed, 0) for seed in range(200)]
     block = uniforms(keys, [0] * 200, 200)
-    assert block.min() >= 0 and block.max() < 1
+    assert block.min() >= 0
+    assert block.max() < 1
     counts = np.histogram(block, bins=100, range=(0, 1))[0]
     assert ((counts - 400) ** 2 / 400).sum() < 148.2  # 99.9 % quantile at 99 degrees of freedom
     assert abs(np.corrcoef(block[:, :-1].ravel(), block[:, 1:].ravel())[0, 1]) < 0.02

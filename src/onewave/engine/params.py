@@ -22,7 +22,7 @@ class SamplingParams:
     """How to turn logits into tokens and when to stop; names, defaults and semantics are vLLM's.
 
     n: samples per prompt, each from its own random stream (0 up to n - 1 of the same seed).
-    max_tokens: most tokens to generate; None: until max_model_len. min_tokens: no EOS, stop token or stop string before.
+    max_tokens: most tokens to generate; None: until max_model_len. min_tokens: nothing but max_tokens ends it before.
     temperature: 0 is greedy (the lowest id wins a tie). top_k: 0 or -1 is off. top_p, min_p: probabilities.
     repetition_penalty works on prompt and output tokens, presence_penalty and frequency_penalty on output tokens.
     logit_bias: token id -> number added to its logit.
@@ -133,7 +133,7 @@ class SamplingParams:
 
 
 def _whole(name: str, value: object, low: int, high: int | None = None, *, note: str = "") -> int:
-    if isinstance(value, Integral) and not isinstance(value, bool):
+    if not isinstance(value, bool) and isinstance(value, Integral):
         number = int(value)
         if number >= low and (high is None or number <= high):
             return number
@@ -142,7 +142,7 @@ def _whole(name: str, value: object, low: int, high: int | None = None, *, note:
 
 
 def _number(name: str, value: object, low: float, high: float, allowed: str, *, open_low: bool = False) -> float:
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if not isinstance(value, bool) and isinstance(value, Real):
         number = float(value)
         above = number > low if open_low else number >= low
         if math.isfinite(number) and above and number <= high:
@@ -152,7 +152,7 @@ def _number(name: str, value: object, low: float, high: float, allowed: str, *, 
 
 def _items(name: str, value: object, allowed: str) -> list[object]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise InvalidArgumentError(name, got=repr(value), allowed=allowed)
+        raise InvalidArgumentError(name, got=repr(cast("object", value)), allowed=allowed)
     return list(cast("Iterable[object]", value))
 
 

@@ -1,7 +1,8 @@
 """Random numbers that depend on nothing but (stream, step): a counter-based generator, SplitMix64's output function.
 
 They are made on the host, in exact integer arithmetic, many steps at a time: the same bits on every device, in every
-batch and in every process, at a cost of nanoseconds a step. Source: Steele, Lea & Flood 2014, doi:10.1145/2660193.2660195.
+batch and in every process, at a cost of nanoseconds a step.
+Source: Steele, Lea & Flood 2014, doi:10.1145/2660193.2660195.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def stream_key(*parts: int) -> int:
 
 
 def uniforms(keys: Sequence[int], first_steps: Sequence[int], count: int) -> NDArray[np.float64]:
-    """Return [rows, count] numbers in [0, 1), multiples of 2**-53: row i holds steps first_steps[i] and on of keys[i]."""
+    """Return [rows, count] multiples of 2**-53 in [0, 1): row i holds steps first_steps[i] and on of keys[i]."""
     steps = np.array(first_steps, dtype=np.uint64)[:, None] + np.arange(1, count + 1, dtype=np.uint64)
     z = np.array(keys, dtype=np.uint64)[:, None] + steps * np.uint64(_GOLDEN)  # wraps, as it should
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)

@@ -106,10 +106,10 @@ class TokenLogprobs(NamedTuple):
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token of each row; the lowest id wins a tie. logits: float32 [rows, vocab]. Returns int64 [rows]."""
+    """The likeliest token of each row, the lowest id of equals. logits: float32 [rows, vocab]. Returns int64 [rows]."""
     if logits.device.type == "cpu":
         # NumPy's argmax is vectorised: 5 us against torch's 42 us for 49,152 entries. Both return the first maximum.
-        return torch.from_numpy(np.argmax(logits.numpy(), axis=-1))
+        return torch.from_numpy(np.argmax(logits.numpy(), axis=-1))  # pyright: ignore[reportUnknownMemberType] (torch's stub)
     return torch.argmax(logits, dim=-1)
 
 

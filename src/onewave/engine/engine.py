@@ -1,0 +1,349 @@
+"""The hot loop: admit, prefill, decode, read, again.
+
+A request's life:
+
+1. `add` queues its samples (n of them; each is scheduled on its own).
+2. `step` gives a waiting sample the lowest free slot and runs its prompt, alone, so that its logits do not depend on
+   neighbours; the first token is sampled and read at once.
+3. Every `step` decodes all running rows together. Sampled tokens go straight back in as the next step's input: token ids
+   and positions live on the device and are rebuilt only when the set of rows changes.
+4. The host reads a step's tokens `runner.run_ahead` steps later. With 1 it launches the next step first and reads while
+   the device works; a row that turns out to have ended then has one surplus token, which is thrown away.
+5. The sample decides whether the token ends it (`Sample.append`); its slot is free for the next one.
+
+Nothing here knows about text, files or models: it needs a `Runner` and, for text, something that makes detokenizers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from onewave.engine.output import Logprob, Logprobs
+from onewave.engine.params import SamplingParams
+from onewave.engine.request import Detokenizer, Request, Sample
+from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
+from onewave.engine.scheduler import Scheduler
+from onewave.ops.sampling import TokenLogprobs, stream_key, token_logprobs
+
+__all__ = ["Engine", "Runner"]
+
+# Room made at once for a request without max_tokens; more is made as it grows.
+_FIRST_ROOM = 256
+# Rows of prompt logits turned into log-probabilities at a time: [64, 128k] float32 is 32 MiB.
+_LOGPROB_CHUNK = 64
+
+
+class Runner(Protocol):
+    """Runs the model. Sequences are known by their slot.
+
+    run_ahead: decode steps that may be launched before an earlier step's tokens are read: 0 on CPU, 1 on CUDA.
+    """
+
+    device: torch.device
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    run_ahead: int
+
+    def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
+        """Run a whole prompt. Returns float32 [1, vocab] of the last token, or [tokens, vocab] with all_logits."""
+        ...
+
+    def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Feed one token a row (int64 [rows] each). Returns float32 [rows, vocab], valid until the next call."""
+        ...
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for sequences of this length. Raises CapacityError."""
+        ...
+
+
+@dataclass
+class _Rows:
+    """The rows that decode together, fixed until one of them leaves or another joins.
+
+    slots, token_ids, positions: int64 [rows] on the device; token_ids and positions are the next step's input.
+    longest: cache entries that the longest row has after the next step. left: steps until a row has all its tokens.
+    """
+
+    samples: list[Sample]
+    slots: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    plan: SamplingPlan
+    longest: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A launched step whose tokens the host has not read: copies under way to host memory, done when `ready` is."""
+
+    samples: list[Sample]
+    sampled: Sampled
+    ready: torch.cuda.Event | None
+
+
+class Engine:
+    """Runs requests on one runner, first come, first served. One thread at a time.
+
+    make_detokenizer: (prompt_token_ids, skip_special_tokens) -> Detokenizer, or None for no text.
+    token_text: token id -> its text, for Logprob.decoded_token. eos_token_ids: what ends a sample unless ignore_eos.
+    seed: where requests without a seed of their own get their random streams.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        make_detokenizer: Callable[[Sequence[int], bool], Detokenizer] | None = None,
+        token_text: Callable[[int], str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._runner = runner
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._make_detokenizer = make_detokenizer
+        self._token_text = token_text
+        self._seed = seed
+        self._num_requests = 0
+        self._scheduler: Scheduler[Sample] = Scheduler(runner.max_num_seqs)
+        self._sampler = Sampler(num_slots=runner.max_num_seqs, vocab_size=runner.vocab_size, device=runner.device)
+        self._on_cuda = runner.device.type == "cuda"
+        self._rows: _Rows | None = None
+        # Set when the rows that should decode are no longer those of self._rows.
+        self._rows_changed = False
+        self._in_flight: deque[_InFlight] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+        return self._scheduler.has_work
+
+    def add(
+        self, prompt: str | None, prompt_token_ids: Sequence[int], params: SamplingParams, *, streaming: bool = False
+    ) -> Request:
+        """Queue a request whose prompt is not empty and shorter than max_model_len. Raises CapacityError."""
+        room = self._runner.max_model_len - len(prompt_token_ids)
+        assert 0 < room < self._runner.max_model_len
+        limit = room if params.max_tokens is None else min(room, params.max_tokens)
+        first_room = min(limit, _FIRST_ROOM) if params.max_tokens is None else limit
+        self._runner.reserve(len(prompt_token_ids) + first_room)
+        number = self._num_requests
+        self._num_requests += 1
+        # The first part keeps the streams of given seeds apart from those of the engine's own.
+        base = (0, params.seed) if params.seed is not None else (1, self._seed, number)
+        make = self._make_detokenizer if params.detokenize else None
+        request = Request(
+            str(number),
+            prompt,
+            prompt_token_ids,
+            params,
+            keys=[stream_key(*base, i) for i in range(params.n)],
+            end_ids=frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids),
+            max_new_tokens=limit,
+            streaming=streaming,
+            make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
+        )
+        for sample in request.samples:
+            self._scheduler.add(sample)
+        return request
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Start what can start, decode every running row once, read what is due.
+
+        If anything is raised here (a KeyboardInterrupt too) every request is aborted, because the device's state is
+        unknown then, and the engine is ready for new ones.
+        """
+        try:
+            if self._scheduler.can_admit:
+                # Reading first may free more slots, and keeps every sample's tokens in order.
+                self._read(0)
+                while (admitted := self._scheduler.admit()) is not None:
+                    self._prefill(*admitted)
+            launched = self._decode()
+            self._read(self._runner.run_ahead if launched else 0)
+        except BaseException:
+            self.abort_all()
+            raise
+
+    def abort(self, request: Request) -> None:
+        """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are."""
+        for sample in request.samples:
+            if not sample.finished:
+                sample.abort()
+                self._scheduler.remove(sample)
+                self._rows_changed = True
+        request.note_finished()
+
+    def abort_all(self) -> None:
+        """Drop every request and whatever is in flight."""
+        self._in_flight.clear()
+        self._rows, self._rows_changed = None, False
+        for sample in (*self._scheduler.waiting, *self._scheduler.running.values()):
+            sample.abort()
+            self._scheduler.remove(sample)
+            sample.request.note_finished()
+
+    def _prefill(self, slot: int, sample: Sample) -> None:
+        """Run a prompt and read its first token."""
+        request = sample.request
+        params, prompt = request.params, request.prompt_token_ids
+        # A surplus step of the slot's last owner may still be queued and writes one entry. It runs before this prefill on
+        # the same stream, and a sequence reads no entry that it has not written itself: the leftover is never seen.
+        wants_prompt = params.prompt_logprobs is not None and request.prompt_logprobs is None
+        logits = self._runner.prefill(slot, prompt, all_logits=wants_prompt)
+        if wants_prompt:
+            assert params.prompt_logprobs is not None
+            request.prompt_logprobs = self._prompt_logprobs(logits, prompt, params.prompt_logprobs)
+            logits = logits[-1:]
+        self._sampler.begin(slot, prompt, params)
+        sampled = self._sampler.plan([self._sampler_row(slot, sample)])(logits)
+        sample.launched = 1
+        self._rows_changed = True
+        self._launch_copy([sample], sampled)
+        self._read(0)
+
+    def _decode(self) -> bool:
+        """Launch one step of all rows that need more tokens; False when there are none."""
+        rows = self._rows
+        if self._rows_changed or (rows is not None and rows.left == 0):
+            rows = self._rows = self._build_rows()
+            self._rows_changed = False
+        if rows is None:
+            return False
+        self._runner.reserve(rows.longest)
+        logits = self._runner.decode(rows.slots, rows.token_ids, rows.positions)
+        sampled = rows.plan(logits)
+        rows.token_ids = sampled.tokens
+        rows.positions += 1
+        rows.longest += 1
+        rows.left -= 1
+        for sample in rows.samples:
+            sample.launched += 1
+        self._launch_copy(rows.samples, sampled)
+        return True
+
+    def _build_rows(self) -> _Rows | None:
+        """Collect the running samples that have tokens left to launch; their newest tokens stay on the device."""
+        old = self._rows
+        running = self._scheduler.running.items()
+        chosen = [(slot, sample) for slot, sample in running if sample.launched < sample.request.max_new_tokens]
+        if not chosen:
+            return None
+        device = self._runner.device
+        # A sample that is ahead of the host has its newest token on the device only: the last output of its row.
+        # Every other newest token is known here. One transfer carries slots, positions, known tokens and old rows.
+        old_row = {} if old is None else {sample: row for row, sample in enumerate(old.samples)}
+        known = [sample.token_ids[-1] if len(sample.token_ids) == sample.launched else -1 for _, sample in chosen]
+        lengths = [len(sample.request.prompt_token_ids) + sample.launched for _, sample in chosen]
+        columns = torch.tensor(
+            [
+                [slot for slot, _ in chosen],
+                [length - 1 for length in lengths],
+                known,
+                [old_row.get(sample, 0) for _, sample in chosen],
+            ],
+            dtype=torch.int64,
+        ).to(device, non_blocking=True)
+        slots, positions, token_ids, from_row = (column.clone() for column in columns)
+        if old is not None and -1 in known:
+            token_ids = torch.where(token_ids < 0, old.token_ids[from_row], token_ids)
+        return _Rows(
+            samples=[sample for _, sample in chosen],
+            slots=slots,
+            token_ids=token_ids,
+            positions=positions,
+            plan=self._sampler.plan([self._sampler_row(slot, sample) for slot, sample in chosen]),
+            longest=max(lengths),
+            left=min(sample.request.max_new_tokens - sample.launched for _, sample in chosen),
+        )
+
+    def _sampler_row(self, slot: int, sample: Sample) -> SamplerRow:
+        request = sample.request
+        return SamplerRow(slot, request.params, sample.key, sample.launched, tuple(request.end_ids))
+
+    def _launch_copy(self, samples: list[Sample], sampled: Sampled) -> None:
+        """Start moving a step's results to the host."""
+        ready = None
+        if self._on_cuda:
+            logprobs = sampled.logprobs
+            sampled = Sampled(
+                _to_pinned(sampled.tokens),
+                None if logprobs is None else TokenLogprobs(*(_to_pinned(part) for part in logprobs)),
+            )
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(self._runner.device))
+        self._in_flight.append(_InFlight(samples, sampled, ready))
+
+    def _read(self, keep: int) -> None:
+        """Wait for launched steps, oldest first, until only `keep` are left; hand their tokens to the samples."""
+        while len(self._in_flight) > keep:
+            step = self._in_flight.popleft()
+            if step.ready is not None:
+                step.ready.synchronize()
+            logprobs = None if step.sampled.logprobs is None else _HostLogprobs(step.sampled.logprobs)
+            for row, (sample, token_id) in enumerate(zip(step.samples, step.sampled.tokens.tolist(), strict=True)):
+                if sample.finish_reason is not None:
+                    continue  # ended, or was aborted, while this step ran
+                request = sample.request
+                if not sample.token_ids:
+                    request.note_first_token()
+                sample.append(token_id)
+                wanted = request.params.logprobs
+                if wanted is not None and logprobs is not None:
+                    sample.add_logprobs(*self._token_entry(logprobs, row, token_id, wanted))
+                if sample.finish_reason is not None:
+                    self._scheduler.remove(sample)
+                    self._rows_changed = True
+                    request.note_finished()
+
+    def _token_entry(self, logprobs: _HostLogprobs, row: int, token_id: int, wanted: int) -> tuple[float, Logprobs]:
+        """One position's log-probabilities: the token itself, then the `wanted` likeliest (-1: all)."""
+        text = self._token_text or _no_text
+        own = logprobs.sampled[row]
+        entries: Logprobs = {token_id: Logprob(own, logprobs.rank[row], text(token_id))}
+        count = len(logprobs.top_ids[row]) if wanted == -1 else wanted
+        for place in range(min(count, len(logprobs.top_ids[row]))):
+            other = logprobs.top_ids[row][place]
+            if other not in entries:
+                entries[other] = Logprob(logprobs.top[row][place], place + 1, text(other))
+        return own, entries
+
+    def _prompt_logprobs(self, logits: Tensor, prompt: Sequence[int], wanted: int) -> list[Logprobs | None]:
+        """Log-probabilities of every prompt token given those before it. logits: float32 [prompt tokens, vocab]."""
+        k = logits.shape[1] if wanted == -1 else wanted
+        result: list[Logprobs | None] = [None]
+        for begin in range(0, len(prompt) - 1, _LOGPROB_CHUNK):
+            following = prompt[begin + 1 : begin + 1 + _LOGPROB_CHUNK]
+            tokens = torch.tensor(following, dtype=torch.int64).to(logits.device)
+            found = _HostLogprobs(token_logprobs(logits[begin : begin + len(following)], tokens, k))
+            result += [self._token_entry(found, row, token_id, wanted)[1] for row, token_id in enumerate(following)]
+        return result
+
+
+class _HostLogprobs:
+    """TokenLogprobs as Python lists."""
+
+    def __init__(self, logprobs: TokenLogprobs) -> None:
+        self.sampled: list[float] = logprobs.sampled.tolist()
+        self.rank: list[int] = logprobs.rank.tolist()
+        self.top: list[list[float]] = logprobs.top.tolist()
+        self.top_ids: list[list[int]] = logprobs.top_ids.tolist()
+
+
+def _no_text(token_id: int) -> str:
+    return ""
+
+
+def _to_pinned(tensor: Tensor) -> Tensor:
+    """Start an asynchronous copy to page-locked host memory (PyTorch caches such blocks, so this allocates rarely)."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,208 @@
+"""A request and its samples: everything the host knows about them. No torch.
+
+A request holds a prompt and n samples. A sample is what is scheduled: it gets a slot, takes tokens one by one, and
+decides by itself when it has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, RequestMetrics, RequestOutput
+from onewave.engine.params import SamplingParams
+from onewave.engine.stop_strings import find_stop, num_held_back
+
+__all__ = ["Detokenizer", "Request", "Sample"]
+
+# Epoch seconds of the performance counter's zero.
+_EPOCH = time.time() - time.perf_counter()
+
+
+class Detokenizer(Protocol):
+    """Text from tokens as they come; see engine.detokenizer.IncrementalDetokenizer."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class Sample:
+    """One continuation of a prompt.
+
+    token_ids: what the host has read. launched: how many tokens the device has been asked for (at least as many).
+    """
+
+    def __init__(self, request: Request, index: int, key: int, detokenizer: Detokenizer | None) -> None:
+        self.request = request
+        self.index = index
+        self.key = key
+        self.token_ids: list[int] = []
+        self.launched = 0
+        self.text = ""
+        self.logprobs: list[Logprobs] | None = [] if request.params.logprobs is not None else None
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self._detokenizer = detokenizer
+        self._stops = request.params.stop_strings
+        # Without a reader or a stop string the text is made once, at the end.
+        self._follows_text = detokenizer is not None and (request.streaming or bool(self._stops))
+        self._shown = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def append(self, token_id: int) -> None:
+        """Take the next token; may end the sample."""
+        ids, request = self.token_ids, self.request
+        ids.append(token_id)
+        if token_id in request.end_ids:
+            self.stop_reason = token_id if token_id in request.params.stop_ids else None
+            keep = request.params.include_stop_str_in_output
+            if self._follows_text:
+                self._push([token_id] if keep else [], last=True)
+            else:
+                self._push(ids if keep else ids[:-1], last=True)
+            self.finish_reason = "stop"
+            return
+        last = len(ids) >= request.max_new_tokens
+        if self._follows_text:
+            self._push([token_id], last=last)
+        elif last:
+            self._push(ids, last=True)
+        if last and self.finish_reason is None:
+            self.finish_reason = "length"
+
+    def add_logprobs(self, logprob: float, entries: Logprobs) -> None:
+        """Record the log-probabilities of the token taken last."""
+        assert self.logprobs is not None
+        self.logprobs.append(entries)
+        self.cumulative_logprob += logprob
+
+    def abort(self) -> None:
+        """End without another token."""
+        if self.finish_reason is None:
+            self.finish_reason = "abort"
+
+    def output(self) -> CompletionOutput:
+        """A copy of the current state; each call's delta continues the one before."""
+        shown = len(self.text)
+        if self.finish_reason is None and not self.request.params.include_stop_str_in_output:
+            shown -= num_held_back(self.text, self._stops)
+        delta = self.text[self._shown : shown]
+        self._shown = shown
+        return CompletionOutput(
+            index=self.index,
+            text=self.text[:shown],
+            token_ids=list(self.token_ids),
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            delta=delta,
+        )
+
+    def _push(self, ids: Sequence[int], *, last: bool) -> None:
+        """Grow the text by some tokens and, with `last`, by what was held back; end it at a stop string."""
+        if self._detokenizer is None:
+            return
+        old = len(self.text)
+        self.text += self._detokenizer.push(ids)
+        if last:
+            self.text += self._detokenizer.finish()
+        if not self._stops or len(self.token_ids) <= self.request.params.min_tokens:
+            return
+        found = find_stop(self.text, self._stops, old)
+        if found is not None:
+            begin, stop = found
+            keep = self.request.params.include_stop_str_in_output
+            self.text = self.text[: begin + len(stop) if keep else begin]
+            self.finish_reason, self.stop_reason = "stop", stop
+
+
+class Request:
+    """A prompt, its parameters and its samples.
+
+    end_ids: token ids that end a sample (EOS unless ignored, and stop tokens). max_new_tokens: what max_tokens and
+    max_model_len leave. keys: the random stream of each sample. streaming: someone reads the text as it grows.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        keys: Sequence[int],
+        end_ids: frozenset[int],
+        max_new_tokens: int,
+        streaming: bool = False,
+        make_detokenizer: Callable[[], Detokenizer] | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.params = params
+        self.end_ids = end_ids
+        self.max_new_tokens = max_new_tokens
+        self.streaming = streaming
+        self.prompt_logprobs: list[Logprobs | None] | None = None
+        self.samples = [
+            Sample(self, i, key, make_detokenizer() if make_detokenizer else None) for i, key in enumerate(keys)
+        ]
+        self._arrival = time.perf_counter()
+        self._first_token: float | None = None
+        self._finished: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(sample.finished for sample in self.samples)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens read so far, all samples together."""
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+    def note_first_token(self) -> None:
+        """Take the time of the first token of all samples; later calls change nothing."""
+        if self._first_token is None:
+            self._first_token = time.perf_counter()
+
+    def note_finished(self) -> None:
+        """Take the time, if this was the last sample to end."""
+        if self._finished is None and self.finished:
+            self._finished = time.perf_counter()
+
+    def metrics(self) -> RequestMetrics:
+        """Times up to now."""
+        generated = self.num_generated
+        started = sum(1 for sample in self.samples if sample.token_ids)
+        rate: float | None = None
+        if self._first_token is not None and generated > started:
+            end = time.perf_counter() if self._finished is None else self._finished
+            rate = (generated - started) / max(end - self._first_token, 1e-9)
+        return RequestMetrics(
+            arrival_time=_EPOCH + self._arrival,
+            first_token_time=None if self._first_token is None else _EPOCH + self._first_token,
+            finished_time=None if self._finished is None else _EPOCH + self._finished,
+            num_prompt_tokens=len(self.prompt_token_ids),
+            num_generation_tokens=generated,
+            time_to_first_token=None if self._first_token is None else self._first_token - self._arrival,
+            tokens_per_second=rate,
+        )
+
+    def output(self) -> RequestOutput:
+        """A copy of the current state."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.prompt_token_ids),
+            prompt_logprobs=self.prompt_logprobs,
+            outputs=[sample.output() for sample in self.samples],
+            finished=self.finished,
+            metrics=self.metrics(),
+        )

@@ -1,0 +1,193 @@
+"""Turns the logits of the running rows into tokens, with everything the parameters ask for.
+
+A `SamplingPlan` is made when the set of rows changes and then called once a step; it holds whatever the parameters need
+as device tensors, so that a step of greedy rows is one argmax and no step reads anything back to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.engine.params import SamplingParams
+from onewave.ops.sampling import RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs, uniforms
+
+__all__ = ["Sampled", "Sampler", "SamplerRow", "SamplingPlan"]
+
+# Uniform numbers are made and sent to the device for this many steps at once.
+_STEPS_PER_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class SamplerRow:
+    """One row of the batch: its slot, its random stream and the step it is at (tokens launched so far).
+
+    banned_ids: ids that may not come before min_tokens.
+    """
+
+    slot: int
+    params: SamplingParams
+    key: int
+    step: int
+    banned_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """tokens: int64 [rows] on the device. logprobs: of those tokens, when a row asked for them."""
+
+    tokens: Tensor
+    logprobs: TokenLogprobs | None
+
+
+class Sampler:
+    """Holds, on the device and per slot, which tokens a penalised sequence has seen.
+
+    in_prompt: bool [slots, vocab]. counts: int32 [slots, vocab], occurrences in the output. Both are made when the first
+    sequence with a penalty comes.
+    """
+
+    def __init__(self, *, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.num_slots, self.vocab_size, self.device = num_slots, vocab_size, device
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def begin(self, slot: int, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Forget what the slot's last owner saw and note the new prompt."""
+        if not params.has_penalties:
+            return
+        in_prompt, counts = self.seen()
+        in_prompt[slot] = False
+        in_prompt[slot, torch.tensor(prompt_token_ids, dtype=torch.int64).to(self.device)] = True
+        counts[slot] = 0
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """(in_prompt, counts)."""
+        if self._seen is None:
+            shape = (self.num_slots, self.vocab_size)
+            in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            self._seen = in_prompt, torch.zeros(shape, dtype=torch.int32, device=self.device)
+        return self._seen
+
+    def plan(self, rows: Sequence[SamplerRow]) -> SamplingPlan:
+        """Prepare to sample these rows, in this order, from their current steps on."""
+        return SamplingPlan(self, rows)
+
+
+class SamplingPlan:
+    """Samples one fixed set of rows, step after step. Order: bias, bans, penalties, then the draw, as in vLLM."""
+
+    def __init__(self, sampler: Sampler, rows: Sequence[SamplerRow]) -> None:
+        self._sampler, self._rows = sampler, rows
+        self._device = sampler.device
+        self._step = 0
+        wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
+        self._num_logprobs: int | None = None
+        if wanted:
+            self._num_logprobs = sampler.vocab_size if -1 in wanted else max(wanted)
+        self._all_greedy = all(row.params.is_greedy for row in rows)
+        params = [row.params for row in rows]
+        self._parameters: RowParameters | None = None
+        if not self._all_greedy:
+            self._parameters = RowParameters.build(
+                temperature=[0.0 if p.is_greedy else p.temperature for p in params],
+                top_k=[p.top_k for p in params],
+                top_p=[p.top_p for p in params],
+                min_p=[p.min_p for p in params],
+                device=self._device,
+            )
+        self._uniforms: Tensor | None = None
+        self._build_biases()
+        self._build_penalties()
+        self._build_bans()
+        self._as_is = self._biases is None and self._bans is None and self._penalties is None
+
+    def __call__(self, logits: Tensor) -> Sampled:
+        """Choose a token for every row. logits: float32 [rows, vocab]; left as they are."""
+        if self._next_ban_end is not None and self._step >= self._next_ban_end:
+            self._build_bans()
+            self._as_is = self._biases is None and self._bans is None and self._penalties is None
+        edited = logits if self._as_is else self._edit(logits)
+        if self._parameters is None:
+            tokens = greedy(edited)
+        else:
+            tokens = sample(edited, self._next_uniforms(), self._parameters)
+        if self._penalties is not None:
+            rows, slots = self._penalties[:2]
+            # A slot appears once, so nothing is added twice to one place.
+            self._sampler.seen()[1][slots, tokens[rows]] += 1
+        self._step += 1
+        if self._num_logprobs is None:
+            return Sampled(tokens, None)
+        return Sampled(tokens, token_logprobs(logits, tokens, self._num_logprobs))
+
+    def _edit(self, logits: Tensor) -> Tensor:
+        logits = logits.clone()
+        if self._biases is not None:
+            rows, ids, values = self._biases
+            logits[rows, ids] += values
+        if self._bans is not None:
+            rows, ids = self._bans
+            logits[rows, ids] = -torch.inf
+        if self._penalties is not None:
+            rows, slots, repetition, presence, frequency = self._penalties
+            in_prompt, counts = self._sampler.seen()
+            logits[rows] = penalise(
+                logits[rows],
+                in_prompt[slots],
+                counts[slots],
+                repetition=repetition,
+                presence=presence,
+                frequency=frequency,
+            )
+        return logits
+
+    def _next_uniforms(self) -> Tensor:
+        column = self._step % _STEPS_PER_BLOCK
+        if column == 0 or self._uniforms is None:
+            steps = [row.step + self._step for row in self._rows]
+            block = uniforms([row.key for row in self._rows], steps, _STEPS_PER_BLOCK)
+            self._uniforms = self._send(block.T.copy(), torch.float64)
+        return self._uniforms[column]
+
+    def _send(self, values: object, dtype: torch.dtype) -> Tensor:
+        # From pageable memory the driver copies before it returns, so the source may go and the host need not wait.
+        return torch.tensor(values, dtype=dtype).to(self._device, non_blocking=True)
+
+    def _build_biases(self) -> None:
+        triples = [
+            (i, token_id, bias)
+            for i, row in enumerate(self._rows)
+            for token_id, bias in (row.params.logit_bias or {}).items()
+        ]
+        self._biases: tuple[Tensor, Tensor, Tensor] | None = None
+        if triples:
+            rows, ids, values = zip(*triples, strict=True)
+            long = torch.int64
+            self._biases = self._send(rows, long), self._send(ids, long), self._send(values, torch.float32)
+
+    def _build_penalties(self) -> None:
+        chosen = [(i, row.slot, row.params) for i, row in enumerate(self._rows) if row.params.has_penalties]
+        self._penalties: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
+        if chosen:
+            self._penalties = (
+                self._send([i for i, _, _ in chosen], torch.int64),
+                self._send([slot for _, slot, _ in chosen], torch.int64),
+                self._send([params.repetition_penalty for _, _, params in chosen], torch.float32),
+                self._send([params.presence_penalty for _, _, params in chosen], torch.float32),
+                self._send([params.frequency_penalty for _, _, params in chosen], torch.float32),
+            )
+
+    def _build_bans(self) -> None:
+        """Ban what may not end a row yet; the bans hold until one of them is over."""
+        self._bans: tuple[Tensor, Tensor] | None = None
+        self._next_ban_end: int | None = None
+        left = [row.params.min_tokens - row.step for row in self._rows]
+        active = [i for i, row in enumerate(self._rows) if left[i] > self._step and row.banned_ids]
+        if active:
+            self._next_ban_end = min(left[i] for i in active)
+            pairs = [(i, token_id) for i in active for token_id in self._rows[i].banned_ids]
+            rows, ids = zip(*pairs, strict=True)
+            self._bans = self._send(rows, torch.int64), self._send(ids, torch.int64)

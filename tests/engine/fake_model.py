@@ -1,0 +1,146 @@
+"""A model that is a hash, a tokenizer that is a table, and what a request must give, written down the slow way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onewave.engine.engine import Engine
+from onewave.engine.params import SamplingParams
+from onewave.ops.sampling import reference, uniforms
+
+VOCAB = 61
+EOS = 2
+# Pieces overlap in many ways, so that stop strings start and end within tokens.
+PIECES = [
+    "",
+    "",
+    "",
+    *(
+        a + b
+        for a in ("", "a", "b", "ab", "ba", "c")
+        for b in ("a", "b", "c", "ca", "bb", " ", "x", "aab", "cc", "b c")
+    ),
+]
+PIECES = PIECES[:VOCAB] + ["z"] * (VOCAB - len(PIECES))
+
+
+def hash_logits(sequence: Sequence[int]) -> np.ndarray:
+    """float32 [VOCAB] that depend on every token of the sequence."""
+    digest = hashlib.blake2b(bytes(sequence), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    return (rng.standard_normal(VOCAB) * 2).astype(np.float32)
+
+
+class FakeRunner:
+    """Keeps, per slot, the tokens a real cache would hold, and fails on any use that a real cache would not survive."""
+
+    def __init__(self, *, max_num_seqs: int = 4, max_model_len: int = 64, run_ahead: int = 0) -> None:
+        self.device = torch.device("cpu")
+        self.vocab_size = VOCAB
+        self.max_num_seqs, self.max_model_len, self.run_ahead = max_num_seqs, max_model_len, run_ahead
+        self.cache: dict[int, list[int]] = {}
+        self.reserved = 0
+        self.batch_sizes: list[int] = []
+        self.fail_at_decode: BaseException | None = None
+        self._last: Tensor | None = None
+
+    def reserve(self, num_tokens: int) -> None:
+        assert num_tokens <= self.max_model_len
+        self.reserved = max(self.reserved, num_tokens)
+
+    def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
+        assert 0 <= slot < self.max_num_seqs
+        assert 0 < len(token_ids) <= self.reserved
+        self.cache[slot] = list(token_ids)
+        ends = range(1, len(token_ids) + 1) if all_logits else [len(token_ids)]
+        return torch.from_numpy(np.stack([hash_logits(token_ids[:end]) for end in ends]))
+
+    def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+        if self.fail_at_decode is not None:
+            failure, self.fail_at_decode = self.fail_at_decode, None
+            raise failure
+        if self._last is not None:
+            self._last.fill_(torch.nan)  # logits are valid until the next decode only
+        rows: list[np.ndarray] = []
+        assert len(set(slots.tolist())) == len(slots)
+        for slot, token, position in zip(slots.tolist(), token_ids.tolist(), positions.tolist(), strict=True):
+            assert len(self.cache[slot]) == position < self.reserved
+            assert 0 <= token < VOCAB
+            self.cache[slot].append(token)
+            rows.append(hash_logits(self.cache[slot]))
+        self.batch_sizes.append(len(rows))
+        self._last = torch.from_numpy(np.stack(rows))
+        return self._last
+
+
+class FakeDetokenizer:
+    """Joins pieces; like a real one it may hold text back: piece 'x' is shown with the token after it."""
+
+    def __init__(self) -> None:
+        self.held = ""
+
+    def push(self, ids: Sequence[int]) -> str:
+        text = self.held + "".join(PIECES[token] for token in ids)
+        self.held = "x" if text.endswith("x") else ""
+        return text[: len(text) - len(self.held)]
+
+    def finish(self) -> str:
+        return self.held
+
+
+def make_engine(runner: FakeRunner, seed: int = 0) -> Engine:
+    return Engine(
+        runner,
+        eos_token_ids=[EOS],
+        make_detokenizer=lambda prompt, skip: FakeDetokenizer(),
+        token_text=lambda token: PIECES[token],
+        seed=seed,
+    )
+
+
+def expected_tokens(prompt: list[int], params: SamplingParams, key: int, max_model_len: int = 64) -> list[int]:
+    """What one sample's tokens are, without stop strings: one token at a time, everything recomputed, in float64."""
+    limit = max_model_len - len(prompt)
+    limit = limit if params.max_tokens is None else min(limit, params.max_tokens)
+    ends = set(params.stop_ids) | (set() if params.ignore_eos else {EOS})
+    output: list[int] = []
+    while len(output) < limit:
+        logits = hash_logits(prompt + output).astype(np.float64)
+        for token, bias in (params.logit_bias or {}).items():
+            logits[token] = np.float32(logits[token]) + np.float32(bias)
+        if len(output) < params.min_tokens:
+            logits[list(ends)] = -np.inf
+        logits = reference.penalise(
+            logits,
+            prompt,
+            output,
+            repetition=params.repetition_penalty,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+        )
+        output.append(
+            reference.sample(
+                logits,
+                float(uniforms([key], [len(output)], 1)[0, 0]),
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+                min_p=params.min_p,
+            )
+        )
+        if output[-1] in ends:
+            break
+    return output
+
+
+def run_all(engine: Engine) -> None:
+    for _ in range(10_000):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError("the engine does not come to an end")

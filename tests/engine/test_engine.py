@@ -1,0 +1,274 @@
+"""The engine's loop against a reference that recomputes everything, on a runner that notices misuse."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from fake_model import EOS, PIECES, VOCAB, FakeRunner, expected_tokens, hash_logits, make_engine, run_all
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onewave.engine.engine import Engine
+from onewave.engine.params import SamplingParams
+from onewave.engine.request import Request
+from onewave.ops.sampling import reference, stream_key
+
+PROMPT = [5, 9, 33]
+
+params_strategy = st.builds(
+    SamplingParams,
+    n=st.integers(1, 3),
+    max_tokens=st.sampled_from([1, 2, 7, 20, None]),
+    min_tokens=st.sampled_from([0, 1]),
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    top_k=st.sampled_from([0, 5]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.5]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.25]),
+    logit_bias=st.sampled_from([None, {7: 2.0, 11: -3.0}]),
+    seed=st.integers(0, 5),
+    stop_token_ids=st.sampled_from([None, [20, 30, 40]]),
+    ignore_eos=st.booleans(),
+    logprobs=st.sampled_from([None, 0, 3]),
+)
+prompt_strategy = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(prompt_strategy, params_strategy), min_size=1, max_size=6),
+    st.integers(1, 4),
+    st.sampled_from([0, 1]),
+    st.integers(0, 6),
+)
+def test_any_mix_of_requests_gives_each_what_it_would_get_alone(
+    jobs: list[tuple[list[int], SamplingParams]], num_slots: int, run_ahead: int, late: int
+) -> None:
+    engine = make_engine(FakeRunner(max_num_seqs=num_slots, run_ahead=run_ahead))
+    requests: list[Request] = []
+    for i, (prompt, params) in enumerate(jobs):
+        for _ in range(late if i % 2 else 0):
+            if engine.has_work:
+                engine.step()
+        requests.append(engine.add(None, prompt, params))
+    run_all(engine)
+    for (prompt, params), request in zip(jobs, requests, strict=True):
+        assert params.seed is not None
+        for i, sample in enumerate(request.samples):
+            expected = expected_tokens(prompt, params, stream_key(0, params.seed, i))
+            assert sample.token_ids == expected
+            ended = expected[-1] in request.end_ids
+            assert sample.finish_reason == ("stop" if ended else "length")
+            assert sample.stop_reason == (expected[-1] if expected[-1] in params.stop_ids else None)
+            assert sample.text == "".join(PIECES[token] for token in (expected[:-1] if ended else expected))
+
+
+def generate(params: SamplingParams, prompt: list[int] = PROMPT, *, run_ahead: int = 0, seed: int = 0) -> Request:
+    engine = make_engine(FakeRunner(run_ahead=run_ahead), seed)
+    request = engine.add(None, prompt, params)
+    run_all(engine)
+    return request
+
+
+def test_running_rows_decode_together_and_freed_slots_are_refilled_at_once() -> None:
+    runner = FakeRunner(max_num_seqs=2)
+    engine = make_engine(runner)
+    for length in (9, 3, 3, 3):
+        engine.add(None, PROMPT, SamplingParams(max_tokens=length, ignore_eos=True, temperature=0))
+    run_all(engine)
+    # 8 decode steps of the long one; the three short ones take 2 each, one after the other, in the second slot.
+    assert runner.batch_sizes == [2] * 6 + [1, 1]
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_no_step_is_launched_after_the_last_token_that_max_tokens_allows(run_ahead: int) -> None:
+    runner = FakeRunner(run_ahead=run_ahead)
+    engine = make_engine(runner)
+    engine.add(None, PROMPT, SamplingParams(max_tokens=5, ignore_eos=True, temperature=0))
+    run_all(engine)
+    assert runner.batch_sizes == [1] * 4
+
+
+def test_max_model_len_ends_a_request_without_max_tokens() -> None:
+    request = generate(SamplingParams(max_tokens=None, ignore_eos=True, temperature=0))
+    assert len(request.samples[0].token_ids) == 64 - len(PROMPT)
+    assert request.samples[0].finish_reason == "length"
+
+
+def test_requests_without_a_seed_differ_from_each_other_and_repeat_from_run_to_run() -> None:
+    def two(seed: int) -> list[list[int]]:
+        engine = make_engine(FakeRunner(), seed)
+        requests = [engine.add(None, PROMPT, SamplingParams(ignore_eos=True)) for _ in range(2)]
+        run_all(engine)
+        return [request.samples[0].token_ids for request in requests]
+
+    first, second = two(1)
+    assert first != second
+    assert two(1) == [first, second]
+    assert two(2) != [first, second]
+
+
+def test_samples_of_one_request_differ_and_the_first_is_the_lone_one() -> None:
+    samples = generate(SamplingParams(n=4, seed=3, ignore_eos=True)).samples
+    assert len({tuple(sample.token_ids) for sample in samples}) == 4
+    assert generate(SamplingParams(seed=3, ignore_eos=True)).samples[0].token_ids == samples[0].token_ids
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_logprobs_are_those_of_the_raw_logits(run_ahead: int) -> None:
+    params = SamplingParams(
+        logprobs=3, temperature=0.3, repetition_penalty=2.0, logit_bias={4: 5.0}, seed=1, ignore_eos=True
+    )
+    request = generate(params, run_ahead=run_ahead)
+    output = request.output().outputs[0]
+    assert output.logprobs is not None
+    total = 0.0
+    for i, (token, entries) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
+        expected = reference.logprobs(hash_logits(PROMPT + output.token_ids[:i]).astype(np.float64))
+        order = np.argsort(-expected).tolist()
+        assert next(iter(entries)) == token
+        assert set(entries) == {token, *order[:3]}
+        for entry_id, entry in entries.items():
+            assert entry.logprob == pytest.approx(expected[entry_id], rel=1e-4, abs=1e-5)
+            assert entry.rank == order.index(entry_id) + 1
+            assert entry.decoded_token == PIECES[entry_id]
+        total += expected[token]
+    assert output.cumulative_logprob == pytest.approx(total, rel=1e-4)
+
+
+def test_a_neighbours_logprobs_do_not_leak_and_minus_one_means_the_vocabulary() -> None:
+    engine = make_engine(FakeRunner())
+    wanted = [None, 0, 2, -1]
+    requests = [engine.add(None, PROMPT, SamplingParams(logprobs=count, seed=1)) for count in wanted]
+    run_all(engine)
+    assert requests[0].output().outputs[0].logprobs is None
+    assert requests[0].output().outputs[0].cumulative_logprob is None
+    for request, low, high in zip(requests[1:], (1, 2, VOCAB), (1, 3, VOCAB), strict=True):
+        logprobs = request.output().outputs[0].logprobs
+        assert logprobs is not None
+        assert all(low <= len(entries) <= high for entries in logprobs)
+
+
+def test_prompt_logprobs_equal_the_reference_and_change_no_token() -> None:
+    prompt = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB, 50)]
+    with_logprobs = generate(SamplingParams(prompt_logprobs=2, seed=5, n=2), prompt)
+    without = generate(SamplingParams(seed=5, n=2), prompt)
+    assert [s.token_ids for s in with_logprobs.samples] == [s.token_ids for s in without.samples]
+    found = with_logprobs.prompt_logprobs
+    assert found is not None
+    assert len(found) == 50
+    assert found[0] is None
+    for i, entries in enumerate(found[1:], 1):
+        assert entries is not None
+        expected = reference.logprobs(hash_logits(prompt[:i]).astype(np.float64))
+        assert set(entries) == {prompt[i], *np.argsort(-expected)[:2].tolist()}
+        assert entries[prompt[i]].logprob == pytest.approx(expected[prompt[i]], rel=1e-4, abs=1e-5)
+
+
+def test_eos_and_stop_tokens_wait_for_min_tokens() -> None:
+    likely = {EOS: 100.0, 30: 90.0}
+    params = SamplingParams(temperature=0, min_tokens=4, max_tokens=10, stop_token_ids=[30], logit_bias=likely)
+    sample = generate(params).samples[0]
+    assert len(sample.token_ids) == 5
+    assert sample.token_ids[-1] == EOS
+    assert sample.stop_reason is None
+    params = SamplingParams(temperature=0, min_tokens=4, stop_token_ids=[30], logit_bias={30: 90.0})
+    sample = generate(params).samples[0]
+    assert sample.token_ids.index(30) == 4
+    assert sample.stop_reason == 30
+
+
+def test_the_text_of_the_ending_token_is_left_out_unless_asked_for() -> None:
+    biased = {"temperature": 0, "logit_bias": {30: 100.0}, "stop_token_ids": [30]}
+    assert generate(SamplingParams.from_dict(biased)).samples[0].text == ""
+    kept = generate(SamplingParams.from_dict({**biased, "include_stop_str_in_output": True}))
+    assert kept.samples[0].text == PIECES[30]
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_aborting_frees_slots_and_leaves_the_others_alone(run_ahead: int) -> None:
+    runner = FakeRunner(max_num_seqs=2, run_ahead=run_ahead)
+    engine = make_engine(runner)
+    params = [SamplingParams(max_tokens=20, seed=seed, ignore_eos=True) for seed in range(4)]
+    requests = [engine.add(None, PROMPT, each) for each in params]
+    for _ in range(3):
+        engine.step()
+    engine.abort(requests[0])  # running
+    engine.abort(requests[3])  # waiting
+    run_all(engine)
+    assert [request.samples[0].finish_reason for request in requests] == ["abort", "length", "length", "abort"]
+    for seed in (1, 2):
+        assert requests[seed].samples[0].token_ids == expected_tokens(PROMPT, params[seed], stream_key(0, seed, 0))
+    engine.abort(requests[1])
+    assert requests[1].samples[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("failure", [RuntimeError("out of luck"), KeyboardInterrupt()])
+def test_a_failing_step_aborts_everything_and_the_engine_goes_on(run_ahead: int, failure: BaseException) -> None:
+    runner = FakeRunner(max_num_seqs=2, run_ahead=run_ahead)
+    engine = make_engine(runner)
+    requests = [engine.add(None, PROMPT, SamplingParams(ignore_eos=True)) for _ in range(5)]
+    engine.step()
+    engine.step()
+    runner.fail_at_decode = failure
+    with pytest.raises(type(failure)):
+        engine.step()
+    assert not engine.has_work
+    assert {request.samples[0].finish_reason for request in requests} == {"abort"}
+    params = SamplingParams(seed=9, n=3)
+    request = engine.add(None, PROMPT, params)
+    run_all(engine)
+    for i, sample in enumerate(request.samples):
+        assert sample.token_ids == expected_tokens(PROMPT, params, stream_key(0, 9, i))
+
+
+def test_metrics_count_tokens_and_seconds() -> None:
+    request = generate(SamplingParams(max_tokens=5, n=2, ignore_eos=True))
+    metrics = request.metrics()
+    assert metrics.num_generation_tokens == 10
+    assert metrics.num_prompt_tokens == 3
+    assert metrics.first_token_time is not None
+    assert metrics.finished_time is not None
+    assert metrics.arrival_time <= metrics.first_token_time <= metrics.finished_time
+    assert abs(metrics.arrival_time - time.time()) < 60
+    assert metrics.time_to_first_token == pytest.approx(metrics.first_token_time - metrics.arrival_time, abs=1e-5)
+    elapsed = metrics.finished_time - metrics.first_token_time
+    assert metrics.tokens_per_second == pytest.approx(8 / elapsed, rel=0.2)
+
+
+class InstantRunner:
+    """Gives the same logits every time, so that what a step takes is the engine's own work."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.device = torch.device("cpu")
+        self.vocab_size, self.max_model_len, self.max_num_seqs, self.run_ahead = vocab_size, 100_000, 4, 0
+        self.logits = torch.zeros(1, vocab_size)
+
+    def reserve(self, num_tokens: int) -> None:
+        pass
+
+    def prefill(self, slot: int, token_ids: object, *, all_logits: bool = False) -> torch.Tensor:
+        return self.logits
+
+    def decode(self, slots: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.logits
+
+
+def test_a_greedy_step_costs_the_host_little() -> None:
+    engine = Engine(InstantRunner(49152))
+    engine.add(None, PROMPT, SamplingParams(max_tokens=2000, temperature=0))
+    for _ in range(200):
+        engine.step()
+    times: list[float] = []
+    for _ in range(1000):
+        start = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - start)
+    # 60 us on a quiet machine; the bound leaves room for a busy one.
+    assert sorted(times)[len(times) // 2] < 300e-6
