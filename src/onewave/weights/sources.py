@@ -56,14 +56,14 @@ def resolve(
     if not text.strip():
         raise InvalidArgumentError("model", got=repr(text), allowed=_accepted())
     location = _local(text)
-    if location is None and text in ALIASES:
-        location = ModelLocation("gguf", download.fetch(ALIASES[text], settings.cache_dir, progress=progress), text)
-    if location is None and text in builtin_names():
-        location = _builtin(text, load_format)
+    if revision is not None and (location is not None or text in ALIASES or text in builtin_names()):
+        raise InvalidArgumentError("revision", got=repr(revision), allowed="only with a Hugging Face id")
     if location is not None:
-        if revision is not None:
-            raise InvalidArgumentError("revision", got=repr(revision), allowed="only with a Hugging Face id")
         return location
+    if text in ALIASES:
+        return ModelLocation("gguf", download.fetch(ALIASES[text], settings.cache_dir, progress=progress), text)
+    if text in builtin_names():
+        return _builtin(text, load_format)
     if _looks_like_path(text) or not _HF_ID.fullmatch(text):
         raise ModelNotFoundError("no such model", got=repr(text), allowed=_accepted())
     path = hub.snapshot(text, revision=revision, weights=load_format != "dummy", progress=progress)
