@@ -1,0 +1,62 @@
+# make demo | test | lint | gpu-test. Needs Python 3.11 or newer with venv and pip, and nothing else.
+# Each sets up .venv by itself, once; `rm -rf .venv` starts afresh. Pick an interpreter with PYTHON=python3.12.
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+CONSTRAINTS := constraints/cpu.txt
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(PIP_ARGS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint gpu-test
+
+help:
+	@echo "make demo      answer a question with the default model"
+	@echo "make test      run the tests on the CPU"
+	@echo "make lint      ruff and pyright"
+	@echo "make gpu-test  run the tests that need a CUDA card"
+
+demo: $(VENV)/.ready-demo
+	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats
+
+test: $(VENV)/.ready-dev
+	@$(RUN) -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.ready-dev
+	@$(VENV)/bin/ruff check src tests
+	@$(VENV)/bin/ruff format --check src tests
+	@$(VENV)/bin/pyright
+
+# A machine with a card usually has a Python whose torch knows it; that one is used as it is.
+gpu-test:
+	@if $(PYTHON) -c 'import pytest, torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null; then \
+		PYTHONPATH=src $(PYTHON) -m pytest tests -m gpu $(PYTEST_ARGS); \
+	else \
+		$(MAKE) --no-print-directory $(VENV)/.ready-dev && $(RUN) -m pytest tests -m gpu $(PYTEST_ARGS); \
+	fi
+
+$(VENV)/.ready-python:
+	@$(PYTHON) -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' || { \
+		echo "error: $(PYTHON) is missing or older than Python 3.11; name another with make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo "error: $(PYTHON) -m venv failed; install Python's venv and pip (Debian: apt-get install python3-venv)" >&2; exit 2; }
+	@touch $@
+
+# torch goes first: asked for together with the rest, pip may pick another build of it.
+$(VENV)/.ready-torch: $(CONSTRAINTS) | $(VENV)/.ready-python
+	@echo "Installing PyTorch into $(VENV)"
+	@$(PIP) torch triton numpy
+	@touch $@
+
+$(VENV)/.ready-demo: pyproject.toml $(VENV)/.ready-torch
+	@echo "Installing onewave into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready-torch
+	@echo "Installing onewave and its test tools into $(VENV)"
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.ready-demo
