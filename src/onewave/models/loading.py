@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -120,8 +119,6 @@ class _Builder:
         # Rows to take, in order; None takes them as they are.
         self._q_rows = _half_split_rows(config, config.num_heads) if interleaved else None
         self._k_rows = _half_split_rows(config, config.num_kv_heads) if interleaved else None
-        # Tiling is parallel inside, and not every Numba threading layer may be entered from two threads.
-        self._pack_lock = Lock()
 
     def layer(self, index: int) -> LayerWeights:
         """Build one decoder layer."""
@@ -181,13 +178,10 @@ class _Builder:
                 if block is not None
             ]
             data = chosen[0].data if len(chosen) == 1 else np.concatenate([block.data for block in chosen])
-            with self._pack_lock:
-                return pack(QuantizedRows(kind, data, (data.shape[0], chosen[0].shape[1])))
+            return pack(QuantizedRows(kind, data, (data.shape[0], chosen[0].shape[1])))
         dtypes = {self._store.tensors[name].dtype for name in names}
         own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
-        stacked = self._dense(names, rows, dtype=own)
-        with self._pack_lock:
-            return pack_dense(stacked)
+        return pack_dense(self._dense(names, rows, dtype=own))
 
     def _dense(
         self,

@@ -24,7 +24,7 @@ from numba import njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["MATMUL", "tile_rows"]
+__all__ = ["MATMUL", "set_num_threads"]
 
 _LANES = 16
 _FLOAT, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -249,24 +249,6 @@ MATMUL = {
     "F16": _matmul_f16,
     "F32": _matmul_f32,
 }
-
-
-@njit(cache=True, parallel=True, nogil=True)
-def tile_rows(rows, out, row_bytes, scale_bytes, unit):
-    """Rows of blocks, uint8 [rows, blocks * row_bytes] -> uint8 [tiles, blocks, 16 * row_bytes].
-
-    scale_bytes: leading bytes of a row's block that are two-byte scales. unit: bytes of one value that stay together.
-    """
-    for tile in prange(out.shape[0]):
-        for lane in range(16):
-            row = tile * 16 + lane
-            for block in range(out.shape[1]):
-                for i in range(row_bytes):
-                    width = 2 if i < scale_bytes else unit
-                    at = i if i < scale_bytes else i - scale_bytes
-                    start = 0 if i < scale_bytes else 16 * scale_bytes
-                    to = start + (at // width * 16 + lane) * width + at % width
-                    out[tile, block, to] = rows[row, block * row_bytes + i] if row < rows.shape[0] else 0
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -156,13 +156,29 @@ def pack(stored: StoredRows) -> PackedWeight:
         data = padded
     elif data.shape != (rows, cols // BLOCK * form.row_bytes) or cols % BLOCK:
         raise ShapeError(f"packing {kind}", got=str(data.shape), allowed=f"({rows}, {cols} / 32 * {form.row_bytes})")
-    tiles, blocks = -(-rows // LANES), -(-cols // BLOCK)
-    out = torch.empty((tiles, blocks, form.block_bytes), dtype=torch.uint8)
-    from onewave.ops.linear import numba_impl
+    return PackedWeight(kind, rows, cols, torch.as_tensor(_tile(data, form)))
 
-    unit = 1 if form.scale_bytes else form.value_bits // 8
-    numba_impl.tile_rows(np.ascontiguousarray(data), out.numpy(), form.row_bytes, form.scale_bytes, unit)
-    return PackedWeight(kind, rows, cols, out)
+
+def _tile(data: NDArray[np.uint8], form: Format) -> NDArray[np.uint8]:
+    """Rows of blocks, uint8 [rows, blocks * row_bytes] -> uint8 [tiles, blocks, LANES * row_bytes].
+
+    Two transposing copies, which release the interpreter's lock: several weights can be tiled at once.
+    """
+    rows, row_bytes = data.shape[0], form.row_bytes
+    tiles, blocks = -(-rows // LANES), data.shape[1] // row_bytes
+    if rows % LANES:
+        padded = np.zeros((tiles * LANES, data.shape[1]), np.uint8)
+        padded[:rows] = data
+        data = padded
+    stored = np.ascontiguousarray(data).reshape(tiles, LANES, blocks, row_bytes)
+    out = np.empty((tiles, blocks, LANES * row_bytes), np.uint8)
+    scales, width = form.scale_bytes, max(1, form.value_bits // 8)
+    for start, end, unit in ((0, scales, 2), (scales, row_bytes, width)):
+        if start < end:
+            source = stored[..., start:end].view(f"<u{unit}")
+            target = out[..., LANES * start : LANES * end].view(f"<u{unit}")
+            target.reshape(tiles, blocks, -1, LANES)[...] = source.transpose(0, 2, 3, 1)
+    return out
 
 
 def pack_dense(weight: Tensor) -> PackedWeight:
