@@ -1,0 +1,163 @@
+"""Our logits against transformers' on tiny random checkpoints of every family and RoPE kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import (
+    CPU,
+    ROPES,
+    config_of,
+    oracle,
+    oracle_logits,
+    our_logits,
+    ours,
+    relative_error,
+    save_checkpoint,
+    tokens,
+)
+
+from onewave.models.batch import Batch
+
+TOLERANCE = 1e-4
+LENGTH = 29
+# How a sequence may reach the model: at once, token by token, and in chunks that straddle window and context ends.
+SCHEDULES = {
+    "one prefill": [LENGTH],
+    "token by token": [1] * LENGTH,
+    "prefill then decode": [11] + [1] * (LENGTH - 11),
+    "chunked prefill": [4, 9, 2, 7, 6, 1],
+}
+WINDOWED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+}
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "tied head": ("llama", "default", {"tie_word_embeddings": True}),
+    "attention and mlp biases": ("llama", "llama3", {"attention_bias": True, "mlp_bias": True}),
+    "one query head per kv head": ("llama", "default", {"num_key_value_heads": 9}),
+    "one kv head": ("llama", "default", {"num_key_value_heads": 1}),
+    "derived head_dim": ("llama", "default", {"head_dim": None, "hidden_size": 144}),
+    "mistral without window": ("mistral", "default", {"sliding_window": None, "tie_word_embeddings": True}),
+    "qwen2 tied": ("qwen2", "default", {"tie_word_embeddings": True}),
+    "qwen2 layer types": (
+        "qwen2",
+        "default",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3 attention bias, tied": ("qwen3", "yarn", {"attention_bias": True, "tie_word_embeddings": True}),
+    "yarn with every option": (
+        "llama",
+        "default",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 300.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 6.0,
+                "beta_slow": 1.5,
+                "mscale": 0.8,
+                "mscale_all_dim": 0.5,
+                "truncate": False,
+            }
+        },
+    ),
+    "yarn with attention_factor": (
+        "qwen2",
+        "default",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 300.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 8,
+                "attention_factor": 1.3,
+            }
+        },
+    ),
+}
+
+
+def check_every_schedule(directory: Path, *, packed: bool = False) -> None:
+    """Compare all ways a sequence may arrive, alone and in a ragged batch."""
+    reference, model = oracle(directory), ours(directory, packed=packed)
+    ids = tokens(LENGTH)
+    for name, chunks in SCHEDULES.items():
+        error = relative_error(our_logits(model, ids, chunks), oracle_logits(reference, ids, chunks))
+        assert error <= TOLERANCE, (name, error)
+    # Three sequences of different lengths prefilled in one batch, then decoded together in another order of slots.
+    lengths, steps = [19, 3, 8], 6
+    sequences = [tokens(length + steps, seed=length) for length in lengths]
+    expected = [
+        oracle_logits(reference, ids, [length] + [1] * steps) for ids, length in zip(sequences, lengths, strict=True)
+    ]
+    kv = model.new_cache(num_slots=4, capacity=32)
+    kv.k.fill_(torch.nan)
+    kv.v.fill_(torch.nan)
+    slots = [2, 0, 3]
+    prompts = [(slot, ids[:length], 0) for slot, ids, length in zip(slots, sequences, lengths, strict=True)]
+    logits = model.forward(Batch.prefill(prompts, CPU), kv)
+    for row, length in enumerate(lengths):
+        error = relative_error(logits[row], expected[row][length - 1])
+        assert error <= TOLERANCE, ("ragged prefill", row, error)
+    for step in range(steps):
+        fed = torch.tensor([ids[length + step] for ids, length in zip(sequences, lengths, strict=True)])
+        batch = Batch.decode(fed, torch.tensor(lengths) + step, torch.tensor(slots))
+        logits = model.forward(batch, kv)
+        for row, length in enumerate(lengths):
+            error = relative_error(logits[row], expected[row][length + step])
+            assert error <= TOLERANCE, ("ragged decode", row, step, error)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", WINDOWED)
+def test_logits_agree_with_transformers(family: str, rope: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of(family, rope, **WINDOWED[family]))
+    check_every_schedule(tmp_path)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_agree_for_every_option(variant: str, tmp_path: Path) -> None:
+    family, rope, options = VARIANTS[variant]
+    save_checkpoint(tmp_path, config_of(family, rope, **options))
+    check_every_schedule(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_give_the_same_logits(dtype: torch.dtype, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("qwen2", tie_word_embeddings=True), dtype=dtype)
+    check_every_schedule(tmp_path, packed=True)
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_bf16_is_as_close_to_fp32_as_transformers_bf16(family: str, tmp_path: Path) -> None:
+    our_squares, their_squares, our_peaks, their_peaks = [], [], [], []
+    for seed in range(6):
+        directory = tmp_path / str(seed)
+        save_checkpoint(directory, config_of(family, **WINDOWED[family]), seed=seed, dtype=torch.bfloat16)
+        exact, rounded = oracle(directory), oracle(directory, torch.bfloat16, attention="sdpa")
+        model = ours(directory, torch.bfloat16)
+        ids = tokens(LENGTH, seed)
+        for chunks in (SCHEDULES["one prefill"], SCHEDULES["prefill then decode"]):
+            truth = oracle_logits(exact, ids, chunks)
+            our_error = our_logits(model, ids, chunks) - truth
+            their_error = oracle_logits(rounded, ids, chunks) - truth
+            our_squares.append(our_error.square().mean())
+            their_squares.append(their_error.square().mean())
+            our_peaks.append(our_error.abs().max())
+            their_peaks.append(their_error.abs().max())
+    rms = torch.stack(our_squares).mean().sqrt(), torch.stack(their_squares).mean().sqrt()
+    # A single worst logit is a draw of luck for either side; the mean over runs of the worst is not.
+    peak = torch.stack(our_peaks).mean(), torch.stack(their_peaks).mean()
+    assert rms[0] <= 1.1 * rms[1], rms
+    assert peak[0] <= 1.1 * peak[1], peak
