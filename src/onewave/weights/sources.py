@@ -67,7 +67,13 @@ def resolve(
     if _looks_like_path(text) or not _HF_ID.fullmatch(text):
         raise ModelNotFoundError("no such model", got=repr(text), allowed=_accepted())
     path = hub.snapshot(text, revision=revision, weights=load_format != "dummy", progress=progress)
-    return _directory(path, text)
+    if not os.path.exists(path / "config.json"):
+        raise ConfigError(
+            f"Hugging Face model {text}",
+            got="has no config.json",
+            next="If it holds GGUF files, download one of them and give its path.",
+        )
+    return ModelLocation("hf", path, text)
 
 
 def builtin_names() -> tuple[str, ...]:
