@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
@@ -30,7 +31,8 @@ def append_kv(
     then sines, half-split (NeoX) style. k_cache, v_cache: [slots, num_kv_heads, capacity, head_dim], dtype of qkv.
     slots, positions: [tokens] int64: token i is written to cache[slots[i], :, positions[i]]. bias: [qkv.shape[1]].
     q_norm, k_norm: [head_dim], applied before the rotation (Qwen3). Returns q: [tokens, num_heads, head_dim].
-    Rotation is in float32, rounded once. Raises ShapeError. Source: Su et al. 2021, arXiv:2104.09864.
+    Rotation is in float32, rounded once. qkv may be overwritten. Raises ShapeError.
+    Source: Su et al. 2021, arXiv:2104.09864.
     """
     num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
     width = (num_heads + 2 * num_kv_heads) * head_dim
@@ -40,6 +42,10 @@ def append_kv(
         from onewave.ops.append_kv import triton_impl
 
         launch = triton_impl.append_kv
+    elif qkv.dtype is torch.float32:
+        from onewave.ops.append_kv import numba_impl
+
+        launch = numba_impl.append_kv
     else:
         launch = reference.append_kv
     return launch(

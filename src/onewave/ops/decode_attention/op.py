@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
@@ -38,4 +39,8 @@ def decode_attention(
         from onewave.ops.decode_attention import triton_impl
 
         return triton_impl.decode_attention(q, k_cache, v_cache, slots, seq_lens, window=window, scale=scale)
+    if q.dtype is torch.float32:
+        from onewave.ops.decode_attention import numba_impl
+
+        return numba_impl.decode_attention(q, k_cache, v_cache, slots, seq_lens, window=window, scale=scale)
     return reference.decode_attention(q, k_cache, v_cache, slots, seq_lens, window=window, scale=scale)

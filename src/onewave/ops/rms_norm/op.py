@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
@@ -22,6 +23,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from onewave.ops.rms_norm import triton_impl
 
         return triton_impl.rms_norm(x, weight, eps)
+    if x.dtype is torch.float32:
+        from onewave.ops.rms_norm import numba_impl
+
+        return numba_impl.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
@@ -39,6 +44,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         from onewave.ops.rms_norm import triton_impl
 
         return triton_impl.add_rms_norm(x, residual, weight, eps)
+    if x.dtype is torch.float32:
+        from onewave.ops.rms_norm import numba_impl
+
+        return numba_impl.add_rms_norm(x, residual, weight, eps)
     return reference.add_rms_norm(x, residual, weight, eps)
 
 

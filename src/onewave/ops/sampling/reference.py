@@ -59,4 +59,5 @@ def sample(
         tokens = sorted(tokens)
     scaled = logits[tokens] / temperature
     cumulative = np.cumsum(np.exp(scaled - scaled.max()))
-    return tokens[min(int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")), len(tokens) - 1)]
+    passed = int((cumulative <= uniform * cumulative[-1]).sum())
+    return tokens[min(passed, len(tokens) - 1)]

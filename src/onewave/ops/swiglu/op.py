@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
@@ -22,4 +23,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
         from onewave.ops.swiglu import triton_impl
 
         return triton_impl.swiglu(gate_up)
+    if gate_up.dtype is torch.float32:
+        from onewave.ops.swiglu import numba_impl
+
+        return numba_impl.swiglu(gate_up)
     return reference.swiglu(gate_up)

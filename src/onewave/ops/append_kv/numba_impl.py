@@ -1,0 +1,131 @@
+"""append_kv on the CPU in float32: tokens over threads, one head after another."""
+# pyright: basic
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit, prange
+from torch import Tensor
+
+from onewave.ops.numba_math_impl import FAST, floats, integers
+
+__all__ = ["append_kv"]
+
+
+@njit(nogil=True, fastmath=FAST)
+def _token(
+    token,
+    qkv_at,
+    bias_at,
+    q_norm_at,
+    k_norm_at,
+    rotary_at,
+    q_at,
+    k_at,
+    v_at,
+    slots_at,
+    positions_at,
+    tokens,
+    num_heads,
+    num_kv_heads,
+    head_dim,
+    half,
+    stride_slot,
+    stride_head,
+    eps,
+):
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    slots, positions = integers(slots_at, tokens), integers(positions_at, tokens)
+    rotary = floats(rotary_at + token * half * 8, 2 * half)
+    cache_row = (slots[token] * stride_slot + positions[token] * head_dim) * 4
+    for head in range(num_heads + 2 * num_kv_heads):
+        x = floats(qkv_at + (token * width + head * head_dim) * 4, head_dim)
+        if bias_at != 0:
+            bias = floats(bias_at + head * head_dim * 4, head_dim)
+            for i in range(head_dim):
+                x[i] += bias[i]
+        if head >= num_heads + num_kv_heads:
+            out = floats(v_at + cache_row + (head - num_heads - num_kv_heads) * stride_head * 4, head_dim)
+            for i in range(head_dim):
+                out[i] = x[i]
+            continue
+        norm_at = q_norm_at if head < num_heads else k_norm_at
+        if norm_at != 0:
+            norm = floats(norm_at, head_dim)
+            squares = np.float32(0.0)
+            for i in range(head_dim):
+                squares += x[i] * x[i]
+            scale = np.float32(1.0 / np.sqrt(squares / head_dim + eps))
+            for i in range(head_dim):
+                x[i] = x[i] * scale * norm[i]
+        if head < num_heads:
+            out = floats(q_at + (token * num_heads + head) * head_dim * 4, head_dim)
+        else:
+            out = floats(k_at + cache_row + (head - num_heads) * stride_head * 4, head_dim)
+        for i in range(half):
+            out[i] = x[i] * rotary[i] - x[i + half] * rotary[i + half]
+            out[i + half] = x[i + half] * rotary[i] + x[i] * rotary[i + half]
+        for i in range(2 * half, head_dim):
+            out[i] = x[i]
+
+
+# The two loops take the address table of `append_kv` as one tuple: (qkv, bias, q_norm, k_norm, rotary, q, k, v, slots,
+# positions, tokens, num_heads, num_kv_heads, head_dim, half, stride_slot, stride_head).
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def _one_token(table, eps):
+    _token(0, *table, eps)
+
+
+@njit(cache=True, parallel=True, nogil=True, fastmath=FAST)
+def _tokens(table, eps):
+    for token in prange(table[10]):
+        _token(token, *table, eps)
+
+
+def append_kv(
+    qkv: Tensor,
+    rotary: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    num_heads: int,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """See op.append_kv. qkv is scratch afterwards: bias and norm are applied in place."""
+    num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    assert k_cache.stride() == v_cache.stride()
+    assert k_cache.stride()[2:] == (head_dim, 1)
+    qkv, rotary = qkv.contiguous(), rotary.contiguous()
+    slots, positions = slots.contiguous(), positions.contiguous()
+    tokens = qkv.shape[0]
+    q = torch.empty((tokens, num_heads, head_dim), dtype=torch.float32)
+    table = (
+        qkv.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if q_norm is None else q_norm.data_ptr(),
+        0 if k_norm is None else k_norm.data_ptr(),
+        rotary.data_ptr(),
+        q.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        slots.data_ptr(),
+        positions.data_ptr(),
+        tokens,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rotary.shape[1] // 2,
+        k_cache.stride(0),
+        k_cache.stride(1),
+    )
+    kernel = _one_token if tokens == 1 else _tokens
+    kernel(table, eps)
+    return q

@@ -1,0 +1,13 @@
+"""What `stream_read` means, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["stream_read"]
+
+
+def stream_read(buffer: Tensor) -> Tensor:
+    """The sum of all elements modulo 2^32, int32 [1]."""
+    return buffer.sum(dtype=torch.int64, dim=0, keepdim=True).to(torch.int32)

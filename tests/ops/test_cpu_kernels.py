@@ -1,0 +1,107 @@
+"""The float32 CPU kernels against their references in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.ops.append_kv import append_kv
+from onewave.ops.append_kv import reference as append_kv_reference
+from onewave.ops.decode_attention import decode_attention
+from onewave.ops.decode_attention import reference as decode_reference
+from onewave.ops.rms_norm import add_rms_norm, rms_norm
+from onewave.ops.rms_norm import reference as rms_norm_reference
+from onewave.ops.swiglu import reference as swiglu_reference
+from onewave.ops.swiglu import swiglu
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(out: Tensor, exact: Tensor, baseline: Tensor) -> None:
+    """The operators' rule: error at most twice PyTorch's own at the same dtype."""
+    assert (out - exact).abs().max() <= 2 * (baseline - exact).abs().max() + 1e-5
+
+
+def test_exp_is_right_to_two_units_in_the_last_place() -> None:
+    from numba import njit
+
+    from onewave.ops.numba_math_impl import exp
+
+    @njit
+    def each(x):  # type: ignore[no-untyped-def]  # compiled by Numba
+        out = np.empty_like(x)
+        for i in range(x.size):
+            out[i] = exp(x[i])
+        return out
+
+    x = np.concatenate((np.linspace(-87, 87, 100_001), np.linspace(-1, 1, 10_001), [0.0])).astype(np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert np.max(np.abs(each(x) - exact) / exact) < 2 * 2.0**-23
+    assert each(np.array([-np.inf, -1e30], np.float32)).max() < 1e-37
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 1), (1, 576), (3, 577)])
+def test_rms_norm(rows: int, hidden: int) -> None:
+    x, residual, weight = randn(rows, hidden), randn(rows, hidden, seed=1), randn(hidden, seed=2)
+    exact = rms_norm_reference.rms_norm(x.double(), weight.double(), 1e-5)
+    assert_close(rms_norm(x, weight, 1e-5), exact, rms_norm_reference.rms_norm(x, weight, 1e-5))
+    out, total = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    exact = rms_norm_reference.rms_norm(total.double(), weight.double(), 1e-5)
+    assert_close(out, exact, rms_norm_reference.rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 1536), (3, 513)])
+def test_swiglu(rows: int, width: int) -> None:
+    gate_up = 10 * randn(rows, 2 * width)
+    gate, up = gate_up.double().chunk(2, -1)
+    assert_close(swiglu(gate_up), torch.nn.functional.silu(gate) * up, swiglu_reference.swiglu(gate_up))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotary_dim"), [(9, 3, 80, 80), (3, 1, 16, 8)])
+@pytest.mark.parametrize("extras", [False, True])
+def test_append_kv(tokens: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, extras: bool) -> None:
+    width = (heads + 2 * kv_heads) * head_dim
+    angles = randn(tokens, rotary_dim // 2, seed=3)
+    rotary = torch.cat((angles.cos(), angles.sin()), dim=1)
+    vectors = {"bias": randn(width, seed=4), "q_norm": randn(head_dim, seed=5), "k_norm": randn(head_dim, seed=6)}
+    qkv = randn(tokens, width)
+    slots, positions = torch.tensor([2, 0, 2])[:tokens], torch.tensor([6, 0, 5])[:tokens]
+
+    def run(function, dtype: torch.dtype) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]  # two of one signature
+        # NaN marks every cache element that must stay untouched.
+        caches = [torch.full((3, kv_heads, 7, head_dim), float("nan"), dtype=dtype) for _ in "kv"]
+        given = {name: vector.to(dtype) for name, vector in vectors.items()} if extras else {}
+        q = function(qkv.to(dtype, copy=True), rotary, *caches, slots, positions, num_heads=heads, **given)
+        return q, *caches
+
+    exact, baseline = (run(append_kv_reference.append_kv, dtype) for dtype in (torch.float64, torch.float32))
+    for out, right, plain in zip(run(append_kv, torch.float32), exact, baseline, strict=True):
+        assert torch.equal(out.isnan(), right.isnan())
+        assert_close(out.nan_to_num(), right.nan_to_num(), plain.nan_to_num())
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (9, 3, 80), (7, 1, 16)])
+@pytest.mark.parametrize("window", [None, 1, 100])
+def test_decode_attention(heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
+    lengths = [1, 63, 64, 65, 300]
+    caches = []
+    for seed in (1, 2):
+        cache = randn(len(lengths), kv_heads, 320, head_dim, seed=seed)
+        for slot, length in enumerate(lengths):
+            cache[slot, :, length:] = float("nan")
+        caches.append(cache)
+    q = 3 * randn(len(lengths), heads, head_dim)
+    slots, seq_lens = torch.arange(len(lengths)), torch.tensor(lengths)
+    out = decode_attention(q, *caches, slots, seq_lens, window=window)
+    exact = decode_reference.decode_attention(
+        q.double(), caches[0].double(), caches[1].double(), slots, seq_lens, window=window
+    )
+    assert_close(out, exact, decode_reference.decode_attention(q, *caches, slots, seq_lens, window=window))
+    for row in range(len(lengths)):
+        one = slice(row, row + 1)
+        alone = decode_attention(q[one], *caches, slots[one], seq_lens[one], window=window)
+        assert torch.equal(alone[0], out[row])
