@@ -5,8 +5,8 @@ A request's life:
 1. `add` queues its samples (n of them; each is scheduled on its own).
 2. `step` gives a waiting sample the lowest free slot and runs its prompt, alone, so that its logits do not depend on
    neighbours; the first token is sampled and read at once.
-3. Every `step` decodes all running rows together. Sampled tokens go straight back in as the next step's input: token ids
-   and positions live on the device and are rebuilt only when the set of rows changes.
+3. Every `step` decodes all running rows together. Sampled tokens go straight back in as the next step's input: token
+   ids and positions live on the device and are rebuilt only when the set of rows changes.
 4. The host reads a step's tokens `runner.run_ahead` steps later. With 1 it launches the next step first and reads while
    the device works; a row that turns out to have ended then has one surplus token, which is thrown away.
 5. The sample decides whether the token ends it (`Sample.append`); its slot is free for the next one.
@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -126,6 +127,7 @@ class Engine:
         """Whether a request waits or runs."""
         return self._scheduler.has_work
 
+    @torch.inference_mode()
     def add(
         self, prompt: str | None, prompt_token_ids: Sequence[int], params: SamplingParams, *, streaming: bool = False
     ) -> Request:
@@ -146,7 +148,7 @@ class Engine:
             prompt_token_ids,
             params,
             keys=[stream_key(*base, i) for i in range(params.n)],
-            end_ids=frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids),
+            end_ids=frozenset((*params.stop_ids, *(() if params.ignore_eos else self._eos_token_ids))),
             max_new_tokens=limit,
             streaming=streaming,
             make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
@@ -163,16 +165,20 @@ class Engine:
         unknown then, and the engine is ready for new ones.
         """
         try:
-            if self._scheduler.can_admit:
-                # Reading first may free more slots, and keeps every sample's tokens in order.
-                self._read(0)
-                while (admitted := self._scheduler.admit()) is not None:
-                    self._prefill(*admitted)
-            launched = self._decode()
-            self._read(self._runner.run_ahead if launched else 0)
+            with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
+                self._step()
         except BaseException:
             self.abort_all()
             raise
+
+    def _step(self) -> None:
+        if self._scheduler.can_admit:
+            # Reading first may free more slots, and keeps every sample's tokens in order.
+            self._read(0)
+            while (admitted := self._scheduler.admit()) is not None:
+                self._prefill(*admitted)
+        launched = self._decode()
+        self._read(self._runner.run_ahead if launched else 0)
 
     def abort(self, request: Request) -> None:
         """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are."""
@@ -196,8 +202,8 @@ class Engine:
         """Run a prompt and read its first token."""
         request = sample.request
         params, prompt = request.params, request.prompt_token_ids
-        # A surplus step of the slot's last owner may still be queued and writes one entry. It runs before this prefill on
-        # the same stream, and a sequence reads no entry that it has not written itself: the leftover is never seen.
+        # A surplus step of the slot's last owner may still be queued and writes one entry. It runs before this prefill
+        # on the same stream, and a sequence reads no entry that it has not written itself: nobody sees the leftover.
         wants_prompt = params.prompt_logprobs is not None and request.prompt_logprobs is None
         logits = self._runner.prefill(slot, prompt, all_logits=wants_prompt)
         if wants_prompt:
@@ -290,7 +296,8 @@ class Engine:
             if step.ready is not None:
                 step.ready.synchronize()
             logprobs = None if step.sampled.logprobs is None else _HostLogprobs(step.sampled.logprobs)
-            for row, (sample, token_id) in enumerate(zip(step.samples, step.sampled.tokens.tolist(), strict=True)):
+            token_ids: list[int] = _to_list(step.sampled.tokens)
+            for row, (sample, token_id) in enumerate(zip(step.samples, token_ids, strict=True)):
                 if sample.finish_reason is not None:
                     continue  # ended, or was aborted, while this step ran
                 request = sample.request
@@ -333,10 +340,14 @@ class _HostLogprobs:
     """TokenLogprobs as Python lists."""
 
     def __init__(self, logprobs: TokenLogprobs) -> None:
-        self.sampled: list[float] = logprobs.sampled.tolist()
-        self.rank: list[int] = logprobs.rank.tolist()
-        self.top: list[list[float]] = logprobs.top.tolist()
-        self.top_ids: list[list[int]] = logprobs.top_ids.tolist()
+        self.sampled: list[float] = _to_list(logprobs.sampled)
+        self.rank: list[int] = _to_list(logprobs.rank)
+        self.top: list[list[float]] = _to_list(logprobs.top)
+        self.top_ids: list[list[int]] = _to_list(logprobs.top_ids)
+
+
+def _to_list(tensor: Tensor) -> list[Any]:
+    return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType] (torch's stub)
 
 
 def _no_text(token_id: int) -> str:

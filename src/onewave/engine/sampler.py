@@ -46,8 +46,8 @@ class Sampled:
 class Sampler:
     """Holds, on the device and per slot, which tokens a penalised sequence has seen.
 
-    in_prompt: bool [slots, vocab]. counts: int32 [slots, vocab], occurrences in the output. Both are made when the first
-    sequence with a penalty comes.
+    in_prompt: bool [slots, vocab]. counts: int32 [slots, vocab], occurrences in the output. Both are made when the
+    first sequence with a penalty comes.
     """
 
     def __init__(self, *, num_slots: int, vocab_size: int, device: torch.device) -> None:
@@ -110,10 +110,8 @@ class SamplingPlan:
             self._build_bans()
             self._as_is = self._biases is None and self._bans is None and self._penalties is None
         edited = logits if self._as_is else self._edit(logits)
-        if self._parameters is None:
-            tokens = greedy(edited)
-        else:
-            tokens = sample(edited, self._next_uniforms(), self._parameters)
+        parameters = self._parameters
+        tokens = greedy(edited) if parameters is None else sample(edited, self._next_uniforms(), parameters)
         if self._penalties is not None:
             rows, slots = self._penalties[:2]
             # A slot appears once, so nothing is added twice to one place.

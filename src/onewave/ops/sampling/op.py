@@ -140,16 +140,15 @@ def sample(logits: Tensor, uniform: Tensor, rows: RowParameters) -> Tensor:
         raise ShapeError("sample", got=shapes, allowed=f"[{rows.num_rows}, vocab] and [{rows.num_rows}]")
     if logits.shape[1] > _MAX_VOCAB:
         raise ShapeError("sample: vocabulary", got=str(logits.shape[1]), allowed=f"up to {_MAX_VOCAB}")
-    mixed: Tensor | None = None
+    if rows.plain is not None and rows.plain.rows is None:
+        return _draw(logits, uniform, rows.plain)
+    if rows.ordered is not None and rows.ordered.rows is None:
+        return _draw_ordered(logits, uniform, rows.ordered)
+    tokens = greedy(logits)
     for group, draw in ((rows.plain, _draw), (rows.ordered, _draw_ordered)):
-        if group is None:
-            continue
-        if group.rows is None:
-            return draw(logits, uniform, group)
-        if mixed is None:
-            mixed = greedy(logits)
-        mixed[group.rows] = draw(logits[group.rows], uniform[group.rows], group)
-    return greedy(logits) if mixed is None else mixed
+        if group is not None:
+            tokens[group.rows] = draw(logits[group.rows], uniform[group.rows], group)
+    return tokens
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> TokenLogprobs:

@@ -1,0 +1,338 @@
+"""LLM: a model, its tokenizer and an engine behind one object."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from onewave.base.errors import InvalidArgumentError, TokenizerError
+from onewave.base.settings import Settings
+from onewave.engine.engine import Engine
+from onewave.engine.options import (
+    check_dtype,
+    choose_device,
+    choose_dtype,
+    choose_max_model_len,
+    find_tokenizer,
+    whole,
+)
+from onewave.engine.output import RequestOutput
+from onewave.engine.params import SamplingParams
+from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
+from onewave.engine.request import Detokenizer, Request
+from onewave.engine.runner import ModelRunner
+from onewave.models.loading import load_config, load_model
+from onewave.weights.sources import resolve
+
+if TYPE_CHECKING:
+    from onewave.engine.tokenizer import Tokenizer
+    from onewave.models.config import ModelConfig
+
+__all__ = ["LLM", "Conversation", "Message"]
+
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+_Job = tuple[str | None, list[int], SamplingParams]
+
+
+class LLM:
+    """Text from a LLaMA-family model.
+
+    model: a directory with config.json, a GGUF file, an alias, a Hugging Face id, or with load_format="dummy" the name
+    of a built-in configuration. revision: branch, tag or commit of a Hugging Face id.
+    dtype: auto | float32 | bfloat16 | float16; auto is float32 on a CPU, elsewhere the checkpoint's own 16-bit type,
+    bfloat16 for one in float32. device: auto | cpu | cuda | cuda:N.
+    max_model_len: most tokens of prompt and output together; by default what the model's positions reach.
+    max_num_seqs: sequences that run at once. seed: of requests that bring none, and of dummy weights.
+    tokenizer: a directory, file or id to take it from instead. enforce_eager: no CUDA graphs.
+    progress: draw progress bars on stderr while loading.
+
+    A context manager; `close()` frees the model. May be called from several threads: their requests run together.
+    Raises InvalidArgumentError, UnsupportedError, ModelError, CapacityError.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str],
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        seed: int = 0,
+        load_format: str = "auto",
+        tokenizer: str | PathLike[str] | None = None,
+        revision: str | None = None,
+        enforce_eager: bool = False,
+        progress: bool = False,
+    ) -> None:
+        whole("max_num_seqs", max_num_seqs, 1)
+        whole("seed", seed, 0, 2**64 - 1)
+        self.device = choose_device(device)
+        check_dtype(dtype)
+        settings = Settings.from_env()
+        location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
+        self.name = location.name
+        self.config: ModelConfig = load_config(location)
+        self.dtype = choose_dtype(dtype, self.config, self.device)
+        self.max_model_len = choose_max_model_len(max_model_len, self.config)
+        # The tokenizer is built by another thread while the weights load.
+        with ThreadPoolExecutor(1) as thread:
+            loading = thread.submit(find_tokenizer, tokenizer, location, settings)
+            network = load_model(
+                location,
+                self.config,
+                dtype=self.dtype,
+                device=self.device,
+                load_format=load_format,
+                seed=seed,
+                progress=progress,
+                packed=self.device.type == "cpu" and self.dtype is torch.float32,
+                max_model_len=self.max_model_len,
+            )
+            self._tokenizer, self._why_no_tokenizer = loading.result()
+        self.runner = ModelRunner(
+            network, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len, enforce_eager=enforce_eager
+        )
+        self._engine: Engine | None = self._make_engine(seed)
+        self._lock = threading.RLock()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises TokenizerError when it has none."""
+        if self._tokenizer is None:
+            raise self._why_no_tokenizer or TokenizerError("tokenizer", got="missing")
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: ParamsLike | Sequence[ParamsLike] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or several; results in the order of the prompts.
+
+        prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
+        sampling_params: one for all, or one a prompt; a mapping is read as SamplingParams.
+        use_tqdm: draw a progress bar on stderr.
+        Everything is checked before anything runs. Raises InvalidArgumentError, TokenizerError, CapacityError.
+        """
+        raw = parse_prompts(prompts)
+        params = parse_params(sampling_params, len(raw))
+        return self._run([self._job(prompt, each) for prompt, each in zip(raw, params, strict=True)], use_tqdm)
+
+    def stream(self, prompt: PromptLike, sampling_params: ParamsLike | None = None) -> Iterator[RequestOutput]:
+        """Continue one prompt, yielding after every token: outputs[i].text is all the text so far, .delta the new part.
+
+        Text that a stop string may yet take back is not shown. Closing the iterator ends the request.
+        Raises as generate, at the call.
+        """
+        raw = parse_prompts(prompt)
+        if len(raw) != 1:
+            raise InvalidArgumentError("prompt", got=f"{len(raw)} prompts", allowed="one; use generate for several")
+        return self._stream(self._job(raw[0], parse_params(sampling_params, 1)[0]))
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: ParamsLike | Sequence[ParamsLike] | None = None,
+        *,
+        use_tqdm: bool = False,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of {"role": ..., "content": ...}.
+
+        chat_template: Jinja source, instead of the model's own. chat_template_kwargs: further variables for it.
+        Raises as generate.
+        """
+        conversations = _conversations(messages)
+        params = parse_params(sampling_params, len(conversations))
+        extra = _template_arguments(chat_template, chat_template_kwargs)
+        jobs = [
+            self._chat_job(conversation, each, add_generation_prompt, extra)
+            for conversation, each in zip(conversations, params, strict=True)
+        ]
+        return self._run(jobs, use_tqdm)
+
+    def chat_stream(
+        self,
+        messages: Conversation,
+        sampling_params: ParamsLike | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Answer one conversation, yielding as `stream` does."""
+        conversations = _conversations(messages)
+        if len(conversations) != 1:
+            raise InvalidArgumentError("messages", got=f"{len(conversations)} conversations", allowed="one")
+        extra = _template_arguments(chat_template, chat_template_kwargs)
+        params = parse_params(sampling_params, 1)[0]
+        return self._stream(self._chat_job(conversations[0], params, add_generation_prompt, extra))
+
+    def close(self) -> None:
+        """End what runs and free the model; calling it again does nothing."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine.abort_all()
+                self._engine = None
+                del self.runner
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _make_engine(self, seed: int) -> Engine:
+        tokenizer = self._tokenizer
+        known = set(self.config.eos_token_ids)
+        if tokenizer is None:
+            return Engine(self.runner, eos_token_ids=self._in_vocabulary(known), seed=seed)
+        from onewave.engine.detokenizer import IncrementalDetokenizer
+
+        def detokenizer(prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+            return IncrementalDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens)
+
+        return Engine(
+            self.runner,
+            eos_token_ids=self._in_vocabulary(known | set(tokenizer.eos_token_ids)),
+            make_detokenizer=detokenizer,
+            token_text=tokenizer.token_text,
+            seed=seed,
+        )
+
+    def _in_vocabulary(self, ids: set[int]) -> list[int]:
+        return sorted(token_id for token_id in ids if 0 <= token_id < self.config.vocab_size)
+
+    def _job(self, prompt: RawPrompt, params: SamplingParams) -> _Job:
+        """Encode and check one prompt."""
+        if prompt.text == "" and prompt.token_ids is None:
+            raise InvalidArgumentError("prompt", got="empty", next="Give some text, or token ids.")
+        ids = self.tokenizer.encode(prompt.text or "") if prompt.token_ids is None else list(prompt.token_ids)
+        return self._checked(prompt.text, ids, params)
+
+    def _chat_job(
+        self, conversation: Conversation, params: SamplingParams, add_generation_prompt: bool, extra: dict[str, Any]
+    ) -> _Job:
+        tokenizer = self.tokenizer
+        ids = tokenizer.encode_chat(conversation, add_generation_prompt, **extra)
+        return self._checked(tokenizer.render_chat(conversation, add_generation_prompt, **extra), ids, params)
+
+    def _checked(self, text: str | None, ids: list[int], params: SamplingParams) -> _Job:
+        vocab_size, longest = self.config.vocab_size, self.max_model_len - 1
+        if not ids:
+            raise InvalidArgumentError("prompt", got="empty (no tokens)", next="Give some text, or token ids.")
+        if len(ids) > longest:
+            raise InvalidArgumentError(
+                "prompt",
+                got=f"{len(ids)} tokens",
+                allowed=f"up to {longest}, one less than max_model_len={self.max_model_len}",
+                next="Shorten the prompt or raise max_model_len.",
+            )
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidArgumentError("prompt token id", got=str(token_id), allowed=f"0..{vocab_size - 1}")
+        check_params(params, vocab_size=vocab_size, has_tokenizer=self._tokenizer is not None)
+        return text, ids, params
+
+    def _open_engine(self) -> Engine:
+        if self._engine is None:
+            raise InvalidArgumentError("LLM", got="closed", next="Make a new one.")
+        return self._engine
+
+    def _run(self, jobs: list[_Job], show_progress: bool) -> list[RequestOutput]:
+        requests: list[Request] = []
+        with _progress_bar(len(jobs), show_progress) as show:
+            try:
+                with self._lock:
+                    for job in jobs:
+                        requests.append(self._open_engine().add(*job))
+                while (left := sum(not request.finished for request in requests)) > 0:
+                    show(len(jobs) - left)
+                    self._step(requests)
+                show(len(jobs))
+            finally:
+                self._abort(requests)
+        return [request.output() for request in requests]
+
+    def _stream(self, job: _Job) -> Iterator[RequestOutput]:
+        requests: list[Request] = []
+        try:
+            with self._lock:
+                request = self._open_engine().add(*job, streaming=True)
+            requests.append(request)
+            seen = 0
+            while not request.finished:
+                self._step(requests)
+                if request.num_generated != seen and not request.finished:
+                    seen = request.num_generated
+                    yield request.output()
+            yield request.output()
+        finally:
+            self._abort(requests)
+
+    def _step(self, requests: list[Request]) -> None:
+        """One step, unless another thread's steps have finished these requests meanwhile."""
+        with self._lock:
+            if not all(request.finished for request in requests):
+                self._open_engine().step()
+
+    def _abort(self, requests: list[Request]) -> None:
+        with self._lock:
+            for request in requests:
+                if self._engine is not None:
+                    self._engine.abort(request)
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    given = cast("object", messages)
+    allowed = 'a list of {"role": ..., "content": ...}, or a list of such lists'
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
+        raise InvalidArgumentError("messages", got=type(cast("object", given)).__name__, allowed=allowed)
+    items = list(cast("Sequence[object]", given))
+    if isinstance(items[0], Mapping):
+        return [cast("Conversation", items)]
+    for item in items:
+        if not isinstance(item, Sequence) or isinstance(item, (str, bytes)) or not item:
+            raise InvalidArgumentError("messages", got=f"a list with {item!r}", allowed=allowed)
+    return cast("list[Conversation]", items)
+
+
+def _template_arguments(template: str | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**(variables or {}), **({} if template is None else {"chat_template": template})}
+
+
+@contextmanager
+def _progress_bar(total: int, enabled: bool) -> Generator[Callable[[int], None]]:
+    """Yield a function that takes the number of finished prompts."""
+    if not enabled:
+        yield _show_nothing
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("Prompts", total=total)
+
+        def show(done: int) -> None:
+            bar.update(task, completed=done)
+
+        yield show
+
+
+def _show_nothing(done: int) -> None:
+    pass

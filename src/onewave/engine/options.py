@@ -1,0 +1,109 @@
+"""What LLM's arguments mean for a given model and machine."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError
+from onewave.base.settings import Settings
+from onewave.weights.sources import ModelLocation, resolve
+
+if TYPE_CHECKING:
+    from onewave.engine.tokenizer import Tokenizer
+    from onewave.models.config import ModelConfig
+
+__all__ = ["check_dtype", "choose_device", "choose_dtype", "choose_max_model_len", "find_tokenizer", "whole"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def whole(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Pass on a whole number within bounds. Raises InvalidArgumentError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        span = f"from {low}" if high is None else f"from {low} to {high}"
+        raise InvalidArgumentError(name, got=repr(value), allowed=f"a whole number {span}")
+    return value
+
+
+def choose_device(name: str) -> torch.device:
+    """auto | cpu | cuda | cuda:N. Raises UnsupportedError for anything else and for a card that is not there."""
+    allowed = "auto, cpu, cuda, cuda:N"
+    kind, _, index = name.partition(":") if isinstance(name, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+    if name == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind not in ("cpu", "cuda") or (":" in name and (kind == "cpu" or not index.isdecimal())):
+        raise UnsupportedError("device", got=repr(name), allowed=allowed)
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UnsupportedError("device", got=f"{name!r}, but PyTorch finds no CUDA card", next='Use device="cpu".')
+    number = int(index) if index else torch.cuda.current_device()
+    if number >= torch.cuda.device_count():
+        raise UnsupportedError("device", got=repr(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
+    return torch.device("cuda", number)
+
+
+def check_dtype(name: str) -> None:
+    """Raises UnsupportedError unless `choose_dtype` knows the name."""
+    if name != "auto" and name not in _DTYPES:
+        raise UnsupportedError("dtype", got=repr(name), allowed=", ".join(("auto", *_DTYPES)))
+
+
+def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """The dtype of a checked name; auto depends on the checkpoint and on the device."""
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cpu":
+        return torch.float32
+    return torch.float16 if config.dtype == "float16" else torch.bfloat16
+
+
+def choose_max_model_len(given: int | None, config: ModelConfig) -> int:
+    """What was asked for, if the positions reach it; rope scaling by a factor reaches further than max_position says.
+
+    Raises InvalidArgumentError.
+    """
+    if given is None:
+        return config.max_position
+    whole("max_model_len", given, 2)
+    rope, reach = config.rope, config.max_position
+    if rope.kind in ("linear", "dynamic"):
+        reach = int(reach * rope.factor)
+    elif rope.kind == "yarn" and rope.original_max_position is not None:
+        reach = max(reach, int(rope.original_max_position * rope.factor))
+    if given > reach:
+        raise InvalidArgumentError(
+            "max_model_len",
+            got=str(given),
+            allowed=f"up to {reach}, the positions the model's rope ({rope.kind}) reaches",
+        )
+    return given
+
+
+def find_tokenizer(
+    named: str | PathLike[str] | None, location: ModelLocation, settings: Settings
+) -> tuple[Tokenizer | None, TokenizerError | None]:
+    """The tokenizer, or None and why: a model without one still works on token ids; a broken one is an error."""
+    from onewave.engine.tokenizer import load_tokenizer
+
+    if named is not None:
+        path = Path(named)
+        if path.is_dir():
+            return load_tokenizer(ModelLocation("hf", path, path.name)), None
+        return load_tokenizer(resolve(named, settings, load_format="dummy", progress=False)), None
+    if location.kind == "builtin":
+        return None, TokenizerError(
+            f"tokenizer of {location.name}",
+            got="none in a built-in configuration",
+            next="Pass tokenizer= or token ids.",
+        )
+    try:
+        return load_tokenizer(location), None
+    except TokenizerError as error:
+        if error.got != "missing":
+            raise
+        return None, error

@@ -1,0 +1,119 @@
+"""The forms in which prompts and parameters may come, made one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, TypedDict, cast
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.engine.params import SamplingParams
+
+__all__ = ["ParamsLike", "PromptDict", "PromptLike", "RawPrompt", "check_params", "parse_params", "parse_prompts"]
+
+_FORMS = 'text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these'
+
+
+class PromptDict(TypedDict, total=False):
+    """vLLM's dictionaries; exactly one of the two."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+PromptLike = str | Sequence[int] | PromptDict
+ParamsLike = SamplingParams | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RawPrompt:
+    """Text that is yet to be encoded (token_ids None), or token ids with or without the text they stand for."""
+
+    text: str | None
+    token_ids: tuple[int, ...] | None
+
+
+def parse_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[RawPrompt]:
+    """Take one prompt or several. Raises InvalidArgumentError for anything else, nothing at all included."""
+    given: object = prompts
+    if isinstance(given, (str, Mapping)):
+        return [_one(cast("object", given))]
+    items = _list("prompts", given)
+    if not items:
+        raise InvalidArgumentError("prompts", got="an empty list", allowed=_FORMS)
+    if _is_id(items[0]):
+        return [_one(items)]
+    return [_one(item) for item in items]
+
+
+def parse_params(params: ParamsLike | Sequence[ParamsLike] | None, count: int) -> list[SamplingParams]:
+    """One SamplingParams (or mapping) for all, or one for each of `count` prompts. Raises InvalidArgumentError."""
+    given: object = params
+    if given is None:
+        return [SamplingParams()] * count
+    if isinstance(given, (SamplingParams, Mapping)):
+        return [_params(cast("object", given))] * count
+    items = _list("sampling_params", given)
+    if len(items) != count:
+        raise InvalidArgumentError("sampling_params", got=f"a list of {len(items)}", allowed=f"one, or {count}")
+    return [_params(item) for item in items]
+
+
+def check_params(params: SamplingParams, *, vocab_size: int, has_tokenizer: bool) -> None:
+    """Refuse what this model can't honour. Raises InvalidArgumentError."""
+    for name, ids in (("logit_bias token id", params.logit_bias or ()), ("stop_token_ids", params.stop_ids)):
+        for token_id in ids:
+            if token_id >= vocab_size:
+                raise InvalidArgumentError(name, got=str(token_id), allowed=f"0..{vocab_size - 1} (the vocabulary)")
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None and count > vocab_size:
+            raise InvalidArgumentError(name, got=str(count), allowed=f"-1..{vocab_size} (the vocabulary)")
+    if params.stop_strings and not has_tokenizer:
+        raise InvalidArgumentError(
+            "stop", got=repr(params.stop), next="The model has no tokenizer; use stop_token_ids."
+        )
+
+
+def _one(prompt: object) -> RawPrompt:
+    if isinstance(prompt, str):
+        return RawPrompt(prompt, None)
+    if not isinstance(prompt, Mapping):
+        return RawPrompt(None, _token_ids(prompt))
+    fields = cast("Mapping[object, object]", prompt)
+    unknown = [key for key in fields if key not in ("prompt", "prompt_token_ids")]
+    if unknown:
+        raise InvalidArgumentError("prompt", got=f"unknown key {unknown[0]!r}", allowed="prompt, prompt_token_ids")
+    text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise InvalidArgumentError("prompt", got=type(text).__name__, allowed="text")
+    if text is None and ids is None:
+        raise InvalidArgumentError("prompt", got="neither prompt nor prompt_token_ids", allowed=_FORMS)
+    return RawPrompt(text, None if ids is None else _token_ids(ids))
+
+
+def _token_ids(ids: object) -> tuple[int, ...]:
+    found = _list("prompt", ids)
+    for token_id in found:
+        if not _is_id(token_id):
+            raise InvalidArgumentError("prompt", got=f"a list with {token_id!r}", allowed=_FORMS)
+    return tuple(int(cast("int", token_id)) for token_id in found)
+
+
+def _list(name: str, value: object) -> list[object]:
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
+        allowed = _FORMS if name.startswith("prompt") else "SamplingParams, a mapping, or a list of these"
+        raise InvalidArgumentError(name, got=type(cast("object", value)).__name__, allowed=allowed)
+    return list(cast("Iterable[object]", value))
+
+
+def _is_id(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _params(value: object) -> SamplingParams:
+    if isinstance(value, SamplingParams):
+        return value
+    if isinstance(value, Mapping):
+        return SamplingParams.from_dict(cast("Mapping[str, Any]", value))
+    raise InvalidArgumentError("sampling_params", got=type(value).__name__, allowed="SamplingParams or a mapping")
