@@ -54,6 +54,7 @@ class ModelRunner:
         self._spare_slot = max_num_seqs
         self._kv: StaticKVCache | None = None
 
+    @torch.inference_mode()
     def reserve(self, num_tokens: int) -> None:
         """Make room for sequences of num_tokens tokens; the cache grows by doubling. Raises CapacityError."""
         if num_tokens > self.max_model_len:
@@ -71,6 +72,7 @@ class ModelRunner:
         self._graphs.clear()
         self._bound = None
 
+    @torch.inference_mode()
     def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
         """Run a whole prompt into an empty slot.
 
@@ -81,6 +83,7 @@ class ModelRunner:
         batch = Batch.prefill([(slot, token_ids, 0)], self.device)
         return self.model.forward(batch, self._kv, all_logits=all_logits)
 
+    @torch.inference_mode()
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Feed one token a row.
 
