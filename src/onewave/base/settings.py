@@ -27,10 +27,12 @@ class Settings:
 
     cache_dir: where models and compiled kernels are kept (ONEWAVE_CACHE; default: the platform's cache directory).
     num_threads: CPU threads for the decode kernels (ONEWAVE_NUM_THREADS; default: the cores this process may use).
+    commit: what measurements name as the source's commit where git can't tell (ONEWAVE_COMMIT).
     """
 
     cache_dir: Path
     num_threads: int
+    commit: str | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -38,7 +40,11 @@ class Settings:
         env = os.environ if env is None else env
         cache = env.get("ONEWAVE_CACHE")
         cache_dir = Path(cache).expanduser() if cache else _platform_cache_dir(env)
-        return cls(cache_dir=cache_dir, num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")))
+        return cls(
+            cache_dir=cache_dir,
+            num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")),
+            commit=env.get("ONEWAVE_COMMIT") or None,
+        )
 
 
 def _num_threads(text: str | None) -> int:

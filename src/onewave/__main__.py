@@ -1,0 +1,8 @@
+"""`python -m onewave` is the `onewave` command."""
+
+from __future__ import annotations
+
+from onewave.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The one timing protocol.
+
+Warm up; then time many repetitions one by one and report their median, 20th and 80th percentile, mean and standard
+deviation. On CUDA a repetition is one replay of a graph that holds every call given, between two events; the calls
+should work on different buffers whose sum exceeds the L2 cache, so that it does not serve them. On a CPU a repetition
+is every call in turn, by the performance counter.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Summary", "summarize", "time_calls"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Statistics of n samples, all in the samples' unit. sd is the sample standard deviation, 0 for one sample."""
+
+    n: int
+    p20: float
+    p50: float
+    p80: float
+    mean: float
+    sd: float
+
+    def scaled(self, factor: float) -> Summary:
+        """The same in another unit; factor > 0."""
+        return Summary(self.n, *(value * factor for value in (self.p20, self.p50, self.p80, self.mean, self.sd)))
+
+
+def summarize(samples: Sequence[float]) -> Summary:
+    """Statistics of at least one sample; percentiles are interpolated linearly, as NumPy does."""
+    assert samples, "nothing was measured"
+    ordered = sorted(samples)
+    mean = math.fsum(ordered) / len(ordered)
+    variance = math.fsum((value - mean) ** 2 for value in ordered) / max(len(ordered) - 1, 1)
+    p20, p50, p80 = (_percentile(ordered, share) for share in (0.2, 0.5, 0.8))
+    return Summary(len(ordered), p20, p50, p80, mean, math.sqrt(variance))
+
+
+def time_calls(
+    calls: Sequence[Callable[[], object]],
+    device: torch.device,
+    *,
+    reps: int = 20,
+    warmup: int = 3,
+    graph: bool = True,
+) -> Summary:
+    """Seconds one call takes, averaged over `calls` within a repetition.
+
+    calls: the same work on different buffers. graph: on CUDA, replay a captured graph; otherwise launch each call.
+    """
+    if device.type != "cuda":
+        return summarize([_host_seconds(calls) for _ in range(warmup + reps)][warmup:])
+    run = _captured(calls, device) if graph else lambda: _run(calls)
+    for _ in range(warmup):
+        run()
+    pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    for _ in range(reps):
+        pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        pair[0].record(torch.cuda.current_stream(device))
+        run()
+        pair[1].record(torch.cuda.current_stream(device))
+        pairs.append(pair)
+    torch.cuda.synchronize(device)
+    return summarize([first.elapsed_time(last) * 1e-3 / len(calls) for first, last in pairs])
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _run(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
+
+
+def _host_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    start = time.perf_counter()
+    _run(calls)
+    return (time.perf_counter() - start) / len(calls)
+
+
+def _captured(calls: Sequence[Callable[[], object]], device: torch.device) -> Callable[[], object]:
+    """Capture the calls in a CUDA graph and return its replay."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        # Compiles kernels and fills library workspaces, neither of which may happen while capturing.
+        _run(calls)
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _run(calls)
+    return graph.replay

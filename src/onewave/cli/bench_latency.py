@@ -1,0 +1,168 @@
+"""`onewave bench latency`: how fast this engine is here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.base.settings import Settings
+from onewave.cli import options
+from onewave.cli.session import open_llm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onewave.bench.ceilings import Ceiling
+    from onewave.bench.engine import Result
+    from onewave.engine.llm import LLM
+
+__all__ = ["latency", "numbers"]
+
+
+def latency(
+    model: options.Model = options.DEFAULT_ALIAS,
+    batch_size: Annotated[str, typer.Option("--batch-size", help="Sequences at once; several: 1,8.")] = "1",
+    input_len: Annotated[str, typer.Option("--input-len", help="Prompt tokens of the pp tests; 0: none.")] = "512",
+    output_len: Annotated[str, typer.Option("--output-len", help="Generated tokens of the tg tests; 0: none.")] = "128",
+    depth: Annotated[str, typer.Option("--depth", help="Tokens in the cache before a tg test.")] = "0",
+    reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each test.")] = 5,
+    warmup: Annotated[int, typer.Option("--warmup", help="Repetitions before that.")] = 1,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    load_format: options.LoadFormat = "auto",
+    revision: options.Revision = None,
+    max_model_len: options.MaxModelLen = None,
+    enforce_eager: options.EnforceEager = False,
+    as_json: options.Json = False,
+    ledger: options.Ledger = None,
+) -> None:
+    """Measure prefill (pp) and decode (tg), and the memory's read ceiling in the same run.
+
+    Prompts are random token ids with a fixed seed; decoding is greedy and goes on after end-of-text tokens.
+    GB/s counts the weights and the cache that a decode step reads.
+    """
+    for name, value, least in (("--reps", reps, 1), ("--warmup", warmup, 0)):
+        if value < least:
+            raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
+    given = [numbers("--batch-size", batch_size), numbers("--input-len", input_len)]
+    given += [numbers("--output-len", output_len), numbers("--depth", depth)]
+    opened = open_llm(
+        model,
+        load_format=load_format,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=max(1, *given[0]),
+        enforce_eager=enforce_eager,
+    )
+    from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.engine import cases, measure
+
+    tests = cases(*given)
+    _show("measuring the read ceiling")
+    ceiling = read_bandwidth(opened.llm.device)
+    results = list(measure(opened.llm, tests, reps=reps, warmup=warmup, ceiling=ceiling, show=_show))
+    _show("")
+    citations = [] if ledger is None else _append(ledger, results, opened.llm)
+    if as_json:
+        print(json.dumps(_as_json(opened.llm, opened.load_seconds, ceiling, results, citations)))
+    else:
+        _print_table(opened.llm, opened.load_seconds, ceiling, results)
+        for citation in citations:
+            print(f"ledger/{citation}")
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """Whole numbers separated by commas. Raises InvalidArgumentError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise InvalidArgumentError(name, got=repr(text), allowed="whole numbers separated by commas")
+    return [int(part) for part in parts]
+
+
+def _show(text: str) -> None:
+    """Say on a terminal's stderr what is going on, over what was said before."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+def _append(directory: Path, results: list[Result], llm: LLM) -> list[str]:
+    """Write ledger lines; returns their citations."""
+    import torch
+
+    from onewave.bench import ledger
+    from onewave.bench.engine import measurements
+
+    settings = Settings.from_env()
+    name = torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else "cpu"
+    command = shlex.join(["onewave", *sys.argv[1:]])
+    return [
+        ledger.append(
+            directory, ledger.as_record(measurement, device_name=name, command=command, settings=settings)
+        )
+        for result in results
+        for measurement in measurements(result, llm, threads=settings.num_threads)
+    ]
+
+
+def _print_table(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    dtype = str(llm.dtype).removeprefix("torch.")
+    table = Table(title=f"{llm.name}, {dtype} on {llm.device}", title_justify="left")
+    table.add_column("test", no_wrap=True)
+    for heading in ("batch", "t/s", "ms/token", "GB/s", "of ceiling"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        rate, share, step = result.gigabytes_per_second, result.ceiling_share, result.step_ms
+        tokens = result.case.prompt if result.case.is_prefill else 1
+        table.add_row(
+            result.case.name,
+            str(result.case.batch_size),
+            f"{result.tokens_per_second.mean:.2f} ± {result.tokens_per_second.sd:.2f}",
+            f"{step.p50 / tokens / (result.case.batch_size if result.case.is_prefill else 1):.3f}",
+            "-" if rate is None else f"{rate:.1f}",
+            "-" if share is None else f"{share:.1%}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table)
+    console.print(
+        f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method}); model loaded in {load_seconds:.2f} s",
+        highlight=False,
+    )
+
+
+def _as_json(
+    llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result], citations: list[str]
+) -> dict[str, Any]:
+    return {
+        "model": llm.name,
+        "dtype": str(llm.dtype).removeprefix("torch."),
+        "device": str(llm.device),
+        "load_s": load_seconds,
+        "ceiling": asdict(ceiling),
+        "results": [
+            {
+                "test": result.case.name,
+                "batch_size": result.case.batch_size,
+                "prompt_tokens": result.case.prompt,
+                "generated_tokens": result.case.generate,
+                "tokens_per_second": asdict(result.tokens_per_second),
+                ("prefill_ms" if result.case.is_prefill else "step_ms"): asdict(result.step_ms),
+                "bytes_per_step": result.step_bytes,
+                "gigabytes_per_second": result.gigabytes_per_second,
+                "ceiling_share": result.ceiling_share,
+            }
+            for result in results
+        ],
+        "ledger": [f"ledger/{citation}" for citation in citations],
+    }

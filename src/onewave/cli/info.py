@@ -1,0 +1,136 @@
+"""`onewave info`: what a model is made of, without loading its weights."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from onewave.base.settings import Settings
+from onewave.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from onewave.weights.sources import ModelLocation
+    from onewave.weights.store import TensorInfo
+
+__all__ = ["info"]
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def info(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for --model of the other commands.")],
+    revision: options.Revision = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print a model's configuration, tensors, sizes, KV-cache bytes a token and tokenizer."""
+    from onewave.models.config_file import load_config
+    from onewave.weights.sources import resolve
+
+    # "dummy": names without weights are welcome, and a hub model's weights are not fetched for this.
+    location = resolve(model, Settings.from_env(), revision=revision, load_format="dummy")
+    config = load_config(location)
+    tensors, metadata = _tensors(location)
+    kv_values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    facts: dict[str, Any] = {
+        "model": location.name,
+        "kind": location.kind,
+        "path": str(location.path),
+        "config": asdict(config),
+        "parameters": None if tensors is None else _num_parameters(tensors),
+        "weight_bytes": None if tensors is None else sum(tensor.nbytes for tensor in tensors.values()),
+        "weight_dtypes": None if tensors is None else dict(Counter(t.dtype for t in tensors.values()).most_common()),
+        "kv_bytes_per_token": {name: kv_values * width for name, width in _BYTES.items()},
+        "tokenizer": _tokenizer(location, metadata),
+        "tensors": None
+        if tensors is None
+        else [
+            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "bytes": t.nbytes, "file": t.file.name}
+            for t in tensors.values()
+        ],
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+
+
+def _tensors(location: ModelLocation) -> tuple[Mapping[str, TensorInfo] | None, Mapping[str, object]]:
+    """The tensors that the files describe (None where there are no files), and a GGUF file's metadata."""
+    if location.kind == "gguf" and location.path is not None:
+        from onewave.weights.gguf_store import GGUFStore
+
+        store = GGUFStore.open(location.path)
+        found, metadata = dict(store.tensors), dict(store.metadata)
+        store.close()
+        return found, metadata
+    if location.kind == "hf" and location.path is not None and any(location.path.glob("*.safetensors")):
+        from onewave.weights.safetensors_store import SafetensorsStore
+
+        return SafetensorsStore.open(location.path).tensors, {}
+    return None, {}
+
+
+def _num_parameters(tensors: Mapping[str, TensorInfo]) -> int:
+    total = 0
+    for tensor in tensors.values():
+        count = 1
+        for length in tensor.shape:
+            count *= length
+        total += count
+    return total
+
+
+def _tokenizer(location: ModelLocation, metadata: Mapping[str, object]) -> str | None:
+    """What kind of tokenizer comes with the model, in a few words; None when there is none."""
+    kind, before = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if kind is not None:
+        words = f"{kind} (GGUF)" + (f", pre-tokenizer {before}" if before is not None else "")
+        pieces = metadata.get("tokenizer.ggml.tokens")
+        return words + (f", {len(cast('list[object]', pieces))} tokens" if hasattr(pieces, "__len__") else "")
+    if location.kind != "hf" or location.path is None:
+        return None
+    return _hf_tokenizer(location.path / "tokenizer.json")
+
+
+def _hf_tokenizer(path: Path) -> str | None:
+    try:
+        document: Any = json.loads(path.read_bytes())
+        model = document["model"]
+        return f"{model.get('type') or 'BPE'} (tokenizer.json), {len(model['vocab'])} tokens"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"unreadable ({path.name})"
+
+
+def _print(facts: dict[str, Any]) -> None:
+    config = dict(facts["config"])
+    rope = {name: value for name, value in config.pop("rope").items() if value is not None}
+    windows = config.pop("layer_windows")
+    rope.pop("factor_divisors", None)
+    lines: dict[str, object] = {"model": facts["model"], "kind": facts["kind"], "path": facts["path"]} | config
+    lines["rope"] = ", ".join(f"{name} {value}" for name, value in rope.items())
+    lines["sliding window"] = ", ".join(
+        f"{'none' if window is None else window} ({count} layers)" for window, count in Counter(windows).items()
+    )
+    if facts["tensors"] is None:
+        lines["weights"] = "not on this machine"
+    else:
+        gigabytes = facts["weight_bytes"] / 1e9
+        lines["weights"] = f"{facts['parameters']:,} parameters in {len(facts['tensors'])} tensors, {gigabytes:.3f} GB"
+        lines["weight dtypes"] = ", ".join(f"{name} x {count}" for name, count in facts["weight_dtypes"].items())
+    lines["KV cache a token"] = ", ".join(f"{size:,} B in {n}" for n, size in facts["kv_bytes_per_token"].items())
+    lines["tokenizer"] = facts["tokenizer"] or "none"
+    width = max(len(name) for name in lines)
+    for name, value in lines.items():
+        print(f"{name:<{width}}  {value}")
+    for tensor in facts["tensors"] or ():
+        shape = "x".join(str(length) for length in tensor["shape"])
+        print(f"  {tensor['name']:<48} {shape:<16} {tensor['dtype']:<6} {tensor['bytes']:>12,} B")

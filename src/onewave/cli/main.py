@@ -1,0 +1,144 @@
+"""The `onewave` command: its table of commands, and what becomes of errors.
+
+exit status   meaning
+0             done
+1             internal error: one line on stderr, the traceback with --debug
+2             bad input: one line on stderr
+130           interrupted by Ctrl-C
+141           whoever read the output has gone (as a shell reports SIGPIPE)
+
+Nothing that is imported before a command runs loads torch: help and most errors come at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from onewave.base.errors import OnewaveError
+from onewave.cli.bench_latency import latency
+from onewave.cli.bench_peers import peers
+from onewave.cli.chat import chat
+from onewave.cli.env import env
+from onewave.cli.generate import generate
+from onewave.cli.info import info
+
+__all__ = ["app", "main", "run"]
+
+_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="onewave",
+    add_completion=False,
+    context_settings=_HELP_NAMES,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="LLaMA inference for small batches.",
+    epilog="Any command takes --debug: show the traceback of an error. `onewave COMMAND --help` says more.",
+)
+bench = typer.Typer(context_settings=_HELP_NAMES, rich_markup_mode=None, help="Measure speed.")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """LLaMA inference for small batches."""
+    del debug  # `run` has taken it out of the arguments, wherever it stood
+    if version:
+        import onewave
+
+        print(f"onewave {onewave.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command("generate")(generate)
+app.command("chat")(chat)
+app.command("info")(info)
+app.command("env")(env)
+bench.command("latency")(latency)
+bench.command("peers")(peers)
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Run the command line and leave with its exit status."""
+    # A terminal that can't show a character shows a question mark; that is no reason to stop.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr] # streams may be replaced by other objects
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line (without the program's name). Returns its exit status; raises nothing."""
+    debug, rest = _take_debug(_with_ledger_value(arguments))
+    try:
+        status: Any = typer.main.get_command(app).main(rest, prog_name="onewave", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        return _report(error, debug=debug)
+    return status if isinstance(status, int) else 0
+
+
+def _take_debug(arguments: Sequence[str]) -> tuple[bool, list[str]]:
+    """Take --debug out of the arguments, wherever it stands before a `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    rest = [argument for argument in arguments[:end] if argument != "--debug"]
+    return len(rest) < end, [*rest, *arguments[end:]]
+
+
+def _with_ledger_value(arguments: Sequence[str]) -> list[str]:
+    """Write a --ledger without a directory as --ledger=ledger; click has no optional values."""
+    given = list(arguments)
+    for i, argument in enumerate(given):
+        alone = i + 1 == len(given) or given[i + 1].startswith("-")
+        if argument == "--ledger" and alone and given[0] == "bench":
+            given[i] = "--ledger=ledger"
+    return given
+
+
+def _report(error: BaseException, *, debug: bool) -> int:
+    """Say what went wrong in one line on stderr (nothing for an interrupt or a closed pipe) and return the status."""
+    # typer turns an EOFError into an Abort of its own.
+    cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ is not None else error
+    if isinstance(cause, KeyboardInterrupt):
+        status, line = 130, None
+    elif isinstance(cause, BrokenPipeError):
+        # What is left in the buffer would be flushed at exit, into the same closed pipe.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status, line = 141, None
+    elif isinstance(cause, OnewaveError):
+        status, line = 2, f"error: {cause}"
+    elif isinstance(cause, SystemExit):
+        return cause.code if isinstance(cause.code, int) else 1
+    elif callable(getattr(cause, "format_message", None)):
+        # typer carries click within itself, or beside, depending on its version: known by its method.
+        status, line = 2, f"error: {_usage_line(cause)}"
+    else:
+        text = " ".join(f"{type(cause).__name__}: {cause}".split())
+        status, line = 1, f"internal error: {text} (run again with --debug for the traceback)"
+    with suppress(OSError, ValueError):
+        if debug and line is not None:
+            traceback.print_exception(cause)
+        if line is not None:
+            print(line, file=sys.stderr, flush=True)
+    return status
+
+
+def _usage_line(error: Any) -> str:
+    """Reduce a usage error to one sentence and where to read on."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "onewave"
+    text = " ".join(str(error.format_message()).split()).rstrip(".")
+    return f"{text}. See `{command} --help`."

@@ -1,0 +1,57 @@
+"""Options that several commands share, under vLLM's names where it has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onewave.weights.aliases import DEFAULT_ALIAS
+
+__all__ = [
+    "DEFAULT_ALIAS",
+    "Device",
+    "Dtype",
+    "EnforceEager",
+    "Json",
+    "Ledger",
+    "LoadFormat",
+    "MaxModelLen",
+    "MinP",
+    "Model",
+    "Revision",
+    "Seed",
+    "Stats",
+    "Stop",
+    "Temperature",
+    "TopK",
+    "TopP",
+]
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Directory, *.gguf file, alias, built-in configuration, or Hugging Face id."),
+]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (cuda:1 for the second card).")]
+MaxModelLen = Annotated[
+    int | None, typer.Option("--max-model-len", help="Most tokens of prompt and answer together. Default: the model's.")
+]
+LoadFormat = Annotated[
+    str, typer.Option("--load-format", help="auto: the checkpoint's weights; dummy: seeded random ones.")
+]
+Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hugging Face id.")]
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print load time, time to first token and tokens/s on stderr.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Of the random draws; the same seed gives the same tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token every time.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0 or -1: from all.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this probability.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens below this share of the likeliest one's.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End at this text. May be given several times.")]
+Ledger = Annotated[
+    Path | None,
+    typer.Option("--ledger", metavar="[DIR]", help="Append the measurements to DIR (default: ./ledger)."),
+]

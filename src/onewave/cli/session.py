@@ -1,0 +1,69 @@
+"""From a command's options to a loaded LLM, and a line about how fast it was."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onewave.base.settings import Settings
+from onewave.weights import sources
+
+if TYPE_CHECKING:
+    from onewave.engine.llm import LLM
+    from onewave.engine.output import RequestOutput
+
+__all__ = ["Opened", "open_llm", "stats_line"]
+
+_STARTED = time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A loaded model. load_seconds: from the start of loading, torch's import included, until it could answer."""
+
+    llm: LLM
+    load_seconds: float
+
+
+def open_llm(model: str, *, load_format: str = "auto", revision: str | None = None, **options: Any) -> Opened:
+    """Load a model with a progress bar where stderr is a terminal. Raises what LLM raises.
+
+    A model that isn't there is refused before torch is imported.
+    """
+    began = time.perf_counter()
+    progress = sys.stderr.isatty()
+    if not _may_be_hub_id(model):
+        sources.resolve(model, Settings.from_env(), revision=revision, load_format=load_format, progress=progress)
+    from onewave.engine.llm import LLM
+
+    llm = LLM(model, load_format=load_format, revision=revision, progress=progress, **options)
+    return Opened(llm, time.perf_counter() - began)
+
+
+def _may_be_hub_id(model: str) -> bool:
+    """Whether finding the model may ask the network, which is then done once only, by LLM itself."""
+    return model.count("/") == 1 and model[0] not in "./~" and not Path(model).exists()
+
+
+def stats_line(opened: Opened, outputs: Sequence[RequestOutput]) -> str:
+    """Load time, time to first token and decode rate of the requests, which ran as one batch."""
+    metrics = [output.metrics for output in outputs]
+    firsts = [m.first_token_time for m in metrics if m.first_token_time is not None]
+    waits = [m.time_to_first_token for m in metrics if m.time_to_first_token is not None]
+    ends = [m.finished_time for m in metrics if m.finished_time is not None]
+    tokens = sum(m.num_generation_tokens for m in metrics)
+    parts = [f"load {opened.load_seconds:.2f} s"]
+    if waits:
+        parts.append(f"first token after {min(waits):.3f} s")
+    decoded = tokens - sum(len(output.outputs) for output in outputs)
+    if firsts and ends and decoded > 0:
+        seconds = max(ends) - min(firsts)
+        parts.append(f"{decoded / max(seconds, 1e-9):.1f} tokens/s")
+    prompt_tokens = sum(m.num_prompt_tokens for m in metrics)
+    parts.append(f"{prompt_tokens} prompt and {tokens} generated tokens")
+    parts.append(f"{time.perf_counter() - _STARTED:.2f} s in all")
+    return ", ".join(parts)
