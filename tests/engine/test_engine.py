@@ -85,6 +85,24 @@ def test_running_rows_decode_together_and_freed_slots_are_refilled_at_once() -> 
     assert runner.batch_sizes == [2] * 6 + [1, 1]
 
 
+def test_the_first_token_is_seen_before_the_second_is_computed() -> None:
+    engine = make_engine(FakeRunner())
+    request = engine.add(None, PROMPT, SamplingParams(ignore_eos=True))
+    engine.step()
+    assert len(request.samples[0].token_ids) == 1
+
+
+def test_a_flood_of_short_requests_does_not_hold_up_a_long_one() -> None:
+    engine = make_engine(FakeRunner(max_num_seqs=2))
+    long = engine.add(None, PROMPT, SamplingParams(ignore_eos=True, max_tokens=20))
+    for _ in range(100):
+        engine.add(None, PROMPT, SamplingParams(max_tokens=1))
+    for _ in range(45):
+        engine.step()
+    assert long.finished
+    assert engine.has_work
+
+
 @pytest.mark.parametrize("run_ahead", [0, 1])
 def test_no_step_is_launched_after_the_last_token_that_max_tokens_allows(run_ahead: int) -> None:
     runner = FakeRunner(run_ahead=run_ahead)

@@ -120,6 +120,7 @@ class Engine:
         self._rows: _Rows | None = None
         # Set when the rows that should decode are no longer those of self._rows.
         self._rows_changed = False
+        self._prefilled_last = False
         self._in_flight: deque[_InFlight] = deque()
 
     @property
@@ -159,8 +160,10 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Start what can start, decode every running row once, read what is due.
+        """Start what can start or else decode every running row once, and read what is due.
 
+        A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
+        does, so that a flood of short requests can't hold up the running ones.
         If anything is raised here (a KeyboardInterrupt too) every request is aborted, because the device's state is
         unknown then, and the engine is ready for new ones.
         """
@@ -172,11 +175,17 @@ class Engine:
             raise
 
     def _step(self) -> None:
-        if self._scheduler.can_admit:
+        if self._scheduler.can_admit and not self._prefilled_last:
             # Reading first may free more slots, and keeps every sample's tokens in order.
             self._read(0)
-            while (admitted := self._scheduler.admit()) is not None:
+            for _ in range(self._runner.max_num_seqs):
+                admitted = self._scheduler.admit()
+                if admitted is None:
+                    break
                 self._prefill(*admitted)
+            self._prefilled_last = True
+            return
+        self._prefilled_last = False
         launched = self._decode()
         self._read(self._runner.run_ahead if launched else 0)
 
@@ -192,7 +201,7 @@ class Engine:
     def abort_all(self) -> None:
         """Drop every request and whatever is in flight."""
         self._in_flight.clear()
-        self._rows, self._rows_changed = None, False
+        self._rows, self._rows_changed, self._prefilled_last = None, False, False
         for sample in (*self._scheduler.waiting, *self._scheduler.running.values()):
             sample.abort()
             self._scheduler.remove(sample)

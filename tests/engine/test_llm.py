@@ -1,0 +1,313 @@
+"""LLM on a tiny random checkpoint, against transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import onewave
+from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, TokenizerError, UnsupportedError
+from onewave.ops.sampling import reference
+
+transformers: Any = pytest.importorskip("transformers")
+
+VOCAB, EOS, MAX_POSITION = 317, 257, 96
+TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+PROMPTS = ["Hello", "a much longer prompt, with commas", "ü", "x y z", "12345 67890", "The end."]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer with four special tokens and a Llama of three layers."""
+    path = tmp_path_factory.mktemp("tiny")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: i for i, symbol in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|pad|>", "<|eos|>", "<|user|>", "<|bot|>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"eos_token": "<|eos|>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=MAX_POSITION,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        initializer_range=0.3,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> Iterator[LLM]:
+    with LLM(checkpoint, device="cpu", max_num_seqs=4) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> Any:
+    return transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+def oracle_greedy(oracle: Any, ids: list[int], count: int) -> list[int]:
+    with torch.no_grad():
+        output = oracle.generate(
+            torch.tensor([ids]),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+    return output[0, len(ids) :].tolist()
+
+
+def token_ids(outputs: list[onewave.RequestOutput]) -> list[list[int]]:
+    return [sample.token_ids for output in outputs for sample in output.outputs]
+
+
+def test_greedy_tokens_of_a_ragged_batch_equal_transformers(llm: LLM, oracle: Any) -> None:
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, GREEDY), strict=True):
+        assert output.prompt == prompt
+        assert output.prompt_token_ids == llm.tokenizer.encode(prompt)
+        assert output.outputs[0].token_ids == oracle_greedy(oracle, output.prompt_token_ids, 24)
+        # The model's vocabulary is larger than the tokenizer's: ids without a token are no text.
+        assert output.outputs[0].text == llm.tokenizer.decode_lenient(output.outputs[0].token_ids, True)
+        assert output.outputs[0].finish_reason == "length"
+        assert output.finished
+
+
+def test_eos_ends_a_sample_as_in_transformers(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, min_tokens=3, logit_bias={EOS: 100.0})
+    output = llm.generate("Hello", params)[0].outputs[0]
+    assert (len(output.token_ids), output.token_ids[-1], output.finish_reason, output.stop_reason) == (
+        4,
+        EOS,
+        "stop",
+        None,
+    )
+
+
+SEEDED = SamplingParams(seed=11, max_tokens=20, ignore_eos=True, top_p=0.95)
+IN_A_NEW_PROCESS = """
+import json, sys
+from onewave import LLM, SamplingParams
+llm = LLM(sys.argv[1], device="cpu")
+outputs = llm.generate(["x y z"], SamplingParams(seed=11, max_tokens=20, ignore_eos=True, top_p=0.95, n=2))
+outputs += llm.generate(["x y z"], SamplingParams(max_tokens=20, ignore_eos=True))
+print(json.dumps([sample.token_ids for output in outputs for sample in output.outputs]))
+"""
+
+
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_in_a_new_process(llm: LLM, checkpoint: Path) -> None:
+    alone = token_ids(llm.generate("x y z", SEEDED))[0]
+    batch = llm.generate(PROMPTS, [SamplingParams(max_tokens=5 + i, seed=i) if i != 3 else SEEDED for i in range(6)])
+    assert batch[3].outputs[0].token_ids == alone
+    run = subprocess.run(
+        [sys.executable, "-c", IN_A_NEW_PROCESS, str(checkpoint)], capture_output=True, text=True, check=True
+    )
+    elsewhere = json.loads(run.stdout)
+    assert elsewhere[0] == alone
+    assert elsewhere[1] != alone
+    # Requests without a seed repeat too: they depend on LLM(seed=0) and on the request's number, 1 here.
+    with LLM(checkpoint, device="cpu") as fresh:
+        fresh.generate("Hello", SamplingParams(max_tokens=1))
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        assert token_ids(fresh.generate("x y z", params))[0] == elsewhere[2]
+        assert token_ids(fresh.generate("x y z", params))[0] != elsewhere[2]
+
+
+def test_four_samples_differ_and_come_in_order(llm: LLM) -> None:
+    output = llm.generate("Hello", SamplingParams(n=4, seed=1, max_tokens=12, ignore_eos=True))[0]
+    assert [sample.index for sample in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(sample.token_ids) for sample in output.outputs}) == 4
+    assert output.metrics.num_generation_tokens == 48
+
+
+def test_logprobs_of_prompt_and_output_sum_to_transformers(llm: LLM, oracle: Any) -> None:
+    params = SamplingParams(seed=2, max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1, temperature=0.7)
+    output = llm.generate("a much longer prompt", params)[0]
+    sample = output.outputs[0]
+    ids = output.prompt_token_ids + sample.token_ids
+    with torch.no_grad():
+        logits = oracle(torch.tensor([ids])).logits[0].double().numpy()
+    expected = [reference.logprobs(row)[token] for row, token in zip(logits[:-1], ids[1:], strict=True)]
+    assert output.prompt_logprobs is not None
+    assert sample.logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    prompt = [entry[token].logprob for entry, token in zip(output.prompt_logprobs[1:], ids[1:], strict=False) if entry]
+    generated = [entry[token].logprob for entry, token in zip(sample.logprobs, sample.token_ids, strict=True)]
+    np.testing.assert_allclose(prompt + generated, expected, rtol=1e-3, atol=1e-4)
+    assert sample.cumulative_logprob == pytest.approx(sum(expected[-12:]), rel=1e-3)
+
+
+def test_streaming_shows_the_same_text_piece_by_piece(llm: LLM) -> None:
+    whole = llm.generate("Hello", SEEDED)[0].outputs[0]
+    pieces = list(llm.stream("Hello", SEEDED))
+    assert "".join(piece.outputs[0].delta for piece in pieces) == pieces[-1].outputs[0].text == whole.text
+    assert [len(piece.outputs[0].token_ids) for piece in pieces] == list(range(1, 21))
+    assert [piece.finished for piece in pieces] == [False] * 19 + [True]
+
+
+def test_a_stop_string_that_straddles_tokens_ends_the_text(llm: LLM) -> None:
+    whole = llm.generate("Hello", SEEDED)[0].outputs[0]
+    stop = whole.text[5:8]
+    params = SamplingParams.from_dict({"seed": 11, "max_tokens": 20, "ignore_eos": True, "top_p": 0.95, "stop": stop})
+    output = llm.generate("Hello", params)[0].outputs[0]
+    assert output.text == whole.text[: whole.text.index(stop)]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert list(llm.stream("Hello", params))[-1].outputs[0].text == output.text
+
+
+def test_closing_a_stream_early_frees_its_slots(llm: LLM) -> None:
+    for _ in range(6):  # more often than there are slots
+        stream = llm.stream("Hello", SamplingParams(n=2, max_tokens=50, ignore_eos=True))
+        next(stream)
+        stream.close()  # type: ignore[attr-defined] (it is a generator)
+    assert not llm._open_engine().has_work
+    assert token_ids(llm.generate("Hello", GREEDY)) == token_ids(llm.generate("Hello", GREEDY))
+
+
+def test_a_stream_and_other_requests_run_side_by_side(llm: LLM) -> None:
+    expected = token_ids(llm.generate(["Hello", "x y z"], GREEDY))
+    stream = llm.stream("Hello", GREEDY)
+    for _ in range(5):
+        next(stream)
+    assert token_ids(llm.generate("x y z", GREEDY)) == expected[1:]
+    assert list(stream)[-1].outputs[0].token_ids == expected[0]
+
+
+def test_threads_share_the_model(llm: LLM) -> None:
+    expected = token_ids(llm.generate(PROMPTS, GREEDY))
+    found: dict[int, list[int]] = {}
+
+    def work(i: int) -> None:
+        found[i] = token_ids(llm.generate(PROMPTS[i], GREEDY))[0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(len(PROMPTS))] == expected
+
+
+def test_chat_lays_the_conversation_out_and_keeps_control_tokens_out_of_it(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi <|eos|>"}]
+    output = llm.chat(messages, GREEDY)[0]
+    assert output.prompt == "<|user|>hi <|eos|><|bot|>"
+    assert output.prompt_token_ids[0] == EOS + 1
+    assert output.prompt_token_ids[-1] == EOS + 2
+    assert EOS not in output.prompt_token_ids
+    both = llm.chat([messages, [{"role": "user", "content": "you"}]], [GREEDY, GREEDY])
+    assert both[0].outputs[0].token_ids == output.outputs[0].token_ids
+    assert list(llm.chat_stream(messages, GREEDY))[-1].outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_max_model_len_ends_the_text_and_bounds_the_prompt(checkpoint: Path) -> None:
+    with LLM(checkpoint, device="cpu", max_model_len=10) as llm:
+        output = llm.generate([1, 2, 3], SamplingParams(max_tokens=None, ignore_eos=True))[0].outputs[0]
+        assert (len(output.token_ids), output.finish_reason) == (7, "length")
+        assert len(llm.generate([1] * 9, SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 1
+        with pytest.raises(InvalidArgumentError, match=r"prompt: 10 tokens; allowed: up to 9.*max_model_len=10"):
+            llm.generate([1] * 10)
+    for wrong in (MAX_POSITION + 1, 1, 0, -1, 10.0, True):
+        with pytest.raises(InvalidArgumentError, match="max_model_len"):
+            LLM(checkpoint, device="cpu", max_model_len=wrong)  # type: ignore[arg-type] (that is the point)
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [0, VOCAB], [-1], [["a"]], None, {"prompt": ""}, ["ok", ""]])
+def test_a_bad_prompt_is_refused_in_one_line_before_anything_runs(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="prompt") as caught:
+        llm.generate(prompt)
+    assert "\n" not in str(caught.value)
+    assert not llm._open_engine().has_work
+    with pytest.raises(InvalidArgumentError, match="prompt"):
+        llm.stream(prompt)
+
+
+def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="unknown sampling parameter: 'best_of'"):
+        llm.generate("Hello", {"best_of": 2})
+    with pytest.raises(InvalidArgumentError, match="messages"):
+        llm.chat([])
+    for name, value in (("device", "tpu"), ("device", "cpu:0"), ("device", "cuda:x"), ("dtype", "int8")):
+        with pytest.raises(UnsupportedError, match=f"{name}: '{value}'"):
+            LLM(checkpoint, **{name: value})
+    for name, value in (("max_num_seqs", 0), ("seed", -1), ("seed", 2**64)):
+        with pytest.raises(InvalidArgumentError, match=name):
+            LLM(checkpoint, **{"device": "cpu", name: value})
+    if not torch.cuda.is_available():
+        with pytest.raises(UnsupportedError, match="'cuda', but PyTorch finds no CUDA card"):
+            LLM(checkpoint, device="cuda")
+
+
+def test_a_model_without_a_tokenizer_works_on_token_ids(checkpoint: Path, llm: LLM, tmp_path: Path) -> None:
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).symlink_to(checkpoint / file)
+    with LLM(tmp_path, device="cpu") as bare:
+        output = bare.generate([1, 2, 3], GREEDY)[0]
+        assert output.outputs[0].text == ""
+        assert output.outputs[0].token_ids == token_ids(llm.generate([1, 2, 3], GREEDY))[0]
+        for attempt in (lambda: bare.generate("Hello"), lambda: bare.chat([{"role": "user", "content": "hi"}])):
+            with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+                attempt()
+        with pytest.raises(InvalidArgumentError, match="stop"):
+            bare.generate([1], SamplingParams(stop="a"))
+    with LLM(tmp_path, device="cpu", tokenizer=checkpoint) as borrowed:
+        assert token_ids(borrowed.generate("Hello", GREEDY)) == token_ids(llm.generate("Hello", GREEDY))
+
+
+def test_a_closed_model_says_so(checkpoint: Path) -> None:
+    llm = LLM(checkpoint, device="cpu")
+    stream = llm.stream("Hello", GREEDY)
+    next(stream)
+    llm.close()
+    llm.close()
+    assert next(stream).outputs[0].finish_reason == "abort"
+    with pytest.raises(OnewaveError, match="LLM: closed"):
+        llm.generate("Hello")
+
+
+def test_dummy_weights_need_only_a_configuration_and_depend_on_the_seed(checkpoint: Path) -> None:
+    def tokens(seed: int) -> list[list[int]]:
+        with LLM(checkpoint, device="cpu", load_format="dummy", seed=seed) as llm:
+            return token_ids(llm.generate([[1, 2, 3], [4]], GREEDY))
+
+    assert tokens(0) == tokens(0)
+    assert tokens(0) != tokens(1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_on_the_cpu(checkpoint: Path, dtype: str) -> None:
+    with LLM(checkpoint, device="cpu", dtype=dtype) as llm:
+        assert llm.dtype is getattr(torch, dtype)
+        together = token_ids(llm.generate(PROMPTS[:2], GREEDY))
+        assert [len(tokens) for tokens in together] == [24, 24]
+
+
+def test_the_package_shows_its_names_without_loading_torch() -> None:
+    code = "import sys, onewave as o; o.SamplingParams; o.OnewaveError; dir(o); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert all(getattr(onewave, name) is not None for name in onewave.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = onewave.nonsense  # type: ignore[attr-defined] (that is the point)

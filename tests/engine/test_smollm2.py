@@ -1,0 +1,83 @@
+"""A real model: SmolLM2-135M-Instruct from its Q4_1 file, against transformers on the same dequantised weights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onewave import LLM, SamplingParams
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):\n",
+    "Q: What is the boiling point of water?\nA:",
+    "Die Hauptstadt von Deutschland",
+    "1, 1, 2, 3, 5, 8,",
+    "The three laws of motion are",
+    "Dear Sir or Madam,",
+    "In 1969, Neil Armstrong",
+    "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n",
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(smollm2_path, device="cpu") as model:
+        yield model
+
+
+@pytest.mark.slow
+def test_64_greedy_tokens_for_ten_prompts_equal_transformers(llm: LLM, smollm2_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
+    ).eval()
+    outputs = llm.generate(PROMPTS, GREEDY)
+    for output in outputs:
+        ids = output.prompt_token_ids
+        # Teacher-forced: if every token is the likeliest after those before it, the greedy sequences are the same, and
+        # one pass checks all 64. It takes a tenth of the time of generate().
+        with torch.inference_mode():
+            logits = oracle(torch.tensor([ids + output.outputs[0].token_ids])).logits[0, len(ids) - 1 : -1]
+        assert output.outputs[0].token_ids == logits.argmax(-1).tolist()
+
+
+def test_it_knows_the_capital_of_france(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    output = llm.chat(question, SamplingParams(temperature=0, max_tokens=32))[0]
+    assert "Paris" in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"
+
+
+IN_A_NEW_PROCESS = """
+import sys
+from onewave import LLM, SamplingParams
+llm = LLM(sys.argv[1], device="cpu")
+params = SamplingParams(temperature=0.9, top_p=0.95, seed=42, max_tokens=24, ignore_eos=True)
+print(llm.generate(sys.argv[2], params)[0].outputs[0].token_ids)
+"""
+
+
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_in_a_new_process(llm: LLM, smollm2_path: Path) -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.95, seed=42, max_tokens=24, ignore_eos=True)
+    alone = llm.generate(PROMPTS[1], params)[0].outputs[0].token_ids
+    others = SamplingParams(temperature=0.7, max_tokens=20)
+    batch = llm.generate(PROMPTS[:4], [others, params, GREEDY, others])
+    assert batch[1].outputs[0].token_ids == alone
+    run = subprocess.run(
+        [sys.executable, "-c", IN_A_NEW_PROCESS, str(smollm2_path), PROMPTS[1]],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ},
+    )
+    assert run.stdout.strip() == str(alone)
