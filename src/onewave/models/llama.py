@@ -86,26 +86,28 @@ class Llama:
         """
         config, weights = self.config, self.weights
         rotary = self._rotary_rows(batch)
-        # Residual stream and the output of the block before it; each norm adds the two.
-        residual = embedding(batch.token_ids, weights.embedding).to(self.dtype)
+        seq_lens = batch.positions + 1
+        # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32: rounding
+        # it twice a layer would be the largest avoidable error of a 16-bit model (tests/models/test_parity.py).
+        residual = embedding(batch.token_ids, weights.embedding).float()
         update: Tensor | None = None
         for index, layer in enumerate(weights.layers):
             normed, residual = self._norm(update, residual, layer.input_norm)
             k_cache, v_cache = kv.layer(index)
             queries = append_kv(
-                linear(normed, layer.qkv),
+                # The bias goes in before the product is rounded to 16 bits, not after.
+                linear(normed, layer.qkv, layer.qkv_bias),
                 rotary,
                 k_cache,
                 v_cache,
                 batch.slots,
                 batch.positions,
                 num_heads=config.num_heads,
-                bias=layer.qkv_bias,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
                 eps=config.rms_norm_eps,
             )
-            attended = self._attend(batch, queries, k_cache, v_cache, config.layer_windows[index])
+            attended = self._attend(batch, seq_lens, queries, k_cache, v_cache, config.layer_windows[index])
             update = linear(attended, layer.o, layer.o_bias)
             normed, residual = self._norm(update, residual, layer.post_norm)
             update = linear(swiglu(linear(normed, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
@@ -127,10 +129,12 @@ class Llama:
         rows = [self.rotary.prefill(chunk.start, chunk.end) for chunk in batch.chunks]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    def _attend(self, batch: Batch, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None) -> Tensor:
+    def _attend(
+        self, batch: Batch, seq_lens: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None
+    ) -> Tensor:
         """Attention of each sequence over its own cache row; [tokens, heads * head_dim]."""
         if batch.phase is Phase.DECODE:
-            return decode_attention(q, k_cache, v_cache, batch.slots, batch.positions + 1, window=window).flatten(1)
+            return decode_attention(q, k_cache, v_cache, batch.slots, seq_lens, window=window).flatten(1)
         out = torch.empty_like(q)
         first = 0
         for chunk in batch.chunks:

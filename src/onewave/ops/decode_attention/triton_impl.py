@@ -1,10 +1,11 @@
 """Decode attention in Triton: split over the keys, query heads of one KV head in one tile.
 
-Program (row, kv head, piece) attends the group's queries, padded to 16 rows for the tensor cores, to SPLIT keys read in
-blocks of BLOCK_S, and stores (max, sum, unnormalised output) in float32. A second kernel merges a row's pieces in
-order. Pieces have a fixed size and start at multiples of it, so a row's result depends on nothing but the row. Programs
-past a row's length leave at once; the lengths are read on the device, so one captured graph serves every length the
-cache holds. Roofline: the bytes of the keys and values, each read once per group.
+Program (row, kv head, piece) attends the group's queries, padded to 16 rows for the tensor cores, to a piece of SPLIT
+keys held in one tile: all its loads are in flight at once, and one maximum and one sum finish the softmax. It stores
+(max, sum, unnormalised output) in float32; a second kernel merges a row's pieces in order.
+Pieces have a fixed size and start at multiples of it, so a row's result depends on nothing but the row. Programs past a
+row's length leave at once; the lengths are read on the device, so one captured graph serves every length the cache
+holds. Roofline: the bytes of the keys and values, each read once per group.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from torch import Tensor
 
 __all__ = ["decode_attention"]
 
-# Keys a program: small enough that a 512-token context still spreads over tens of SMs.
-SPLIT = 128
 _LOG2E = 1.4426950408889634
 
 
@@ -38,7 +37,6 @@ def decode_attention_kernel(
     window,
     scale_log2,
     SPLIT: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -54,27 +52,19 @@ def decode_attention_kernel(
         q_at = q_ptr + (row * num_kv_heads * group + head)[:, None].to(tl.int64) * head_dim + dim[None, :]
         q = tl.load(q_at, mask=(member < group)[:, None] & (dim < head_dim)[None, :], other=0.0)
         base = tl.load(slots_ptr + row) * stride_slot + kv_head.to(tl.int64) * stride_head
-        top = tl.full([BLOCK_G], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_G], tl.float32)
-        acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-        for start in tl.static_range(0, SPLIT, BLOCK_S):
-            key = begin + start + tl.arange(0, BLOCK_S)
-            visible = (key < end) & (key >= first_visible)
-            at = base + key[:, None].to(tl.int64) * stride_position + dim[None, :]
-            mask = visible[:, None] & (dim < head_dim)[None, :]
-            k = tl.load(k_ptr + at, mask=mask, other=0.0)
-            v = tl.load(v_ptr + at, mask=mask, other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-            scores = tl.where(visible[None, :], scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, axis=1))
-            # A block with no visible key leaves the running maximum at -inf; subtract 0 there so that exp2 gives 0, not
-            # NaN.
-            reference = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weight = tl.exp2(scores - reference[:, None])
-            keep = tl.exp2(top - reference)
-            total = total * keep + tl.sum(weight, axis=1)
-            acc = acc * keep[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-            top = new_top
+        key = begin + tl.arange(0, SPLIT)
+        visible = (key < end) & (key >= first_visible)
+        at = base + key[:, None].to(tl.int64) * stride_position + dim[None, :]
+        mask = visible[:, None] & (dim < head_dim)[None, :]
+        k = tl.load(k_ptr + at, mask=mask, other=0.0)
+        v = tl.load(v_ptr + at, mask=mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = tl.where(visible[None, :], scores, float("-inf"))
+        # At least one key of this piece is visible, so the maximum is finite.
+        top = tl.max(scores, axis=1)
+        weight = tl.exp2(scores - top[:, None])
+        total = tl.sum(weight, axis=1)
+        acc = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         slot = ((row * num_kv_heads * group + head) * num_pieces + piece).to(tl.int64)
         tl.store(stats_ptr + slot * 2, top, mask=member < group)
         tl.store(stats_ptr + slot * 2 + 1, total, mask=member < group)
@@ -119,7 +109,9 @@ def decode_attention(
     num_kv_heads, capacity = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
-    pieces = triton.cdiv(capacity, SPLIT)
+    # Keys a program: few enough that a short context spreads over the card and a tile fits in shared memory.
+    split = 128 if block_d <= 128 else 64
+    pieces = triton.cdiv(capacity, split)
     q = q.contiguous()
     out = torch.empty_like(q)
     part = torch.empty((rows, num_heads, pieces, block_d), dtype=torch.float32, device=q.device)
@@ -141,13 +133,12 @@ def decode_attention(
         head_dim,
         visible,
         scale_log2,
-        SPLIT=SPLIT,
-        BLOCK_S=64,
+        SPLIT=split,
         BLOCK_G=max(16, triton.next_power_of_2(group)),
         BLOCK_D=block_d,
         num_warps=4,
     )
     merge_kernel[(rows, num_heads)](
-        part, stats, seq_lens, out, pieces, head_dim, visible, SPLIT=SPLIT, BLOCK_D=block_d, num_warps=1
+        part, stats, seq_lens, out, pieces, head_dim, visible, SPLIT=split, BLOCK_D=block_d, num_warps=1
     )
     return out
