@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "child_environment"]
 
 
 def _platform_cache_dir(env: Mapping[str, str]) -> Path:
@@ -45,6 +45,11 @@ class Settings:
             num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")),
             commit=env.get("ONEWAVE_COMMIT") or None,
         )
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with some variables changed, for a child process."""
+    return {**os.environ, **changes}
 
 
 def _num_threads(text: str | None) -> int:

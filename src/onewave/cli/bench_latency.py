@@ -105,9 +105,7 @@ def _append(directory: Path, results: list[Result], llm: LLM) -> list[str]:
     name = torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else "cpu"
     command = shlex.join(["onewave", *sys.argv[1:]])
     return [
-        ledger.append(
-            directory, ledger.as_record(measurement, device_name=name, command=command, settings=settings)
-        )
+        ledger.append(directory, ledger.as_record(measurement, device_name=name, command=command, settings=settings))
         for result in results
         for measurement in measurements(result, llm, threads=settings.num_threads)
     ]

@@ -1,0 +1,167 @@
+"""`onewave bench peers`: this engine beside others."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.settings import Settings
+from onewave.cli import options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onewave.bench.peers import Job, PeerResult
+
+__all__ = ["peers"]
+
+
+def peers(
+    model: options.Model = options.DEFAULT_ALIAS,
+    input_len: Annotated[int, typer.Option("--input-len", help="Prompt tokens.")] = 64,
+    output_len: Annotated[int, typer.Option("--output-len", help="Generated tokens.")] = 64,
+    reps: Annotated[int, typer.Option("--reps", help="Measured rounds; one more warms up.")] = 3,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="CPU threads of every engine. Default: the cores there are.")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="auto: float32 on a CPU, bfloat16 on a card.")] = "auto",
+    device: options.Device = "auto",
+    revision: options.Revision = None,
+    llama_cpp_python: Annotated[
+        str | None,
+        typer.Option("--llama-cpp-interpreter", help="A Python that has llama-cpp-python, where this one doesn't."),
+    ] = None,
+    as_json: options.Json = False,
+    ledger: options.Ledger = None,
+) -> None:
+    """Measure load time, prefill and decode beside transformers and, on a GGUF file, llama-cpp-python.
+
+    All read the same file, in processes of their own, with the same threads, in turns. The prompt is random token ids;
+    decoding is greedy, one sequence. An engine that isn't there is named as such.
+    """
+    for name, value, least in (("--input-len", input_len, 1), ("--output-len", output_len, 2), ("--reps", reps, 1)):
+        if value < least:
+            raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
+    if threads is not None and threads < 1:
+        raise InvalidArgumentError("--threads", got=str(threads), allowed="whole numbers from 1")
+    job = _job(model, revision, dtype, device, threads, input_len, output_len)
+    from onewave.bench.peer_worker import PEERS
+    from onewave.bench.peers import compare
+
+    pythons = {} if llama_cpp_python is None else {"llama-cpp-python": llama_cpp_python}
+    results = compare(job, list(PEERS), reps=reps, pythons=pythons, show=_show)
+    _show("")
+    citations = [] if ledger is None else _append(ledger, model, job, results)
+    if as_json:
+        print(json.dumps({"job": asdict(job), "peers": [asdict(result) for result in results], "ledger": citations}))
+    else:
+        _print_table(model, job, results)
+        for citation in citations:
+            print(citation)
+
+
+def _job(
+    model: str, revision: str | None, dtype: str, device: str, threads: int | None, input_len: int, output_len: int
+) -> Job:
+    """Check the options and find the model's file."""
+    from onewave.bench.peers import Job
+    from onewave.models.config_file import load_config
+    from onewave.weights.sources import resolve
+
+    settings = Settings.from_env()
+    location = resolve(model, settings, revision=revision, progress=sys.stderr.isatty())
+    config = load_config(location)
+    if input_len + output_len > config.max_position:
+        got = f"{input_len + output_len} tokens"
+        raise InvalidArgumentError("--input-len and --output-len", got=got, allowed=f"up to {config.max_position}")
+    import torch
+
+    if dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise UnsupportedError("dtype", got=repr(dtype), allowed="auto, float32, bfloat16, float16")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise UnsupportedError("device", got=repr(device), allowed="auto, cpu, or cuda where torch sees a card")
+    return Job(
+        path=str(location.path),
+        kind=location.kind,
+        dtype=("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype,
+        device=device,
+        threads=threads or settings.num_threads,
+        prompt_tokens=input_len,
+        output_tokens=output_len,
+        vocab_size=config.vocab_size,
+    )
+
+
+def _append(directory: Path, model: str, job: Job, results: list[PeerResult]) -> list[str]:
+    """Write a line for every engine's decode rate; returns their citations."""
+    import torch
+
+    from onewave.bench import ledger
+
+    settings = Settings.from_env()
+    name = "cpu" if job.device == "cpu" else torch.cuda.get_device_name(job.device)
+    command = shlex.join(["onewave", *sys.argv[1:]])
+    citations: list[str] = []
+    for result in results:
+        if result.decode is None or result.prefill is None:
+            continue
+        extra = {
+            "peer": result.name,
+            "version": result.version,
+            "load_s": result.load_s,
+            "prefill_tokens_per_second": result.prefill.p50,
+            "ours_over_peer": result.ratio,
+            "ours_over_peer_prefill": result.prefill_ratio,
+            "same_greedy_tokens": result.same_tokens,
+            "prompt_tokens": job.prompt_tokens,
+            "generated_tokens": job.output_tokens,
+            "dtype": job.dtype,
+            "threads": job.threads,
+        }
+        measurement = ledger.Measurement(model, "peer_decode", "tok/s", result.decode, None, extra)
+        record = ledger.as_record(measurement, device_name=name, command=command, settings=settings)
+        citations.append(f"ledger/{ledger.append(directory, record)}")
+    return citations
+
+
+def _print_table(model: str, job: Job, results: list[PeerResult]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{model} on {job.device}, {job.threads} threads, {job.prompt_tokens}+{job.output_tokens} tokens"
+    table = Table(title=title, title_justify="left")
+    table.add_column("engine", no_wrap=True)
+    for heading in ("load s", "prefill t/s", "decode t/s", "ours / it", "same tokens"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        if result.prefill is None or result.decode is None:
+            table.add_row(result.name, "-", "-", "-", "-", "-")
+            continue
+        table.add_row(
+            f"{result.name} {result.version}",
+            f"{result.load_s:.2f}",
+            f"{result.prefill.p50:.1f}",
+            f"{result.decode.mean:.1f} ± {result.decode.sd:.1f}",
+            "-" if result.ratio is None else f"{result.ratio:.2f}x",
+            "-" if result.same_tokens is None else f"{result.same_tokens} of {result.num_tokens}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table)
+    for result in results:
+        if result.absent is not None:
+            console.print(f"{result.name}: {result.absent}", highlight=False, markup=False)
+
+
+def _show(text: str) -> None:
+    """Say on a terminal's stderr what is going on, over what was said before."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
