@@ -37,10 +37,12 @@ def test_rms_norm_kernels_equal_the_reference(rows: int, hidden: int, dtype: tor
     weight = randn(hidden, dtype=dtype, seed=2)
     exact = rms_norm_reference.rms_norm(x.double(), weight.double(), 1e-5)
     assert close(triton_impl.rms_norm(x, weight, 1e-5), exact, rms_norm_reference.rms_norm(x, weight, 1e-5))
-    out, total = triton_impl.add_rms_norm(x, residual, weight, 1e-5)
-    assert torch.equal(total, x + residual)
-    exact = rms_norm_reference.rms_norm(total.double(), weight.double(), 1e-5)
-    assert close(out, exact, rms_norm_reference.rms_norm(total, weight, 1e-5))
+    for stream in (residual, residual.float()):
+        out, total = triton_impl.add_rms_norm(x, stream, weight, 1e-5)
+        assert torch.equal(total, x + stream)
+        exact = rms_norm_reference.rms_norm(total.double(), weight.double(), 1e-5)
+        assert close(out, exact, rms_norm_reference.rms_norm(total, weight, 1e-5))
+        assert out.dtype is dtype
 
 
 @pytest.mark.parametrize("dtype", LOW_DTYPES)

@@ -87,8 +87,8 @@ class Llama:
         config, weights = self.config, self.weights
         rotary = self._rotary_rows(batch)
         seq_lens = batch.positions + 1
-        # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32: rounding
-        # it twice a layer would be the largest avoidable error of a 16-bit model (tests/models/test_parity.py).
+        # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32:
+        # rounding it twice a layer would be the largest avoidable error of a 16-bit model (test_parity.py).
         residual = embedding(batch.token_ids, weights.embedding).float()
         update: Tensor | None = None
         for index, layer in enumerate(weights.layers):

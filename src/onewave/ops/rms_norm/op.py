@@ -14,16 +14,16 @@ __all__ = ["add_rms_norm", "rms_norm"]
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each row to unit RMS, then multiply by weight.
 
-    x: [..., hidden] bf16|fp16|fp32, last axis contiguous. weight: [hidden], dtype of x.
-    Returns the shape and dtype of x. Sums in float32; rounds to x's dtype before the weight multiply, as Llama does.
-    Raises ShapeError. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
+    x: [..., hidden] bf16|fp16|fp32, last axis contiguous. weight: [hidden], x's dtype or a narrower one.
+    Returns x's shape in the weight's dtype. Sums in float32; rounds to that dtype before the weight multiply, as Llama
+    does. Raises ShapeError. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
     _check(x, weight)
     if x.is_cuda:
         from onewave.ops.rms_norm import triton_impl
 
         return triton_impl.rms_norm(x, weight, eps)
-    if x.dtype is torch.float32:
+    if weight.dtype is torch.float32:
         from onewave.ops.rms_norm import numba_impl
 
         return numba_impl.rms_norm(x, weight, eps)
@@ -33,8 +33,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then normalise: one pass over both.
 
-    x, residual: [tokens, hidden], same dtype, contiguous. weight: [hidden].
-    Returns (normed, x + residual), both [tokens, hidden] in x's dtype; the sum is rounded before it is normalised.
+    x, residual: [tokens, hidden], contiguous, residual in x's dtype or float32. weight: [hidden], dtype of x.
+    Returns (normed, x + residual), both [tokens, hidden]: normed in x's dtype, the sum in the residual's, rounded
+    before it is normalised.
     Raises ShapeError.
     """
     _check(x, weight)
@@ -44,7 +45,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         from onewave.ops.rms_norm import triton_impl
 
         return triton_impl.add_rms_norm(x, residual, weight, eps)
-    if x.dtype is torch.float32:
+    if weight.dtype is torch.float32:
         from onewave.ops.rms_norm import numba_impl
 
         return numba_impl.add_rms_norm(x, residual, weight, eps)

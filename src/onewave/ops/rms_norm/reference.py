@@ -9,13 +9,13 @@ __all__ = ["add_rms_norm", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale each row to unit RMS in float32, round to x's dtype, multiply by weight."""
+    """Scale each row to unit RMS in float32, round to weight's dtype, multiply by weight."""
     x32 = x.float()
     unit = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return unit.to(x.dtype) * weight
+    return unit.to(weight.dtype) * weight
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return (rms_norm(x + residual), x + residual); the sum is rounded to x's dtype first."""
-    total = x + residual
+    """Return (rms_norm(x + residual), x + residual); the sum is rounded to residual's dtype first."""
+    total = (x + residual).to(residual.dtype)
     return rms_norm(total, weight, eps), total

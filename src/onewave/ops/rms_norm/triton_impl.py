@@ -21,19 +21,19 @@ def rms_norm_kernel(
     x = tl.load(x_ptr + start + column, mask=inside, other=0.0)
     if ADD:
         residual = tl.load(residual_ptr + start + column, mask=inside, other=0.0)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(residual.dtype)
         tl.store(total_ptr + start + column, x, mask=inside)
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32, axis=0) / hidden + eps)
     # Llama rounds the unit row before the weight multiply.
-    unit = (x32 * scale).to(x.dtype)
-    tl.store(out_ptr + start + column, (unit.to(tl.float32) * weight.to(tl.float32)).to(x.dtype), mask=inside)
+    unit = (x32 * scale).to(weight.dtype)
+    tl.store(out_ptr + start + column, (unit.to(tl.float32) * weight.to(tl.float32)).to(weight.dtype), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See op.rms_norm."""
     x = x.contiguous()
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, dtype=weight.dtype)
     _launch(x, x, weight, out, out, eps, add=False)
     return out
 
@@ -41,7 +41,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See op.add_rms_norm."""
     x, residual = x.contiguous(), residual.contiguous()
-    out, total = torch.empty_like(x), torch.empty_like(x)
+    out, total = torch.empty_like(x, dtype=weight.dtype), torch.empty_like(residual)
     _launch(x, residual, weight, out, total, eps, add=True)
     return out, total
 
