@@ -78,5 +78,5 @@ def _parse(text: bytes, name: str) -> Mapping[str, object]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(name, got=f"not valid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise ConfigError(name, got=f"a JSON {type(value).__name__}", allowed="an object")
+        raise ConfigError(name, got="not a JSON object")
     return cast("dict[str, object]", value)

@@ -1,0 +1,106 @@
+"""Frequencies and rotary rows against transformers' own functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import CPU, ROPES, config_of
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from onewave.models.config import ModelConfig
+from onewave.models.config_hf import from_hf
+from onewave.models.rope import RotaryTable, inv_freq
+
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Real models' parameters and corners of each kind: (rope_parameters, max_position_embeddings, head_dim).
+CASES: dict[str, tuple[dict[str, Any], int, int]] = {
+    "linear": ({"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, 8192, 128),
+    "dynamic": ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, 64, 80),
+    "llama-3.1": (
+        LLAMA3 | {"factor": 8.0, "original_max_position_embeddings": 8192, "rope_theta": 5e5},
+        131072,
+        128,
+    ),
+    "llama-3.2": (
+        LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 8192, "rope_theta": 5e5},
+        131072,
+        64,
+    ),
+    "llama3 without original length": (LLAMA3 | {"factor": 8.0, "rope_theta": 1e4}, 512, 64),
+    "qwen yarn": (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6},
+        131072,
+        128,
+    ),
+    "yarn without original length": ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}, 4096, 80),
+    "yarn, factor from the lengths": (
+        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 1024, "rope_theta": 1e4},
+        4096,
+        64,
+    ),
+    "yarn, narrow ramp": (
+        {"rope_type": "yarn", "factor": 3.0, "beta_fast": 2.0, "beta_slow": 2.0, "rope_theta": 1e4, "truncate": False},
+        4096,
+        64,
+    ),
+    "yarn, deepseek scales": (
+        {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7, "rope_theta": 1e4},
+        4096,
+        64,
+    ),
+    "yarn, attention factor": (
+        {"rope_type": "yarn", "factor": 2.0, "attention_factor": 0.9, "rope_theta": 1e4},
+        64,
+        64,
+    ),
+    "yarn, factor below one": ({"rope_type": "yarn", "factor": 0.5, "rope_theta": 1e4}, 4096, 64),
+    "partial": ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}, 64, 80),
+}
+
+
+def both(rope: dict[str, Any], max_position: int, head_dim: int) -> tuple[Any, ModelConfig]:
+    theirs = config_of("llama", rope_parameters=dict(rope), max_position_embeddings=max_position, head_dim=head_dim)
+    return theirs, from_hf(theirs.to_dict() | {"architectures": ["LlamaForCausalLM"]})
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("stretch", [0.5, 1.0, 1.5, 7.0])
+def test_frequencies_equal_those_of_transformers(case: str, stretch: float) -> None:
+    theirs, ours = both(*CASES[case])
+    seq_len = int(ours.max_position * stretch)
+    expected, expected_scaling = ROPE_INIT_FUNCTIONS[ours.rope.kind](theirs, CPU, seq_len=seq_len)
+    frequencies, scaling = inv_freq(ours.rope, seq_len=seq_len, max_position=ours.max_position)
+    assert frequencies.dtype is torch.float32
+    torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
+    assert scaling == pytest.approx(expected_scaling, rel=1e-6)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rows_equal_those_of_transformers_at_every_position(rope: str) -> None:
+    theirs = config_of("llama", rope, max_position_embeddings=24)
+    table = RotaryTable(from_hf(theirs.to_dict() | {"architectures": ["LlamaForCausalLM"]}), 64, CPU)
+    assert table.decode.shape == (64, 80)
+
+    def rows(start: int, end: int) -> torch.Tensor:
+        cos, sin = LlamaRotaryEmbedding(config=theirs)(torch.zeros(1), torch.arange(start, end)[None])
+        return torch.cat((cos[0, :, :40], sin[0, :, :40]), dim=-1)
+
+    for start, end in ((0, 1), (0, 24), (0, 25), (3, 50), (23, 64), (40, 41)):
+        torch.testing.assert_close(table.prefill(start, end), rows(start, end), rtol=0, atol=1e-6)
+    for position in (0, 22, 23, 24, 25, 63):
+        torch.testing.assert_close(table.decode[position], rows(position, position + 1)[0], rtol=0, atol=1e-6)
+
+
+def test_rows_at_long_context_turn_by_the_same_angle_as_transformers() -> None:
+    theirs, ours = both(*CASES["llama-3.1"])
+    cos, _ = LlamaRotaryEmbedding(config=theirs)(torch.zeros(1), torch.arange(131000, 131072)[None])
+    rows = RotaryTable(ours, 131072, CPU).decode[131000:]
+    torch.testing.assert_close(rows[:, :64], cos[0, :, :64], rtol=0, atol=1e-6)
+
+
+def test_a_short_table_of_a_dynamic_model_is_the_plain_one() -> None:
+    plain, dynamic = (both(rope, 64, 80)[1] for rope in ({"rope_theta": 1e4}, CASES["dynamic"][0]))
+    assert torch.equal(RotaryTable(dynamic, 64, CPU).decode, RotaryTable(plain, 64, CPU).decode)
