@@ -1,0 +1,147 @@
+"""Sampling and the engine's loop on a CUDA card: the same tokens as on the CPU, whatever runs beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from onewave import LLM, SamplingParams
+from onewave.ops.sampling import RowParameters, greedy, penalise, sample, token_logprobs, uniforms
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+ROWS = [
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 0, 1.0, 0.05),
+    (1.3, 40, 1.0, 0.0),
+    (0.9, 0, 0.9, 0.0),
+    (1.0, 200, 0.8, 0.02),
+]
+
+
+def parameters(device: torch.device, rows: list[tuple[float, int, float, float]]) -> RowParameters:
+    temperature, top_k, top_p, min_p = zip(*rows, strict=True)
+    return RowParameters.build(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, device=device)
+
+
+@pytest.mark.parametrize("vocab", [61, 49152, 128256])
+def test_tokens_are_those_of_the_cpu_in_any_batch(vocab: int) -> None:
+    for seed in range(10):
+        logits = torch.randn(len(ROWS), vocab, generator=torch.Generator().manual_seed(seed)) * 3
+        if seed % 2:
+            logits = logits.bfloat16().float()  # many ties
+        uniform = torch.from_numpy(uniforms([seed], [0], len(ROWS))[0])
+        expected = sample(logits, uniform, parameters(torch.device("cpu"), ROWS)).tolist()
+        found = sample(logits.to(CUDA), uniform.to(CUDA), parameters(CUDA, ROWS)).tolist()
+        assert found == expected
+        for i, row in enumerate(ROWS):
+            one = sample(logits[i : i + 1].to(CUDA), uniform[i : i + 1].to(CUDA), parameters(CUDA, [row]))
+            assert one.tolist() == expected[i : i + 1]
+
+
+def test_greedy_takes_the_lowest_id_of_equals_on_the_card() -> None:
+    for vocab in (1000, 49152, 128256):
+        logits = torch.zeros(4, vocab, device=CUDA)
+        logits[1, vocab // 2 :] = 1
+        logits[2, vocab - 1] = 1
+        logits[3, ::7] = 1
+        logits[3, 0] = 0
+        assert greedy(logits).tolist() == [0, vocab // 2, vocab - 1, 7]
+
+
+def test_penalties_and_logprobs_agree_with_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5000, generator=generator) * 3
+    in_prompt = torch.rand(3, 5000, generator=generator) < 0.1
+    counts = torch.randint(0, 3, (3, 5000), generator=generator, dtype=torch.int32)
+    values = {name: torch.tensor([1.0, 1.5, 0.7]) for name in ("repetition", "presence", "frequency")}
+    expected = penalise(logits, in_prompt, counts, **values)
+    on_card = {name: value.to(CUDA) for name, value in values.items()}
+    torch.testing.assert_close(
+        penalise(logits.to(CUDA), in_prompt.to(CUDA), counts.to(CUDA), **on_card).cpu(), expected
+    )
+    tokens = torch.tensor([0, 4999, 77])
+    for ours, theirs in zip(
+        token_logprobs(logits.to(CUDA), tokens.to(CUDA), 5), token_logprobs(logits, tokens, 5), strict=True
+    ):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration alone; the weights are made up."""
+    path = tmp_path_factory.mktemp("dummy")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 3001,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 7,
+        "torch_dtype": "bfloat16",
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> Iterator[LLM]:
+    with LLM(directory, device="cuda", load_format="dummy", max_num_seqs=4) as model:
+        yield model
+
+
+PROMPT_IDS = [[1, 2, 3], [4] * 50, [5, 6], [8, 9, 10, 11], [12], [13] * 7]
+MIXED = [
+    SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=2),
+    SamplingParams(seed=1, max_tokens=40, top_p=0.9),
+    SamplingParams(seed=2, max_tokens=20, repetition_penalty=1.3, frequency_penalty=0.5),
+    SamplingParams(seed=3, max_tokens=25, min_tokens=5, logit_bias={7: 8.0}),
+    SamplingParams(seed=4, max_tokens=35, top_k=20, min_p=0.01, stop_token_ids=[100, 200, 300]),
+    SamplingParams(seed=5, max_tokens=1),
+]
+
+
+def token_ids(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+
+def test_running_ahead_changes_no_token(llm: LLM) -> None:
+    assert llm.runner.run_ahead == 1
+    ahead = token_ids(llm, PROMPT_IDS, MIXED)
+    llm.runner.run_ahead = 0
+    try:
+        assert token_ids(llm, PROMPT_IDS, MIXED) == ahead
+    finally:
+        llm.runner.run_ahead = 1
+
+
+def test_a_request_gives_the_same_alone_and_in_a_batch(llm: LLM) -> None:
+    together = token_ids(llm, PROMPT_IDS, MIXED)
+    alone = [token_ids(llm, [prompt], [params])[0] for prompt, params in zip(PROMPT_IDS, MIXED, strict=True)]
+    assert alone == together
+
+
+def test_graphs_change_no_token(llm: LLM, directory: Path) -> None:
+    with LLM(directory, device="cuda", load_format="dummy", max_num_seqs=4, enforce_eager=True) as eager:
+        assert token_ids(eager, PROMPT_IDS, MIXED) == token_ids(llm, PROMPT_IDS, MIXED)
+
+
+def test_streams_closed_early_leave_the_engine_usable(llm: LLM) -> None:
+    expected = token_ids(llm, PROMPT_IDS, MIXED)
+    for _ in range(6):
+        stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=100, ignore_eos=True))
+        next(stream)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined] (it is a generator)
+    assert token_ids(llm, PROMPT_IDS, MIXED) == expected
