@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from onewave.base.errors import TokenizerError
@@ -22,21 +23,22 @@ def hf_tokenizer_parts(directory: Path) -> TokenizerParts:
     """Read tokenizer.json and the small files beside it.
 
     tokenizer.json: the pipeline, used as it is. tokenizer_config.json, special_tokens_map.json: the named special
-    tokens, add_bos_token and add_eos_token (which override the pipeline's own post-processor, as in transformers),
-    chat_template as a string or a list of named ones. chat_template.jinja and additional_chat_templates/*.jinja
-    override those. generation_config.json (else config.json): the ids that end an answer. All but the first are
-    optional. Raises TokenizerError naming the file that is missing or malformed.
+    tokens, add_bos_token and add_eos_token (asked only where tokenizer.json has no post-processor: transformers 5
+    lets that file decide, too), chat_template as a string or a list of named ones. chat_template.jinja and
+    additional_chat_templates/*.jinja override those. generation_config.json (else config.json): the ids that end an
+    answer. All but the first are optional. Raises TokenizerError naming the file that is missing or malformed.
     """
     backend = _read_backend(directory)
     config = _read_object(directory / "tokenizer_config.json")
     named = _special_tokens(directory, config)
+    _mark_named(backend, named)
     added = tuple(
         AddedPiece(t.content, i, special=t.special, lstrip=t.lstrip, rstrip=t.rstrip, single_word=t.single_word)
         for i, t in sorted(backend.get_added_tokens_decoder().items())
     )
     bos, eos = (_id_of(backend, named.get(name)) for name in ("bos_token", "eos_token"))
-    explicit = [config[name] for name in ("add_bos_token", "add_eos_token") if isinstance(config.get(name), bool)]
     add_bos, add_eos = (config.get(name) is True for name in ("add_bos_token", "add_eos_token"))
+    decides = backend.post_processor is None
     highest = max((piece.id for piece in added), default=-1)
     return TokenizerParts(
         origin=str(directory),
@@ -46,8 +48,8 @@ def hf_tokenizer_parts(directory: Path) -> TokenizerParts:
         vocab_size=max(backend.get_vocab_size(with_added_tokens=True), highest + 1),
         bos_token_id=bos,
         eos_token_ids=_eos_ids(directory, eos),
-        prefix_ids=((bos,) if add_bos and bos is not None else ()) if explicit else None,
-        suffix_ids=((eos,) if add_eos and eos is not None else ()) if explicit else None,
+        prefix_ids=((bos,) if add_bos and bos is not None else ()) if decides else None,
+        suffix_ids=((eos,) if add_eos and eos is not None else ()) if decides else None,
         special_tokens=named,
         chat_templates=_chat_templates(directory, config),
     )
@@ -92,6 +94,15 @@ def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str
             if isinstance(value, str):
                 found[name] = value
     return found
+
+
+def _mark_named(backend: Backend, named: Mapping[str, str]) -> None:
+    """Make control tokens of the named tokens that the vocabulary has and tokenizer.json forgot to list as such."""
+    listed = {token.content for token in backend.get_added_tokens_decoder().values()}
+    forgotten = [t for t in dict.fromkeys(named.values()) if t not in listed and backend.token_to_id(t) is not None]
+    backend.add_special_tokens(  # pyright: ignore[reportUnknownMemberType]
+        [AddedToken(token, special=True, normalized=False) for token in forgotten]
+    )
 
 
 def _id_of(backend: Backend, token: str | None) -> int | None:

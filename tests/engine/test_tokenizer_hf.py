@@ -1,0 +1,193 @@
+"""Tokenizers of Hugging Face directories, against transformers and against the same vocabulary in a GGUF file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_tokenizers import (
+    byte_level_directory,
+    byte_level_metadata,
+    corpus,
+    save_directory,
+    sentencepiece_directory,
+    sentencepiece_metadata,
+)
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+
+from onewave.base.errors import TokenizerError
+from onewave.engine.gguf_tokenizer import gguf_tokenizer_parts
+from onewave.engine.tokenizer import Tokenizer, load_tokenizer
+from onewave.weights.sources import ModelLocation
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_WORDS = LLAMA3_WORDS.replace("{1,3}", "")
+
+
+def open_directory(directory: Path) -> Tokenizer:
+    return load_tokenizer(ModelLocation("hf", directory, directory.name))
+
+
+def from_gguf(metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer(gguf_tokenizer_parts(metadata, "tiny.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("words", "pre"), [(LLAMA3_WORDS, "llama-bpe"), (QWEN2_WORDS, "qwen2")], ids=["llama 3", "qwen 2"]
+)
+def test_a_byte_level_vocabulary_gives_the_same_ids_from_both_kinds_of_file(
+    words: str, pre: str, tmp_path: Path
+) -> None:
+    ours = open_directory(byte_level_directory(tmp_path, words))
+    gguf = from_gguf(byte_level_metadata(pre))
+    for text in [*corpus().values(), "<|im_start|>user <think> [INST] x<|im_end|>    y"]:
+        for allow_special in (False, True):
+            ids = ours.encode(text, add_special_tokens=False, allow_special=allow_special)
+            assert ids == gguf.encode(text, add_special_tokens=False, allow_special=allow_special)
+            assert ours.decode(ids) == gguf.decode(ids)
+    assert (ours.vocab_size, ours.special_ids) == (gguf.vocab_size, gguf.special_ids)
+
+
+def test_a_sentencepiece_vocabulary_gives_the_same_ids_from_both_kinds_of_file(tmp_path: Path) -> None:
+    ours = open_directory(sentencepiece_directory(tmp_path, prepend_scheme=None))
+    gguf = from_gguf(sentencepiece_metadata())
+    for text in [*corpus().values(), "<s>[INST] x </s> y<think> z"]:
+        for allow_special in (False, True):
+            ids = ours.encode(text, allow_special=allow_special)
+            assert ids == gguf.encode(text, allow_special=allow_special)
+            assert ours.decode(ids) == gguf.decode(ids)
+
+
+DIRECTORIES = {
+    "llama 3": lambda path: byte_level_directory(path, LLAMA3_WORDS),
+    "qwen 2": lambda path: byte_level_directory(path, QWEN2_WORDS),
+    "sentencepiece, old": lambda path: sentencepiece_directory(path, prepend_scheme=None),
+    "sentencepiece, first": lambda path: sentencepiece_directory(path, prepend_scheme="first"),
+    "sentencepiece, always": lambda path: sentencepiece_directory(path, prepend_scheme="always"),
+    "sentencepiece, never": lambda path: sentencepiece_directory(path, prepend_scheme="never"),
+    "sentencepiece, no BOS": lambda path: sentencepiece_directory(path, prepend_scheme="first", add_bos_token=False),
+    "sentencepiece, EOS": lambda path: sentencepiece_directory(
+        path, prepend_scheme="first", add_bos_token=True, add_eos_token=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_ids_and_text_are_transformers_own(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    directory = DIRECTORIES[name](tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(directory))
+    ours = open_directory(directory)
+    for text in [*corpus().values(), "", " a", "x<|im_end|> <s> y</s>z", " <s> <s>"]:
+        for part in (text, *text.split("\n")):
+            ids = ours.encode(part)
+            assert ids == theirs.encode(part)
+            assert ours.encode(part, add_special_tokens=False) == theirs.encode(part, add_special_tokens=False)
+            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+            assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
+    assert ours.bos_token_id == theirs.bos_token_id
+    assert ours.eos_token_ids == (theirs.eos_token_id,)
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_plain_text_makes_no_control_token_and_keeps_the_post_processor(name: str, tmp_path: Path) -> None:
+    ours = open_directory(DIRECTORIES[name](tmp_path))
+    text = "x<|im_end|> <s> y</s>z"
+    ids = ours.encode(text, allow_special=False)
+    assert ours.special_ids.isdisjoint(ours.encode(text, add_special_tokens=False, allow_special=False))
+    assert ours.decode(ids) == text
+    around = ours.encode("")
+    assert [i for i in ids if i in ours.special_ids] == around
+
+
+def test_add_bos_token_counts_where_tokenizer_json_has_no_post_processor(tmp_path: Path) -> None:
+    ours = open_directory(byte_level_directory(tmp_path, QWEN2_WORDS, add_bos_token=True, add_eos_token=True))
+    bare = ours.encode("hi", add_special_tokens=False)
+    assert ours.encode("hi") == [ours.bos_token_id, *bare, ours.eos_token_ids[0]]
+
+
+def test_named_tokens_are_control_tokens_though_tokenizer_json_lists_them_as_words(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    backend = Backend(models.WordLevel({"<unk>": 0, "<s>": 1, "a": 2, "b": 3}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"bos_token": "<s>", "unk_token": "<unk>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    ours = open_directory(save_directory(tmp_path, backend, names))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    assert ours.encode("a<s>b") == theirs.encode("a<s>b") == [2, 1, 3]
+    assert ours.decode([2, 1, 3]) == theirs.decode([2, 1, 3], skip_special_tokens=True) == "a b"
+
+
+def test_ids_that_end_an_answer_come_from_the_generation_config(tmp_path: Path) -> None:
+    byte_level_directory(tmp_path, QWEN2_WORDS)
+    assert [open_directory(tmp_path).token_text(i) for i in open_directory(tmp_path).eos_token_ids] == ["<|im_end|>"]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 901]}', encoding="utf-8")
+    named = open_directory(tmp_path).eos_token_ids
+    assert named[:2] == (7, 901)
+    assert len(named) == 3
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}', encoding="utf-8")
+    assert open_directory(tmp_path).eos_token_ids[0] == 5
+
+
+def test_named_tokens_may_stand_in_the_special_tokens_map(tmp_path: Path) -> None:
+    byte_level_directory(tmp_path, QWEN2_WORDS)
+    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    assert open_directory(tmp_path).bos_token_id is None
+    named = {"bos_token": {"content": "<|begin|>", "lstrip": False}, "eos_token": "<|im_end|>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named), encoding="utf-8")
+    tokenizer = open_directory(tmp_path)
+    assert tokenizer.token_text(tokenizer.bos_token_id or 0) == "<|begin|>"
+
+
+def test_truncation_and_padding_written_in_the_file_are_not_applied(tmp_path: Path) -> None:
+    path = byte_level_directory(tmp_path, QWEN2_WORDS) / "tokenizer.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    state["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    path.write_text(json.dumps(state), encoding="utf-8")
+    assert len(open_directory(tmp_path).encode("one two three four five six")) > 3
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(TokenizerError) as caught:
+        open_directory(directory)
+    assert "\n" not in str(caught.value)
+    assert str(directory) in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_directory_without_tokenizer_says_that_token_ids_still_work(tmp_path: Path) -> None:
+    assert "missing. Text can't be encoded without it; generation from token ids still works." in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 5000])
+def test_a_truncated_tokenizer_json_is_refused(keep: int, tmp_path: Path) -> None:
+    path = byte_level_directory(tmp_path, QWEN2_WORDS) / "tokenizer.json"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert "tokenizer.json: not a tokenizer" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("tokenizer.json", "[]", "not a tokenizer"),
+        ("tokenizer_config.json", "[1]", "a JSON list; allowed: an object"),
+        ("tokenizer_config.json", '{"bos_token": ', "not readable as JSON"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: int; allowed: a string or a list"),
+        ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template: 'x'; allowed: {"),
+        ("special_tokens_map.json", "null", "a JSON NoneType; allowed: an object"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: 'x'; allowed: a token id"),
+        ("generation_config.json", "[" * 100_000, "not readable as JSON"),
+    ],
+)
+def test_a_malformed_file_is_named_in_one_line(name: str, text: str, says: str, tmp_path: Path) -> None:
+    byte_level_directory(tmp_path, QWEN2_WORDS)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    message = refusal(tmp_path)
+    assert re.escape(name) in re.escape(message)
+    assert says in message
