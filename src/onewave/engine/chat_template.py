@@ -26,7 +26,7 @@ from onewave.engine.tokenizer_parts import AddedPiece
 __all__ = ["ChatTemplate", "RenderedChat"]
 
 # A template is somebody else's program. These end one that would run or grow without end; real ones stay far below.
-MAX_LOOP_STEPS = 1_000_000
+MAX_LOOP_STEPS = 500_000
 MAX_CHARACTERS = 50_000_000
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

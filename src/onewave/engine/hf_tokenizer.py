@@ -23,8 +23,8 @@ def hf_tokenizer_parts(directory: Path) -> TokenizerParts:
     """Read tokenizer.json and the small files beside it.
 
     tokenizer.json: the pipeline, used as it is. tokenizer_config.json, special_tokens_map.json: the named special
-    tokens, add_bos_token and add_eos_token (asked only where tokenizer.json has no post-processor: transformers 5
-    lets that file decide, too), chat_template as a string or a list of named ones. chat_template.jinja and
+    tokens; add_bos_token and add_eos_token, asked only where tokenizer.json has no post-processor (transformers 5 lets
+    that file decide, too); chat_template as a string or a list of named ones. chat_template.jinja and
     additional_chat_templates/*.jinja override those. generation_config.json (else config.json): the ids that end an
     answer. All but the first are optional. Raises TokenizerError naming the file that is missing or malformed.
     """
