@@ -116,7 +116,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, start=1):
             where = f"{path}:{number}"
             try:
-                record: object = json.loads(line)
+                record: Any = json.loads(line)
             except ValueError as error:
                 raise InvalidArgumentError(where, got=f"not JSON ({error})") from None
             if not isinstance(record, dict):
@@ -130,9 +130,8 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 def validate(record: Mapping[str, Any], where: str) -> None:
     """Check a record's fields. Raises InvalidArgumentError naming the field."""
-    if record.keys() != _FIELDS:
-        odd = ", ".join(sorted(record.keys() ^ _FIELDS))
-        raise InvalidArgumentError(f"{where}: fields missing or unknown", got=odd)
+    if odd := record.keys() ^ _FIELDS:
+        raise InvalidArgumentError(f"{where}: fields missing or unknown", got=", ".join(sorted(odd)))
     for name in (*_TEXTS, *_TEXTS_OR_NULL):
         value = record[name]
         if not (isinstance(value, str) and value) and not (value is None and name in _TEXTS_OR_NULL):
@@ -151,14 +150,17 @@ def validate(record: Mapping[str, Any], where: str) -> None:
     except ValueError:
         raise InvalidArgumentError(f"{where}: date", got=record["date"], allowed="YYYY-MM-DDTHH:MM:SSZ") from None
     ceiling: object = record["ceiling"]
-    if ceiling is not None and not (
-        isinstance(ceiling, dict)
-        and cast("dict[str, object]", ceiling).keys() == {"name", "value", "unit", "method"}
-        and _is_number(cast("dict[str, object]", ceiling)["value"])
-    ):
+    if ceiling is not None and not _is_ceiling(ceiling):
         raise InvalidArgumentError(f"{where}: ceiling", got=repr(ceiling), allowed="name, value, unit and method")
     if not isinstance(record["extra"], dict):
         raise InvalidArgumentError(f"{where}: extra", got=repr(record["extra"]), allowed="an object")
+
+
+def _is_ceiling(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    entry = cast("dict[str, object]", value)
+    return entry.keys() == {"name", "value", "unit", "method"} and _is_number(entry["value"])
 
 
 def _is_number(value: object) -> bool:

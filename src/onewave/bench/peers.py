@@ -8,24 +8,34 @@ wait for input.
 from __future__ import annotations
 
 import json
-import random
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from onewave.base.errors import OnewaveError
 from onewave.base.settings import child_environment
 from onewave.bench.clock import Summary, summarize
 
-__all__ = ["Job", "PeerResult", "compare"]
+if TYPE_CHECKING:
+    from onewave.engine.tokenizer import Tokenizer
+
+__all__ = ["Job", "PeerResult", "compare", "text_prompts"]
 
 _WORKER = Path(__file__).with_name("peer_worker.py")
-_PROMPT_SEED = 0
+_PASSAGE = (
+    "The harbour lay quiet in the early morning. Fishing boats rocked against the pier, and the first gulls circled "
+    "above the market hall. An old man with a lantern walked along the water, counting the boats as he had done every "
+    "day for forty years. When he came to the last one he stopped, because it was not there. He looked out over the "
+    "bay, where the fog was slowly lifting, and tried to remember whose boat it was and who had taken it out during "
+    "the night. Behind him a door opened, and his daughter came down the steps with two cups of coffee. "
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,6 @@ class Job:
     threads: int
     prompt_tokens: int
     output_tokens: int
-    vocab_size: int
 
     @property
     def context(self) -> int:
@@ -74,15 +83,16 @@ class _Absent(OnewaveError):
 def compare(
     job: Job,
     names: Sequence[str],
+    prompts: Sequence[Sequence[int]],
     *,
-    reps: int,
     warmup: int = 1,
     pythons: Mapping[str, str] | None = None,
     show: Callable[[str], None] = lambda text: None,
 ) -> list[PeerResult]:
     """Measure every named engine (keys of peer_worker.PEERS; the first is the one the others are compared with).
 
-    pythons: another interpreter for an engine. show: is told what runs.
+    prompts: job.prompt_tokens ids each, one a round; the first `warmup` rounds are not counted. pythons: another
+    interpreter for an engine. show: is told what runs.
     """
     results: dict[str, PeerResult] = {}
     runners: dict[str, _Worker] = {}
@@ -93,10 +103,9 @@ def compare(
                 runners[name] = _Worker(name, job, (pythons or {}).get(name, sys.executable))
             except _Absent as error:
                 results[name] = PeerResult(name, absent=str(error))
-        for number in range(warmup + reps):
-            prompt = _prompt(job, number)
+        for number, prompt in enumerate(prompts):
             for name, worker in list(runners.items()):
-                show(f"{name}: round {number + 1} of {warmup + reps}")
+                show(f"{name}: round {number + 1} of {len(prompts)}")
                 try:
                     worker.run(prompt, job.output_tokens, keep=number >= warmup)
                 except _Absent as error:
@@ -124,33 +133,33 @@ class _Worker:
         if self.name == "llama-cpp-python" and self.job.kind != "gguf":
             raise _Absent("reads GGUF files only")
         self._log: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        threads = str(self.job.threads)
+        threads, sources = str(self.job.threads), str(_WORKER.parents[2])
+        environment = child_environment({"OMP_NUM_THREADS": threads, "ONEWAVE_NUM_THREADS": threads})
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (sources, environment.get("PYTHONPATH"))))
         began = time.perf_counter()
-        # -P: this directory's modules must not hide others of the same names.
-        self._process = subprocess.Popen(
-            [self.python, "-P", str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=child_environment(
-                {"OMP_NUM_THREADS": threads, "ONEWAVE_NUM_THREADS": threads, "PYTHONPATH": str(_WORKER.parents[2])}
-            ),
-        )
         try:
-            hello = {
-                name: getattr(self.job, name) for name in ("path", "kind", "dtype", "device", "threads", "context")
-            }
-            reply = self._ask({"peer": self.name, **hello})
+            self._process = subprocess.Popen(
+                # -P: this directory's modules must not hide others of the same names.
+                [self.python, "-P", str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env=environment,
+            )
+        except OSError as error:
+            raise _Absent(f"{self.python} can't be run ({error.strerror})") from None
+        try:
+            reply = self._ask({"peer": self.name, "context": self.job.context, **asdict(self.job)})
         except BaseException:
             self.close()
             raise
         self.version: str = reply["version"]
         self.load_s = time.perf_counter() - began
 
-    def run(self, prompt: list[int], tokens: int, *, keep: bool) -> None:
+    def run(self, prompt: Sequence[int], tokens: int, *, keep: bool) -> None:
         """Generate once; keep the figures or not."""
-        reply = self._ask({"prompt": prompt, "tokens": tokens})
+        reply = self._ask({"prompt": list(prompt), "tokens": tokens})
         if keep:
             self.rounds.append(reply)
 
@@ -162,10 +171,9 @@ class _Worker:
         self._process.wait()
         for stream in (self._process.stdout, self._log):
             stream.close()
-        try:
+        # What was left to write has no reader.
+        with suppress(OSError):
             self._process.stdin.close()
-        except OSError:
-            pass  # what was left to write has no reader
 
     def result(self, job: Job, ours: _Worker | None) -> PeerResult:
         """All rounds together."""
@@ -195,11 +203,10 @@ class _Worker:
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
+        # A process that has died may have left its last words.
+        with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # its last words are still to be read
         line = self._process.stdout.readline()
         reply: dict[str, Any] = json.loads(line) if line.strip() else {"failed": self._last_words()}
         if "missing" in reply:
@@ -219,7 +226,11 @@ class _Worker:
         return f"{status}, {lines[-1][:200]}" if lines else status
 
 
-def _prompt(job: Job, number: int) -> list[int]:
-    """Random token ids, the same in every run and for every engine."""
-    rng = random.Random(f"{_PROMPT_SEED} {number}")
-    return [rng.randrange(job.vocab_size) for _ in range(job.prompt_tokens)]
+def text_prompts(tokenizer: Tokenizer, *, tokens: int, count: int) -> list[list[int]]:
+    """`count` different prompts of `tokens` ids each from one English passage, repeated as need be.
+
+    Text rather than random ids: where a model is sure of the next token, engines that compute alike agree on it.
+    """
+    ids = tokenizer.encode(_PASSAGE, add_special_tokens=False)
+    doubled = ids * (tokens // len(ids) + 2)
+    return [doubled[start : start + tokens] for start in (number * 5 % len(ids) for number in range(count))]

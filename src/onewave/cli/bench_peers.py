@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onewave.bench.peers import Job, PeerResult
+    from onewave.weights.sources import ModelLocation
 
 __all__ = ["peers"]
 
@@ -42,20 +43,24 @@ def peers(
 ) -> None:
     """Measure load time, prefill and decode beside transformers and, on a GGUF file, llama-cpp-python.
 
-    All read the same file, in processes of their own, with the same threads, in turns. The prompt is random token ids;
-    decoding is greedy, one sequence. An engine that isn't there is named as such.
+    All read the same file, in processes of their own, with the same threads, in turns. Prompts are English text, a
+    different piece each round; decoding is greedy, one sequence. An engine that isn't there is named as such.
     """
     for name, value, least in (("--input-len", input_len, 1), ("--output-len", output_len, 2), ("--reps", reps, 1)):
         if value < least:
             raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
     if threads is not None and threads < 1:
         raise InvalidArgumentError("--threads", got=str(threads), allowed="whole numbers from 1")
-    job = _job(model, revision, dtype, device, threads, input_len, output_len)
+    location = _find(model, revision, input_len + output_len)
+    job = _job(location, dtype, device, threads, input_len, output_len)
     from onewave.bench.peer_worker import PEERS
-    from onewave.bench.peers import compare
+    from onewave.bench.peers import compare, text_prompts
+    from onewave.engine.tokenizer import load_tokenizer
+
+    prompts = text_prompts(load_tokenizer(location), tokens=input_len, count=1 + reps)
 
     pythons = {} if llama_cpp_python is None else {"llama-cpp-python": llama_cpp_python}
-    results = compare(job, list(PEERS), reps=reps, pythons=pythons, show=_show)
+    results = compare(job, list(PEERS), prompts, pythons=pythons, show=_show)
     _show("")
     citations = [] if ledger is None else _append(ledger, model, job, results)
     if as_json:
@@ -66,21 +71,23 @@ def peers(
             print(citation)
 
 
-def _job(
-    model: str, revision: str | None, dtype: str, device: str, threads: int | None, input_len: int, output_len: int
-) -> Job:
-    """Check the options and find the model's file."""
-    from onewave.bench.peers import Job
+def _find(model: str, revision: str | None, context: int) -> ModelLocation:
+    """Find the model's file and check that it holds that many tokens."""
     from onewave.models.config_file import load_config
     from onewave.weights.sources import resolve
 
-    settings = Settings.from_env()
-    location = resolve(model, settings, revision=revision, progress=sys.stderr.isatty())
-    config = load_config(location)
-    if input_len + output_len > config.max_position:
-        got = f"{input_len + output_len} tokens"
-        raise InvalidArgumentError("--input-len and --output-len", got=got, allowed=f"up to {config.max_position}")
+    location = resolve(model, Settings.from_env(), revision=revision, progress=sys.stderr.isatty())
+    longest = load_config(location).max_position
+    if context > longest:
+        raise InvalidArgumentError("--input-len and --output-len", got=f"{context} tokens", allowed=f"up to {longest}")
+    return location
+
+
+def _job(location: ModelLocation, dtype: str, device: str, threads: int | None, input_len: int, output_len: int) -> Job:
+    """Check what remains and put it together. Raises UnsupportedError."""
     import torch
+
+    from onewave.bench.peers import Job
 
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise UnsupportedError("dtype", got=repr(dtype), allowed="auto, float32, bfloat16, float16")
@@ -93,10 +100,9 @@ def _job(
         kind=location.kind,
         dtype=("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype,
         device=device,
-        threads=threads or settings.num_threads,
+        threads=threads or Settings.from_env().num_threads,
         prompt_tokens=input_len,
         output_tokens=output_len,
-        vocab_size=config.vocab_size,
     )
 
 

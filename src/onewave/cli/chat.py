@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,7 +142,8 @@ def _talk(conversation: Conversation) -> bool:
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):
-            import readline  # noqa: F401  # line editing and history for input()
+            # Line editing and history for input().
+            import_module("readline")
         print("/help lists the commands, Ctrl-D leaves.", file=sys.stderr)
     all_answered = True
     while True:

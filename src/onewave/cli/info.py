@@ -113,7 +113,7 @@ def _hf_tokenizer(path: Path) -> str | None:
 def _print(facts: dict[str, Any]) -> None:
     config = dict(facts["config"])
     rope = {name: value for name, value in config.pop("rope").items() if value is not None}
-    windows = config.pop("layer_windows")
+    windows = cast("tuple[int | None, ...]", config.pop("layer_windows"))
     rope.pop("factor_divisors", None)
     lines: dict[str, object] = {"model": facts["model"], "kind": facts["kind"], "path": facts["path"]} | config
     lines["rope"] = ", ".join(f"{name} {value}" for name, value in rope.items())
