@@ -166,6 +166,10 @@ def _read_vocabulary(metadata: Mapping[str, Any], origin: str) -> _Vocabulary:
         raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got="an empty list", next="The vocabulary is missing.")
     if "" in tokens:  # llama.cpp's name for a token without text
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    try:
+        "".join(tokens).encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got="text that is not Unicode") from error
     ids = {token: i for i, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
