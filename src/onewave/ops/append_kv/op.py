@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.append_kv import reference
+from onewave.ops.backends import implementation
 
 __all__ = ["append_kv"]
 
@@ -38,17 +37,7 @@ def append_kv(
     width = (num_heads + 2 * num_kv_heads) * head_dim
     if qkv.ndim != 2 or qkv.shape[1] != width:
         raise ShapeError("append_kv: qkv", got=str(tuple(qkv.shape)), allowed=f"[tokens, {width}]")
-    if qkv.is_cuda:
-        from onewave.ops.append_kv import triton_impl
-
-        launch = triton_impl.append_kv
-    elif qkv.dtype is torch.float32:
-        from onewave.ops.append_kv import numba_impl
-
-        launch = numba_impl.append_kv
-    else:
-        launch = reference.append_kv
-    return launch(
+    return implementation("append_kv", qkv).append_kv(
         qkv,
         rotary,
         k_cache,

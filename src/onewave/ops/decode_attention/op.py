@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.decode_attention import reference
+from onewave.ops.backends import implementation
 
 __all__ = ["decode_attention"]
 
@@ -35,12 +34,6 @@ def decode_attention(
             got=str(tuple(q.shape)),
             allowed=f"[rows, a multiple of {k_cache.shape[1]}, {k_cache.shape[3]}]",
         )
-    if q.is_cuda:
-        from onewave.ops.decode_attention import triton_impl
-
-        return triton_impl.decode_attention(q, k_cache, v_cache, slots, seq_lens, window=window, scale=scale)
-    if q.dtype is torch.float32:
-        from onewave.ops.decode_attention import numba_impl
-
-        return numba_impl.decode_attention(q, k_cache, v_cache, slots, seq_lens, window=window, scale=scale)
-    return reference.decode_attention(q, k_cache, v_cache, slots, seq_lens, window=window, scale=scale)
+    return implementation("decode_attention", q).decode_attention(
+        q, k_cache, v_cache, slots, seq_lens, window=window, scale=scale
+    )

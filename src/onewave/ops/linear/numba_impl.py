@@ -19,10 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from onewave.ops.numba_math_impl import FAST, floats
 
 __all__ = ["MATMUL", "set_num_threads"]
 
@@ -178,17 +181,26 @@ _f32_x1, _f32_x4 = (_tile(_f32, 2048, n) for n in (1, 4))
 
 
 @njit(cache=True, parallel=True, nogil=True)
-def _matmul_q4_0(data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride):
+def _matmul_q4_0(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
     for tile in prange(tiles):
         at, to = data + tile * blocks * 288, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _q4_0_x4(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _q4_0_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _q4_0_x1(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _q4_0_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
 
 
-@njit(cache=True, parallel=True, nogil=True)
-def _matmul_q4_1(data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride):
+@njit(cache=True, parallel=True, nogil=True, fastmath=FAST)
+def _matmul_q4_1(data, x, sums, out, tiles, blocks, tokens, x_stride, out_stride):
+    sums_stride = blocks * 4
+    # The offsets of a block multiply the sum of its 32 inputs, taken once here for all rows.
+    for t in range(tokens):
+        inputs, block_sums = floats(x + t * x_stride, blocks * 32), floats(sums + t * sums_stride, blocks)
+        for i in range(blocks):
+            total = np.float32(0.0)
+            for j in range(32):
+                total += inputs[32 * i + j]
+            block_sums[i] = total
     for tile in prange(tiles):
         at, to = data + tile * blocks * 320, out + tile * 64
         for t in range(0, tokens - 3, 4):
@@ -200,47 +212,47 @@ def _matmul_q4_1(data, x, sums, out, tiles, blocks, tokens, x_stride, sums_strid
 
 
 @njit(cache=True, parallel=True, nogil=True)
-def _matmul_q8_0(data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride):
+def _matmul_q8_0(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
     for tile in prange(tiles):
         at, to = data + tile * blocks * 544, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _q8_0_x4(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _q8_0_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _q8_0_x1(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _q8_0_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
 
 
 @njit(cache=True, parallel=True, nogil=True)
-def _matmul_bf16(data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride):
+def _matmul_bf16(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
     for tile in prange(tiles):
         at, to = data + tile * blocks * 1024, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _bf16_x4(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _bf16_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _bf16_x1(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _bf16_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
 
 
 @njit(cache=True, parallel=True, nogil=True)
-def _matmul_f16(data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride):
+def _matmul_f16(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
     for tile in prange(tiles):
         at, to = data + tile * blocks * 1024, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _f16_x4(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _f16_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _f16_x1(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _f16_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
 
 
 @njit(cache=True, parallel=True, nogil=True)
-def _matmul_f32(data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride):
+def _matmul_f32(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
     for tile in prange(tiles):
         at, to = data + tile * blocks * 2048, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _f32_x4(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _f32_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _f32_x1(at, x + t * x_stride, sums, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            _f32_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
 
 
-# Each: (data, x, sums, out, tiles, blocks, tokens, x_stride, sums_stride, out_stride), addresses and byte strides,
-# int64.
+# Each: (data, x, sums, out, tiles, blocks, tokens, x_stride, out_stride), addresses and byte strides, int64; sums is
+# room for [tokens, blocks] floats.
 MATMUL = {
     "Q4_0": _matmul_q4_0,
     "Q4_1": _matmul_q4_1,

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops.backends import implementation
 from onewave.ops.linear.packed import BLOCK, LANES, PackedWeight
 
 __all__ = ["LinearWeight", "linear"]
@@ -30,10 +31,9 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
             out += bias
         return out if out_dtype is None else out.to(out_dtype)
     if x.is_cuda:
-        from onewave.ops.linear import triton_impl
-
-        if triton_impl.suits(x, weight, out_dtype or x.dtype):
-            return triton_impl.linear(x, weight, bias, out_dtype or x.dtype)
+        kernels = implementation("linear", x)
+        if kernels.suits(x, weight, out_dtype or x.dtype):
+            return kernels.linear(x, weight, bias, out_dtype or x.dtype)
     return F.linear(x, weight, bias).to(out_dtype or x.dtype)
 
 
@@ -42,17 +42,14 @@ def _packed_linear(x: Tensor, weight: PackedWeight) -> Tensor:
         raise UnsupportedError(
             "linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu"
         )
-    from onewave.ops.linear.numba_impl import MATMUL
-
     tokens = x.shape[0]
     tiles, blocks, _ = weight.data.shape
     if blocks * BLOCK != x.shape[1]:
         x = F.pad(x, (0, blocks * BLOCK - x.shape[1]))
     x = x.contiguous()
-    # Q4_1 adds an offset per block: offset * (sum of the block's x), taken once here for all rows.
-    sums = x.view(tokens, blocks, BLOCK).sum(-1) if weight.kind == "Q4_1" else x
+    sums = torch.empty((tokens, blocks), dtype=torch.float32)
     out = torch.empty((tokens, tiles * LANES), dtype=torch.float32)
-    MATMUL[weight.kind](
+    implementation("linear", x).MATMUL[weight.kind](
         weight.data.data_ptr(),
         x.data_ptr(),
         sums.data_ptr(),
@@ -61,7 +58,6 @@ def _packed_linear(x: Tensor, weight: PackedWeight) -> Tensor:
         blocks,
         tokens,
         x.shape[1] * 4,
-        blocks * 4,
         tiles * LANES * 4,
     )
     return out if tiles * LANES == weight.rows else out[:, : weight.rows].contiguous()

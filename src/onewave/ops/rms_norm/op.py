@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.rms_norm import reference
+from onewave.ops.backends import implementation
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
@@ -19,15 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     does. Raises ShapeError. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
     _check(x, weight)
-    if x.is_cuda:
-        from onewave.ops.rms_norm import triton_impl
-
-        return triton_impl.rms_norm(x, weight, eps)
-    if weight.dtype is torch.float32:
-        from onewave.ops.rms_norm import numba_impl
-
-        return numba_impl.rms_norm(x, weight, eps)
-    return reference.rms_norm(x, weight, eps)
+    return implementation("rms_norm", weight).rms_norm(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -41,15 +32,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     _check(x, weight)
     if residual.shape != x.shape:
         raise ShapeError("add_rms_norm: residual", got=str(tuple(residual.shape)), allowed=str(tuple(x.shape)))
-    if x.is_cuda:
-        from onewave.ops.rms_norm import triton_impl
-
-        return triton_impl.add_rms_norm(x, residual, weight, eps)
-    if weight.dtype is torch.float32:
-        from onewave.ops.rms_norm import numba_impl
-
-        return numba_impl.add_rms_norm(x, residual, weight, eps)
-    return reference.add_rms_norm(x, residual, weight, eps)
+    return implementation("rms_norm", weight).add_rms_norm(x, residual, weight, eps)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:

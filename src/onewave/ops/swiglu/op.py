@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.swiglu import reference
+from onewave.ops.backends import implementation
 
 __all__ = ["swiglu"]
 
@@ -19,12 +18,4 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """
     if gate_up.shape[-1] % 2:
         raise ShapeError("swiglu: last axis", got=str(gate_up.shape[-1]), allowed="an even length (gate then up)")
-    if gate_up.is_cuda:
-        from onewave.ops.swiglu import triton_impl
-
-        return triton_impl.swiglu(gate_up)
-    if gate_up.dtype is torch.float32:
-        from onewave.ops.swiglu import numba_impl
-
-        return numba_impl.swiglu(gate_up)
-    return reference.swiglu(gate_up)
+    return implementation("swiglu", gate_up).swiglu(gate_up)

@@ -1,0 +1,25 @@
+"""Which implementation of an operator runs: Triton on CUDA, compiled loops for float32 on the CPU, or the reference."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+__all__ = ["implementation"]
+
+
+def implementation(operator: str, x: Tensor) -> ModuleType:
+    """Return the module that runs `operator` (a folder of ops) on x's device and dtype."""
+    if x.is_cuda:
+        return _load(operator, "triton_impl")
+    return _load(operator, "numba_impl" if x.dtype is torch.float32 else "reference")
+
+
+@cache
+def _load(operator: str, module: str) -> ModuleType:
+    # Late, so that a machine without Triton never asks for it; cached, because this is in every operator's way.
+    return import_module(f"onewave.ops.{operator}.{module}")
