@@ -83,11 +83,22 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line (without the program's name). Returns its exit status; raises nothing."""
     debug, rest = _take_debug(_with_ledger_value(arguments))
     try:
-        status: Any = typer.main.get_command(app).main(rest, prog_name="onewave", standalone_mode=False)
+        status = _invoke(rest)
         sys.stdout.flush()
     except BaseException as error:
         return _report(error, debug=debug)
-    return status if isinstance(status, int) else 0
+    return status
+
+
+def _invoke(arguments: list[str]) -> int:
+    # Not command.main(): it has its own ways with interrupts and closed pipes.
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("onewave", arguments) as context:
+            command.invoke(context)
+    except typer.Exit as leaving:
+        return leaving.exit_code
+    return 0
 
 
 def _take_debug(arguments: Sequence[str]) -> tuple[bool, list[str]]:
@@ -109,28 +120,26 @@ def _with_ledger_value(arguments: Sequence[str]) -> list[str]:
 
 def _report(error: BaseException, *, debug: bool) -> int:
     """Say what went wrong in one line on stderr (nothing for an interrupt or a closed pipe) and return the status."""
-    # typer turns an EOFError into an Abort of its own.
-    cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ is not None else error
-    if isinstance(cause, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         status, line = 130, None
-    elif isinstance(cause, BrokenPipeError):
+    elif isinstance(error, BrokenPipeError):
         # What is left in the buffer would be flushed at exit, into the same closed pipe.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status, line = 141, None
-    elif isinstance(cause, OnewaveError):
-        status, line = 2, f"error: {cause}"
-    elif isinstance(cause, SystemExit):
-        return cause.code if isinstance(cause.code, int) else 1
-    elif callable(getattr(cause, "format_message", None)):
+    elif isinstance(error, OnewaveError):
+        status, line = 2, f"error: {error}"
+    elif isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    elif callable(getattr(error, "format_message", None)):
         # typer carries click within itself, or beside, depending on its version: known by its method.
-        status, line = 2, f"error: {_usage_line(cause)}"
+        status, line = 2, f"error: {_usage_line(error)}"
     else:
-        text = " ".join(f"{type(cause).__name__}: {cause}".split())
+        text = " ".join(f"{type(error).__name__}: {error}".split())
         status, line = 1, f"internal error: {text} (run again with --debug for the traceback)"
     with suppress(OSError, ValueError):
         if debug and line is not None:
-            traceback.print_exception(cause)
+            traceback.print_exception(error)
         if line is not None:
             print(line, file=sys.stderr, flush=True)
     return status

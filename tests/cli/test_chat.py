@@ -1,0 +1,185 @@
+"""`onewave chat`: the conversation, its commands, Ctrl-C and Ctrl-D."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.cli import chat as chat_module
+from onewave.cli.session import Opened
+
+
+class FakeLLM:
+    """Answers `answer to <message>` a word at a time and remembers what it was asked.
+
+    on_token: called before each word with its number.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[list[dict[str, str]]] = []
+        self.closed = 0
+        self.on_token: Any = lambda number: None
+
+    def chat_stream(self, messages: list[dict[str, str]], params: Any) -> Iterator[Any]:
+        if messages[-1]["content"] == "too long":
+            raise InvalidArgumentError("prompt", got="99 tokens", allowed="up to 9")
+        self.asked.append([dict(message) for message in messages])
+        return self._answer(messages[-1]["content"])
+
+    def _answer(self, message: str) -> Iterator[Any]:
+        try:
+            for number, word in enumerate(["answer", " to", f" {message}"]):
+                self.on_token(number)
+                yield SimpleNamespace(outputs=[SimpleNamespace(delta=word)])
+        finally:
+            self.closed += 1
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
+    fake = FakeLLM()
+    monkeypatch.setattr(chat_module, "open_llm", lambda model, **options: Opened(fake, 0.0))
+    return fake
+
+
+@pytest.fixture
+def talk(onewave, monkeypatch):
+    """Chat over a pipe that says these lines."""
+
+    def run(text: str, *arguments: str):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        return onewave("chat", *arguments)
+
+    return run
+
+
+def contents(messages: list[dict[str, str]]) -> list[str]:
+    return [message["content"] for message in messages]
+
+
+def test_each_message_is_asked_with_what_was_said_before(talk, llm):
+    done = talk("one\ntwo\n")
+    assert (done.status, done.out) == (0, "answer to one\nanswer to two\n")
+    assert contents(llm.asked[1]) == ["one", "answer to one", "two"]
+    assert [message["role"] for message in llm.asked[1]] == ["user", "assistant", "user"]
+
+
+def test_reset_forgets_all_but_the_system_prompt(talk, llm):
+    talk("one\n/reset\ntwo\n", "--system-prompt", "Be brief.")
+    assert contents(llm.asked[0]) == ["Be brief.", "one"]
+    assert contents(llm.asked[1]) == ["Be brief.", "two"]
+
+
+def test_exit_leaves_at_once(talk, llm):
+    done = talk("one\n/exit\ntwo\n")
+    assert done.status == 0
+    assert len(llm.asked) == 1
+
+
+def test_help_lists_the_commands(talk, llm):
+    out = talk("/help\n").out
+    for command in ("/reset", "/exit", "/help", "Ctrl-C"):
+        assert command in out
+    assert not llm.asked
+
+
+def test_an_unknown_command_is_not_sent_to_the_model(talk, llm):
+    done = talk("/rest\n")
+    assert "/rest" in done.err
+    assert not llm.asked
+
+
+def test_a_path_is_a_message_and_not_a_command(talk, llm):
+    talk("/usr/bin is what?\n/etc/passwd\n")
+    assert len(llm.asked) == 2
+
+
+def test_empty_lines_are_skipped_and_the_end_of_the_pipe_leaves(talk, llm):
+    assert talk("\n  \n").status == 0
+    assert not llm.asked
+
+
+def test_a_message_that_cannot_be_answered_leaves_the_conversation_as_it_was(talk, llm):
+    done = talk("one\ntoo long\ntwo\n")
+    assert done.status == 2
+    assert done.err == "error: prompt: 99 tokens; allowed: up to 9\n"
+    assert contents(llm.asked[1]) == ["one", "answer to one", "two"]
+
+
+def test_a_single_message_is_answered_and_nothing_read(talk, llm):
+    done = talk("never read\n", "--message", "hello")
+    assert (done.status, done.out) == (0, "answer to hello\n")
+    assert len(llm.asked) == 1
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(talk, llm):
+    def interrupt(number: int) -> None:
+        if number == 1 and len(llm.asked) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    llm.on_token = interrupt
+    done = talk("one\ntwo\n")
+    assert (done.status, done.out) == (0, "answer to\nanswer to two\n")
+    assert contents(llm.asked[1]) == ["one", "answer to", "two"]
+    assert llm.closed == 2
+
+
+def test_a_second_ctrl_c_stops_an_answer_that_has_not_begun(talk, llm):
+    def interrupt(number: int) -> None:
+        if len(llm.asked) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    llm.on_token = interrupt
+    done = talk("one\ntwo\n")
+    assert (done.status, done.out) == (0, "answer to two\n")
+
+
+def test_ctrl_c_acts_as_before_once_an_answer_is_over(talk, llm):
+    before = signal.getsignal(signal.SIGINT)
+    talk("one\n")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_ends_a_single_message_with_status_130(talk, llm):
+    llm.on_token = lambda number: os.kill(os.getpid(), signal.SIGINT) if number == 1 else None
+    done = talk("", "--message", "hello")
+    assert (done.status, done.out, done.err) == (130, "answer\n", "")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_ctrl_c_at_the_prompt_drops_the_line_and_ctrl_d_leaves(onewave, llm, monkeypatch):
+    said: list[Any] = ["one", KeyboardInterrupt, "two", EOFError]
+
+    def say(prompt: str) -> str:
+        line = said.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("builtins.input", say)
+    done = onewave("chat")
+    assert done.status == 0
+    assert [contents(messages)[-1] for messages in llm.asked] == ["one", "two"]
+    assert not said
+
+
+def test_a_real_model_answers_over_a_pipe(onewave, tiny_model, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nagain\n"))
+    done = onewave("chat", "--model", tiny_model, "--max-tokens", "4", "--stats")
+    assert done.status == 0
+    assert done.err.count("tokens/s") == 2
+    assert done.out

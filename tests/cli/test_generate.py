@@ -1,0 +1,109 @@
+"""`onewave generate` on a tiny model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+class Pipe(io.TextIOWrapper):
+    """Standard input that is no terminal."""
+
+    def __init__(self, data: bytes):
+        super().__init__(io.BytesIO(data))
+
+
+@pytest.fixture
+def run(onewave, tiny_model):
+    return lambda *arguments: onewave("generate", "--model", tiny_model, "--max-tokens", "6", *arguments)
+
+
+def test_the_streamed_text_is_the_whole_text(run):
+    streamed, whole = run("Hello"), run("Hello", "--no-stream")
+    assert streamed.status == whole.status == 0
+    assert streamed.out == whole.out != "\n"
+    assert streamed.err == ""
+
+
+def test_json_holds_text_tokens_and_metrics(run):
+    done = run("Hello", "--json", "--logprobs", "2")
+    result = json.loads(done.out)
+    (sample,) = result["outputs"]
+    assert result["prompt"] == "Hello"
+    assert len(result["prompt_token_ids"]) == 5
+    assert len(sample["token_ids"]) == len(sample["logprobs"]) == 6
+    assert sample["logprobs"][0][0]["token_id"] == sample["token_ids"][0]
+    assert sample["finish_reason"] == "length"
+    assert result["metrics"]["num_generation_tokens"] == 6
+    assert result["metrics"]["time_to_first_token_s"] > 0
+
+
+def test_prompts_come_from_a_file_as_a_batch(run, tmp_path):
+    (tmp_path / "prompts.txt").write_text("one\n\ntwo\r\nthree")
+    lines = run("--prompt-file", tmp_path / "prompts.txt", "--json").out.splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["one", "two", "three"]
+
+
+def test_prompts_come_from_standard_input(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Pipe("eins\nzwölf\n".encode()))
+    lines = run("--json").out.splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["eins", "zwölf"]
+
+
+def test_an_empty_standard_input_is_an_error(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Pipe(b""))
+    assert "standard input" in run().error()
+
+
+def test_a_batch_gives_each_prompt_the_text_it_gets_alone(run):
+    alone = [json.loads(run(prompt, "--json", "--temperature", "1", "--seed", "7").out) for prompt in ("ab", "cde")]
+    batch = run("--prompt", "ab", "--prompt", "cde", "--json", "--temperature", "1", "--seed", "7").out.splitlines()
+    assert [json.loads(line)["outputs"] for line in batch] == [one["outputs"] for one in alone]
+
+
+def test_several_samples_are_told_apart(run):
+    done = run("Hello", "--n", "3", "--temperature", "1", "--seed", "1")
+    assert [line for line in done.out.splitlines() if line.startswith("--- 'Hello' [")]
+    samples = json.loads(run("Hello", "--n", "3", "--temperature", "1", "--seed", "1", "--json").out)["outputs"]
+    assert [sample["index"] for sample in samples] == [0, 1, 2]
+
+
+def test_the_same_seed_gives_the_same_text_and_another_does_not(run):
+    def text(seed: int) -> str:
+        return run("Hello", "--temperature", "1.5", "--seed", str(seed), "--max-tokens", "20").out
+
+    assert text(1) == text(1)
+    assert text(1) != text(2)
+
+
+def test_a_stop_string_ends_the_text_before_it(run):
+    whole = json.loads(run("Hello", "--json").out)["outputs"][0]
+    character = next(c for c in whole["text"] if c.isascii() and c.isprintable())
+    stopped = json.loads(run("Hello", "--json", "--stop", character).out)["outputs"][0]
+    assert stopped["text"] == whole["text"].split(character)[0]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", character)
+
+
+def test_logprobs_are_printed_a_line_a_token(run):
+    assert run("Hello", "--logprobs", "1").out.count("(rank 1)") == 6
+
+
+def test_stats_go_to_stderr(run):
+    done = run("Hello", "--stats")
+    assert "load" in done.err
+    assert "tokens/s" in done.err
+    assert "tokens/s" not in done.out
+
+
+def test_a_reader_that_leaves_ends_it_quietly(tiny_model):
+    command = [sys.executable, "-m", "onewave", "generate", "Hello", "--model", str(tiny_model), "--max-tokens", "60"]
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")
