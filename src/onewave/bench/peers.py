@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "PeerResult", "compare", "text_prompts"]
 
 _WORKER = Path(__file__).with_name("peer_worker.py")
+_MODULES = {"onewave": "onewave", "transformers": "transformers", "llama-cpp-python": "llama_cpp"}
 _PASSAGE = (
     "The harbour lay quiet in the early morning. Fishing boats rocked against the pier, and the first gulls circled "
     "above the market hall. An old man with a lantern walked along the water, counting the boats as he had done every "
@@ -211,7 +212,7 @@ class _Worker:
         reply: dict[str, Any] = json.loads(line) if line.strip() else {"failed": self._last_words()}
         if "missing" in reply:
             module = reply["missing"]
-            own = {"transformers": "transformers", "llama-cpp-python": "llama_cpp", "onewave": "onewave"}[self.name]
+            own = _MODULES.get(self.name)
             raise _Absent("not installed" if module == own else f"not installed (it needs {module})")
         if "failed" in reply:
             raise _Absent(f"failed: {reply['failed']}")

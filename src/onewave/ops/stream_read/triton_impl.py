@@ -22,11 +22,12 @@ _PROGRAMS_PER_SM = 4
 @triton.jit
 def stream_read_kernel(buffer_ptr, partial_ptr, num_blocks, BLOCK: tl.constexpr):
     program = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
+    pointers = buffer_ptr + program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    stride = tl.num_programs(0).to(tl.int64) * BLOCK
     total = tl.zeros((BLOCK,), dtype=tl.int32)
-    for block in range(program, num_blocks, tl.num_programs(0)):
-        start = block.to(tl.int64) * BLOCK
-        total += tl.load(buffer_ptr + start + lane, eviction_policy="evict_first")
+    for _ in range(program, num_blocks, tl.num_programs(0)):
+        total += tl.load(pointers, eviction_policy="evict_first")
+        pointers += stride
     tl.store(partial_ptr + program, tl.sum(total, axis=0))
 
 

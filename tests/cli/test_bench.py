@@ -1,0 +1,74 @@
+"""`onewave bench` on a tiny model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from onewave.bench import ceilings, ledger
+
+
+@pytest.fixture
+def latency(onewave, tiny_model, monkeypatch):
+    """Run it with a small read ceiling: the real one needs a buffer far beyond the caches."""
+    monkeypatch.setattr(ceilings, "_CPU_READ_BYTES", 2**22)
+    flags = ("--input-len", "16", "--output-len", "6", "--reps", "2", "--model", tiny_model)
+    return lambda *arguments: onewave("bench", "latency", *flags, *arguments)
+
+
+def test_the_table_has_a_row_a_test(latency):
+    done = latency("--batch-size", "1,2", "--depth", "0,8")
+    assert done.status == 0
+    assert done.err == ""
+    assert [done.out.count(name) for name in ("pp16", "tg6@d8", "tg6")] == [2, 2, 4]
+    assert "read ceiling" in done.out
+    assert "±" in done.out
+
+
+def test_json_holds_the_same(latency):
+    document = json.loads(latency("--json").out)
+    prefill, decode = document["results"]
+    assert (prefill["test"], decode["test"]) == ("pp16", "tg6")
+    assert decode["tokens_per_second"]["n"] == 2
+    assert decode["gigabytes_per_second"] > 0
+    assert decode["ceiling_share"] == pytest.approx(decode["gigabytes_per_second"] / document["ceiling"]["value"])
+    assert document["ledger"] == []
+
+
+def test_the_ledger_gets_a_line_a_test(latency, tmp_path):
+    done = latency("--ledger", tmp_path / "figures", "--json")
+    assert json.loads(done.out)["ledger"] == ["ledger/cpu.jsonl:1", "ledger/cpu.jsonl:2"]
+    lines = list(ledger.read(tmp_path / "figures" / "cpu.jsonl"))
+    assert [line["metric"] for line in lines] == ["prefill", "decode_step"]
+    assert lines[1]["ceiling"]["unit"] == "GB/s"
+
+
+def test_the_ledger_is_in_the_current_directory_by_default(latency, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert latency("--ledger").status == 0
+    assert (tmp_path / "ledger" / "cpu.jsonl").exists()
+
+
+def test_dummy_weights_need_no_checkpoint(latency, onewave, own_model, monkeypatch):
+    (own_model / "model.safetensors").unlink()
+    done = latency("--model", own_model, "--load-format", "dummy", "--json")
+    assert len(json.loads(done.out)["results"]) == 2
+
+
+def test_peers_that_are_not_there_are_named_and_given_no_figures(onewave, own_model, monkeypatch):
+    from onewave.bench import peer_worker
+
+    # transformers would take long to load; whether it is measured rightly is for `bench peers` itself to show.
+    monkeypatch.setattr(peer_worker, "PEERS", {"onewave": None, "llama-cpp-python": None})
+    done = onewave("bench", "peers", "--model", own_model, "--input-len", "4", "--output-len", "3", "--reps", "1")
+    assert done.status == 0
+    assert "llama-cpp-python: reads GGUF files only" in done.out
+    assert "1.00x" in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--output-len", "1"], ["--reps", "0"], ["--threads", "0"], ["--input-len", "500"], ["--dtype", "x"]]
+)
+def test_a_comparison_that_makes_no_sense_is_refused(onewave, tiny_model, arguments):
+    onewave("bench", "peers", "--model", tiny_model, *arguments).error()
