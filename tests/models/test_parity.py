@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import (
-    CPU,
     ROPES,
     config_of,
     oracle,
@@ -23,6 +22,7 @@ from tiny_models import (
 from onewave.models.batch import Batch
 
 TOLERANCE = 1e-4
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LENGTH = 29
 # How a sequence may reach the model: at once, token by token, and in chunks that straddle window and context ends.
 SCHEDULES = {
@@ -88,9 +88,9 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def check_every_schedule(directory: Path, *, packed: bool = False) -> None:
-    """Compare all ways a sequence may arrive, alone and in a ragged batch."""
-    reference, model = oracle(directory), ours(directory, packed=packed)
+def check_every_schedule(directory: Path, *, packed: bool = False, device: str = "cpu") -> None:
+    """Compare all ways a sequence may arrive, alone and in a ragged batch; transformers stays on the CPU."""
+    reference, model = oracle(directory), ours(directory, packed=packed, device=torch.device(device))
     ids = tokens(LENGTH)
     for name, chunks in SCHEDULES.items():
         error = relative_error(our_logits(model, ids, chunks), oracle_logits(reference, ids, chunks))
@@ -106,31 +106,34 @@ def check_every_schedule(directory: Path, *, packed: bool = False) -> None:
     kv.v.fill_(torch.nan)
     slots = [2, 0, 3]
     prompts = [(slot, ids[:length], 0) for slot, ids, length in zip(slots, sequences, lengths, strict=True)]
-    logits = model.forward(Batch.prefill(prompts, CPU), kv)
+    logits = model.forward(Batch.prefill(prompts, model.device), kv).cpu()
     for row, length in enumerate(lengths):
         error = relative_error(logits[row], expected[row][length - 1])
         assert error <= TOLERANCE, ("ragged prefill", row, error)
     for step in range(steps):
-        fed = torch.tensor([ids[length + step] for ids, length in zip(sequences, lengths, strict=True)])
-        batch = Batch.decode(fed, torch.tensor(lengths) + step, torch.tensor(slots))
-        logits = model.forward(batch, kv)
+        fed = [ids[length + step] for ids, length in zip(sequences, lengths, strict=True)]
+        positions = [length + step for length in lengths]
+        batch = Batch.decode(*torch.tensor([fed, positions, slots], device=model.device))
+        logits = model.forward(batch, kv).cpu()
         for row, length in enumerate(lengths):
             error = relative_error(logits[row], expected[row][length + step])
             assert error <= TOLERANCE, ("ragged decode", row, step, error)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("family", WINDOWED)
-def test_logits_agree_with_transformers(family: str, rope: str, tmp_path: Path) -> None:
+def test_logits_agree_with_transformers(family: str, rope: str, device: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, config_of(family, rope, **WINDOWED[family]))
-    check_every_schedule(tmp_path)
+    check_every_schedule(tmp_path, device=device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_agree_for_every_option(variant: str, tmp_path: Path) -> None:
+def test_logits_agree_for_every_option(variant: str, device: str, tmp_path: Path) -> None:
     family, rope, options = VARIANTS[variant]
     save_checkpoint(tmp_path, config_of(family, rope, **options))
-    check_every_schedule(tmp_path)
+    check_every_schedule(tmp_path, device=device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -139,14 +142,15 @@ def test_packed_weights_give_the_same_logits(dtype: torch.dtype, tmp_path: Path)
     check_every_schedule(tmp_path, packed=True)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", WINDOWED)
-def test_bf16_is_as_close_to_fp32_as_transformers_bf16(family: str, tmp_path: Path) -> None:
+def test_bf16_is_as_close_to_fp32_as_transformers_bf16(family: str, device: str, tmp_path: Path) -> None:
     our_squares, their_squares, our_peaks, their_peaks = [], [], [], []
     for seed in range(6):
         directory = tmp_path / str(seed)
         save_checkpoint(directory, config_of(family, **WINDOWED[family]), seed=seed, dtype=torch.bfloat16)
         exact, rounded = oracle(directory), oracle(directory, torch.bfloat16, attention="sdpa")
-        model = ours(directory, torch.bfloat16)
+        model = ours(directory, torch.bfloat16, device=torch.device(device))
         ids = tokens(LENGTH, seed)
         for chunks in (SCHEDULES["one prefill"], SCHEDULES["prefill then decode"]):
             truth = oracle_logits(exact, ids, chunks)

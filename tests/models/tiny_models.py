@@ -75,12 +75,10 @@ def oracle(directory: Path, dtype: torch.dtype = torch.float32, attention: str =
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention).eval()
 
 
-def ours(path: Path, dtype: torch.dtype = torch.float32, *, packed: bool = False, max_model_len: int = 64) -> Llama:
+def ours(path: Path, dtype: torch.dtype = torch.float32, *, packed: bool = False, device: torch.device = CPU) -> Llama:
     """Load a checkpoint with onewave: a GGUF file or a directory."""
     location = ModelLocation("hf" if path.is_dir() else "gguf", path, path.name)
-    return load_model(
-        location, load_config(location), dtype=dtype, device=CPU, packed=packed, max_model_len=max_model_len
-    )
+    return load_model(location, load_config(location), dtype=dtype, device=device, packed=packed, max_model_len=64)
 
 
 @torch.inference_mode()
@@ -97,7 +95,7 @@ def oracle_logits(model: PreTrainedModel, token_ids: Sequence[int], chunks: Sequ
 
 
 def our_logits(model: Llama, token_ids: Sequence[int], chunks: Sequence[int], *, slot: int = 1) -> Tensor:
-    """As oracle_logits; a chunk of one token after the first is a decode step."""
+    """As oracle_logits, float32 on the CPU; a chunk of one token after the first is a decode step."""
     kv = model.new_cache(num_slots=3, capacity=48)
     # What was never written must never be read.
     kv.k.fill_(torch.nan)
@@ -106,10 +104,10 @@ def our_logits(model: Llama, token_ids: Sequence[int], chunks: Sequence[int], *,
     for length in chunks:
         ids = token_ids[first : first + length]
         if first and length == 1:
-            batch = Batch.decode(torch.tensor(ids), torch.tensor([first]), torch.tensor([slot]))
+            batch = Batch.decode(*torch.tensor([ids, [first], [slot]], device=model.device))
         else:
-            batch = Batch.prefill([(slot, ids, first)], CPU)
-        rows.append(model.forward(batch, kv, all_logits=True))
+            batch = Batch.prefill([(slot, ids, first)], model.device)
+        rows.append(model.forward(batch, kv, all_logits=True).cpu())
         first += length
     return torch.cat(rows)
 
