@@ -149,7 +149,7 @@ def test_a_test_longer_than_the_context_is_refused_before_anything_runs():
 def test_the_ledger_line_says_what_is_needed_to_repeat_it():
     llm = FakeLLM()
     (one,) = results(llm, [2], [0], [3], [6])
-    (line,) = measurements(one, llm, threads=2)  # type: ignore[arg-type]
+    (line,) = measurements(one, llm, threads=2, enforce_eager=False)  # type: ignore[arg-type]
     assert (line.model, line.metric, line.unit) == ("fake", "decode_step", "ms")
     assert line.summary == one.step_ms
     assert line.extra["test"] == "tg3@d6"

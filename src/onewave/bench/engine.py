@@ -136,8 +136,8 @@ def measure(
         )
 
 
-def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurement]:
-    """The ledger's lines of one result."""
+def measurements(result: Result, llm: LLM, *, threads: int, enforce_eager: bool) -> Iterator[Measurement]:
+    """The ledger's lines of one result. threads: of the CPU kernels. enforce_eager: as LLM was given it."""
     case = result.case
     extra = {
         "test": case.name,
@@ -146,7 +146,7 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
         "generated_tokens": case.generate,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "threads": threads if llm.device.type == "cpu" else None,
-        "cuda_graphs": getattr(llm.runner, "use_graphs", None),
+        "cuda_graphs": llm.device.type == "cuda" and not enforce_eager,
         "tokens_per_second_p50": result.tokens_per_second.p50,
         "bytes_per_step": result.step_bytes,
         "gigabytes_per_second": result.gigabytes_per_second,

@@ -70,7 +70,7 @@ def latency(
     ceiling = read_bandwidth(opened.llm.device)
     results = list(measure(opened.llm, tests, reps=reps, warmup=warmup, ceiling=ceiling, show=_show))
     _show("")
-    citations = [] if ledger is None else _append(ledger, results, opened.llm)
+    citations = [] if ledger is None else _append(ledger, results, opened.llm, enforce_eager)
     if as_json:
         print(json.dumps(_as_json(opened.llm, opened.load_seconds, ceiling, results, citations)))
     else:
@@ -94,7 +94,7 @@ def _show(text: str) -> None:
         sys.stderr.flush()
 
 
-def _append(directory: Path, results: list[Result], llm: LLM) -> list[str]:
+def _append(directory: Path, results: list[Result], llm: LLM, enforce_eager: bool) -> list[str]:
     """Write ledger lines; returns their citations."""
     import torch
 
@@ -107,7 +107,7 @@ def _append(directory: Path, results: list[Result], llm: LLM) -> list[str]:
     return [
         ledger.append(directory, ledger.as_record(measurement, device_name=name, command=command, settings=settings))
         for result in results
-        for measurement in measurements(result, llm, threads=settings.num_threads)
+        for measurement in measurements(result, llm, threads=settings.num_threads, enforce_eager=enforce_eager)
     ]
 
 
