@@ -36,7 +36,7 @@ BELOW = {
 }
 BELOW["cli"] = {*BELOW}
 
-KERNEL_LANGUAGES = {"triton", "numba"}
+KERNEL_LANGUAGES = {"triton", "numba", "llvmlite"}
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MOST_LINES = 500
 # cli/__init__.py and the like may be empty; these have nothing to list.
