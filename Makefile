@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 CONSTRAINTS := constraints/cpu.txt
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(PIP_ARGS)
+PIP := $(RUN) -m pip install -qq --disable-pip-version-check --constraint $(CONSTRAINTS) $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
