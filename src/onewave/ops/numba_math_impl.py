@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-__all__ = ["FAST", "exp", "floats", "integers"]
+__all__ = ["FAST", "doubles", "exp", "floats", "integers"]
 
 # Sums may be reassociated into vectors and contracted into multiply-adds; NaN and infinity keep their meaning.
 FAST = {"reassoc", "contract", "nsz"}
@@ -38,6 +38,12 @@ def _as_float(_context, bits):
 def floats(address, length):
     """float32 [length] at an address."""
     return carray(_pointer(address), (length,), np.float32)
+
+
+@njit(inline="always")
+def doubles(address, length):
+    """float64 [length] at an address."""
+    return carray(_pointer(address), (length,), np.float64)
 
 
 @njit(inline="always")

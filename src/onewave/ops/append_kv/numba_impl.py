@@ -5,84 +5,62 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
 from torch import Tensor
 
-from onewave.ops.numba_math_impl import FAST, floats, integers
+from onewave.ops.numba_math_impl import doubles, floats, integers
+from onewave.ops.numba_team_impl import kernel, run
 
 __all__ = ["append_kv"]
 
 
-@njit(nogil=True, fastmath=FAST)
-def _token(
-    token,
-    qkv_at,
-    bias_at,
-    q_norm_at,
-    k_norm_at,
-    rotary_at,
-    q_at,
-    k_at,
-    v_at,
-    slots_at,
-    positions_at,
-    tokens,
-    num_heads,
-    num_kv_heads,
-    head_dim,
-    half,
-    stride_slot,
-    stride_head,
-    eps,
-):
+@kernel
+def _tokens(table_at, first, last):
+    table = integers(table_at, 19)
+    qkv_at, bias_at, q_norm_at, k_norm_at, rotary_at, q_at = table[1], table[2], table[3], table[4], table[5], table[6]
+    k_at, v_at, slots_at, positions_at = table[7], table[8], table[9], table[10]
+    num_heads, num_kv_heads, head_dim, half, stride_slot, stride_head = (
+        table[11],
+        table[12],
+        table[13],
+        table[14],
+        table[15],
+        table[16],
+    )
+    eps = doubles(table_at, 1)[0]
     width = (num_heads + 2 * num_kv_heads) * head_dim
-    slots, positions = integers(slots_at, tokens), integers(positions_at, tokens)
-    rotary = floats(rotary_at + token * half * 8, 2 * half)
-    cache_row = (slots[token] * stride_slot + positions[token] * head_dim) * 4
-    for head in range(num_heads + 2 * num_kv_heads):
-        x = floats(qkv_at + (token * width + head * head_dim) * 4, head_dim)
-        if bias_at != 0:
-            bias = floats(bias_at + head * head_dim * 4, head_dim)
-            for i in range(head_dim):
-                x[i] += bias[i]
-        if head >= num_heads + num_kv_heads:
-            out = floats(v_at + cache_row + (head - num_heads - num_kv_heads) * stride_head * 4, head_dim)
-            for i in range(head_dim):
+    slots, positions = integers(slots_at, last), integers(positions_at, last)
+    for token in range(first, last):
+        rotary = floats(rotary_at + token * half * 8, 2 * half)
+        cache_row = (slots[token] * stride_slot + positions[token] * head_dim) * 4
+        for head in range(num_heads + 2 * num_kv_heads):
+            x = floats(qkv_at + (token * width + head * head_dim) * 4, head_dim)
+            if bias_at != 0:
+                bias = floats(bias_at + head * head_dim * 4, head_dim)
+                for i in range(head_dim):
+                    x[i] += bias[i]
+            if head >= num_heads + num_kv_heads:
+                out = floats(v_at + cache_row + (head - num_heads - num_kv_heads) * stride_head * 4, head_dim)
+                for i in range(head_dim):
+                    out[i] = x[i]
+                continue
+            norm_at = q_norm_at if head < num_heads else k_norm_at
+            if norm_at != 0:
+                norm = floats(norm_at, head_dim)
+                squares = np.float32(0.0)
+                for i in range(head_dim):
+                    squares += x[i] * x[i]
+                scale = np.float32(1.0 / np.sqrt(squares / head_dim + eps))
+                for i in range(head_dim):
+                    x[i] = x[i] * scale * norm[i]
+            if head < num_heads:
+                out = floats(q_at + (token * num_heads + head) * head_dim * 4, head_dim)
+            else:
+                out = floats(k_at + cache_row + (head - num_heads) * stride_head * 4, head_dim)
+            for i in range(half):
+                out[i] = x[i] * rotary[i] - x[i + half] * rotary[i + half]
+                out[i + half] = x[i + half] * rotary[i] + x[i] * rotary[i + half]
+            for i in range(2 * half, head_dim):
                 out[i] = x[i]
-            continue
-        norm_at = q_norm_at if head < num_heads else k_norm_at
-        if norm_at != 0:
-            norm = floats(norm_at, head_dim)
-            squares = np.float32(0.0)
-            for i in range(head_dim):
-                squares += x[i] * x[i]
-            scale = np.float32(1.0 / np.sqrt(squares / head_dim + eps))
-            for i in range(head_dim):
-                x[i] = x[i] * scale * norm[i]
-        if head < num_heads:
-            out = floats(q_at + (token * num_heads + head) * head_dim * 4, head_dim)
-        else:
-            out = floats(k_at + cache_row + (head - num_heads) * stride_head * 4, head_dim)
-        for i in range(half):
-            out[i] = x[i] * rotary[i] - x[i + half] * rotary[i + half]
-            out[i + half] = x[i + half] * rotary[i] + x[i] * rotary[i + half]
-        for i in range(2 * half, head_dim):
-            out[i] = x[i]
-
-
-# The two loops take the address table of `append_kv` as one tuple: (qkv, bias, q_norm, k_norm, rotary, q, k, v, slots,
-# positions, tokens, num_heads, num_kv_heads, head_dim, half, stride_slot, stride_head).
-
-
-@njit(cache=True, nogil=True, fastmath=FAST)
-def _one_token(table, eps):
-    _token(0, *table, eps)
-
-
-@njit(cache=True, parallel=True, nogil=True, fastmath=FAST)
-def _tokens(table, eps):
-    for token in prange(table[10]):
-        _token(token, *table, eps)
 
 
 def append_kv(
@@ -107,7 +85,7 @@ def append_kv(
     slots, positions = slots.contiguous(), positions.contiguous()
     tokens = qkv.shape[0]
     q = torch.empty((tokens, num_heads, head_dim), dtype=torch.float32)
-    table = (
+    addresses = (
         qkv.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if q_norm is None else q_norm.data_ptr(),
@@ -118,14 +96,7 @@ def append_kv(
         v_cache.data_ptr(),
         slots.data_ptr(),
         positions.data_ptr(),
-        tokens,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rotary.shape[1] // 2,
-        k_cache.stride(0),
-        k_cache.stride(1),
     )
-    kernel = _one_token if tokens == 1 else _tokens
-    kernel(table, eps)
+    sizes = (num_heads, num_kv_heads, head_dim, rotary.shape[1] // 2, k_cache.stride(0), k_cache.stride(1))
+    run(_tokens, tokens, (*addresses, *sizes), eps, alone=tokens < 16)
     return q

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
 from torch import Tensor
 
-from onewave.ops.numba_math_impl import FAST, exp, floats, integers
+from onewave.ops.numba_math_impl import doubles, exp, floats, integers
+from onewave.ops.numba_team_impl import kernel, run
 
 __all__ = ["decode_attention"]
 
@@ -20,66 +20,47 @@ __all__ = ["decode_attention"]
 _MAX_SERIAL_KEYS = 64
 
 
-@njit(nogil=True, fastmath=FAST)
-def _pair(
-    pair,
-    q_at,
-    k_at,
-    v_at,
-    slots_at,
-    seq_lens_at,
-    out_at,
-    rows,
-    num_heads,
-    num_kv_heads,
-    head_dim,
-    stride_slot,
-    stride_head,
-    window,
-    scale,
-):
+@kernel
+def _pairs(table_at, first_pair, last_pair):
+    table = integers(table_at, 19)
+    q_at, k_at, v_at, slots_at, seq_lens_at, out_at = table[1], table[2], table[3], table[4], table[5], table[6]
+    rows = table[7]
+    num_heads, num_kv_heads, head_dim, stride_slot, stride_head, window = (
+        table[8],
+        table[9],
+        table[10],
+        table[11],
+        table[12],
+        table[13],
+    )
+    scale = np.float32(doubles(table_at, 1)[0])
     slots, seq_lens = integers(slots_at, rows), integers(seq_lens_at, rows)
-    row, head = pair // num_heads, pair % num_heads
-    first = max(0, seq_lens[row] - window)
-    length = seq_lens[row] - first
-    kv_head = head // (num_heads // num_kv_heads)
-    start = (slots[row] * stride_slot + kv_head * stride_head + first * head_dim) * 4
-    q, out = floats(q_at + pair * head_dim * 4, head_dim), floats(out_at + pair * head_dim * 4, head_dim)
-    keys, values = floats(k_at + start, length * head_dim), floats(v_at + start, length * head_dim)
-    weights = np.empty(length, np.float32)
-    top = np.float32(-np.inf)
-    for j in range(length):
-        score = np.float32(0.0)
+    for pair in range(first_pair, last_pair):
+        row, head = pair // num_heads, pair % num_heads
+        first = max(0, seq_lens[row] - window)
+        length = seq_lens[row] - first
+        kv_head = head // (num_heads // num_kv_heads)
+        start = (slots[row] * stride_slot + kv_head * stride_head + first * head_dim) * 4
+        q, out = floats(q_at + pair * head_dim * 4, head_dim), floats(out_at + pair * head_dim * 4, head_dim)
+        keys, values = floats(k_at + start, length * head_dim), floats(v_at + start, length * head_dim)
+        weights = np.empty(length, np.float32)
+        top = np.float32(-np.inf)
+        for j in range(length):
+            score = np.float32(0.0)
+            for d in range(head_dim):
+                score += q[d] * keys[j * head_dim + d]
+            weights[j] = score * scale
+            top = max(top, weights[j])
+        total = np.float32(0.0)
+        for j in range(length):
+            weights[j] = exp(weights[j] - top)
+            total += weights[j]
         for d in range(head_dim):
-            score += q[d] * keys[j * head_dim + d]
-        weights[j] = score * scale
-        top = max(top, weights[j])
-    total = np.float32(0.0)
-    for j in range(length):
-        weights[j] = exp(weights[j] - top)
-        total += weights[j]
-    for d in range(head_dim):
-        out[d] = 0.0
-    for j in range(length):
-        weight = weights[j] / total
-        for d in range(head_dim):
-            out[d] += weight * values[j * head_dim + d]
-
-
-# Both loops take (q, k, v, slots, seq_lens, out, rows, num_heads, num_kv_heads, head_dim, stride_slot, stride_head,
-# window) as one tuple.
-
-
-@njit(cache=True, nogil=True, fastmath=FAST)
-def _one_thread(table, scale):
-    for pair in range(table[6] * table[7]):
-        _pair(pair, *table, scale)
-
-
-@njit(cache=True, parallel=True, nogil=True, fastmath=FAST)
-def _all_threads(table, scale):
-    for pair in prange(table[6] * table[7]):
-        _pair(pair, *table, scale)
+            out[d] = 0.0
+        for j in range(length):
+            weight = weights[j] / total
+            for d in range(head_dim):
+                out[d] += weight * values[j * head_dim + d]
 
 
 def decode_attention(
@@ -98,21 +79,10 @@ def decode_attention(
     assert k_cache.stride()[2:] == (head_dim, 1)
     q, slots, seq_lens = q.contiguous(), slots.contiguous(), seq_lens.contiguous()
     out = torch.empty_like(q)
-    table = (
-        q.data_ptr(),
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        slots.data_ptr(),
-        seq_lens.data_ptr(),
-        out.data_ptr(),
-        rows,
-        num_heads,
-        k_cache.shape[1],
-        head_dim,
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.shape[2] if window is None else window,
-    )
-    kernel = _one_thread if rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS else _all_threads
-    kernel(table, np.float32(head_dim**-0.5 if scale is None else scale))
+    addresses = (q, k_cache, v_cache, slots, seq_lens, out)
+    sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
+    visible = k_cache.shape[2] if window is None else window
+    alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
+    scale = head_dim**-0.5 if scale is None else scale
+    run(_pairs, rows * num_heads, (*(t.data_ptr() for t in addresses), *sizes, visible), scale, alone=alone)
     return out

@@ -18,16 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
+import torch
+import torch.nn.functional as F
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from torch import Tensor
 
-from onewave.ops.numba_math_impl import FAST, floats
+from onewave.ops.linear.packed import BLOCK, LANES, PackedWeight
+from onewave.ops.numba_math_impl import floats, integers
+from onewave.ops.numba_team_impl import kernel, run
 
-__all__ = ["MATMUL", "set_num_threads"]
+__all__ = ["linear"]
 
 _LANES = 16
 _FLOAT, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -176,32 +180,33 @@ _bf16_x1, _bf16_x4 = (_tile(_bf16, 1024, n) for n in (1, 4))
 _f16_x1, _f16_x4 = (_tile(_f16, 1024, n) for n in (1, 4))
 _f32_x1, _f32_x4 = (_tile(_f32, 2048, n) for n in (1, 4))
 
-# Numba caches compiled functions by source position, and only functions that close over nothing, so each format has its
-# own copy of this loop: tiles over threads, then four tokens at a time, then the rest one by one.
+# Items are tiles. Numba caches compiled functions by source position, and only functions that close over nothing, so
+# each format has its own copy of this loop: four tokens at a time, then the rest one by one.
 
 
-@njit(cache=True, parallel=True, nogil=True)
-def _matmul_q4_0(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
-    for tile in prange(tiles):
+@kernel
+def _matmul_q4_0(table_at, first, last):
+    table = integers(table_at, 19)
+    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
+    width = table[7]
+    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
+    for tile in range(first, last):
         at, to = data + tile * blocks * 288, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _q4_0_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _q4_0_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _q4_0_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _q4_0_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
 
 
-@njit(cache=True, parallel=True, nogil=True, fastmath=FAST)
-def _matmul_q4_1(data, x, sums, out, tiles, blocks, tokens, x_stride, out_stride):
-    sums_stride = blocks * 4
-    # The offsets of a block multiply the sum of its 32 inputs, taken once here for all rows.
-    for t in range(tokens):
-        inputs, block_sums = floats(x + t * x_stride, blocks * 32), floats(sums + t * sums_stride, blocks)
-        for i in range(blocks):
-            total = np.float32(0.0)
-            for j in range(32):
-                total += inputs[32 * i + j]
-            block_sums[i] = total
-    for tile in prange(tiles):
+@kernel
+def _matmul_q4_1(table_at, first, last):
+    table = integers(table_at, 19)
+    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
+    width = table[7]
+    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
+    for tile in range(first, last):
         at, to = data + tile * blocks * 320, out + tile * 64
         for t in range(0, tokens - 3, 4):
             s = sums + t * sums_stride
@@ -211,49 +216,84 @@ def _matmul_q4_1(data, x, sums, out, tiles, blocks, tokens, x_stride, out_stride
             _q4_1_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
 
 
-@njit(cache=True, parallel=True, nogil=True)
-def _matmul_q8_0(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
-    for tile in prange(tiles):
+@kernel
+def _matmul_q8_0(table_at, first, last):
+    table = integers(table_at, 19)
+    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
+    width = table[7]
+    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
+    for tile in range(first, last):
         at, to = data + tile * blocks * 544, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _q8_0_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _q8_0_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _q8_0_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _q8_0_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
 
 
-@njit(cache=True, parallel=True, nogil=True)
-def _matmul_bf16(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
-    for tile in prange(tiles):
+@kernel
+def _matmul_bf16(table_at, first, last):
+    table = integers(table_at, 19)
+    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
+    width = table[7]
+    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
+    for tile in range(first, last):
         at, to = data + tile * blocks * 1024, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _bf16_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _bf16_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _bf16_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _bf16_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
 
 
-@njit(cache=True, parallel=True, nogil=True)
-def _matmul_f16(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
-    for tile in prange(tiles):
+@kernel
+def _matmul_f16(table_at, first, last):
+    table = integers(table_at, 19)
+    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
+    width = table[7]
+    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
+    for tile in range(first, last):
         at, to = data + tile * blocks * 1024, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _f16_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _f16_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _f16_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _f16_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
 
 
-@njit(cache=True, parallel=True, nogil=True)
-def _matmul_f32(data, x, _sums, out, tiles, blocks, tokens, x_stride, out_stride):
-    for tile in prange(tiles):
+@kernel
+def _matmul_f32(table_at, first, last):
+    table = integers(table_at, 19)
+    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
+    width = table[7]
+    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
+    for tile in range(first, last):
         at, to = data + tile * blocks * 2048, out + tile * 64
         for t in range(0, tokens - 3, 4):
-            _f32_x4(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _f32_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
         for t in range(tokens - tokens % 4, tokens):
-            _f32_x1(at, x + t * x_stride, 0, to + t * out_stride, blocks, x_stride, 0, out_stride)
+            s = sums + t * sums_stride
+            _f32_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
 
 
-# Each: (data, x, sums, out, tiles, blocks, tokens, x_stride, out_stride), addresses and byte strides, int64; sums is
-# room for [tokens, blocks] floats.
-MATMUL = {
+@kernel
+def _block_sums(table_at, first, last):
+    table = integers(table_at, 19)
+    x, sums, blocks = table[1], table[2], table[3]
+    for t in range(first, last):
+        inputs, block_sums = floats(x + t * blocks * 128, blocks * 32), floats(sums + t * blocks * 4, blocks)
+        for i in range(blocks):
+            total = np.float32(0.0)
+            for j in range(32):
+                total += inputs[32 * i + j]
+            block_sums[i] = total
+
+
+_MATMUL = {
     "Q4_0": _matmul_q4_0,
     "Q4_1": _matmul_q4_1,
     "Q8_0": _matmul_q8_0,
@@ -263,6 +303,19 @@ MATMUL = {
 }
 
 
-def set_num_threads(num_threads: int) -> None:
-    """Use this many threads for the kernels of this process (at most Numba's own pool)."""
-    numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+def linear(x: Tensor, weight: PackedWeight) -> Tensor:
+    """x W^T. x: [tokens, cols] float32. Returns [tokens, rows] float32."""
+    tokens = x.shape[0]
+    tiles, blocks, _ = weight.data.shape
+    if blocks * BLOCK != x.shape[1]:
+        x = F.pad(x, (0, blocks * BLOCK - x.shape[1]))
+    x = x.contiguous()
+    x_at, sums = x.data_ptr(), x
+    if weight.kind == "Q4_1":
+        # The offsets of a block multiply the sum of its 32 inputs, taken once here for all rows.
+        sums = torch.empty((tokens, blocks), dtype=torch.float32)
+        run(_block_sums, tokens, (x_at, sums.data_ptr(), blocks), alone=tokens < 16)
+    out = torch.empty((tokens, tiles * LANES), dtype=torch.float32)
+    addresses = (weight.data.data_ptr(), x_at, sums.data_ptr(), out.data_ptr())
+    run(_MATMUL[weight.kind], tiles, (*addresses, blocks, tokens, tiles * LANES))
+    return out if tiles * LANES == weight.rows else out[:, : weight.rows].contiguous()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import implementation
-from onewave.ops.linear.packed import BLOCK, LANES, PackedWeight
+from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["LinearWeight", "linear"]
 
@@ -26,7 +26,11 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
     if x.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError("linear: x", got=str(tuple(x.shape)), allowed=f"[tokens, {weight.shape[1]}]")
     if isinstance(weight, PackedWeight):
-        out = _packed_linear(x, weight)
+        if x.dtype != torch.float32 or x.is_cuda:
+            raise UnsupportedError(
+                "linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu"
+            )
+        out: Tensor = implementation("linear", x).linear(x, weight)
         if bias is not None:
             out += bias
         return out if out_dtype is None else out.to(out_dtype)
@@ -35,29 +39,3 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
         if kernels.suits(x, weight, out_dtype or x.dtype):
             return kernels.linear(x, weight, bias, out_dtype or x.dtype)
     return F.linear(x, weight, bias).to(out_dtype or x.dtype)
-
-
-def _packed_linear(x: Tensor, weight: PackedWeight) -> Tensor:
-    if x.dtype != torch.float32 or x.is_cuda:
-        raise UnsupportedError(
-            "linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu"
-        )
-    tokens = x.shape[0]
-    tiles, blocks, _ = weight.data.shape
-    if blocks * BLOCK != x.shape[1]:
-        x = F.pad(x, (0, blocks * BLOCK - x.shape[1]))
-    x = x.contiguous()
-    sums = torch.empty((tokens, blocks), dtype=torch.float32)
-    out = torch.empty((tokens, tiles * LANES), dtype=torch.float32)
-    implementation("linear", x).MATMUL[weight.kind](
-        weight.data.data_ptr(),
-        x.data_ptr(),
-        sums.data_ptr(),
-        out.data_ptr(),
-        tiles,
-        blocks,
-        tokens,
-        x.shape[1] * 4,
-        tiles * LANES * 4,
-    )
-    return out if tiles * LANES == weight.rows else out[:, : weight.rows].contiguous()

@@ -5,40 +5,34 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
 from torch import Tensor
 
-from onewave.ops.numba_math_impl import FAST, floats
+from onewave.ops.numba_math_impl import doubles, floats, integers
+from onewave.ops.numba_team_impl import kernel, run
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
 
-@njit(inline="always", fastmath=FAST)
-def _row(x_at, residual_at, weight_at, out_at, total_at, hidden, eps):
-    x, weight, out = floats(x_at, hidden), floats(weight_at, hidden), floats(out_at, hidden)
-    if residual_at != 0:
-        residual, total = floats(residual_at, hidden), floats(total_at, hidden)
-        for i in range(hidden):
-            total[i] = x[i] + residual[i]
-        x = total
-    squares = np.float32(0.0)
-    for i in range(hidden):
-        squares += x[i] * x[i]
-    scale = np.float32(1.0 / np.sqrt(squares / hidden + eps))
-    for i in range(hidden):
-        out[i] = x[i] * scale * weight[i]
-
-
-@njit(cache=True, nogil=True, fastmath=FAST)
-def _one_row(x_at, residual_at, weight_at, out_at, total_at, rows, hidden, eps):
-    _row(x_at, residual_at, weight_at, out_at, total_at, hidden, eps)
-
-
-@njit(cache=True, parallel=True, nogil=True, fastmath=FAST)
-def _rows(x_at, residual_at, weight_at, out_at, total_at, rows, hidden, eps):
-    for row in prange(rows):
+@kernel
+def _rows(table_at, first, last):
+    table = integers(table_at, 19)
+    x_at, residual_at, weight_at, out_at, total_at, hidden = table[1], table[2], table[3], table[4], table[5], table[6]
+    eps = doubles(table_at, 1)[0]
+    weight = floats(weight_at, hidden)
+    for row in range(first, last):
         at = row * hidden * 4
-        _row(x_at + at, residual_at + at if residual_at != 0 else 0, weight_at, out_at + at, total_at + at, hidden, eps)
+        x, out = floats(x_at + at, hidden), floats(out_at + at, hidden)
+        if residual_at != 0:
+            residual, total = floats(residual_at + at, hidden), floats(total_at + at, hidden)
+            for i in range(hidden):
+                total[i] = x[i] + residual[i]
+            x = total
+        squares = np.float32(0.0)
+        for i in range(hidden):
+            squares += x[i] * x[i]
+        scale = np.float32(1.0 / np.sqrt(squares / hidden + eps))
+        for i in range(hidden):
+            out[i] = x[i] * scale * weight[i]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -60,6 +54,5 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def _launch(x: Tensor, residual_at: int, weight: Tensor, out: Tensor, total_at: int, eps: float) -> None:
     hidden = x.shape[-1]
     rows = x.numel() // hidden
-    # One row is done before a second thread would have woken up.
-    kernel = _one_row if rows == 1 else _rows
-    kernel(x.data_ptr(), residual_at, weight.data_ptr(), out.data_ptr(), total_at, rows, hidden, eps)
+    addresses = (x.data_ptr(), residual_at, weight.data_ptr(), out.data_ptr(), total_at)
+    run(_rows, rows, (*addresses, hidden), eps, alone=rows < 16)
