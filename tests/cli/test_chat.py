@@ -141,6 +141,7 @@ def test_a_second_ctrl_c_stops_an_answer_that_has_not_begun(talk, llm):
     llm.on_token = interrupt
     done = talk("one\ntwo\n")
     assert (done.status, done.out) == (0, "answer to two\n")
+    assert contents(llm.asked[1]) == ["two"]
 
 
 def test_ctrl_c_acts_as_before_once_an_answer_is_over(talk, llm):

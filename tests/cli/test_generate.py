@@ -107,3 +107,10 @@ def test_a_reader_that_leaves_ends_it_quietly(tiny_model):
     with os.fdopen(write_end, "wb") as closed:
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_model_without_a_tokenizer_takes_anothers(onewave, own_model, tiny_model):
+    (own_model / "tokenizer.json").unlink()
+    flags = ("--model", own_model, "--max-tokens", "4")
+    assert "tokenizer" in onewave("generate", "Hello", *flags).error()
+    assert onewave("generate", "Hello", *flags, "--tokenizer", tiny_model).status == 0

@@ -51,6 +51,7 @@ def chat(
     max_model_len: options.MaxModelLen = None,
     load_format: options.LoadFormat = "auto",
     revision: options.Revision = None,
+    tokenizer: options.Tokenizer = None,
     enforce_eager: options.EnforceEager = False,
     stats: options.Stats = False,
 ) -> None:
@@ -76,6 +77,7 @@ def chat(
         model,
         load_format=load_format,
         revision=revision,
+        tokenizer=tokenizer,
         dtype=dtype,
         device=device,
         max_model_len=max_model_len,
@@ -111,7 +113,7 @@ class Conversation:
         """Answer a message, printing as it comes.
 
         keep_going: Ctrl-C stops the answer, which stays in the conversation as far as it got; otherwise it raises
-        KeyboardInterrupt. A message that can't be answered (too long, say) leaves the conversation as it was.
+        KeyboardInterrupt. A message without any answer (too long, or stopped at once) leaves no trace in it.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         said, last = "", None
@@ -132,6 +134,8 @@ class Conversation:
                     stream.close()  # pyright: ignore[reportUnknownMemberType] # its send type does not matter here
                 if said:
                     print(flush=True)
+        if interrupted.is_set() and not said:
+            return
         self.messages = [*asked, {"role": "assistant", "content": said}]
         if self.show_stats and last is not None:
             print(stats_line(self.opened, [last]), file=sys.stderr)

@@ -25,6 +25,7 @@ __all__ = [
     "Stats",
     "Stop",
     "Temperature",
+    "Tokenizer",
     "TopK",
     "TopP",
 ]
@@ -42,6 +43,7 @@ LoadFormat = Annotated[
     str, typer.Option("--load-format", help="auto: the checkpoint's weights; dummy: seeded random ones.")
 ]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hugging Face id.")]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Take the tokenizer from this model instead.")]
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print load time, time to first token and tokens/s on stderr.")]
