@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+
+# Kernels under test run in Triton's interpreter where there is no card. Set before anything imports Triton, which
+# prepares its own library for one or the other then; transformers imports it too.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
