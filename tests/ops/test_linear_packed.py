@@ -5,13 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.embedding import embedding
 from onewave.ops.linear import PackedWeight, can_pack, linear, pack, pack_dense
+
+pytest.importorskip("gguf")
+
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 
 @dataclass(frozen=True)

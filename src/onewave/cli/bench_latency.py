@@ -13,7 +13,7 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.session import open_llm
+from onewave.cli.session import Opened, open_llm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,23 +52,34 @@ def latency(
             raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
     given = [numbers("--batch-size", batch_size), numbers("--input-len", input_len)]
     given += [numbers("--output-len", output_len), numbers("--depth", depth)]
-    opened = open_llm(
-        model,
-        load_format=load_format,
-        revision=revision,
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
-        max_num_seqs=max(1, *given[0]),
-        enforce_eager=enforce_eager,
-    )
-    from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine import cases, measure
 
     tests = cases(*given)
-    _show("measuring the read ceiling")
-    ceiling = read_bandwidth(opened.llm.device)
-    results = list(measure(opened.llm, tests, reps=reps, warmup=warmup, ceiling=ceiling, show=_show))
+    opened: Opened | None = None
+    ceiling: Ceiling | None = None
+    results: list[Result] = []
+    # An engine of its own for each batch size: it decodes with as many rows as may run at once, idle or not.
+    for size in dict.fromkeys(given[0]):
+        opened = open_llm(
+            model,
+            load_format=load_format,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=size,
+            enforce_eager=enforce_eager,
+        )
+        if ceiling is None:
+            from onewave.bench.ceilings import read_bandwidth
+
+            _show("measuring the read ceiling")
+            ceiling = read_bandwidth(opened.llm.device)
+        own = [case for case in tests if case.batch_size == size]
+        results += measure(opened.llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=_show)
+        opened.llm.close()
+    assert opened is not None
+    assert ceiling is not None
     _show("")
     citations = [] if ledger is None else _append(ledger, results, opened.llm, enforce_eager)
     if as_json:
