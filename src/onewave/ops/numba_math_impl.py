@@ -3,6 +3,7 @@
 Kernels take addresses as integers because unpacking an array argument costs more than the smallest of them runs.
 """
 # pyright: basic
+# pyright: reportCallIssue=false, reportPrivateImportUsage=false
 # (Numba ships no type information.)
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def append_kv(
     if bias is not None:
         qkv = qkv + bias
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
-    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None:
         q = rms_norm(q, q_norm, eps)
     if k_norm is not None:

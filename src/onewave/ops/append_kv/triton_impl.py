@@ -3,6 +3,10 @@
 Heads are numbered as they lie in qkv: queries, keys, values. A program holds one head in registers; each element's
 rotary partner is loaded a second time from L1 instead of being shuffled across threads.
 """
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false
+# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -19,12 +19,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, sca
     """
     num_queries, num_keys = q.shape[2], k.shape[2]
     grouped = q.shape[1] != k.shape[1]
-    windowed = window is not None and window < num_keys
-    if num_queries == num_keys and not windowed:
+    if window is not None and window >= num_keys:
+        window = None
+    if num_queries == num_keys and window is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=num_queries > 1, scale=scale, enable_gqa=grouped)
     query = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
     key = torch.arange(num_keys, device=q.device)[None, :]
     mask = key <= query
-    if windowed:
-        mask &= key > query - window
+    if window is not None:
+        mask = mask & (key > query - window)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)

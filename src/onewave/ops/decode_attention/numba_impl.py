@@ -83,6 +83,6 @@ def decode_attention(
     sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
     visible = k_cache.shape[2] if window is None else window
     alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
-    scale = head_dim**-0.5 if scale is None else scale
-    run(_pairs, rows * num_heads, (*(t.data_ptr() for t in addresses), *sizes, visible), scale, alone=alone)
+    factor = head_dim**-0.5 if scale is None else scale
+    run(_pairs, rows * num_heads, (*(t.data_ptr() for t in addresses), *sizes, visible), factor, alone=alone)
     return out

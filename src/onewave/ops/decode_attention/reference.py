@@ -22,7 +22,8 @@ def decode_attention(
     num_heads, head_dim = q.shape[1], q.shape[2]
     num_kv_heads = k_cache.shape[1]
     out = empty_like(q)
-    for row, (slot, length) in enumerate(zip(slots.tolist(), seq_lens.tolist(), strict=True)):
+    for row in range(len(q)):
+        slot, length = int(slots[row]), int(seq_lens[row])
         start = 0 if window is None else max(0, length - window)
         # The query heads that share a KV head become the rows of one small attention: K and V are read once.
         grouped = q[row].view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)

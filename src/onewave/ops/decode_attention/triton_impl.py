@@ -7,6 +7,10 @@ Pieces have a fixed size and start at multiples of it, so a row's result depends
 row's length leave at once; the lengths are read on the device, so one captured graph serves every length the cache
 holds. Roofline: the bytes of the keys and values, each read once per group.
 """
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false
+# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class PackedWeight:
             blocks = blocks * scale[:, :, :1]
             if self.kind == "Q4_1":
                 blocks += scale[:, :, 1:]
-        return torch.from_numpy(np.ascontiguousarray(blocks.reshape(len(index), -1)[:, : self.cols]))
+        return torch.as_tensor(np.ascontiguousarray(blocks.reshape(len(index), -1)[:, : self.cols]))
 
 
 @dataclass(frozen=True)
