@@ -178,6 +178,11 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_ctrl_d_leaves(onewave, llm, mon
     assert not said
 
 
+def test_a_pipe_that_is_not_utf_8_is_refused(onewave, llm, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    assert "UTF-8" in onewave("chat").error()
+
+
 def test_a_real_model_answers_over_a_pipe(onewave, tiny_model, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nagain\n"))
     done = onewave("chat", "--model", tiny_model, "--max-tokens", "4", "--stats")

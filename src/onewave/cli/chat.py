@@ -153,27 +153,36 @@ def _talk(conversation: Conversation) -> bool:
     while True:
         try:
             line = input("> ").strip() if interactive else _read_line()
+            if line in ("/exit", "/quit"):
+                return all_answered
+            if line and not _obey(conversation, line):
+                all_answered = interactive
         except EOFError:
             if interactive:
                 print()
             return all_answered
         except KeyboardInterrupt:
+            # At the prompt, or in the moment before an answer begins.
+            if not interactive:
+                raise
             print()
-            continue
-        if line in ("/exit", "/quit"):
-            return all_answered
-        if line == "/reset":
-            conversation.reset()
-        elif line == "/help":
-            print(_HELP)
-        elif line.startswith("/") and " " not in line and "/" not in line[1:]:
-            print(f"error: no such command: {line}; /help lists them", file=sys.stderr)
-        elif line:
-            try:
-                conversation.answer(line)
-            except OnewaveError as error:
-                print(f"error: {error}", file=sys.stderr)
-                all_answered = interactive
+
+
+def _obey(conversation: Conversation, line: str) -> bool:
+    """Carry out a command, or answer a message. Returns False for a message that can't be answered."""
+    if line == "/reset":
+        conversation.reset()
+    elif line == "/help":
+        print(_HELP)
+    elif line.startswith("/") and " " not in line and "/" not in line[1:]:
+        print(f"error: no such command: {line}; /help lists them", file=sys.stderr)
+    else:
+        try:
+            conversation.answer(line)
+        except OnewaveError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return False
+    return True
 
 
 def _read_line() -> str:
