@@ -54,6 +54,8 @@ $(VENV)/.ready-torch: $(CONSTRAINTS) | $(VENV)/.ready-python
 $(VENV)/.ready-demo: pyproject.toml $(VENV)/.ready-torch
 	@echo "Installing onewave into $(VENV)"
 	@$(PIP) --editable .
+	@echo "Compiling the CPU kernels"
+	@$(RUN) -m onewave.ops.precompile
 	@touch $@
 
 $(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready-torch

@@ -7,6 +7,7 @@ import pytest
 
 from onewave.ops.numba_math_impl import doubles, integers
 from onewave.ops.numba_team_impl import kernel, run
+from onewave.ops.precompile import precompile
 
 
 @kernel
@@ -51,3 +52,8 @@ def test_several_callers_at_once_do_not_mix_their_jobs() -> None:
         thread.join()
     for i, out in enumerate(outs):
         assert (out == 2_000 * (i + 1)).all()
+
+
+def test_precompiling_finds_every_kernel() -> None:
+    # Six weight formats and their block sums; norm, SwiGLU, append and attention.
+    assert precompile() == 11
