@@ -23,6 +23,7 @@ import typer
 
 from onewave.base.errors import OnewaveError
 from onewave.cli.bench_latency import latency
+from onewave.cli.bench_ops import ops
 from onewave.cli.bench_peers import peers
 from onewave.cli.chat import chat
 from onewave.cli.env import env
@@ -66,6 +67,7 @@ app.command("chat")(chat)
 app.command("info")(info)
 app.command("env")(env)
 bench.command("latency")(latency)
+bench.command("ops")(ops)
 bench.command("peers")(peers)
 app.add_typer(bench, name="bench")
 

@@ -1,0 +1,55 @@
+"""Operator benchmarks: every trial runs, and counts the bytes it says it moves."""
+
+import pytest
+import torch
+
+from onewave.bench import operators
+from onewave.bench.ceilings import Ceiling
+from onewave.bench.clock import summarize
+from onewave.models.config import ModelConfig, RopeConfig
+
+CONFIG = ModelConfig(
+    family="llama",
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    max_position=64,
+    rope=RopeConfig("default", 10_000.0, 16),
+    tie_word_embeddings=True,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    layer_windows=(None,),
+    dtype="float32",
+    bos_token_id=None,
+    eos_token_ids=(),
+)
+
+
+@pytest.mark.parametrize("weight_format", ["Q4_1", "Q8_0", "BF16"])
+def test_every_trial_runs_and_makes_a_ledger_line(weight_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_BYTES_IN_ROTATION", 1)
+    cpu = torch.device("cpu")
+    plan = list(
+        operators.trials(CONFIG, cpu, torch.float32, tokens=2, context=5, weight_format=weight_format),
+    )
+    assert {trial.operator for trial in plan} == set(operators.OPERATORS)
+    for trial in plan:
+        result = operators.measure(trial, cpu, reps=1)
+        line = result.measurement("tiny", "float32", Ceiling("read bandwidth", 10.0, "GB/s", "none", summarize([10.0])))
+        assert line.unit == "us"
+        assert result.gigabytes_per_second > 0
+
+
+def test_bytes_count_the_weights_as_they_are_stored() -> None:
+    plan = operators.trials(CONFIG, torch.device("cpu"), torch.float32, tokens=1, context=5, weight_format="Q4_1")
+    sizes = {(trial.implementation, trial.shape): trial.nbytes for trial in plan}
+    assert sizes["onewave Q4_1", "256x64"] == 256 * 64 * 20 // 32
+    assert sizes["torch float32", "256x64"] == 256 * 64 * 4
+    assert sizes["onewave", "4/2x16, 5 keys"] == 5 * 2 * 2 * 16 * 4
