@@ -57,11 +57,14 @@ class kernel:  # reads as a decorator
 
     @cached_property
     def _compiled(self):
-        return cfunc(_SIGNATURE, cache=True, nopython=True, fastmath=FAST)(self._function)
+        # The NumPy error model: Python's check for a zero divisor would keep loops from being vectorised.
+        return cfunc(_SIGNATURE, cache=True, fastmath=FAST, error_model="numpy")(self._function)
 
     @cached_property
     def address(self) -> int:
-        return self._compiled.address
+        address = self._compiled.address
+        assert address is not None
+        return address
 
 
 def _atomic(name: str, ordering: str = "seq_cst"):
