@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
@@ -172,111 +172,64 @@ def _tile(columns: Callable, block_bytes: int, tokens: int, *, scaled: bool = Fa
     return tile
 
 
-_q4_0_x1, _q4_0_x4 = (_tile(_q4_0, 288, n, scaled=True) for n in (1, 4))
-_q4_1_x1, _q4_1_x4 = (_tile(_q4_1, 320, n, scaled=True, offset=True) for n in (1, 4))
-_q8_0_x1, _q8_0_x4 = (_tile(_q8_0, 544, n, scaled=True) for n in (1, 4))
-_bf16_x1, _bf16_x4 = (_tile(_bf16, 1024, n) for n in (1, 4))
-_f16_x1, _f16_x4 = (_tile(_f16, 1024, n) for n in (1, 4))
-_f32_x1, _f32_x4 = (_tile(_f32, 2048, n) for n in (1, 4))
+def _over_tiles(columns: Callable, block_bytes: int, *, scaled: bool = False, offset: bool = False):
+    """Build the loop over tiles of one format: four tokens at a time, then the rest one by one."""
+    one, four = (_tile(columns, block_bytes, tokens, scaled=scaled, offset=offset) for tokens in (1, 4))
 
-# Items are tiles. Numba caches compiled functions by source position, and only functions that close over nothing, so
-# each format has its own copy of this loop: four tokens at a time, then the rest one by one.
+    @njit
+    def tiles(table_at, first, last):
+        table = integers(table_at, 19)
+        data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
+        x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, table[7] * 4
+        for tile in range(first, last):
+            at, to = data + tile * blocks * block_bytes, out + tile * 64
+            for t in range(0, tokens - 3, 4):
+                s = sums + t * sums_stride
+                four(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+            for t in range(tokens - tokens % 4, tokens):
+                s = sums + t * sums_stride
+                one(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+
+    return tiles
+
+
+# Numba keeps on disk only functions that close over nothing: the loops above become part of these.
+_q4_0_tiles = _over_tiles(_q4_0, 288, scaled=True)
+_q4_1_tiles = _over_tiles(_q4_1, 320, scaled=True, offset=True)
+_q8_0_tiles = _over_tiles(_q8_0, 544, scaled=True)
+_bf16_tiles = _over_tiles(_bf16, 1024)
+_f16_tiles = _over_tiles(_f16, 1024)
+_f32_tiles = _over_tiles(_f32, 2048)
 
 
 @kernel
 def _matmul_q4_0(table_at, first, last):
-    table = integers(table_at, 19)
-    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-    width = table[7]
-    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
-    for tile in range(first, last):
-        at, to = data + tile * blocks * 288, out + tile * 64
-        for t in range(0, tokens - 3, 4):
-            s = sums + t * sums_stride
-            _q4_0_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
-        for t in range(tokens - tokens % 4, tokens):
-            s = sums + t * sums_stride
-            _q4_0_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+    _q4_0_tiles(table_at, first, last)
 
 
 @kernel
 def _matmul_q4_1(table_at, first, last):
-    table = integers(table_at, 19)
-    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-    width = table[7]
-    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
-    for tile in range(first, last):
-        at, to = data + tile * blocks * 320, out + tile * 64
-        for t in range(0, tokens - 3, 4):
-            s = sums + t * sums_stride
-            _q4_1_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
-        for t in range(tokens - tokens % 4, tokens):
-            s = sums + t * sums_stride
-            _q4_1_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+    _q4_1_tiles(table_at, first, last)
 
 
 @kernel
 def _matmul_q8_0(table_at, first, last):
-    table = integers(table_at, 19)
-    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-    width = table[7]
-    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
-    for tile in range(first, last):
-        at, to = data + tile * blocks * 544, out + tile * 64
-        for t in range(0, tokens - 3, 4):
-            s = sums + t * sums_stride
-            _q8_0_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
-        for t in range(tokens - tokens % 4, tokens):
-            s = sums + t * sums_stride
-            _q8_0_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+    _q8_0_tiles(table_at, first, last)
 
 
 @kernel
 def _matmul_bf16(table_at, first, last):
-    table = integers(table_at, 19)
-    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-    width = table[7]
-    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
-    for tile in range(first, last):
-        at, to = data + tile * blocks * 1024, out + tile * 64
-        for t in range(0, tokens - 3, 4):
-            s = sums + t * sums_stride
-            _bf16_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
-        for t in range(tokens - tokens % 4, tokens):
-            s = sums + t * sums_stride
-            _bf16_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+    _bf16_tiles(table_at, first, last)
 
 
 @kernel
 def _matmul_f16(table_at, first, last):
-    table = integers(table_at, 19)
-    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-    width = table[7]
-    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
-    for tile in range(first, last):
-        at, to = data + tile * blocks * 1024, out + tile * 64
-        for t in range(0, tokens - 3, 4):
-            s = sums + t * sums_stride
-            _f16_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
-        for t in range(tokens - tokens % 4, tokens):
-            s = sums + t * sums_stride
-            _f16_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+    _f16_tiles(table_at, first, last)
 
 
 @kernel
 def _matmul_f32(table_at, first, last):
-    table = integers(table_at, 19)
-    data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-    width = table[7]
-    x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, width * 4
-    for tile in range(first, last):
-        at, to = data + tile * blocks * 2048, out + tile * 64
-        for t in range(0, tokens - 3, 4):
-            s = sums + t * sums_stride
-            _f32_x4(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
-        for t in range(tokens - tokens % 4, tokens):
-            s = sums + t * sums_stride
-            _f32_x1(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+    _f32_tiles(table_at, first, last)
 
 
 @kernel
