@@ -183,6 +183,16 @@ def test_a_built_in_configuration_needs_the_dummy_load_format(onewave):
     assert "dummy" in onewave("generate", "hello", "--model", "llama-3.2-1b").error()
 
 
+@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5", "1025", "9" * 5000])
+def test_a_number_of_threads_that_no_machine_has_is_refused(onewave, monkeypatch, tiny_model, count):
+    monkeypatch.setenv("ONEWAVE_NUM_THREADS", count)
+    assert "ONEWAVE_NUM_THREADS" in onewave("generate", "hello", "--model", tiny_model).error()
+
+
+def test_peers_refuses_such_a_number_too(onewave, tiny_model):
+    assert "--threads" in onewave("bench", "peers", "--model", tiny_model, "--threads", "1025").error()
+
+
 def test_a_full_disk_is_said_before_anything_is_fetched(onewave, monkeypatch, tmp_path):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["Settings", "child_environment"]
+__all__ = ["MAX_THREADS", "Settings", "child_environment"]
+
+# More than the cores of any machine we know; far more threads than cores only slow the kernels down.
+MAX_THREADS = 1024
 
 
 def _platform_cache_dir(env: Mapping[str, str]) -> Path:
@@ -55,6 +58,8 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
 def _num_threads(text: str | None) -> int:
     if not text:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not text.isdecimal() or int(text) < 1:
-        raise InvalidArgumentError("ONEWAVE_NUM_THREADS", got=repr(text), allowed="a whole number from 1")
+    # The length first: int() refuses thousands of digits with an error of its own.
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_THREADS:
+        allowed = f"a whole number from 1 to {MAX_THREADS}"
+        raise InvalidArgumentError("ONEWAVE_NUM_THREADS", got=repr(text[:40]), allowed=allowed)
     return int(text)

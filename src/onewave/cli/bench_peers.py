@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.base.settings import Settings
+from onewave.base.settings import MAX_THREADS, Settings
 from onewave.cli import options
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def peers(
     for name, value, least in (("--input-len", input_len, 1), ("--output-len", output_len, 2), ("--reps", reps, 1)):
         if value < least:
             raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
-    if threads is not None and threads < 1:
-        raise InvalidArgumentError("--threads", got=str(threads), allowed="whole numbers from 1")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise InvalidArgumentError("--threads", got=str(threads), allowed=f"whole numbers from 1 to {MAX_THREADS}")
     location = _find(model, revision, input_len + output_len)
     job = _job(location, dtype, device, threads, input_len, output_len)
     from onewave.bench.peer_worker import PEERS
