@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onewave.base.quantized import QuantizedRows
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, time_calls
 from onewave.bench.ledger import Measurement
@@ -216,11 +217,4 @@ def _random_packed(kind: str, rows: int, cols: int) -> PackedWeight:
     else:
         # The high byte of a float's sign and exponent: about 2^-1.
         data[:, form.value_bits // 8 - 1 :: form.value_bits // 8] = 0x3F
-    return pack(_Stored(kind, data, (rows, cols)))
-
-
-@dataclass(frozen=True)
-class _Stored:
-    qtype: str
-    data: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-    shape: tuple[int, int]
+    return pack(QuantizedRows(kind, data, (rows, cols)))

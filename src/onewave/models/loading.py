@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.base.quantized import QuantizedRows
 from onewave.models.config import ModelConfig
 from onewave.models.config_file import load_config
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, layer_part_shapes
 from onewave.models.registry import FAMILIES
 from onewave.ops.linear import LinearWeight, can_pack, pack, pack_dense
-from onewave.weights.quantized import QuantizedRows
 from onewave.weights.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
 

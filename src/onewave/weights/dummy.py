@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from onewave.base.errors import WeightsError
-from onewave.weights.quantized import QuantizedRows
+from onewave.base.quantized import QuantizedRows
 from onewave.weights.store import TensorInfo, quote
 
 __all__ = ["DummyStore"]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import WeightsError
-from onewave.weights.gguf_types import GGUF_TYPES
+from onewave.base.gguf_types import GGUF_TYPES
 from onewave.weights.store import TensorInfo, quote
 
 __all__ = ["GGUFFile", "GGUFTensor"]

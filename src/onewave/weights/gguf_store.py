@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from onewave.base.errors import WeightsError
+from onewave.base.gguf_types import PLAIN_TYPES, gguf_type_named
+from onewave.base.quantized import QuantizedRows, dequantize_rows
 from onewave.weights.gguf_file import GGUFFile, GGUFTensor
 from onewave.weights.gguf_pieces import piece_paths
-from onewave.weights.gguf_types import PLAIN_TYPES, gguf_type_named
-from onewave.weights.quantized import QuantizedRows, dequantize_rows
 from onewave.weights.store import TensorInfo, quote
 
 __all__ = ["GGUFStore"]

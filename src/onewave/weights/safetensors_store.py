@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from onewave.base.errors import UnsupportedError, WeightsError
-from onewave.weights.quantized import QuantizedRows
+from onewave.base.quantized import QuantizedRows
 from onewave.weights.safetensors_header import parse_json, read_header
 from onewave.weights.store import TensorInfo, quote
 

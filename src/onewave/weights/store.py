@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from onewave.weights.quantized import QuantizedRows
+    from onewave.base.quantized import QuantizedRows
 
 __all__ = ["TensorInfo", "WeightStore", "quote"]
 

@@ -17,7 +17,6 @@ Rows beyond the last and columns beyond the last are zero. No format is re-quant
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,8 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.base.quantized import QuantizedRows, dequantize_rows
 
-__all__ = ["BLOCK", "FORMATS", "LANES", "Format", "PackedWeight", "StoredRows", "can_pack", "pack", "pack_dense"]
+__all__ = ["BLOCK", "FORMATS", "LANES", "Format", "PackedWeight", "can_pack", "pack", "pack_dense"]
 
 LANES = 16
 BLOCK = 32
@@ -49,6 +49,12 @@ class Format:
         """Bytes of one block of one row, as GGUF files store it."""
         return self.scale_bytes + BLOCK * self.value_bits // 8
 
+    @property
+    def parts(self) -> list[tuple[int, int, str]]:
+        """The runs of numbers in one block of one row: (first byte, end byte, NumPy type that moves one number)."""
+        values = (self.scale_bytes, self.row_bytes, f"<u{max(1, self.value_bits // 8)}")
+        return [(0, self.scale_bytes, "<u2"), values] if self.scale_bytes else [values]
+
 
 FORMATS = {
     "Q4_0": Format(scale_bytes=2, value_bits=4),
@@ -59,17 +65,6 @@ FORMATS = {
     "F32": Format(scale_bytes=0, value_bits=32),
 }
 _DENSE = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-
-
-class StoredRows(Protocol):
-    """Rows as a checkpoint stores them: format name, uint8 [rows, bytes of a row], (rows, cols)."""
-
-    @property
-    def qtype(self) -> str: ...
-    @property
-    def data(self) -> NDArray[np.uint8]: ...
-    @property
-    def shape(self) -> tuple[int, int]: ...
 
 
 @dataclass(frozen=True)
@@ -92,41 +87,8 @@ class PackedWeight:
     def dequantize(self, rows: Tensor | None = None) -> Tensor:
         """Return the chosen rows (int64 [n]; all when None) as float32 [n, cols]."""
         index = np.arange(self.rows) if rows is None else rows.numpy()
-        tile, lane = index // LANES, index % LANES
-        form = FORMATS[self.kind]
-        data = self.data.numpy()
-        values = data[:, :, LANES * form.scale_bytes :].reshape(
-            *data.shape[:2], -1, LANES, max(1, form.value_bits // 8)
-        )
-        picked = values[tile, :, :, lane]  # [n, blocks, columns, bytes]
-        blocks = _decode(self.kind, picked)
-        if form.scale_bytes:
-            scales = data[:, :, : LANES * form.scale_bytes].reshape(*data.shape[:2], -1, LANES, 2)
-            scale = scales[tile, :, :, lane].copy().view(np.float16)[..., 0].astype(np.float32)  # [n, blocks, 1 or 2]
-            blocks = blocks * scale[:, :, :1]
-            if self.kind == "Q4_1":
-                blocks += scale[:, :, 1:]
-        return torch.as_tensor(np.ascontiguousarray(blocks.reshape(len(index), -1)[:, : self.cols]))
-
-
-@dataclass(frozen=True)
-class _DenseRows:
-    qtype: str
-    data: NDArray[np.uint8]
-    shape: tuple[int, int]
-
-
-def _decode(kind: str, values: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Stored bytes [n, blocks, columns, bytes] -> numbers before scaling, float32 [n, blocks, 32]."""
-    if kind in ("Q4_0", "Q4_1"):
-        nibbles = np.concatenate((values[..., 0] & 15, values[..., 0] >> 4), axis=-1).astype(np.float32)
-        return nibbles - 8 if kind == "Q4_0" else nibbles
-    values = np.ascontiguousarray(values)
-    if kind == "Q8_0":
-        return values.view(np.int8)[..., 0].astype(np.float32)
-    if kind == "BF16":
-        return (values.view(np.uint16)[..., 0].astype(np.uint32) << 16).view(np.float32)
-    return values.view(np.float16 if kind == "F16" else np.float32)[..., 0].astype(np.float32)
+        values = dequantize_rows(_untile(self.data.numpy(), FORMATS[self.kind], index), self.kind)
+        return torch.as_tensor(np.ascontiguousarray(values[:, : self.cols]))
 
 
 def can_pack(kind: str) -> bool:
@@ -134,7 +96,7 @@ def can_pack(kind: str) -> bool:
     return kind in FORMATS
 
 
-def pack(stored: StoredRows) -> PackedWeight:
+def pack(stored: QuantizedRows) -> PackedWeight:
     """Tile the rows of a GGUF tensor.
 
     One row's blocks lie one after another, as in the file; cols is a multiple of 32 for block formats.
@@ -172,13 +134,22 @@ def _tile(data: NDArray[np.uint8], form: Format) -> NDArray[np.uint8]:
         data = padded
     stored = np.ascontiguousarray(data).reshape(tiles, LANES, blocks, row_bytes)
     out = np.empty((tiles, blocks, LANES * row_bytes), np.uint8)
-    scales, width = form.scale_bytes, max(1, form.value_bits // 8)
-    for start, end, unit in ((0, scales, 2), (scales, row_bytes, width)):
-        if start < end:
-            source = stored[..., start:end].view(f"<u{unit}")
-            target = out[..., LANES * start : LANES * end].view(f"<u{unit}")
-            target.reshape(tiles, blocks, -1, LANES)[...] = source.transpose(0, 2, 3, 1)
+    for start, end, unit in form.parts:
+        source = stored[..., start:end].view(unit)
+        target = out[..., LANES * start : LANES * end].view(unit)
+        target.reshape(tiles, blocks, -1, LANES)[...] = source.transpose(0, 2, 3, 1)
     return out
+
+
+def _untile(data: NDArray[np.uint8], form: Format, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Undo _tile for the chosen rows: int64 [n] -> uint8 [n, blocks * row_bytes]."""
+    tiles, blocks = data.shape[:2]
+    tile, lane = rows // LANES, rows % LANES
+    out = np.empty((len(rows), blocks, form.row_bytes), np.uint8)
+    for start, end, unit in form.parts:
+        source = data[..., LANES * start : LANES * end].view(unit).reshape(tiles, blocks, -1, LANES)
+        out[..., start:end].view(unit)[...] = source[tile, :, :, lane]
+    return out.reshape(len(rows), -1)
 
 
 def pack_dense(weight: Tensor) -> PackedWeight:
@@ -188,4 +159,4 @@ def pack_dense(weight: Tensor) -> PackedWeight:
             "packing a weight", got=f"{weight.dtype} {tuple(weight.shape)}", allowed="2-D bf16|fp16|fp32"
         )
     data = weight.contiguous().view(torch.uint8).numpy()
-    return pack(_DenseRows(_DENSE[weight.dtype], data, (weight.shape[0], weight.shape[1])))
+    return pack(QuantizedRows(_DENSE[weight.dtype], data, (weight.shape[0], weight.shape[1])))

@@ -6,11 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from sample_files import quantized_bytes
 
 from onewave.base.errors import UnsupportedError
-from onewave.weights.gguf_types import GGUF_TYPES, gguf_type_named
-from onewave.weights.quantized import QuantizedRows
+from onewave.base.gguf_types import GGUF_TYPES, gguf_type_named
+from onewave.base.quantized import QuantizedRows
 
 QUANTIZED = [kind.name for kind in GGUF_TYPES.values() if kind.is_quantized]
 
@@ -19,9 +18,10 @@ def random_rows(qtype: str, rows: int, blocks: int, seed: int = 0) -> QuantizedR
     """Return rows of random bytes whose leading scales, where the format has them, are finite."""
     kind = gguf_type_named(qtype)
     halves = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}.get(qtype, 0)
-    raw = quantized_bytes(np.random.default_rng(seed), rows * blocks, kind.block_bytes, halves)
-    data = np.frombuffer(raw, np.uint8).reshape(rows, blocks * kind.block_bytes)
-    return QuantizedRows(qtype, data, (rows, blocks * kind.block_elements))
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (rows * blocks, kind.block_bytes), dtype=np.uint8)
+    data[:, : 2 * halves] = rng.normal(size=(rows * blocks, halves)).astype("<f2").view(np.uint8)
+    return QuantizedRows(qtype, data.reshape(rows, -1), (rows, blocks * kind.block_elements))
 
 
 def with_gguf(rows: QuantizedRows) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Rows of a quantised matrix as the file packs them, and their way back to float32."""
+"""Rows of a matrix in a GGUF number format, as files hold them, and their way back to float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import UnsupportedError
-from onewave.weights.gguf_types import gguf_type_named
+from onewave.base.gguf_types import gguf_type_named
 
 __all__ = ["QuantizedRows", "dequantize_rows"]
 
@@ -22,10 +22,10 @@ _CHUNK_ELEMENTS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class QuantizedRows:
-    """A packed matrix.
+    """A matrix in the bytes of a number format; bf16, fp16 and fp32 count as formats too.
 
-    qtype: GGUF's name of the block format ("Q4_1"). data: uint8 [rows, bytes_per_row], usually a read-only view of
-    the mapped file. shape: (rows, cols) in elements.
+    qtype: GGUF's name of the format ("Q4_1"). data: uint8 [rows, bytes_per_row], often a read-only view of the mapped
+    file. shape: (rows, cols) in elements.
     """
 
     qtype: str
