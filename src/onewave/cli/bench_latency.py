@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +11,15 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
+from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
 from onewave.cli.session import Opened, open_llm
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.engine import Result
+    from onewave.bench.ledger import Measurement
     from onewave.engine.llm import LLM
 
 __all__ = ["latency", "numbers"]
@@ -47,9 +47,8 @@ def latency(
     Prompts are random token ids with a fixed seed; decoding is greedy and goes on after end-of-text tokens.
     GB/s counts the weights and the cache that a decode step reads.
     """
-    for name, value, least in (("--reps", reps, 1), ("--warmup", warmup, 0)):
-        if value < least:
-            raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
+    check_count("--reps", reps)
+    check_count("--warmup", warmup, 0)
     given = [numbers("--batch-size", batch_size), numbers("--input-len", input_len)]
     given += [numbers("--output-len", output_len), numbers("--depth", depth)]
     from onewave.bench.engine import cases, measure
@@ -73,21 +72,24 @@ def latency(
         if ceiling is None:
             from onewave.bench.ceilings import read_bandwidth
 
-            _show("measuring the read ceiling")
+            show_status("measuring the read ceiling")
             ceiling = read_bandwidth(opened.llm.device)
         own = [case for case in tests if case.batch_size == size]
-        results += measure(opened.llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=_show)
+        results += measure(opened.llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=show_status)
         opened.llm.close()
     assert opened is not None
     assert ceiling is not None
-    _show("")
-    citations = [] if ledger is None else _append(ledger, results, opened.llm, enforce_eager)
+    show_status("")
+    citations: list[str] = []
+    if ledger is not None:
+        lines = _measurements(results, opened.llm, enforce_eager=enforce_eager)
+        citations = append_to_ledger(ledger, lines, opened.llm.device)
     if as_json:
         print(json.dumps(_as_json(opened.llm, opened.load_seconds, ceiling, results, citations)))
     else:
-        _print_table(opened.llm, opened.load_seconds, ceiling, results)
+        _print(opened.llm, opened.load_seconds, ceiling, results)
         for citation in citations:
-            print(f"ledger/{citation}")
+            print(citation)
 
 
 def numbers(name: str, text: str) -> list[int]:
@@ -98,32 +100,15 @@ def numbers(name: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _show(text: str) -> None:
-    """Say on a terminal's stderr what is going on, over what was said before."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-
-def _append(directory: Path, results: list[Result], llm: LLM, enforce_eager: bool) -> list[str]:
-    """Write ledger lines; returns their citations."""
-    import torch
-
-    from onewave.bench import ledger
+def _measurements(results: list[Result], llm: LLM, *, enforce_eager: bool) -> Iterator[Measurement]:
     from onewave.bench.engine import measurements
 
-    settings = Settings.from_env()
-    name = torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else "cpu"
-    command = shlex.join(["onewave", *sys.argv[1:]])
-    return [
-        ledger.append(directory, ledger.as_record(measurement, device_name=name, command=command, settings=settings))
-        for result in results
-        for measurement in measurements(result, llm, threads=settings.num_threads, enforce_eager=enforce_eager)
-    ]
+    threads = Settings.from_env().num_threads
+    for result in results:
+        yield from measurements(result, llm, threads=threads, enforce_eager=enforce_eager)
 
 
-def _print_table(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result]) -> None:
-    from rich.console import Console
+def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result]) -> None:
     from rich.table import Table
 
     dtype = str(llm.dtype).removeprefix("torch.")
@@ -142,12 +127,8 @@ def _print_table(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[
             "-" if rate is None else f"{rate:.1f}",
             "-" if share is None else f"{share:.1%}",
         )
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table)
-    console.print(
-        f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method}); model loaded in {load_seconds:.2f} s",
-        highlight=False,
-    )
+    bound = f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method})"
+    print_table(table, f"{bound}; model loaded in {load_seconds:.2f} s")
 
 
 def _as_json(
@@ -173,5 +154,5 @@ def _as_json(
             }
             for result in results
         ],
-        "ledger": [f"ledger/{citation}" for citation in citations],
+        "ledger": citations,
     }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
+from onewave.cli.bench_report import append_to_ledger, check_count, print_table
 from onewave.weights import sources
+
+if TYPE_CHECKING:
+    from onewave.bench.ceilings import Ceiling
+    from onewave.bench.operators import OperatorResult
 
 __all__ = ["ops"]
 
@@ -33,16 +36,9 @@ def ops(
 ) -> None:
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
     for name, value in (("--batch-size", batch_size), ("--context", context), ("--reps", reps)):
-        if value < 1:
-            raise InvalidArgumentError(name, got=str(value), allowed="whole numbers from 1")
-    settings = Settings.from_env()
+        check_count(name, value)
     load_format = "dummy" if model in sources.builtin_names() else "auto"
-    location = sources.resolve(model, settings, load_format=load_format)
-    import torch
-    from rich.console import Console
-    from rich.table import Table
-
-    from onewave.bench import ledger as ledgers
+    location = sources.resolve(model, Settings.from_env(), load_format=load_format)
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.operators import OPERATORS, measure, trials
     from onewave.engine.options import check_dtype, choose_device, choose_dtype
@@ -64,12 +60,7 @@ def ops(
     results = [measure(trial, where, reps=reps) for trial in plan if trial.operator in chosen]
     dtype_name = str(kind).removeprefix("torch.")
     records = [result.measurement(location.name, dtype_name, ceiling) for result in results]
-    citations: list[str] = []
-    if ledger is not None:
-        full_name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
-        command = shlex.join(["onewave", *sys.argv[1:]])
-        lines = (ledgers.as_record(r, device_name=full_name, command=command, settings=settings) for r in records)
-        citations = [ledgers.append(ledger, line) for line in lines]
+    citations = [] if ledger is None else append_to_ledger(ledger, records, where)
     if as_json:
         rows = [
             {"operator": r.metric, "us": r.summary.p50, "gigabytes_per_second": x.gigabytes_per_second, **r.extra}
@@ -77,7 +68,15 @@ def ops(
         ]
         print(json.dumps({"model": location.name, "device": str(where), "ceiling_gb_s": ceiling.value, "trials": rows}))
         return
-    table = Table(title=f"{location.name}, {dtype_name} on {where}, batch {batch_size}", title_justify="left")
+    _print(f"{location.name}, {dtype_name} on {where}, batch {batch_size}", ceiling, results)
+    for citation in citations:
+        print(citation)
+
+
+def _print(title: str, ceiling: Ceiling, results: list[OperatorResult]) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
     for heading in ("operator", "shape", "implementation"):
         table.add_column(heading, no_wrap=True)
     for heading in ("us", "GB/s", "of ceiling"):
@@ -86,8 +85,4 @@ def ops(
         rate = result.gigabytes_per_second
         cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.1f}", f"{rate / ceiling.value:.1%}")
         table.add_row(result.trial.operator, result.trial.shape, result.trial.implementation, *cells)
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    console.print(table)
-    console.print(f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method})", highlight=False)
-    for citation in citations:
-        print(f"ledger/{citation}")
+    print_table(table, f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method})")

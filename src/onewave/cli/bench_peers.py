@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +12,12 @@ import typer
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.base.settings import MAX_THREADS, Settings
 from onewave.cli import options
+from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
+    from onewave.bench.ledger import Measurement
     from onewave.bench.peers import Job, PeerResult
     from onewave.weights.sources import ModelLocation
 
@@ -47,8 +48,7 @@ def peers(
     different piece each round; decoding is greedy, one sequence. An engine that isn't there is named as such.
     """
     for name, value, least in (("--input-len", input_len, 1), ("--output-len", output_len, 2), ("--reps", reps, 1)):
-        if value < least:
-            raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
+        check_count(name, value, least)
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidArgumentError("--threads", got=str(threads), allowed=f"whole numbers from 1 to {MAX_THREADS}")
     location = _find(model, revision, input_len + output_len)
@@ -60,13 +60,17 @@ def peers(
     prompts = text_prompts(load_tokenizer(location), tokens=input_len, count=1 + reps)
 
     pythons = {} if llama_cpp_python is None else {"llama-cpp-python": llama_cpp_python}
-    results = compare(job, list(PEERS), prompts, pythons=pythons, show=_show)
-    _show("")
-    citations = [] if ledger is None else _append(ledger, model, job, results)
+    results = compare(job, list(PEERS), prompts, pythons=pythons, show=show_status)
+    show_status("")
+    citations: list[str] = []
+    if ledger is not None:
+        import torch
+
+        citations = append_to_ledger(ledger, _measurements(model, job, results), torch.device(job.device))
     if as_json:
         print(json.dumps({"job": asdict(job), "peers": [asdict(result) for result in results], "ledger": citations}))
     else:
-        _print_table(model, job, results)
+        _print(model, job, results)
         for citation in citations:
             print(citation)
 
@@ -88,9 +92,9 @@ def _job(location: ModelLocation, dtype: str, device: str, threads: int | None, 
     import torch
 
     from onewave.bench.peers import Job
+    from onewave.engine.options import check_dtype
 
-    if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise UnsupportedError("dtype", got=repr(dtype), allowed="auto, float32, bfloat16, float16")
+    check_dtype(dtype)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
@@ -106,16 +110,10 @@ def _job(location: ModelLocation, dtype: str, device: str, threads: int | None, 
     )
 
 
-def _append(directory: Path, model: str, job: Job, results: list[PeerResult]) -> list[str]:
-    """Write a line for every engine's decode rate; returns their citations."""
-    import torch
+def _measurements(model: str, job: Job, results: list[PeerResult]) -> Iterator[Measurement]:
+    """The decode rate of every engine that ran."""
+    from onewave.bench.ledger import Measurement
 
-    from onewave.bench import ledger
-
-    settings = Settings.from_env()
-    name = "cpu" if job.device == "cpu" else torch.cuda.get_device_name(job.device)
-    command = shlex.join(["onewave", *sys.argv[1:]])
-    citations: list[str] = []
     for result in results:
         if result.decode is None or result.prefill is None:
             continue
@@ -132,14 +130,10 @@ def _append(directory: Path, model: str, job: Job, results: list[PeerResult]) ->
             "dtype": job.dtype,
             "threads": job.threads,
         }
-        measurement = ledger.Measurement(model, "peer_decode", "tok/s", result.decode, None, extra)
-        record = ledger.as_record(measurement, device_name=name, command=command, settings=settings)
-        citations.append(f"ledger/{ledger.append(directory, record)}")
-    return citations
+        yield Measurement(model, "peer_decode", "tok/s", result.decode, None, extra)
 
 
-def _print_table(model: str, job: Job, results: list[PeerResult]) -> None:
-    from rich.console import Console
+def _print(model: str, job: Job, results: list[PeerResult]) -> None:
     from rich.table import Table
 
     title = f"{model} on {job.device}, {job.threads} threads, {job.prompt_tokens}+{job.output_tokens} tokens"
@@ -159,15 +153,4 @@ def _print_table(model: str, job: Job, results: list[PeerResult]) -> None:
             "-" if result.ratio is None else f"{result.ratio:.2f}x",
             "-" if result.same_tokens is None else f"{result.same_tokens} of {result.num_tokens}",
         )
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table)
-    for result in results:
-        if result.absent is not None:
-            console.print(f"{result.name}: {result.absent}", highlight=False, markup=False)
-
-
-def _show(text: str) -> None:
-    """Say on a terminal's stderr what is going on, over what was said before."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
+    print_table(table, *(f"{result.name}: {result.absent}" for result in results if result.absent is not None))

@@ -41,9 +41,7 @@ def chat(
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", help="Above 1: against tokens that were seen.")
-    ] = 1.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
     seed: options.Seed = None,
     stop: options.Stop = None,
     dtype: options.Dtype = "auto",

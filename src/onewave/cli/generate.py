@@ -36,9 +36,7 @@ def generate(
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", help="Above 1: against tokens that were seen.")
-    ] = 1.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
     presence_penalty: Annotated[
         float, typer.Option("--presence-penalty", help="Against tokens generated before, -2 to 2.")
     ] = 0.0,

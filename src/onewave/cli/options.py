@@ -20,6 +20,7 @@ __all__ = [
     "MaxModelLen",
     "MinP",
     "Model",
+    "RepetitionPenalty",
     "Revision",
     "Seed",
     "Stats",
@@ -52,6 +53,9 @@ Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the l
 TopK = Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0 or -1: from all.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this probability.")]
 MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens below this share of the likeliest one's.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option("--repetition-penalty", help="Above 1: against tokens that were seen.")
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End at this text. May be given several times.")]
 Ledger = Annotated[
     Path | None,
