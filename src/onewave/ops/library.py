@@ -1,0 +1,49 @@
+"""How operators are known to PyTorch: torch.library registration, and when a call goes through it.
+
+Every operator is registered under `torch.ops.onewave` with a fake implementation, so that torch.compile and
+torch.export see one node with known shapes. The dispatcher costs microseconds a call, which a decode step pays hundreds
+of times; plain eager inference therefore calls the implementation directly, and only calls that something watches
+(a compiler, a tensor subclass, autograd) take the registered way.
+"""
+# pyright: reportUnknownMemberType=false
+# (torch.library is only partly annotated.)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError
+
+__all__ = ["is_watched", "register"]
+
+
+def register(
+    name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()
+) -> torch.library.CustomOpDef:
+    """Register `function` as onewave::<name>. Its annotations are the schema; `mutates` names the arguments it writes.
+
+    fake: same signature, returns empty tensors of the right shape and dtype (None for an operator that only mutates).
+    Outputs may alias no input. Backward through an operator without mutation raises UnsupportedError when it is asked
+    for, not before.
+    """
+    operator = torch.library.custom_op(f"onewave::{name}", function, mutates_args=tuple(mutates))
+    operator.register_fake(fake)
+    if not mutates:
+
+        def refuse(ctx: object, *grads: object) -> None:
+            raise UnsupportedError(f"{name}: backward", allowed="forward only", next="run it under torch.no_grad()")
+
+        operator.register_autograd(refuse)
+    return operator
+
+
+def is_watched(*tensors: Tensor | None) -> bool:
+    """Whether a compiler, a tensor subclass or autograd must see this call as one registered operator."""
+    if torch.compiler.is_compiling():
+        return True
+    grad = torch.is_grad_enabled()
+    return any(t is not None and (type(t) is not Tensor or (grad and t.requires_grad)) for t in tensors)
