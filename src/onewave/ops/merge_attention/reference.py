@@ -1,0 +1,20 @@
+"""What `merge_attention` means, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["merge_attention"]
+
+
+def merge_attention(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """Average outs [parts, .., S, D] with weights softmax(lses [parts, .., S]) over the parts, in at least float32."""
+    exact = torch.promote_types(outs.dtype, torch.float32)
+    lses = lses.to(exact)
+    lse = torch.logsumexp(lses, dim=0)
+    # A row without keys in any part: every weight is exp(-inf - 0) = 0.
+    weights = torch.exp(lses - lse.masked_fill(lse == float("-inf"), 0.0))
+    # What a part without keys holds is nobody's business: 0 * NaN must not get in.
+    parts = outs.to(exact).masked_fill((lses == float("-inf"))[..., None], 0.0)
+    return (weights[..., None] * parts).sum(dim=0).to(outs.dtype), lse

@@ -1,0 +1,110 @@
+"""merge_attention in Triton: one pass over the partial results.
+
+A program takes a few consecutive queries of one head and walks over the parts in their order, keeping the largest LSE
+so far, the sum of weights and the weighted sum of outputs in registers (float32), rescaled when the largest grows.
+Parts come as a short tuple of tensors, each of which may hold several along its first axis: a list of tensors is a tuple of
+ones, a stacked tensor one tuple entry. So neither needs a copy. Bound: memory, each partial read once.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["MOST_TENSORS", "merge_attention"]
+
+MOST_TENSORS = 8
+"""A longer list is stacked first: each number of tensors is a kernel of its own."""
+
+_FLOATS_IN_FLIGHT = 2048
+
+
+@triton.jit
+def merge_kernel(
+    out_ptrs,
+    lse_ptrs,
+    out_strides,
+    lse_strides,
+    result_ptr,
+    result_lse_ptr,
+    num_stacked,
+    num_heads,
+    num_queries,
+    HEAD_DIM: tl.constexpr,
+    TENSORS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    # Rows are counted in one 64-bit axis of the grid: the others end at 65,535.
+    blocks = tl.cdiv(num_queries, BLOCK_S)
+    program = tl.program_id(0)
+    query = (program % blocks) * BLOCK_S + tl.arange(0, BLOCK_S).to(tl.int64)
+    head_of_all = (program // blocks).to(tl.int64)
+    batch, head = head_of_all // num_heads, head_of_all % num_heads
+    column = tl.arange(0, BLOCK_D)
+    inside = query < num_queries
+    best = tl.full([BLOCK_S], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_S], tl.float32)
+    acc = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
+    for t in tl.static_range(TENSORS):
+        so, sl = out_strides[t], lse_strides[t]
+        out_at = out_ptrs[t] + batch * so[1] + head * so[2] + query[:, None] * so[3] + column[None, :]
+        lse_at = lse_ptrs[t] + batch * sl[1] + head * sl[2] + query * sl[3]
+        for _ in range(num_stacked):
+            lse = tl.load(lse_at, mask=inside, other=float("-inf"))
+            # A part without keys is not even read: it may hold NaN.
+            taken = lse != float("-inf")
+            out = tl.load(out_at, mask=taken[:, None] & (column < HEAD_DIM)[None, :], other=0.0).to(tl.float32)
+            higher = tl.maximum(best, lse)
+            reference = tl.where(higher == float("-inf"), 0.0, higher)
+            kept, weight = tl.exp(best - reference), tl.exp(lse - reference)
+            total = total * kept + weight
+            acc = acc * kept[:, None] + weight[:, None] * out
+            best = higher
+            out_at += so[0]
+            lse_at += sl[0]
+    empty = total == 0.0
+    acc = acc / tl.where(empty, 1.0, total)[:, None]
+    row = head_of_all * num_queries + query
+    result_at = result_ptr + row[:, None] * HEAD_DIM + column[None, :]
+    tl.store(result_at, acc.to(result_ptr.dtype.element_ty), mask=inside[:, None] & (column < HEAD_DIM)[None, :])
+    merged = tl.where(empty, float("-inf"), best + tl.log(tl.where(empty, 1.0, total)))
+    tl.store(result_lse_ptr + row, merged, mask=inside)
+
+
+def merge_attention(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """See op.merge_attention. outs: [parts, batch, heads, S, D] each, of one shape; lses: [parts, batch, heads, S]."""
+    if len(outs) > MOST_TENSORS:
+        outs, lses = [torch.cat(list(outs))], [torch.cat(list(lses))]
+    num_stacked, batch, heads, queries, head_dim = outs[0].shape
+    result = torch.empty((batch, heads, queries, head_dim), dtype=outs[0].dtype, device=outs[0].device)
+    lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=outs[0].device)
+    if result.numel() == 0:
+        return result, lse.fill_(float("-inf"))
+    block_d = triton.next_power_of_2(head_dim)
+    block_s = max(1, min(triton.next_power_of_2(queries), _FLOATS_IN_FLIGHT // block_d))
+    merge_kernel[(batch * heads * triton.cdiv(queries, block_s),)](
+        tuple(outs),
+        tuple(lses),
+        tuple(out.stride() for out in outs),
+        tuple(lse.stride() for lse in lses),
+        result,
+        lse,
+        num_stacked,
+        heads,
+        queries,
+        HEAD_DIM=head_dim,
+        TENSORS=len(outs),
+        BLOCK_S=block_s,
+        BLOCK_D=block_d,
+        num_warps=4,
+    )
+    return result, lse
