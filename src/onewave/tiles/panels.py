@@ -1,6 +1,7 @@
 """The tile game's model: a tile of C needs a row panel of A and a column panel of B; a cache holds whole panels.
 
-Panels are touched row first, then column. While a tile is computed neither of its two panels is evicted.
+A tile touches its row panel, then its column panel; loading the second never evicts the first. So LRU counts as a cache
+that sees these accesses one by one would, and Belady is the least for tiles that need both panels at once.
 """
 
 from __future__ import annotations
