@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onewave.ops.library import is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["embedding"]
@@ -18,4 +20,15 @@ def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
     """
     if isinstance(table, PackedWeight):
         return table.dequantize(token_ids)
+    return torch.ops.onewave.embedding(token_ids, table) if is_watched(token_ids, table) else _dense(token_ids, table)
+
+
+def _dense(token_ids: Tensor, table: Tensor) -> Tensor:
     return F.embedding(token_ids, table)
+
+
+def _fake(token_ids: Tensor, table: Tensor) -> Tensor:
+    return torch.empty((*token_ids.shape, table.shape[1]), dtype=table.dtype, device=table.device)
+
+
+register("embedding", _dense, _fake)

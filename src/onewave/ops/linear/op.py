@@ -8,6 +8,7 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import implementation
+from onewave.ops.library import is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["LinearWeight", "linear"]
@@ -34,8 +35,21 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
         if bias is not None:
             out += bias
         return out if out_dtype is None else out.to(out_dtype)
+    if is_watched(x, weight, bias):
+        return torch.ops.onewave.linear(x, weight, bias, out_dtype)
+    return _dense(x, weight, bias, out_dtype)
+
+
+def _dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     if x.is_cuda:
         kernels = implementation("linear", x)
         if kernels.suits(x, weight, out_dtype or x.dtype):
             return kernels.linear(x, weight, bias, out_dtype or x.dtype)
     return F.linear(x, weight, bias).to(out_dtype or x.dtype)
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype, device=x.device)
+
+
+register("linear", _dense, _fake)

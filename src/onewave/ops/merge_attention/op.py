@@ -24,7 +24,7 @@ def merge_attention(
     """Combine results over disjoint sets of keys: out = sum of exp(lse_i - lse) * out_i, lse = log sum of exp(lse_i).
 
     outs: at least one partial output [.., heads, S, head_dim] bf16|fp16|fp32, as a sequence or stacked along a new
-    first axis; last axis contiguous. lses: their natural-log sums of exponentials, float32 [.., heads, S], given likewise.
+    first axis; last axis contiguous. lses: their natural-log sums of exponentials, float32 [.., heads, S], likewise.
     A part whose lse is -inf contributes nothing, whatever its output holds; a row without any part gives 0 and -inf.
     Returns (out [.., heads, S, head_dim] in outs' dtype, lse float32), both contiguous. Sums in float32 in the parts'
     order and rounds once; any tree of merges gives the same to rounding. A list of more than 8 is stacked first (a

@@ -2,8 +2,8 @@
 
 A program takes a few consecutive queries of one head and walks over the parts in their order, keeping the largest LSE
 so far, the sum of weights and the weighted sum of outputs in registers (float32), rescaled when the largest grows.
-Parts come as a short tuple of tensors, each of which may hold several along its first axis: a list of tensors is a tuple of
-ones, a stacked tensor one tuple entry. So neither needs a copy. Bound: memory, each partial read once.
+Parts come as a short tuple of tensors, each of which may hold several along its first axis: a list of tensors is a
+tuple of ones, a stacked tensor one tuple entry. So neither needs a copy. Bound: memory, each partial read once.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
 from onewave.ops.backends import implementation
+from onewave.ops.library import is_watched, register
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
@@ -18,7 +20,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     does. Raises ShapeError. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
     _check(x, weight)
-    return implementation("rms_norm", weight).rms_norm(x, weight, eps)
+    if is_watched(x, weight):
+        return torch.ops.onewave.rms_norm(x, weight, eps)
+    return _rms_norm(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -32,9 +36,32 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     _check(x, weight)
     if residual.shape != x.shape:
         raise ShapeError("add_rms_norm: residual", got=str(tuple(residual.shape)), allowed=str(tuple(x.shape)))
-    return implementation("rms_norm", weight).add_rms_norm(x, residual, weight, eps)
+    if is_watched(x, residual, weight):
+        return torch.ops.onewave.add_rms_norm(x, residual, weight, eps)
+    return _add_rms_norm(x, residual, weight, eps)
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
     if weight.shape != x.shape[-1:]:
         raise ShapeError("rms_norm: weight", got=str(tuple(weight.shape)), allowed=f"({x.shape[-1]},)")
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return implementation("rms_norm", weight).rms_norm(x, weight, eps)
+
+
+def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+
+
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return implementation("rms_norm", weight).add_rms_norm(x, residual, weight, eps)
+
+
+def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    return out, torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+
+
+register("rms_norm", _rms_norm, _fake_rms_norm)
+register("add_rms_norm", _add_rms_norm, _fake_add_rms_norm)

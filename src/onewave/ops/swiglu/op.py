@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
 from onewave.ops.backends import implementation
+from onewave.ops.library import is_watched, register
 
 __all__ = ["swiglu"]
 
@@ -18,4 +20,16 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """
     if gate_up.shape[-1] % 2:
         raise ShapeError("swiglu: last axis", got=str(gate_up.shape[-1]), allowed="an even length (gate then up)")
+    return torch.ops.onewave.swiglu(gate_up) if is_watched(gate_up) else _swiglu(gate_up)
+
+
+def _swiglu(gate_up: Tensor) -> Tensor:
     return implementation("swiglu", gate_up).swiglu(gate_up)
+
+
+def _fake(gate_up: Tensor) -> Tensor:
+    shape = (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    return torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
+
+
+register("swiglu", _swiglu, _fake)

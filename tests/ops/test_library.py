@@ -1,0 +1,138 @@
+"""Every operator as PyTorch's compiler sees it: schema, fake implementation, and one unbroken graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError
+from onewave.ops.embedding.op import embedding
+from onewave.ops.library import is_watched
+from onewave.ops.linear.op import linear
+from onewave.ops.merge_attention.op import merge_attention
+from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
+from onewave.ops.sampling.op import greedy
+from onewave.ops.swiglu.op import swiglu
+
+# fp16 on the CPU: the reference runs, and no kernel has to be compiled first.
+F16 = torch.float16
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = F16) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """call: the public function on `tensors`. registered: the same through torch.ops, with the schema's arguments."""
+
+    call: Callable[..., Any]
+    tensors: Callable[[], tuple[Tensor, ...]]
+    name: str
+    arguments: Callable[..., tuple[Any, ...]] = lambda *tensors: tensors
+
+
+CASES = {
+    "rms_norm": Case(
+        lambda x, w: rms_norm(x, w, 1e-5),
+        lambda: (randn(3, 16), randn(16, seed=1)),
+        "rms_norm",
+        lambda x, w: (x, w, 1e-5),
+    ),
+    "add_rms_norm with a float32 residual": Case(
+        lambda x, r, w: add_rms_norm(x, r, w, 1e-5),
+        lambda: (randn(3, 16), randn(3, 16, seed=1, dtype=torch.float32), randn(16, seed=2)),
+        "add_rms_norm",
+        lambda x, r, w: (x, r, w, 1e-5),
+    ),
+    "swiglu": Case(swiglu, lambda: (randn(3, 32),), "swiglu"),
+    "embedding": Case(embedding, lambda: (torch.tensor([3, 0, 3]), randn(5, 16)), "embedding"),
+    "linear": Case(linear, lambda: (randn(3, 16), randn(8, 16, seed=1)), "linear"),
+    "linear with bias, in float32": Case(
+        lambda x, w, b: linear(x, w, b, torch.float32),
+        lambda: (randn(3, 16), randn(8, 16, seed=1), randn(8, seed=2)),
+        "linear",
+        lambda x, w, b: (x, w, b, torch.float32),
+    ),
+    "greedy": Case(greedy, lambda: (randn(3, 50, dtype=torch.float32),), "greedy"),
+    "merge_attention, stacked": Case(
+        lambda o, s: merge_attention(o, s),
+        lambda: (randn(3, 2, 4, 5, 16), randn(3, 2, 4, 5, seed=1, dtype=torch.float32)),
+        "merge_attention",
+        lambda o, s: ([o], [s]),
+    ),
+    "merge_attention, a list": Case(
+        lambda a, b, s, t: merge_attention([a, b], [s, t]),
+        lambda: (
+            *(randn(2, 4, 5, 16, seed=i) for i in (0, 1)),
+            *(randn(2, 4, 5, seed=i, dtype=torch.float32) for i in (2, 3)),
+        ),
+        "merge_attention",
+        lambda a, b, s, t: ([a[None], b[None]], [s[None], t[None]]),
+    ),
+}
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b) and a.stride() == b.stride()
+    return all(equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_registration_passes_pytorchs_own_checks(case: Case) -> None:
+    torch.library.opcheck(getattr(torch.ops.onewave, case.name).default, case.arguments(*case.tensors()))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(case: Case) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(case.call, fullgraph=True, backend=keep)
+    tensors = case.tensors()
+    with torch.no_grad():
+        assert equal(compiled(*tensors), case.call(*(tensor.clone() for tensor in tensors)))
+    assert len(graphs) == 1
+    assert [str(n.target) for n in graphs[0].graph.nodes].count(f"onewave.{case.name}") == 1
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_backward_is_refused_by_name_when_it_is_asked_for(case: Case) -> None:
+    tensors = case.tensors()
+    tensors[0 if tensors[0].is_floating_point() else 1].requires_grad_()
+    result = case.call(*tensors)
+    first = result if isinstance(result, Tensor) else result[0]
+    if not first.is_floating_point():
+        assert not first.requires_grad
+        return
+    with pytest.raises(UnsupportedError, match=rf"{case.name}: backward.*no_grad"):
+        first.sum().backward()
+
+
+def test_a_plain_eager_call_does_not_go_through_the_dispatcher() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x, w = randn(3, 16), randn(16, seed=1)
+    with Watch():
+        rms_norm(x, w, 1e-5)
+        rms_norm(x, torch.nn.Parameter(w, requires_grad=False), 1e-5)
+    assert [name for name in seen if name.startswith("onewave")] == ["onewave.rms_norm.default"]
+    assert not is_watched(x, w, None)
+    assert is_watched(x.requires_grad_())
