@@ -114,7 +114,7 @@ def _run(run: Callable[[Dense, int], None], stream: Stream, capacity: int) -> Ca
     numbers, first, tile = np.unique(stream.tile, return_index=True, return_inverse=True)
     tile = tile.reshape(-1).astype(np.int64)
     size = stream.nbytes[first] if len(first) else np.zeros(0, dtype=np.int64)
-    keep = np.isin(numbers, np.array(sorted(stream.keep or ()), dtype=np.int64))
+    keep = np.isin(numbers, np.array(() if stream.keep is None else list(stream.keep), dtype=np.int64))
     dense = Dense(
         tile=tile.tolist(),
         is_write=stream.is_write.tolist(),

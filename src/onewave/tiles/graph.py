@@ -244,17 +244,18 @@ class TileGraph:
 
     def bytes_of_numbers(self, numbers: Ints) -> Ints:
         """Bytes of each numbered tile, exact at the edges. numbers: int64 of any length; returns int64 alike."""
-        owner = self.tensor_of(numbers)
-        found = np.zeros(len(numbers), dtype=np.int64)
+        distinct, inverse = np.unique(numbers, return_inverse=True)
+        ends = np.searchsorted(distinct, [self.tile_offset[name] for name in self.tensors] + [self.num_tiles]).tolist()
+        found = np.zeros(len(distinct), dtype=np.int64)
         for place, (name, tensor) in enumerate(self.tensors.items()):
-            mine = owner == place
-            rest = numbers[mine] - self.tile_offset[name]
+            mine = slice(ends[place], ends[place + 1])
+            rest = distinct[mine] - self.tile_offset[name]
             elements = np.ones(len(rest), dtype=np.float64)
             for size, tile, n in zip(reversed(tensor.shape), reversed(tensor.tile), reversed(tensor.grid), strict=True):
                 rest, i = np.divmod(rest, n)
                 elements *= np.minimum(tile, size - i * tile)
             found[mine] = np.ceil(elements * tensor.itemsize).astype(np.int64)
-        return found
+        return found[inverse.reshape(-1)]
 
     def edges(self) -> Edges:
         """Derive every dependency from the reads and writes in program order.

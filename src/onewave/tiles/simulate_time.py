@@ -1,0 +1,182 @@
+"""The time half of a simulation: lanes take tasks, wait for producers, share the memory's bandwidth."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.graph import TileGraph
+from onewave.tiles.machine import Machine
+from onewave.tiles.orders_chain import successors
+
+__all__ = ["Timeline", "longest_chain", "run_lanes"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Per task id: its lane, and in ns when a lane took it, when it started, when it ended."""
+
+    lane: Ints
+    taken: Floats
+    start: Floats
+    end: Floats
+
+
+class Lanes:
+    """The launch while it runs.
+
+    A task lasts until its fixed part (start-up, then arithmetic or cache traffic, whichever is longer) and its memory
+    traffic are both over. Memory is shared equally by the tasks that use it, none faster than most_a_lane: all move at
+    one rate, so a single "bytes each has moved so far" clock orders their ends.
+    """
+
+    def __init__(self, graph: TileGraph, fixed: Floats, memory: Ints, machine: Machine, queues: list[list[int]]):
+        n = len(graph.tasks)
+        start, after = successors(graph)
+        self.begin: list[int] = start.tolist()
+        self.after: list[int] = after.tolist()
+        self.missing: list[int] = np.bincount(after, minlength=n).tolist()
+        self.fixed: list[float] = fixed.tolist()
+        self.memory: list[int] = memory.tolist()
+        self.bandwidth, self.most = machine.memory_bandwidth, machine.most_a_lane
+        self.queues = queues  # one a lane, or a single one that all share
+        self.next = [0] * len(queues)
+        self.lane, self.taken, self.start, self.end = [-1] * n, [0.0] * n, [0.0] * n, [0.0] * n
+        self.parts = [0] * n
+        self.now, self.moved = 0.0, 0.0
+        self.fixed_ends: list[tuple[float, int]] = []
+        self.memory_ends: list[tuple[float, int]] = []
+        self.done = 0
+
+    def take(self, lane: int) -> None:
+        """Give a free lane its next task, if there is one."""
+        queue = lane if len(self.queues) > 1 else 0
+        place = self.next[queue]
+        if place < len(self.queues[queue]):
+            self.next[queue] = place + 1
+            task = self.queues[queue][place]
+            self.lane[task], self.taken[task] = lane, self.now
+            if not self.missing[task]:
+                self.launch(task)
+
+    def launch(self, task: int) -> None:
+        """Start a task whose producers are done."""
+        self.start[task] = self.now
+        self.parts[task] = 1
+        heapq.heappush(self.fixed_ends, (self.now + self.fixed[task], task))
+        if self.memory[task]:
+            self.parts[task] = 2
+            heapq.heappush(self.memory_ends, (self.moved + self.memory[task], task))
+
+    def finish(self, task: int) -> None:
+        """End a task, start whom it held up, and free its lane."""
+        self.end[task] = self.now
+        self.done += 1
+        for at in range(self.begin[task], self.begin[task + 1]):
+            consumer = self.after[at]
+            self.missing[consumer] -= 1
+            if not self.missing[consumer] and self.lane[consumer] >= 0:
+                self.launch(consumer)
+        self.take(self.lane[task])
+
+    def run(self, lanes: int) -> None:
+        """Run until nothing moves."""
+        for lane in range(lanes):
+            self.take(lane)
+        fixed_ends, memory_ends = self.fixed_ends, self.memory_ends
+        while fixed_ends or memory_ends:
+            rate = min(self.most, self.bandwidth / max(len(memory_ends), 1))
+            by_memory = self.now + (memory_ends[0][0] - self.moved) / rate if memory_ends else np.inf
+            if fixed_ends and fixed_ends[0][0] <= by_memory:
+                when, task = heapq.heappop(fixed_ends)
+                self.moved += max(when - self.now, 0.0) * rate
+                self.now = max(when, self.now)
+            else:
+                self.moved, task = heapq.heappop(memory_ends)
+                self.now = max(by_memory, self.now)
+            self.parts[task] -= 1
+            if not self.parts[task]:
+                self.finish(task)
+
+
+def run_lanes(
+    graph: TileGraph,
+    order: Ints,
+    requested: Ints,
+    from_memory: Ints,
+    machine: Machine,
+    queues: Sequence[Sequence[int]] | None = None,
+) -> Timeline:
+    """Play the launch. requested: bytes per level and task id; from_memory: bytes per task id.
+
+    queues: each lane's tasks, None for what machine.queues says. Raises InvalidArgumentError when the lanes come to
+    wait for each other for ever, naming a task that waits and one that it waits for.
+    """
+    n, lanes = len(graph.tasks), machine.lanes
+    flops = np.array([task.flops for task in graph.tasks], dtype=np.float64)
+    work = flops * lanes / machine.flops_per_ns
+    for place, level in enumerate(machine.levels):
+        work = np.maximum(work, requested[place] * lanes / level.bandwidth)
+    start_up = np.full(n, machine.task_ns)
+    if machine.task_costs:
+        start_up = np.array([machine.task_costs.get(task.name, machine.task_ns) for task in graph.tasks], dtype=float)
+    if queues is not None:
+        given = [list(queue) for queue in queues]
+        _check_queues(given, n, lanes)
+        given += [[] for _ in range(max(2, lanes) - len(given))]
+    elif machine.queues == "static":
+        ids: list[int] = order.tolist()
+        given = [ids[lane::lanes] for lane in range(lanes)]
+    else:
+        given = [order.tolist()]
+    running = Lanes(graph, start_up + work, from_memory, machine, given)
+    running.run(min(lanes, max(n, 1)) if len(given) == 1 else lanes)
+    if running.done < n:
+        raise _stuck(graph, running)
+    return Timeline(
+        np.array(running.lane, dtype=np.int64), np.array(running.taken), np.array(running.start), np.array(running.end)
+    )
+
+
+def longest_chain(graph: TileGraph, lasted: Floats) -> float:
+    """The longest chain of dependent tasks, each as long as it lasted."""
+    edges = graph.edges()
+    at = [0.0] * len(graph.tasks)  # when a task could start at the earliest
+    length: list[float] = lasted.tolist()
+    # Program order is a linear extension and the edges come ordered by consumer, so one pass is enough.
+    producers: list[int] = edges.producer.tolist()
+    consumers: list[int] = edges.consumer.tolist()
+    for producer, consumer in zip(producers, consumers, strict=True):
+        ready = at[producer] + length[producer]
+        at[consumer] = max(at[consumer], ready)
+    return max((begin + own for begin, own in zip(at, length, strict=True)), default=0.0)
+
+
+def _check_queues(queues: list[list[int]], tasks: int, lanes: int) -> None:
+    if len(queues) > lanes:
+        raise InvalidArgumentError("queues", got=f"{len(queues)} workers", allowed=f"the machine's {lanes}")
+    flat = sorted(task for queue in queues for task in queue)
+    if flat != list(range(tasks)):
+        raise InvalidArgumentError(
+            "queues", got=f"{len(flat)} tasks", allowed=f"each of the {tasks} tasks exactly once"
+        )
+
+
+def _stuck(graph: TileGraph, running: Lanes) -> InvalidArgumentError:
+    waiting = next(task for task in range(len(graph.tasks)) if running.lane[task] >= 0 and running.missing[task])
+    edges = graph.edges()
+    needs = edges.producer[edges.consumer == waiting].tolist()
+    blocked = next(task for task in needs if not running.parts[task] and running.end[task] == running.start[task] == 0)
+    return InvalidArgumentError(
+        "deadlock",
+        got=f"task {waiting} ({graph.tasks[waiting].name}) on lane {running.lane[waiting]} waits for task {blocked}",
+        next="Use an order in which every producer precedes its consumers; `onewave tiles verify` names the cycle.",
+    )
