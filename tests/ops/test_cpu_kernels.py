@@ -95,13 +95,14 @@ def test_decode_attention(heads: int, kv_heads: int, head_dim: int, window: int 
             cache[slot, :, length:] = float("nan")
         caches.append(cache)
     q = 3 * randn(len(lengths), heads, head_dim)
-    slots, seq_lens = torch.arange(len(lengths)), torch.tensor(lengths)
-    out = decode_attention(q, *caches, slots, seq_lens, window=window)
-    exact = decode_reference.decode_attention(
-        q.double(), caches[0].double(), caches[1].double(), slots, seq_lens, window=window
+    q = q[:, :, None]
+    seq_lens = torch.tensor(lengths)
+    out = decode_attention(q, *caches, seq_lens, window=window)
+    exact, _ = decode_reference.decode_attention(
+        q.double(), caches[0].double(), caches[1].double(), seq_lens, window=window
     )
-    assert_close(out, exact, decode_reference.decode_attention(q, *caches, slots, seq_lens, window=window))
+    assert_close(out, exact, decode_reference.decode_attention(q, *caches, seq_lens, window=window)[0])
     for row in range(len(lengths)):
         one = slice(row, row + 1)
-        alone = decode_attention(q[one], *caches, slots[one], seq_lens[one], window=window)
+        alone = decode_attention(q[one], *(cache[one] for cache in caches), seq_lens[one], window=window)
         assert torch.equal(alone[0], out[row])

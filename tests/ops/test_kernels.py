@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from onewave.ops.append_kv import reference as append_kv_reference
-from onewave.ops.decode_attention import reference as decode_reference
 from onewave.ops.rms_norm import reference as rms_norm_reference
 from onewave.ops.swiglu import reference as swiglu_reference
 
@@ -95,34 +94,6 @@ def test_append_kv_kernel_equals_the_reference(
     for out, right, plain in zip(run(triton_impl.append_kv, exactly=False), exact, baseline, strict=True):
         assert torch.equal(out.isnan(), right.isnan())
         assert close(out.nan_to_num(), right.nan_to_num(), plain.nan_to_num())
-
-
-@pytest.mark.parametrize("dtype", LOW_DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (9, 3, 80), (7, 1, 16)])
-@pytest.mark.parametrize("window", [None, 1, 100, 200])
-def test_decode_attention_kernel_equals_the_reference(
-    heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
-) -> None:
-    from onewave.ops.decode_attention import triton_impl
-
-    lengths = [1, 127, 128, 129, 300]
-    capacity = 320
-    caches = []
-    for seed in (1, 2):
-        cache = randn(len(lengths) + 1, kv_heads, capacity, head_dim, dtype=dtype, seed=seed)
-        for slot, length in enumerate(lengths, start=1):
-            cache[slot, :, length:] = float("nan")
-        caches.append(cache)
-    q = randn(len(lengths), heads, head_dim, dtype=dtype)
-    slots, seq_lens = torch.arange(1, len(lengths) + 1, device=DEVICE), torch.tensor(lengths, device=DEVICE)
-
-    out = triton_impl.decode_attention(q, *caches, slots, seq_lens, window=window, scale=None)
-    doubles = (tensor.double() for tensor in (q, *caches))
-    exact = decode_reference.decode_attention(*doubles, slots, seq_lens, window=window)
-    baseline = decode_reference.decode_attention(q, *caches, slots, seq_lens, window=window)
-    assert close(out, exact, baseline)
-    alone = triton_impl.decode_attention(q[4:], *caches, slots[4:], seq_lens[4:], window=window, scale=None)
-    assert torch.equal(alone[0], out[4])
 
 
 @pytest.mark.parametrize("dtype", LOW_DTYPES)

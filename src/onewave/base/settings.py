@@ -31,11 +31,13 @@ class Settings:
     cache_dir: where models and compiled kernels are kept (ONEWAVE_CACHE; default: the platform's cache directory).
     num_threads: CPU threads for the decode kernels (ONEWAVE_NUM_THREADS; default: the cores this process may use).
     commit: what measurements name as the source's commit where git can't tell (ONEWAVE_COMMIT).
+    debug: operators check lengths and block tables, at the price of a device synchronisation a call (ONEWAVE_DEBUG=1).
     """
 
     cache_dir: Path
     num_threads: int
     commit: str | None = None
+    debug: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -47,12 +49,19 @@ class Settings:
             cache_dir=cache_dir,
             num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")),
             commit=env.get("ONEWAVE_COMMIT") or None,
+            debug=_flag("ONEWAVE_DEBUG", env.get("ONEWAVE_DEBUG")),
         )
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with some variables changed, for a child process."""
     return {**os.environ, **changes}
+
+
+def _flag(name: str, text: str | None) -> bool:
+    if text not in (None, "", "0", "1"):
+        raise InvalidArgumentError(name, got=repr(text[:40]), allowed="0 or 1")
+    return text == "1"
 
 
 def _num_threads(text: str | None) -> int:

@@ -201,9 +201,9 @@ class _Operands:
         return lambda: function(qkv, rotary, k, v, self.slots, at, num_heads=config.num_heads)
 
     def attention(self, function: Callable[..., object]) -> _Call:
-        q = self.random(self.tokens, self.config.num_heads, self.config.head_dim)
+        q = self.random(self.tokens, self.config.num_heads, 1, self.config.head_dim)
         k, v = self._caches()
-        return lambda: function(q, k, v, self.slots, self.lengths)
+        return lambda: function(q, k, v, self.lengths)
 
 
 def _random_packed(kind: str, rows: int, cols: int) -> PackedWeight:

@@ -134,7 +134,9 @@ class Llama:
     ) -> Tensor:
         """Attention of each sequence over its own cache row; [tokens, heads * head_dim]."""
         if batch.phase is Phase.DECODE:
-            return decode_attention(q, k_cache, v_cache, batch.slots, seq_lens, window=window).flatten(1)
+            return decode_attention(
+                q, k_cache, v_cache, seq_lens, block_table=batch.slots[:, None], window=window
+            ).flatten(1)
         out = torch.empty_like(q)
         first = 0
         for chunk in batch.chunks:

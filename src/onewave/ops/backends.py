@@ -9,17 +9,18 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["implementation"]
+__all__ = ["implementation", "load"]
 
 
 def implementation(operator: str, x: Tensor) -> ModuleType:
     """Return the module that runs `operator` (a folder of ops) on x's device and dtype."""
     if x.is_cuda:
-        return _load(operator, "triton_impl")
-    return _load(operator, "numba_impl" if x.dtype is torch.float32 else "reference")
+        return load(operator, "triton_impl")
+    return load(operator, "numba_impl" if x.dtype is torch.float32 else "reference")
 
 
 @cache
-def _load(operator: str, module: str) -> ModuleType:
+def load(operator: str, module: str) -> ModuleType:
+    """Import and return one implementation of an operator by name."""
     # Late, so that a machine without Triton never asks for it; cached, because this is in every operator's way.
     return import_module(f"onewave.ops.{operator}.{module}")

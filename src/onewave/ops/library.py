@@ -11,19 +11,21 @@ of times; plain eager inference therefore calls the implementation directly, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
+from onewave.base.settings import Settings
 
-__all__ = ["is_watched", "register"]
+__all__ = ["checks_contents", "is_watched", "register"]
 
 
 def register(
     name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()
-) -> torch.library.CustomOpDef:
+) -> None:
     """Register `function` as onewave::<name>. Its annotations are the schema; `mutates` names the arguments it writes.
 
     fake: same signature, returns empty tensors of the right shape and dtype (None for an operator that only mutates).
@@ -38,7 +40,6 @@ def register(
             raise UnsupportedError(f"{name}: backward", allowed="forward only", next="run it under torch.no_grad()")
 
         operator.register_autograd(refuse)
-    return operator
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
@@ -47,3 +48,9 @@ def is_watched(*tensors: Tensor | None) -> bool:
         return True
     grad = torch.is_grad_enabled()
     return any(t is not None and (type(t) is not Tensor or (grad and t.requires_grad)) for t in tensors)
+
+
+@cache
+def checks_contents() -> bool:
+    """Whether operators read lengths and block tables back to check them (ONEWAVE_DEBUG=1)."""
+    return Settings.from_env().debug

@@ -25,20 +25,23 @@ def _pairs(table_at, first_pair, last_pair):
     table = integers(table_at, 19)
     q_at, k_at, v_at, slots_at, seq_lens_at, out_at = table[1], table[2], table[3], table[4], table[5], table[6]
     rows = table[7]
-    num_heads, num_kv_heads, head_dim, stride_slot, stride_head, window = (
+    num_heads, num_kv_heads, head_dim, stride_slot, stride_head, window, capacity = (
         table[8],
         table[9],
         table[10],
         table[11],
         table[12],
         table[13],
+        table[14],
     )
     scale = np.float32(doubles(table_at, 1)[0])
     slots, seq_lens = integers(slots_at, rows), integers(seq_lens_at, rows)
     for pair in range(first_pair, last_pair):
         row, head = pair // num_heads, pair % num_heads
         first = max(0, seq_lens[row] - window)
-        length = seq_lens[row] - first
+        length = min(seq_lens[row], capacity) - first
+        if length <= 0:
+            continue
         kv_head = head // (num_heads // num_kv_heads)
         start = (slots[row] * stride_slot + kv_head * stride_head + first * head_dim) * 4
         q, out = floats(q_at + pair * head_dim * 4, head_dim), floats(out_at + pair * head_dim * 4, head_dim)
@@ -64,25 +67,35 @@ def _pairs(table_at, first_pair, last_pair):
 
 
 def decode_attention(
+    out: Tensor,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    slots: Tensor,
     seq_lens: Tensor,
+    block_table: Tensor | None,
     *,
     window: int | None,
     scale: float | None,
-) -> Tensor:
-    """See op.decode_attention."""
-    rows, num_heads, head_dim = q.shape
-    assert k_cache.stride() == v_cache.stride()
-    assert k_cache.stride()[2:] == (head_dim, 1)
-    q, slots, seq_lens = q.contiguous(), slots.contiguous(), seq_lens.contiguous()
-    out = torch.empty_like(q)
-    addresses = (q, k_cache, v_cache, slots, seq_lens, out)
+) -> None:
+    """Write out [rows, heads, 1, head_dim]; see op.decode_attention. Every row lies in one block of the cache."""
+    rows, num_heads, _, head_dim = q.shape
+    target = out if out.is_contiguous() else torch.empty_like(q, memory_format=torch.contiguous_format)
+    # Rows without keys keep their zeros, rows of negative length their output.
+    if not bool((seq_lens > 0).all()):
+        target.copy_(torch.where((seq_lens == 0)[:, None, None, None], 0.0, out))
+    slots = torch.arange(rows) if block_table is None else block_table[:, 0]
+    q, slots, seq_lens = q.contiguous(), slots.long().contiguous(), seq_lens.long().contiguous()
+    addresses = (q, k_cache, v_cache, slots, seq_lens, target)
     sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
     visible = k_cache.shape[2] if window is None else window
     alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
     factor = head_dim**-0.5 if scale is None else scale
-    run(_pairs, rows * num_heads, (*(t.data_ptr() for t in addresses), *sizes, visible), factor, alone=alone)
-    return out
+    run(
+        _pairs,
+        rows * num_heads,
+        (*(t.data_ptr() for t in addresses), *sizes, visible, k_cache.shape[2]),
+        factor,
+        alone=alone,
+    )
+    if target is not out:
+        out.copy_(target)

@@ -1,39 +1,286 @@
-"""Decode attention: one new token a row against the KV cache."""
+"""Decode attention: one to eight new tokens a row against the KV cache."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from onewave.base.errors import ShapeError
-from onewave.ops.backends import implementation
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.backends import load
+from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_lengths
+from onewave.ops.decode_attention.plan import MAX_QUERIES
+from onewave.ops.library import checks_contents, is_watched, register
 
 __all__ = ["decode_attention"]
+
+_NAME = "decode_attention"
+_BACKENDS = ("auto", "triton", "cpu", "reference")
 
 
 def decode_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    slots: Tensor,
     seq_lens: Tensor,
     *,
-    window: int | None = None,
+    block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     scale: float | None = None,
-) -> Tensor:
-    """Attend one query a row to the keys its sequence has in the cache, the new one included.
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    split_size: int | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attend a row's newest tokens to all keys its sequence has in the cache, their own included.
 
-    q: [rows, heads, head_dim]. k_cache, v_cache: [slots, kv_heads, capacity, head_dim]. slots: [rows] int64, the cache
-    row of each sequence. seq_lens: [rows] int64, number of keys (>= 1). window: only the last `window` keys count.
-    Returns [rows, heads, head_dim] in q's dtype. On CUDA the lengths stay on the device and the keys are split in
-    pieces of fixed size summed in a fixed order, so a row's result does not depend on its neighbours.
-    Raises ShapeError.
+    q: [rows, heads, queries, head_dim] bf16|fp16 (float32 on a CPU), 1 to 8 queries; [rows, heads, head_dim] for one.
+    k_cache, v_cache: [rows, kv_heads, capacity, head_dim], or [blocks, kv_heads, block_size, head_dim] with
+    block_table [rows, blocks a row] int32|int64; k may be packed as [.., kv_heads, head_dim / x, capacity, x], x being
+    16 bytes (see caches.py). Their dtype is q's, int8, or float8_e4m3fn; k_scale, v_scale: [kv_heads] float32, what a
+    stored number stands for (default 1). Any strides with a contiguous last axis.
+    seq_lens: [rows] int32|int64 on the device: keys of each row; query i of n sees the first seq_len - (n - 1 - i). A
+    row of length 0 gives 0 and -inf. A negative length leaves the row's output as it is.
+    scale: default 1/sqrt(head_dim). window: a query sees at most the last `window` of its keys. softcap: scores become
+    softcap * tanh(score / softcap). sinks: [heads], logits that take part in the softmax and carry no value.
+    split_size: keys a program handles; default: by the row's length. out: written and returned.
+
+    Returns out like q, and with return_lse also the natural-log sum of exponentials, float32 [rows, heads, queries].
+    Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity.
+    Nothing is read back to the host, so one captured graph serves every length; ONEWAVE_DEBUG=1 checks lengths and
+    block table, with a synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
+    Source: Dao et al., Flash-Decoding 2023; Sanovar et al., LeanAttention, arXiv:2405.10480.
     """
-    if q.ndim != 3 or q.shape[1] % k_cache.shape[1] or q.shape[2] != k_cache.shape[3]:
-        raise ShapeError(
-            "decode_attention: q",
-            got=str(tuple(q.shape)),
-            allowed=f"[rows, a multiple of {k_cache.shape[1]}, {k_cache.shape[3]}]",
+    if q.ndim not in (3, 4):
+        allowed = "[rows, heads, queries, head_dim] or [rows, heads, head_dim]"
+        raise ShapeError(f"{_NAME}: q", got=str(tuple(q.shape)), allowed=allowed)
+    queries = q if q.ndim == 4 else q[:, :, None]
+    shape = _check(queries, k_cache, v_cache, seq_lens, block_table, window, softcap, split_size, backend)
+    _check_extras(shape.num_kv_heads, q, k_scale, v_scale, sinks, out)
+    _check_devices(q, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks, out)
+    if checks_contents() and not is_watched(q):
+        check_lengths(_NAME, seq_lens, shape.capacity, block_table, v_cache.shape[0], shape.block_size)
+    tensors = (queries, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks)
+    options = (scale, window, softcap, split_size, backend)
+    watched = is_watched(*tensors, out)
+    if out is not None:
+        target = out if out.ndim == 4 else out[:, :, None]
+        lse = torch.empty(queries.shape[:3], dtype=torch.float32, device=q.device)
+        (torch.ops.onewave.decode_attention_out if watched else _run_out)(target, lse, *tensors, *options)
+        result = out
+    elif watched:
+        result, lse = torch.ops.onewave.decode_attention(*tensors, *options)
+        result = result if q.ndim == 4 else result[:, :, 0]
+    else:
+        result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        target = result if q.ndim == 4 else result[:, :, None]
+        lse = torch.empty(queries.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+        _run_out(target, lse, *tensors, *options)
+    if not return_lse:
+        return result
+    assert lse is not None
+    return result, lse
+
+
+def _run_out(
+    out: Tensor,
+    lse: Tensor | None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    sinks: Tensor | None,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    split_size: int | None,
+    backend: str,
+) -> None:
+    """Write out and lse ([rows, heads, queries, ..]) with the implementation that the call's tensors choose."""
+    plain = (softcap, sinks, k_scale, v_scale, lse) == (None,) * 5 and q.shape[2] == 1 and k_cache.ndim == 4
+    name = backend
+    if backend == "auto":
+        name = (
+            "triton"
+            if q.is_cuda
+            else "cpu"
+            if plain and _is_cpu_case(q, k_cache, v_cache, block_table)
+            else "reference"
         )
-    return implementation("decode_attention", q).decode_attention(
-        q, k_cache, v_cache, slots, seq_lens, window=window, scale=scale
+    if name == "cpu":
+        load(_NAME, "numba_impl").decode_attention(
+            out, q, k_cache, v_cache, seq_lens, block_table, window=window, scale=scale
+        )
+        return
+    options = {
+        "block_table": block_table, "k_scale": k_scale, "v_scale": v_scale, "scale": scale, "window": window,
+        "softcap": softcap, "sinks": sinks,
+    }  # fmt: skip
+    if name == "triton":
+        load(_NAME, "triton_impl").decode_attention(
+            out, lse, q, k_cache, v_cache, seq_lens, split_size=split_size, **options
+        )
+        return
+    result, result_lse = load(_NAME, "reference").decode_attention(q, k_cache, v_cache, seq_lens, **options)
+    kept = (seq_lens >= 0)[:, None, None]
+    out.copy_(torch.where(kept[..., None], result, out))
+    if lse is not None:
+        lse.copy_(torch.where(kept, result_lse, lse))
+
+
+def _is_cpu_case(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> bool:
+    """Whether the compiled CPU loops take it: float32, whole rows of the cache, no gaps inside a head."""
+    return (
+        q.dtype is torch.float32
+        and k_cache.dtype is torch.float32
+        and (block_table is None or block_table.shape[1] == 1)
+        and k_cache.stride() == v_cache.stride()
+        and k_cache.stride(2) == k_cache.shape[3]
     )
+
+
+def _check(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    split_size: int | None,
+    backend: str,
+) -> CacheShape:
+    rows, num_heads, num_queries, head_dim = q.shape
+    shape = cache_shape(_NAME, k_cache, v_cache, block_table, rows)
+    if num_heads % shape.num_kv_heads or head_dim != shape.head_dim or not 1 <= num_queries <= MAX_QUERIES:
+        raise ShapeError(
+            f"{_NAME}: q",
+            got=f"{num_heads} heads, {num_queries} queries, head_dim {head_dim}",
+            allowed=f"a multiple of {shape.num_kv_heads} heads, 1 to {MAX_QUERIES} queries, head_dim {shape.head_dim}",
+        )
+    if head_dim % 8 or not 16 <= head_dim <= 256:
+        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 from 16 to 256")
+    if q.stride(-1) != 1:
+        raise ShapeError(f"{_NAME}: q strides", got=str(q.stride()), allowed="a contiguous last axis")
+    compute = (
+        (torch.float16, torch.bfloat16) if q.is_cuda else (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    )
+    if q.dtype not in compute:
+        allowed = "float16, bfloat16" + (" (float32 on a CPU)" if q.is_cuda else ", float32")
+        raise UnsupportedError(f"{_NAME}: dtype of q", got=str(q.dtype), allowed=allowed)
+    if k_cache.dtype not in (q.dtype, torch.int8, torch.float8_e4m3fn):
+        raise UnsupportedError(
+            f"{_NAME}: cache dtype", got=str(k_cache.dtype), allowed=f"{q.dtype} as q, int8, float8_e4m3fn"
+        )
+    if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
+        got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
+        raise ShapeError(f"{_NAME}: seq_lens", got=got, allowed=f"int32 or int64 [{rows}]")
+    for name, value in (("window", window), ("split_size", split_size), ("softcap", softcap)):
+        if value is not None and not value > 0:
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=str(value), allowed="greater than 0, or None")
+    if backend not in _BACKENDS:
+        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
+    if (backend == "cpu" and not _is_cpu_case(q, k_cache, v_cache, block_table)) or (
+        backend == "triton" and not q.is_cuda
+    ):
+        raise UnsupportedError(
+            f"{_NAME} (backend={backend})", got=f"{q.dtype} on {q.device}", next='Use backend="auto".'
+        )
+    return shape
+
+
+def _check_extras(
+    num_kv_heads: int,
+    q: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    if (k_scale is None) != (v_scale is None):
+        raise InvalidArgumentError(f"{_NAME}: k_scale, v_scale", got="one of them", allowed="both or none")
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and (scale.shape != (num_kv_heads,) or scale.dtype is not torch.float32):
+            got = f"{scale.dtype} {tuple(scale.shape)}"
+            raise ShapeError(f"{_NAME}: {name}", got=got, allowed=f"float32 [{num_kv_heads}]")
+    if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.dtype.is_floating_point):
+        got = f"{sinks.dtype} {tuple(sinks.shape)}"
+        raise ShapeError(f"{_NAME}: sinks", got=got, allowed=f"a float tensor [{q.shape[1]}]")
+    if out is not None and (out.shape != q.shape or out.dtype is not q.dtype or out.stride(-1) != 1):
+        got = f"{out.dtype} {tuple(out.shape)}, strides {out.stride()}"
+        raise ShapeError(f"{_NAME}: out", got=got, allowed=f"{q.dtype} {tuple(q.shape)} with a contiguous last axis")
+
+
+def _check_devices(q: Tensor, *others: Tensor | None) -> None:
+    for other in others:
+        if other is not None and other.device != q.device:
+            raise UnsupportedError(f"{_NAME}: devices", got=f"{q.device} and {other.device}", allowed="one device")
+
+
+def _library_out(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    split_size: int | None = None,
+    backend: str = "auto",
+) -> None:
+    _run_out(
+        out, lse, q, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks, scale, window, softcap,
+        split_size, backend,
+    )  # fmt: skip
+
+
+def _library(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    split_size: int | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    # Zeros, because a row of negative length is left as it is.
+    out, lse = torch.zeros(q.shape, dtype=q.dtype, device=q.device), _empty_lse(q)
+    _run_out(
+        out, lse, q, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks, scale, window, softcap,
+        split_size, backend,
+    )  # fmt: skip
+    return out, lse
+
+
+def _empty_lse(q: Tensor) -> Tensor:
+    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def _fake(q: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), _empty_lse(q)
+
+
+def _fake_out(*_: object, **__: object) -> None:
+    return None
+
+
+register(_NAME, _library, _fake)
+register(f"{_NAME}_out", _library_out, _fake_out, mutates=("out", "lse"))

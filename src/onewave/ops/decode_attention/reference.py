@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor, empty_like
+import torch
+from torch import Tensor
+
+from onewave.ops.decode_attention.caches import cached_rows
 
 __all__ = ["decode_attention"]
 
@@ -12,21 +14,54 @@ def decode_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    slots: Tensor,
     seq_lens: Tensor,
     *,
-    window: int | None = None,
+    block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     scale: float | None = None,
-) -> Tensor:
-    """One query a row over that row's own keys; reads slots and seq_lens on the host."""
-    num_heads, head_dim = q.shape[1], q.shape[2]
-    num_kv_heads = k_cache.shape[1]
-    out = empty_like(q)
-    for row in range(len(q)):
-        slot, length = int(slots[row]), int(seq_lens[row])
-        start = 0 if window is None else max(0, length - window)
-        # The query heads that share a KV head become the rows of one small attention: K and V are read once.
-        grouped = q[row].view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        keys, values = k_cache[slot, None, :, start:length], v_cache[slot, None, :, start:length]
-        out[row] = F.scaled_dot_product_attention(grouped, keys, values, scale=scale).view(num_heads, head_dim)
-    return out
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Each row over its own keys, in q's dtype with the softmax in at least float32; reads seq_lens on the host.
+
+    See op.decode_attention for shapes; q is [rows, heads, queries, head_dim]. Returns (out, lse).
+    """
+    rows, num_heads, num_queries, head_dim = q.shape
+    num_kv_heads = v_cache.shape[1]
+    exact = torch.promote_types(q.dtype, torch.float32)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    lse = torch.full((rows, num_heads, num_queries), float("-inf"), dtype=exact, device=q.device)
+    for row, length in enumerate(map(int, seq_lens)):
+        if length <= 0:
+            continue
+        k, v = cached_rows(k_cache, v_cache, row, length, block_table)
+        k, v = k.to(q.dtype), v.to(q.dtype)
+        # The query heads that share a KV head are rows of one product: K and V are read once.
+        grouped = q[row].reshape(num_kv_heads, -1, head_dim)
+        scores = (grouped @ k.transpose(-1, -2)).to(exact).view(num_heads, num_queries, length)
+        scores = scores * (head_dim**-0.5 if scale is None else scale)
+        if k_scale is not None:
+            scores = scores * k_scale.repeat_interleave(num_heads // num_kv_heads)[:, None, None]
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        limit = torch.arange(length - num_queries + 1, length + 1, device=q.device)[:, None]
+        key = torch.arange(length, device=q.device)
+        hidden = key >= limit
+        if window is not None:
+            hidden |= key < limit - window
+        scores = scores.masked_fill(hidden, float("-inf"))
+        norm = (
+            scores
+            if sinks is None
+            else torch.cat((scores, sinks.to(exact)[:, None, None].expand(-1, num_queries, 1)), -1)
+        )
+        empty = hidden.all(-1)
+        lse[row] = norm.logsumexp(-1).masked_fill(empty, float("-inf"))
+        weights = norm.softmax(-1)[..., :length].masked_fill(empty[:, None], 0.0)
+        mixed = weights.to(q.dtype).view(num_kv_heads, -1, length) @ v
+        if v_scale is not None:
+            mixed = mixed * v_scale[:, None, None].to(q.dtype)
+        out[row] = mixed.view(num_heads, num_queries, head_dim)
+    return out, lse.float() if exact is torch.float32 else lse

@@ -1,148 +1,174 @@
-"""Decode attention in Triton: split over the keys, query heads of one KV head in one tile.
-
-Program (row, kv head, piece) attends the group's queries, padded to 16 rows for the tensor cores, to a piece of SPLIT
-keys held in one tile: all its loads are in flight at once, and one maximum and one sum finish the softmax. It stores
-(max, sum, unnormalised output) in float32; a second kernel merges a row's pieces in order.
-Pieces have a fixed size and start at multiples of it, so a row's result depends on nothing but the row. Programs past a
-row's length leave at once; the lengths are read on the device, so one captured graph serves every length the cache
-holds. Roofline: the bytes of the keys and values, each read once per group.
-"""
+"""Launches the split-KV kernel for decode attention and for masked multi-head attention."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 # (Triton ships no type information.)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-__all__ = ["decode_attention"]
+from onewave.base.errors import UnsupportedError
+from onewave.ops.decode_attention.merge_impl import merge_kernel
+from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
+from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
+from onewave.ops.scratch import scratch
+
+__all__ = ["FusedProjection", "decode_attention", "launch"]
 
 _LOG2E = 1.4426950408889634
+_NO_WINDOW = 1 << 30
 
 
-@triton.jit
-def decode_attention_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    slots_ptr,
-    seq_lens_ptr,
-    part_ptr,
-    stats_ptr,
-    stride_slot,
-    stride_head,
-    stride_position,
-    group,
-    head_dim,
-    window,
-    scale_log2,
-    SPLIT: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    row, kv_head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_kv_heads, num_pieces = tl.num_programs(1), tl.num_programs(2)
-    length = tl.load(seq_lens_ptr + row)
-    first_visible = tl.maximum(length - window, 0)
-    begin = piece * SPLIT
-    end = tl.minimum(begin + SPLIT, length)
-    if (begin < length) & (end > first_visible):
-        member, dim = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
-        head = kv_head * group + member
-        q_at = q_ptr + (row * num_kv_heads * group + head)[:, None].to(tl.int64) * head_dim + dim[None, :]
-        q = tl.load(q_at, mask=(member < group)[:, None] & (dim < head_dim)[None, :], other=0.0)
-        base = tl.load(slots_ptr + row) * stride_slot + kv_head.to(tl.int64) * stride_head
-        key = begin + tl.arange(0, SPLIT)
-        visible = (key < end) & (key >= first_visible)
-        at = base + key[:, None].to(tl.int64) * stride_position + dim[None, :]
-        mask = visible[:, None] & (dim < head_dim)[None, :]
-        k = tl.load(k_ptr + at, mask=mask, other=0.0)
-        v = tl.load(v_ptr + at, mask=mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-        scores = tl.where(visible[None, :], scores, float("-inf"))
-        # At least one key of this piece is visible, so the maximum is finite.
-        top = tl.max(scores, axis=1)
-        weight = tl.exp2(scores - top[:, None])
-        total = tl.sum(weight, axis=1)
-        acc = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-        slot = ((row * num_kv_heads * group + head) * num_pieces + piece).to(tl.int64)
-        tl.store(stats_ptr + slot * 2, top, mask=member < group)
-        tl.store(stats_ptr + slot * 2 + 1, total, mask=member < group)
-        tl.store(part_ptr + slot[:, None] * BLOCK_D + dim[None, :], acc, mask=(member < group)[:, None])
+@dataclass(frozen=True)
+class FusedProjection:
+    """The prologue and epilogue of masked multi-head attention; see op.masked_multihead_attention for the shapes.
 
+    qkv: [rows, (heads + 2 kv_heads) * head_dim] contiguous. rotary: [rows, rotary_dim] float32, cosines then sines.
+    src_mask: [rows, 1 or heads, keys]. A row of length t has its new token appended at t; negative lengths are skipped.
+    """
 
-@triton.jit
-def merge_kernel(
-    part_ptr, stats_ptr, seq_lens_ptr, out_ptr, num_pieces, head_dim, window, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    row, head = tl.program_id(0), tl.program_id(1)
-    index = (row * tl.num_programs(1) + head).to(tl.int64)
-    length = tl.load(seq_lens_ptr + row)
-    dim = tl.arange(0, BLOCK_D)
-    top = float("-inf")
-    total = 0.0
-    acc = tl.zeros([BLOCK_D], tl.float32)
-    first = tl.maximum(length - window, 0) // SPLIT
-    for piece in range(first, (length + SPLIT - 1) // SPLIT):
-        at = index * num_pieces + piece
-        piece_top = tl.load(stats_ptr + at * 2)
-        new_top = tl.maximum(top, piece_top)
-        keep, weight = tl.exp2(top - new_top), tl.exp2(piece_top - new_top)
-        total = total * keep + tl.load(stats_ptr + at * 2 + 1) * weight
-        acc = acc * keep + tl.load(part_ptr + at * BLOCK_D + dim) * weight
-        top = new_top
-    tl.store(out_ptr + index * head_dim + dim, (acc / total).to(out_ptr.dtype.element_ty), mask=dim < head_dim)
+    qkv: Tensor
+    num_heads: int
+    bias: Tensor | None
+    qkv_out_scale: Tensor | None
+    rotary: Tensor | None
+    interleaved: bool
+    src_mask: Tensor | None
+    out_shift: Tensor | None
+    out_smooth: Tensor | None
+    out_scale: float | None
+    max_bound: float
+    min_bound: float
+    half_away: bool
 
 
 def decode_attention(
+    out: Tensor,
+    lse: Tensor | None,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    slots: Tensor,
     seq_lens: Tensor,
     *,
-    window: int | None,
+    block_table: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
     scale: float | None,
-) -> Tensor:
-    """See op.decode_attention."""
-    rows, num_heads, head_dim = q.shape
-    num_kv_heads, capacity = k_cache.shape[1], k_cache.shape[2]
-    group = num_heads // num_kv_heads
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    # Keys a program: few enough that a short context spreads over the card and a tile fits in shared memory.
-    split = 128 if block_d <= 128 else 64
-    pieces = triton.cdiv(capacity, split)
-    q = q.contiguous()
-    out = torch.empty_like(q)
-    part = torch.empty((rows, num_heads, pieces, block_d), dtype=torch.float32, device=q.device)
-    stats = torch.empty((rows, num_heads, pieces, 2), dtype=torch.float32, device=q.device)
-    scale_log2 = (head_dim**-0.5 if scale is None else scale) * _LOG2E
-    visible = capacity if window is None else window
-    decode_attention_kernel[(rows, num_kv_heads, pieces)](
-        q,
-        k_cache,
-        v_cache,
-        slots,
-        seq_lens,
-        part,
-        stats,
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        group,
-        head_dim,
-        visible,
-        scale_log2,
-        SPLIT=split,
-        BLOCK_G=max(16, triton.next_power_of_2(group)),
-        BLOCK_D=block_d,
-        num_warps=4,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    split_size: int | None,
+) -> None:
+    """Write out [rows, heads, queries, head_dim] and, if given, lse; see op.decode_attention."""
+    if (
+        k_cache.dtype is torch.float8_e4m3fn
+        and k_cache.is_cuda
+        and torch.cuda.get_device_capability(k_cache.device) < (8, 9)
+    ):
+        raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
+    launch(
+        out, lse, q, k_cache, v_cache, seq_lens, block_table=block_table, k_scale=k_scale, v_scale=v_scale, scale=scale,
+        window=window, softcap=softcap, sinks=sinks, split_size=split_size, fused=None,
+    )  # fmt: skip
+
+
+def launch(
+    out: Tensor,
+    lse: Tensor | None,
+    q: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    *,
+    block_table: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    split_size: int | None,
+    fused: FusedProjection | None,
+) -> None:
+    """Run the kernel on checked arguments: with q, or with fused, whose seq_lens do not count the new token."""
+    rows, num_heads, num_queries, head_dim = out.shape
+    if rows == 0:
+        return
+    num_kv_heads, block_size = v_cache.shape[1], v_cache.shape[2]
+    capacity = block_size if block_table is None else block_table.shape[1] * block_size
+    plan = plan_decode(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        num_queries=num_queries,
+        head_dim=head_dim,
+        capacity=capacity,
+        kv_itemsize=k_cache.element_size(),
+        split_size=split_size,
     )
-    merge_kernel[(rows, num_heads)](
-        part, stats, seq_lens, out, pieces, head_dim, visible, SPLIT=split, BLOCK_D=block_d, num_warps=1
-    )
-    return out
+    partials = rows * num_kv_heads * plan.tiles * plan.max_splits * plan.block_h if plan.max_splits > 1 else 0
+    room = scratch(out.device, partials * (plan.block_d + 2))
+    stats = room[partials * plan.block_d :]
+    packed = k_cache.ndim == 5
+    stride_q = (0, 0, 0) if q is None else q.stride()[:3]
+    f = fused
+    mask = None if f is None else f.src_mask
+    rotary = None if f is None else f.rotary
+    unused = seq_lens
+    pdl = out.is_cuda and torch.cuda.get_device_capability(out.device) >= (9, 0)
+
+    def given(tensor: Tensor | None) -> Tensor:
+        return unused if tensor is None else tensor
+
+    split_kv_kernel[(num_kv_heads * plan.tiles, rows, plan.max_splits)](
+        given(q), k_cache, v_cache, seq_lens, given(block_table), given(k_scale), given(v_scale), given(sinks),
+        given(mask), given(f and f.qkv), given(f and f.bias), given(f and f.qkv_out_scale), given(rotary),
+        given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room, stats,
+        num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, plan.max_splits,
+        _NO_WINDOW if window is None else min(window, _NO_WINDOW), plan.target,
+        0 if rotary is None else rotary.shape[1] // 2,
+        (head_dim**-0.5 if scale is None else scale) * _LOG2E, 0.0 if softcap is None else softcap * _LOG2E,
+        1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
+        0.0 if f is None else f.min_bound,
+        *stride_q, *out.stride()[:3],
+        k_cache.stride(0), k_cache.stride(1), k_cache.stride(3 if packed else 2), k_cache.stride(2) if packed else 0,
+        v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
+        0 if mask is None else mask.stride(0), 0 if mask is None or mask.shape[1] == 1 else mask.stride(1),
+        0 if block_table is None else block_table.stride(0),
+        SPLIT=plan.split, SMALLEST=plan.smallest, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
+        BLOCK_N=plan.block_n, BLOCK_D=plan.block_d, BLOCK_H=plan.block_h,
+        UNROLL=plan.unroll, NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1],
+        PAGING=_paging(plan, block_table, block_size),
+        KV_SCALES=k_scale is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
+        HAS_MASK=mask is not None, HAS_LSE=lse is not None, FUSED=f is not None,
+        HAS_BIAS=f is not None and f.bias is not None, HAS_QKV_SCALE=f is not None and f.qkv_out_scale is not None,
+        INTERLEAVED=f is not None and f.interleaved, HAS_SHIFT=f is not None and f.out_shift is not None,
+        HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
+        HALF_AWAY=f is not None and f.half_away, PDL=pdl,
+        num_warps=plan.num_warps, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+    if plan.max_splits > 1:
+        merge_kernel[(num_kv_heads * plan.tiles, rows)](
+            seq_lens, given(sinks), given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room,
+            stats, num_queries, num_heads, num_kv_heads, head_dim, capacity, plan.max_splits,
+            _NO_WINDOW if window is None else min(window, _NO_WINDOW), plan.target,
+            1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
+            0.0 if f is None else f.min_bound, *out.stride()[:3],
+            SPLIT=plan.split, SMALLEST=plan.smallest, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
+            BLOCK_D=plan.block_d, BLOCK_H=plan.block_h, UNROLL=plan.unroll, HAS_SINKS=sinks is not None,
+            HAS_LSE=lse is not None, FUSED=f is not None, HAS_SHIFT=f is not None and f.out_shift is not None,
+            HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
+            HALF_AWAY=f is not None and f.half_away, PDL=pdl,
+            num_warps=4, **({"launch_pdl": True} if pdl else {}),
+        )  # fmt: skip
+
+
+def _paging(plan: DecodePlan, block_table: Tensor | None, block_size: int) -> int:
+    """The kernel's PAGING: how a key's block is found."""
+    if block_table is None:
+        return 0
+    if block_table.shape[1] == 1:
+        return 1
+    return 2 if block_size % plan.block_n == 0 and plan.split % plan.block_n == 0 else 3

@@ -1,0 +1,333 @@
+"""Decode attention: every cache layout, split and mask, against softmax(q k^T) v in float64.
+
+Under the interpreter on the CPU, natively on a card. Whatever must not be read holds NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.decode_attention import decode_attention
+from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.decode_attention.reference import decode_attention as reference
+
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The interpreter miscomputes bf16.
+LOW_DTYPES = [torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+
+
+@dataclass
+class Case:
+    """Random operands: row i has lengths[i] keys, everything beyond is NaN."""
+
+    lengths: list[int]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    queries: int = 1
+    capacity: int = 320
+    dtype: torch.dtype = torch.float16
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows = len(self.lengths)
+        self.q = random(rows, self.heads, self.queries, self.head_dim, dtype=self.dtype, seed=0)
+        self.k, self.v = (
+            random(rows, self.kv_heads, self.capacity, self.head_dim, dtype=self.dtype, seed=seed) for seed in (1, 2)
+        )
+        for row, length in enumerate(self.lengths):
+            self.k[row, :, max(length, 0) :] = float("nan")
+            self.v[row, :, max(length, 0) :] = float("nan")
+        self.seq_lens = torch.tensor(self.lengths, device=DEVICE)
+
+    def check(self, out: Tensor, lse: Tensor) -> None:
+        """The operators' rule on every row of length >= 0."""
+        exact, exact_lse = reference(
+            *(t.double() for t in (self.q, self.k, self.v)), self.seq_lens, **self.reference_options(torch.float64)
+        )
+        plain, _ = reference(self.q, self.k, self.v, self.seq_lens, **self.reference_options(torch.float32))
+        kept = self.seq_lens >= 0
+        allowed = 2 * (plain[kept].double() - exact[kept]).abs().max() + 1e-5
+        assert (out[kept].double() - exact[kept]).abs().max() <= allowed
+        empty = exact_lse[kept].isinf()
+        assert torch.equal(lse[kept].isinf(), empty)
+        torch.testing.assert_close(lse[kept][~empty].double(), exact_lse[kept][~empty], atol=2e-3, rtol=1e-3)
+
+    def reference_options(self, dtype: torch.dtype) -> dict[str, Any]:
+        known = {k: v for k, v in self.options.items() if k != "split_size"}
+        return {k: v.to(dtype) if isinstance(v, Tensor) else v for k, v in known.items()}
+
+    def run(self, **changes: Any) -> tuple[Tensor, Tensor]:
+        operands = {"q": self.q, "k": self.k, "v": self.v, "seq_lens": self.seq_lens, **self.options, **changes}
+        return kernel(**operands)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """The Triton kernel, wherever it runs."""
+    from onewave.ops.decode_attention import triton_impl
+
+    out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
+    lse = torch.full(q.shape[:3], float("nan"), device=q.device)
+    names = ("block_table", "k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
+    triton_impl.decode_attention(out, lse, q, k, v, seq_lens, **{name: options.get(name) for name in names})
+    return out, lse
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(1, 1, 16), (4, 4, 32), (7, 1, 40), (9, 3, 80), (4, 2, 128), (2, 1, 256)]
+)
+def test_any_heads_and_head_dim(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    case = Case([1, 63, 64, 65, 0, 300, 128], heads, kv_heads, head_dim, dtype=dtype)
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("queries", [2, 5, 8])
+def test_several_new_tokens_a_row_see_one_key_more_each(queries: int) -> None:
+    case = Case([queries, 1, 65, 131], 6, 2, 64, queries)
+    case.check(*case.run())
+
+
+def test_more_query_rows_than_a_tile_holds() -> None:
+    case = Case([70, 9], 24, 1, 32, 8, capacity=96)
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("window", [1, 64, 100, 1000])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_window_hides_older_keys(window: int, queries: int) -> None:
+    case = Case([3, 100, 129, 300], queries=queries, options={"window": window})
+    case.check(*case.run())
+    # Keys that no query sees may hold anything.
+    for row, length in enumerate(case.lengths):
+        first = max(0, length - queries + 1 - window)
+        case.k[row, :, :first] = case.v[row, :, :first] = float("nan")
+    assert not case.run()[0].isnan().any()
+
+
+@pytest.mark.parametrize("extras", ["softcap", "sinks", "scale"])
+def test_softcap_sinks_and_scale(extras: str) -> None:
+    values = {"softcap": 3.0, "sinks": random(4, dtype=torch.float32, seed=9), "scale": 0.5}
+    case = Case([1, 65, 300, 0], options={extras: values[extras]})
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("split_size", [64, 100, 128, 320])
+def test_every_split_size_gives_the_same_to_rounding(split_size: int) -> None:
+    case = Case([1, 63, 64, 65, 127, 128, 129, 320], options={"split_size": split_size})
+    case.check(*case.run())
+
+
+def test_negative_scores_are_not_measured_against_zero() -> None:
+    case = Case([5, 129])
+    case.k.copy_(-case.q[:, ::2].mean(2, keepdim=True) * 8)
+    case.check(*case.run())
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 128, 24])
+def test_paged_equals_plain_bit_for_bit(block_size: int) -> None:
+    case = Case([1, 17, 64, 130, 200, 0])
+    blocks = -(-case.capacity // block_size)
+    order = torch.randperm(len(case.lengths) * blocks, generator=torch.Generator().manual_seed(3))
+    table = order.view(len(case.lengths), blocks).to(torch.int32)
+    paged = []
+    for cache in (case.k, case.v):
+        pages = torch.full(
+            (table.numel() + 1, case.kv_heads, block_size, case.head_dim), float("nan"), dtype=case.dtype
+        )
+        padded = torch.nn.functional.pad(
+            cache.cpu(), (0, 0, 0, blocks * block_size - case.capacity), value=float("nan")
+        )
+        pages[table.flatten().long()] = padded.unflatten(2, (blocks, block_size)).transpose(1, 2).flatten(0, 1)
+        paged.append(pages.to(DEVICE))
+    # Entries past a row's length may name no block at all.
+    for row, length in enumerate(case.lengths):
+        table[row, -(-length // block_size) :] = -7
+    out, lse = case.run(k=paged[0], v=paged[1], block_table=table.to(DEVICE))
+    case.check(out, lse)
+    assert torch.equal(out, case.run()[0])
+    expected, _ = reference(case.q, *paged, case.seq_lens, block_table=table.to(DEVICE))
+    assert torch.equal(expected, reference(case.q, case.k, case.v, case.seq_lens)[0])
+
+
+def test_numbered_slots_are_one_block_a_row() -> None:
+    case = Case([5, 70, 131])
+    slots = torch.tensor([2, 0, 1], device=DEVICE)
+    order = torch.argsort(slots)
+    out, _ = case.run(k=case.k[order], v=case.v[order], block_table=slots[:, None])
+    assert torch.equal(out, case.run()[0])
+
+
+def test_packed_keys_equal_plain_keys_bit_for_bit() -> None:
+    case = Case([1, 70, 131])
+    x = 16 // case.k.element_size()
+    packed = case.k.unflatten(-1, (-1, x)).transpose(2, 3).contiguous()
+    assert torch.equal(case.run(k=packed)[0], case.run()[0])
+    with_packed, _ = reference(case.q, packed, case.v, case.seq_lens)
+    assert torch.equal(with_packed, reference(case.q, case.k, case.v, case.seq_lens)[0])
+
+
+@pytest.mark.parametrize("kind", [torch.int8] + ([torch.float8_e4m3fn] if DEVICE == "cuda" else []))
+def test_quantised_caches_stand_for_their_numbers_times_the_scale(kind: torch.dtype) -> None:
+    case = Case([1, 70, 131])
+    scales = [torch.tensor([0.02, 0.05], device=DEVICE), torch.tensor([0.03, 0.01], device=DEVICE)]
+    stored = []
+    for cache, scale in zip((case.k, case.v), scales, strict=True):
+        numbers = cache.float().nan_to_num() / scale[:, None, None]
+        stored.append(
+            numbers.round().clamp(-127, 127).to(kind) if kind is torch.int8 else numbers.clamp(-448, 448).to(kind)
+        )
+    out, _ = case.run(k=stored[0], v=stored[1], k_scale=scales[0], v_scale=scales[1])
+    case.k, case.v = (
+        (numbers.float() * scale[:, None, None]).double() for numbers, scale in zip(stored, scales, strict=True)
+    )
+    exact, _ = reference(case.q.double(), case.k, case.v, case.seq_lens)
+    plain, _ = reference(case.q, *stored, case.seq_lens, k_scale=scales[0], v_scale=scales[1])
+    assert (out.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max() + 1e-5
+
+
+def test_a_row_has_the_same_bits_alone_and_in_any_batch() -> None:
+    case = Case([300, 5, 64, 299, 0, 130])
+    out, lse = case.run()
+    for row in range(len(case.lengths)):
+        pick = slice(row, row + 1)
+        alone, alone_lse = case.run(q=case.q[pick], k=case.k[pick], v=case.v[pick], seq_lens=case.seq_lens[pick])
+        assert torch.equal(alone[0], out[row])
+        assert torch.equal(alone_lse[0], lse[row])
+
+
+def test_many_short_rows() -> None:
+    generator = torch.Generator().manual_seed(5)
+    case = Case(torch.randint(0, 90, (70,), generator=generator).tolist(), 2, 1, 16, capacity=96)
+    case.check(*case.run())
+
+
+def test_a_row_of_negative_length_is_left_alone() -> None:
+    out, lse = Case([5, -1, 70]).run()
+    assert out[1].isnan().all()
+    assert lse[1].isnan().all()
+    assert not out[[0, 2]].isnan().any()
+
+
+def test_a_length_beyond_the_cache_reads_nothing_beyond_it() -> None:
+    case = Case([64, 64], capacity=64)
+    longer, _ = case.run(seq_lens=torch.tensor([64, 1000], device=DEVICE))
+    assert torch.equal(longer, case.run()[0])
+
+
+def test_strided_queries_and_caches() -> None:
+    case = Case([5, 129], 4, 2, 32, 2)
+    q = torch.empty(2, 2, 4, 65, dtype=case.dtype, device=DEVICE).transpose(1, 2)[..., :32].copy_(case.q)
+    k, v = (
+        torch.empty(2, 320, 2, 65, dtype=case.dtype, device=DEVICE).transpose(1, 2)[..., :32].copy_(t)
+        for t in (case.k, case.v)
+    )
+    assert torch.equal(case.run(q=q, k=k, v=v)[0], case.run()[0])
+
+
+def test_the_public_operator_takes_one_query_without_its_axis() -> None:
+    case = Case([5, 70, 0])
+    out, lse = decode_attention(case.q, case.k, case.v, case.seq_lens, return_lse=True)
+    flat = decode_attention(case.q[:, :, 0], case.k, case.v, case.seq_lens)
+    assert torch.equal(flat, out[:, :, 0])
+    given = torch.empty_like(out)
+    assert decode_attention(case.q, case.k, case.v, case.seq_lens, out=given) is given
+    assert torch.equal(given, out)
+    case.check(out, lse)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_the_cpu_loops_equal_the_reference(window: int | None) -> None:
+    lengths = torch.tensor([5, 0, 33])
+    q, k, v = (
+        torch.randn(3, n, s, 24, generator=torch.Generator().manual_seed(n)) for n, s in ((6, 1), (3, 40), (3, 40))
+    )
+    slots = torch.tensor([[1], [0], [2]])
+    out = decode_attention(q, k, v, lengths, block_table=slots, window=window, backend="cpu")
+    right, _ = reference(q, k, v, lengths, block_table=slots, window=window)
+    torch.testing.assert_close(out, right, atol=1e-5, rtol=1e-5)
+
+
+def bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
+    low = {"dtype": torch.float16, "device": DEVICE}
+    return [
+        ("rank", {"q": torch.zeros(2, 64, **low)}, ShapeError, "q: .2, 64"),
+        ("heads", {"q": torch.zeros(2, 3, 1, 64, **low)}, ShapeError, "multiple of 2 heads"),
+        ("queries", {"q": torch.zeros(2, 4, 9, 64, **low)}, ShapeError, "1 to 8 queries"),
+        ("dtype", {"q": torch.zeros(2, 4, 1, 64, device=DEVICE, dtype=torch.int32)}, UnsupportedError, "dtype of q"),
+        (
+            "mixed",
+            {"q": torch.zeros(2, 4, 1, 64, device=DEVICE, dtype=torch.bfloat16)},
+            UnsupportedError,
+            "cache dtype",
+        ),
+        ("rows", {"seq_lens": torch.zeros(3, device=DEVICE, dtype=torch.int64)}, ShapeError, "seq_lens"),
+        ("table", {"block_table": torch.zeros(2, 3, device=DEVICE)}, ShapeError, "block_table"),
+        ("window", {"window": 0}, InvalidArgumentError, "window: 0"),
+        ("split", {"split_size": -1}, InvalidArgumentError, "split_size: -1"),
+        ("backend", {"backend": "cuda"}, InvalidArgumentError, "backend: 'cuda'"),
+        ("scales", {"k_scale": torch.ones(2, device=DEVICE)}, InvalidArgumentError, "both or none"),
+        ("sinks", {"sinks": torch.ones(3, device=DEVICE)}, ShapeError, "sinks"),
+        ("out", {"out": torch.zeros(2, 4, 2, 64, **low)}, ShapeError, "out"),
+        ("devices", {"seq_lens": torch.zeros(2, device="meta", dtype=torch.int64)}, UnsupportedError, "one device"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "changes", "error", "words"), bad_calls())
+def test_bad_input_says_what_is_allowed(name: str, changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    case = Case([5, 6])
+    arguments = {"q": case.q, "k_cache": case.k, "v_cache": case.v, "seq_lens": case.seq_lens, **changes}
+    with pytest.raises(error, match=words):
+        decode_attention(**arguments)
+
+
+def test_an_odd_head_dim_is_refused_by_name() -> None:
+    case = Case([5], head_dim=84)
+    with pytest.raises(UnsupportedError, match="head_dim: 84; allowed: multiples of 8"):
+        decode_attention(case.q, case.k, case.v, case.seq_lens)
+
+
+def test_a_strided_head_is_refused() -> None:
+    case = Case([5], head_dim=32)
+    q = torch.zeros(1, 4, 1, 64, dtype=case.dtype, device=DEVICE)[..., ::2]
+    with pytest.raises(ShapeError, match="contiguous last axis"):
+        decode_attention(q, case.k, case.v, case.seq_lens)
+
+
+def test_debug_mode_names_lengths_and_blocks_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onewave.ops.library.Settings.from_env", lambda: type("S", (), {"debug": True})())
+    from onewave.ops import library
+
+    library.checks_contents.cache_clear()
+    try:
+        case = Case([5, 70], capacity=96)
+        with pytest.raises(InvalidArgumentError, match="seq_lens: 97; allowed: up to 96"):
+            decode_attention(case.q, case.k, case.v, torch.tensor([5, 97], device=DEVICE))
+        table = torch.tensor([[0], [2]], device=DEVICE)
+        with pytest.raises(InvalidArgumentError, match=r"block_table\[1, 0\]: 2; allowed: 0 to 1"):
+            decode_attention(case.q, case.k, case.v, case.seq_lens, block_table=table)
+    finally:
+        monkeypatch.undo()
+        library.checks_contents.cache_clear()
+
+
+def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:
+    plans = [
+        plan_decode(
+            num_heads=32, num_kv_heads=8, num_queries=1, head_dim=128, capacity=capacity, kv_itemsize=2, split_size=None
+        )
+        for capacity in (64, 4096, 131072)
+    ]
+    assert [plan.max_splits for plan in plans] == [1, 17, 129]
+    assert len({(plan.smallest, plan.doublings, plan.target, plan.block_n) for plan in plans}) == 1
