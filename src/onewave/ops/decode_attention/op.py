@@ -164,8 +164,8 @@ def _check(
             got=f"{num_heads} heads, {num_queries} queries, head_dim {head_dim}",
             allowed=f"a multiple of {shape.num_kv_heads} heads, 1 to {MAX_QUERIES} queries, head_dim {shape.head_dim}",
         )
-    if head_dim % 8 or not 16 <= head_dim <= 256:
-        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 from 16 to 256")
+    if head_dim % 8 or not 8 <= head_dim <= 256:
+        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 up to 256")
     if q.stride(-1) != 1:
         raise ShapeError(f"{_NAME}: q strides", got=str(q.stride()), allowed="a contiguous last axis")
     compute = (
