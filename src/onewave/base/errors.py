@@ -10,12 +10,15 @@ OnewaveError
 │   ├── WeightsError                    a weight file is truncated, corrupt, incomplete or of the wrong shape
 │   ├── TokenizerError                  the tokenizer or chat template can't be built or applied
 │   └── DownloadError                   fetching a model failed
-└── CapacityError                       not enough memory or disk
+├── CapacityError                       not enough memory or disk
+└── VerificationError                   a schedule of tiles that can deadlock, race or lose a task
 
 Each carries one line that says what failed, what was given, what is allowed and what to do next.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 __all__ = [
     "CapacityError",
@@ -28,6 +31,7 @@ __all__ = [
     "ShapeError",
     "TokenizerError",
     "UnsupportedError",
+    "VerificationError",
     "WeightsError",
 ]
 
@@ -88,3 +92,15 @@ class DownloadError(ModelError):
 
 class CapacityError(OnewaveError):
     """Not enough memory or disk."""
+
+
+class VerificationError(OnewaveError):
+    """A schedule was not proved safe.
+
+    kind: deadlock, race, residency, once or count. witness: what shows it, ready for JSON (a cycle of tasks; a pair and
+    its tile; a task; a counter with what was expected and found).
+    """
+
+    def __init__(self, kind: str, message: str, witness: Mapping[str, object], *, next: str | None = None):
+        self.kind, self.witness = kind, dict(witness)
+        super().__init__(f"{kind}: {message}", next=next)

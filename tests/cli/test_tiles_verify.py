@@ -1,0 +1,296 @@
+"""`tiles verify`: the JSON file, its verdicts and its exit statuses."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.cli.tiles_verify import verify_command
+from onewave.tiles import verify_file
+
+app = typer.Typer()
+app.command("verify")(verify_command)
+
+
+def task(name, reads=(), writes=(), after=(), **more):
+    return {"id": name, "reads": list(reads), "writes": list(writes), "after": list(after), **more}
+
+
+def plan(tasks, workers, co_resident=132, mode="static", **more):
+    return {"tasks": tasks, "workers": workers, "co_resident": co_resident, "mode": mode, **more}
+
+
+def run(tmp_path, data):
+    file = tmp_path / "plan.json"
+    file.write_text(data if isinstance(data, str) else json.dumps(data))
+    return CliRunner().invoke(app, [str(file), "--json"])
+
+
+def verdict(tmp_path, data):
+    result = run(tmp_path, data)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    found = json.loads(result.stdout)
+    assert found.keys() == {"ok", "kind", "witness", "message"}
+    assert result.exit_code == (0 if found["ok"] else 1)
+    assert (found["kind"] is None) == found["ok"]
+    return found
+
+
+CHAIN = [task("a", [], ["x"]), task("b", ["x"], ["y"]), task("c", [], ["u"]), task("d", ["u"], ["v"])]
+
+
+def test_a_sound_plan_is_verified(tmp_path):
+    assert verdict(tmp_path, plan(CHAIN, [["a", "b"], ["c", "d"]]))["ok"]
+    assert verdict(tmp_path, plan(CHAIN, [["a", "d"], ["c", "b"]]))["ok"]
+    assert verdict(tmp_path, plan([], []))["ok"]
+
+
+def test_the_crossed_queues_are_a_deadlock_and_all_four_tasks_are_named(tmp_path):
+    found = verdict(tmp_path, plan(CHAIN, [["b", "c"], ["d", "a"]]))
+    assert found["kind"] == "deadlock"
+    assert sorted(found["witness"]["cycle"]) == ["a", "b", "c", "d"]
+    by_after = [task("a"), task("b", after=["a"]), task("c"), task("d", after=["c"])]
+    assert verdict(tmp_path, plan(by_after, [["b", "c"], ["d", "a"]]))["kind"] == "deadlock"
+
+
+def test_a_cycle_of_after_alone_is_a_deadlock_even_with_a_worker_each(tmp_path):
+    found = verdict(tmp_path, plan([task("a", after=["b"]), task("b", after=["a"])], [["a"], ["b"]]))
+    assert (found["kind"], sorted(found["witness"]["cycle"])) == ("deadlock", ["a", "b"])
+    found = verdict(tmp_path, plan([task("a", after=["a"])], [["a"]]))
+    assert (found["kind"], found["witness"]["cycle"]) == ("deadlock", ["a"])
+
+
+def test_two_hundred_workers_on_132_are_refused_but_take_tickets(tmp_path):
+    tasks = [task(i, [], [["c", i]]) for i in range(200)]
+    found = verdict(tmp_path, plan(tasks, [[i] for i in range(200)]))
+    assert (found["kind"], found["witness"]) == ("residency", {"planned": 200, "co_resident": 132})
+    assert verdict(tmp_path, plan(tasks, [[i] for i in range(200)], mode="ticket"))["ok"]
+
+
+def test_a_ticket_order_must_be_a_linear_extension(tmp_path):
+    assert verdict(tmp_path, plan(CHAIN, [["c", "a", "b", "d"]], mode="ticket"))["ok"]
+    assert verdict(tmp_path, plan(CHAIN, [["b", "a", "c", "d"]], mode="ticket"))["kind"] == "deadlock"
+    without = plan(CHAIN, None, mode="ticket")
+    del without["workers"]
+    assert verdict(tmp_path, without)["ok"]
+
+
+def test_tickets_give_no_order_by_themselves(tmp_path):
+    # One worker's queue orders b before c; by ticket another worker may run c while b still reads.
+    tasks = [task("a", [], ["x"]), task("b", ["x"], ["y"]), task("c", [], ["x"])]
+    assert verdict(tmp_path, plan(tasks, [["a", "b", "c"]]))["ok"]
+    found = verdict(tmp_path, plan(tasks, [["a", "b", "c"]], mode="ticket"))
+    assert (found["kind"], found["witness"]["pair"]) == ("race", ["b", "c"])
+
+
+def test_an_overwrite_that_nothing_orders_after_the_reader_is_a_race(tmp_path):
+    tasks = [task("a", [], ["x"]), task("b", ["x"], ["y"]), task("c", [], ["x"], after=["a"])]
+    found = verdict(tmp_path, plan(tasks, [["a"], ["b"], ["c"]]))
+    assert found["kind"] == "race"
+    assert found["witness"] == {"pair": ["b", "c"], "hazard": "WAR", "tile": "x"}
+    tasks[2]["after"] = ["b"]
+    assert verdict(tmp_path, plan(tasks, [["a"], ["b"], ["c"]]))["ok"]
+
+
+def test_a_chain_of_waits_orders_an_overwrite(tmp_path):
+    tasks = [task("a", [], ["x"]), task("b", ["x"], ["y"]), task("m", ["y"], ["z"]), task("c", ["z"], ["x"])]
+    for mode in ("static", "ticket"):
+        assert verdict(tmp_path, plan(tasks, [["a"], ["b"], ["m"], ["c"]], mode=mode))["ok"]
+
+
+def test_a_slot_refilled_one_task_too_early_is_a_race(tmp_path):
+    # Loads into two slots; load2 may come after use0, not after the load before it.
+    def streamed(release):
+        return [
+            task("load0", [], [["slot", 0]]),
+            task("use0", [["slot", 0]], ["p"]),
+            task("load1", [], [["slot", 1]]),
+            task("use1", [["slot", 1]], ["q"]),
+            task("load2", [], [["slot", 0]], after=[release]),
+            task("use2", [["slot", 0]], ["r"]),
+        ]
+
+    workers = [["load0", "load1", "load2"], ["use0", "use1", "use2"]]
+    assert verdict(tmp_path, plan(streamed("use0"), workers))["ok"]
+    found = verdict(tmp_path, plan(streamed("load1"), workers))
+    assert (found["kind"], found["witness"]["pair"], found["witness"]["tile"]) == (
+        "race",
+        ["use0", "load2"],
+        ["slot", 0],
+    )
+
+
+def test_rings_wait_for_the_release_they_name(tmp_path):
+    tasks = [
+        *(task(f"load{i}", [], [["w", i]]) for i in range(3)),
+        *(task(f"use{i}", [["w", i]], [["y", i]]) for i in range(3)),
+        task("also0", [["w", 0]], ["z"]),
+    ]
+    workers = [["load0", "load1", "load2"], ["use0", "use1", "use2"], ["also0"]]
+    ring = {"name": "weights", "slots": 2, "fills": ["load0", "load1", "load2"], "releases": ["also0", "use1", "use2"]}
+    # also0 frees the slot, but use0 may still read it.
+    found = verdict(tmp_path, plan(tasks, workers, rings=[ring]))
+    assert (found["kind"], found["witness"]["pair"], found["witness"]["slot"]) == (
+        "race",
+        ["use0", "load2"],
+        "weights slot 0",
+    )
+    tasks[6]["after"] = ["use0"]
+    assert verdict(tmp_path, plan(tasks, workers, rings=[ring]))["ok"]
+    assert verdict(tmp_path, plan(tasks, workers, rings=[{**ring, "slots": 1}]))["ok"]
+    both = [*tasks, task("both", [["w", 0], ["w", 1]], ["t"])]
+    ring = {**ring, "slots": 1, "releases": ["both", "both", "use2"]}
+    assert verdict(tmp_path, plan(both, [*workers, ["both"]], rings=[ring]))["kind"] == "deadlock"
+
+
+def test_buffers_put_two_layers_activations_in_one_place(tmp_path):
+    tasks = [
+        task("up0", ["x"], ["act0"]),
+        task("down0", ["act0"], ["y"]),
+        task("side0", ["act0"], ["s"]),
+        task("up1", ["y"], ["act1"]),
+    ]
+    workers = [["up0", "up1"], ["down0"], ["side0"]]
+    assert verdict(tmp_path, plan(tasks, workers))["ok"]
+    found = verdict(tmp_path, plan(tasks, workers, buffers={"act": ["act0", "act1"]}))
+    assert (found["kind"], found["witness"]["pair"], found["witness"]["slot"]) == ("race", ["side0", "up1"], "act")
+
+
+@pytest.mark.parametrize(("workers", "who"), [([["a", "b"], ["c"]], "d"), ([["a", "b", "c"], ["d", "a"]], "a")])
+def test_a_task_missing_or_planned_twice_is_named(tmp_path, workers, who):
+    found = verdict(tmp_path, plan(CHAIN, workers))
+    assert (found["kind"], found["witness"]["task"]) == ("once", who)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_wait_one_too_low_or_high_is_a_wrong_count(tmp_path, count):
+    tasks = [task("a", [], ["x"]), task("b", [], ["y"]), task("c", ["x", "y"], ["z"], wait=2)]
+    assert verdict(tmp_path, plan(tasks, [["a"], ["b"], ["c"]]))["ok"]
+    tasks[2]["wait"] = count
+    found = verdict(tmp_path, plan(tasks, [["a"], ["b"], ["c"]]))
+    assert (found["kind"], found["witness"]["expected"], found["witness"]["got"]) == ("count", 2, count)
+
+
+def test_counters_given_in_full_are_what_counts(tmp_path):
+    def counted(value=2, amount=1, wait=True):
+        return [
+            task("a", [], ["x"], posts=[["k", amount]]),
+            task("b", [], ["y"], posts=[{"counter": "k", "amount": 1}]),
+            task("c", ["x", "y"], ["z"], waits=[["k", value]] if wait else []),
+        ]
+
+    workers = [["a"], ["b"], ["c"]]
+    assert verdict(tmp_path, plan(counted(), workers))["ok"]
+    for wrong in (counted(value=1), counted(value=3), counted(amount=2), counted(amount=0)):
+        found = verdict(tmp_path, plan(wrong, workers))
+        assert (found["kind"], found["witness"]["counter"]) == ("count", "k")
+    found = verdict(tmp_path, plan(counted(wait=False), workers))
+    assert (found["kind"], found["witness"]["hazard"]) == ("race", "RAW")
+
+
+GOOD = plan([task("a", [], ["x"]), task("b", ["x"])], [["a", "b"]])
+BAD = {
+    "no JSON": "{",
+    "empty": "",
+    "a list": "[]",
+    "no text": '"tasks"',
+    "deep": "[" * 100_000,
+    "deep tile": json.dumps(GOOD).replace('"x"', "[" * 900 + "]" * 900),
+    "a digit too many": json.dumps(GOOD).replace("132", "9" * 5000),
+    "tasks missing": {"workers": [], "co_resident": 1, "mode": "static"},
+    "workers missing": {"tasks": [], "co_resident": 1, "mode": "static"},
+    "co_resident missing": {"tasks": [], "workers": [], "mode": "static"},
+    "tasks an object": {**GOOD, "tasks": {}},
+    "a task a text": {**GOOD, "tasks": ["a"]},
+    "no id": {**GOOD, "tasks": [{"reads": []}]},
+    "id a list": {**GOOD, "tasks": [task(["a"])]},
+    "id a truth": {**GOOD, "tasks": [task(True)]},
+    "id a fraction": {**GOOD, "tasks": [task(1.5)]},
+    "id twice": {**GOOD, "tasks": [task("a"), task("a")]},
+    "reads a text": {**GOOD, "tasks": [{"id": "a", "reads": "x"}]},
+    "a tile an object": {**GOOD, "tasks": [task("a", [{}])]},
+    "a tile null": {**GOOD, "tasks": [task("a", [None])]},
+    "after unknown": {**GOOD, "tasks": [task("a", after=["zz"])]},
+    "after a list": {**GOOD, "tasks": [task("a", after=[["a"]])]},
+    "workers unknown id": {**GOOD, "workers": [["a", "b", "zz"]]},
+    "workers flat": {**GOOD, "workers": ["a", "b"]},
+    "workers a number": {**GOOD, "workers": 2},
+    "co_resident a text": {**GOOD, "co_resident": "132"},
+    "co_resident a fraction": {**GOOD, "co_resident": 1.5},
+    "co_resident a truth": {**GOOD, "co_resident": True},
+    "co_resident negative": {**GOOD, "co_resident": -1},
+    "mode unknown": {**GOOD, "mode": "dynamic"},
+    "mode a list": {**GOOD, "mode": []},
+    "a key misspelt": {**GOOD, "tasks": [{"id": "a", "read": []}]},
+    "a key twice": '{"tasks": [], "tasks": [], "workers": [], "co_resident": 1}',
+    "wait a text": {**GOOD, "tasks": [task("a", wait="1"), task("b")]},
+    "posts flat": {**GOOD, "tasks": [task("a", posts=["k", 1]), task("b")]},
+    "both forms": {**GOOD, "tasks": [task("a", posts=[["k", 1]]), task("b", wait=1)]},
+    "ring of no slots": {**GOOD, "rings": [{"name": "r", "slots": 0, "fills": [], "releases": []}]},
+    "ring of other lengths": {**GOOD, "rings": [{"name": "r", "slots": 1, "fills": ["a"], "releases": []}]},
+    "ring a number": {**GOOD, "rings": 1},
+    "buffer of an unknown tile": {**GOOD, "buffers": {"b": ["zz"]}},
+    "buffers overlap": {**GOOD, "buffers": {"b": ["x"], "c": ["x"]}},
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_a_bad_file_is_told_in_one_line(tmp_path, data):
+    result = run(tmp_path, data)
+    assert isinstance(result.exception, InvalidArgumentError)  # the command's main prints it and leaves with 2
+    assert "\n" not in str(result.exception)
+    assert len(str(result.exception)) < 600
+    assert result.stdout == ""
+
+
+def test_files_that_cannot_be_read_are_told_in_one_line(tmp_path, monkeypatch):
+    for path in (tmp_path, tmp_path / "missing.json", tmp_path / ("x" * 300)):
+        result = CliRunner().invoke(app, [str(path), "--json"])
+        assert isinstance(result.exception, InvalidArgumentError)
+    (tmp_path / "latin.json").write_bytes(b'{"tasks": "\xff"}')
+    assert isinstance(CliRunner().invoke(app, [str(tmp_path / "latin.json")]).exception, InvalidArgumentError)
+    monkeypatch.setattr(verify_file, "MAX_FILE_BYTES", 1000)
+    result = CliRunner().invoke(app, ["/dev/zero"])
+    assert "file size" in str(result.exception)
+
+
+def test_without_json_a_person_reads_one_line(tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan(CHAIN, [["b", "c"], ["d", "a"]])))
+    result = CliRunner().invoke(app, [str(file)])
+    assert result.exit_code == 1
+    assert result.stdout.startswith("rejected: deadlock: ")
+    file.write_text(json.dumps(plan(CHAIN, [["a", "b"], ["c", "d"]])))
+    assert CliRunner().invoke(app, [str(file)]).stdout.startswith("verified: 4 tasks on 2 workers")
+
+
+def test_standard_input_is_read_as_a_file():
+    result = CliRunner().invoke(app, ["-", "--json"], input=json.dumps(GOOD))
+    assert json.loads(result.stdout)["ok"]
+
+
+def test_a_file_of_a_hundred_thousand_tasks_is_judged_in_seconds(tmp_path):
+    # Layers of 100 tasks; each reads two tiles of the layer before and all layers share two buffers in turn.
+    width, depth = 100, 1000
+    tasks = [
+        task(
+            f"t{layer}.{i}",
+            [[(layer - 1) % 2, i], [(layer - 1) % 2, (i + 1) % width]] if layer else [],
+            [[layer % 2, i]],
+            [f"t{layer - 1}.{(i - 1) % width}"] if layer else [],
+        )
+        for layer in range(depth)
+        for i in range(width)
+    ]
+    workers = [[t["id"] for t in tasks[w::width]] for w in range(width)]
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan(tasks, workers)))
+    began = time.process_time()
+    result = CliRunner().invoke(app, [str(file), "--json"])
+    assert time.process_time() - began < 10
+    assert json.loads(result.stdout)["ok"], result.stdout

@@ -1,0 +1,286 @@
+"""What verify accepts and rejects, case by case."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from onewave.base.errors import InvalidArgumentError, VerificationError
+from onewave.tiles.builders import gemm, gemm_chain
+from onewave.tiles.graph import Task, Tensor, TileGraph
+from onewave.tiles.policies import plan
+from onewave.tiles.schedule import Csr, Mode, Ring, Schedule, Syncs, share_buffers
+from onewave.tiles.verify import VerifiedSchedule, verify
+from onewave.tiles.verify_order import Places, unordered_pairs
+
+
+def graph_of(*tasks: tuple[str, str, str]) -> TileGraph:
+    """Tasks as (name, tiles read, tiles written), one letter a tile."""
+    letters = sorted({letter for _, reads, writes in tasks for letter in reads + writes})
+    tensors = {letter: Tensor(letter, (1,), (1,), 1) for letter in letters}
+
+    def tiles(text):
+        return tuple((letter, (0,)) for letter in text)
+
+    made = tuple(Task(i, name, tiles(reads), tiles(writes), 1) for i, (name, reads, writes) in enumerate(tasks))
+    return TileGraph(tensors, made)
+
+
+def rejection(schedule: Schedule) -> VerificationError:
+    with pytest.raises(VerificationError) as caught:
+        verify(schedule)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def with_wait(schedule: Schedule, entry: int, change: int) -> Schedule:
+    waits = schedule.syncs.waits
+    values = waits.second.copy()
+    values[entry] += change
+    syncs = dataclasses.replace(schedule.syncs, waits=Csr(waits.start, waits.first, values))
+    return dataclasses.replace(schedule, syncs=syncs)
+
+
+def test_two_workers_that_wait_for_each_other_are_a_deadlock_and_the_cycle_is_named():
+    graph = graph_of(("a", "", "x"), ("b", "x", "p"), ("c", "", "y"), ("d", "y", "q"))
+    schedule = plan(graph, range(4), "tile", workers=2, queues=[[1, 2], [3, 0]])
+    error = rejection(schedule)
+    assert error.kind == "deadlock"
+    assert sorted(error.witness["cycle"]) == ["a#0", "b#1", "c#2", "d#3"]
+    assert "b#1 waits for a#0" in str(error)
+
+
+def test_a_task_that_stands_before_its_own_producer_is_a_deadlock():
+    schedule = plan(graph_of(("a", "", "x"), ("b", "x", "y")), [0, 1], "tile", workers=1, queues=[[1, 0]])
+    assert rejection(schedule).kind == "deadlock"
+
+
+def test_a_ticket_order_that_is_no_linear_extension_is_a_deadlock():
+    graph = graph_of(("a", "", "x"), ("b", "x", "y"), ("c", "", "z"))
+    assert rejection(plan(graph, [1, 2, 0], "tile", mode=Mode.TICKET)).witness["cycle"] == ["a#0", "b#1"]
+    assert verify(plan(graph, [2, 0, 1], "tile", mode=Mode.TICKET, co_resident=1))
+
+
+def test_more_planned_workers_than_run_at_once_are_rejected():
+    graph = gemm(2048, 2048, 64, tile=(128, 128, 64))
+    error = rejection(plan(graph, range(len(graph.tasks)), workers=200, co_resident=132))
+    assert error.kind == "residency"
+    assert error.witness == {"planned": 200, "co_resident": 132}
+    assert verify(plan(graph, range(len(graph.tasks)), workers=132, co_resident=132))
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_a_wait_count_one_off_names_the_counter_and_both_numbers(change):
+    graph = gemm_chain(256, 64, 256, 256, tile=(128, 64, 64))
+    schedule = plan(graph, range(len(graph.tasks)), "row", workers=3)
+    error = rejection(with_wait(schedule, 2, change))
+    assert error.kind == "count"
+    assert error.witness["got"] == error.witness["expected"] + change
+    assert {"counter", "task"} <= error.witness.keys()
+
+
+def test_a_dropped_post_is_a_wrong_count():
+    graph = gemm_chain(256, 64, 256, 256, tile=(128, 64, 64))
+    schedule = plan(graph, range(len(graph.tasks)), "row", workers=3)
+    posts = schedule.syncs.posts
+    kept = np.arange(1, len(posts.first))
+    fewer = Csr.build(len(graph.tasks), posts.row[kept], posts.first[kept], posts.second[kept])
+    syncs = Syncs(schedule.syncs.waits, fewer, schedule.syncs.num_counters)
+    assert rejection(dataclasses.replace(schedule, syncs=syncs)).kind == "count"
+
+
+def test_a_dropped_wait_is_a_race_with_the_pair_and_the_tile():
+    schedule = plan(graph_of(("a", "", "x"), ("b", "x", "y")), [0, 1], "tile", workers=2)
+    none = np.zeros(0, dtype=np.int64)
+    syncs = dataclasses.replace(schedule.syncs, waits=Csr.build(2, none, none, none))
+    error = rejection(dataclasses.replace(schedule, syncs=syncs))
+    assert error.kind == "race"
+    assert error.witness == {"pair": ["a#0", "b#1"], "hazard": "RAW", "tile": "x[0]"}
+
+
+@pytest.mark.parametrize(
+    ("queues", "task", "times"), [([[0], []], "b#1", 0), ([[0, 1], [1]], "b#1", 2), ([[1, 1, 0]], "b#1", 2)]
+)
+def test_a_task_that_is_not_planned_once_is_named(queues, task, times):
+    graph = graph_of(("a", "", "x"), ("b", "x", "y"))
+    schedule = dataclasses.replace(
+        plan(graph, [0, 1], "tile", workers=2), queues=tuple(np.array(q, dtype=np.int64) for q in queues)
+    )
+    error = rejection(schedule)
+    assert error.kind == "once"
+    assert error.witness == {"task": task, "expected": 1, "got": times}
+
+
+def streamed(readers_of_first: int, release: int) -> Schedule:
+    """Worker 0 loads three weights into a ring of two slots; other workers use them."""
+    readers = [(f"use0{i}", "a", f"{i}") for i in range(readers_of_first)]
+    graph = graph_of(("load0", "", "a"), *readers, ("load1", "", "b"), ("use1", "b", "y"), ("load2", "", "c"))
+    n = len(graph.tasks)
+    loads = (0, n - 3, n - 1)
+    ring = Ring("weights", 2, loads, (release, n - 2, n - 1))
+    queues = [list(loads), *[[task] for task in range(n) if task not in loads]]
+    return plan(graph, range(n), "tile", queues=queues, rings=[ring])
+
+
+def test_a_ring_slot_reused_one_task_too_early_is_a_race():
+    # Two readers of the first weight; the slot may be filled again only when both have ended. Each runs elsewhere.
+    error = rejection(streamed(2, release=1))
+    assert error.kind == "race"
+    assert error.witness["pair"] == ["use01#2", "load2#5"]
+    assert error.witness["hazard"] == "WAR"
+    assert error.witness["slot"] == "weights slot 0"
+
+
+def test_a_ring_slot_released_by_its_only_reader_is_safe():
+    assert verify(streamed(1, release=1))
+
+
+def test_a_ring_with_too_few_slots_for_what_is_in_use_at_once_is_a_deadlock():
+    # `both` needs two weights at once, but the one slot is free again only when it has ended.
+    graph = graph_of(("load0", "", "a"), ("load1", "", "b"), ("both", "ab", "y"))
+    ring = Ring("weights", 1, (0, 1), (2, 2))
+    error = rejection(plan(graph, range(3), queues=[[0, 1], [2]], rings=[ring]))
+    assert error.kind == "deadlock"
+    assert set(error.witness["cycle"]) == {"load1#1", "both#2"}
+    assert verify(plan(graph, range(3), queues=[[0, 1], [2]], rings=[Ring("weights", 2, (0, 1), (2, 2))]))
+
+
+def layers() -> TileGraph:
+    """Two layers; both write their activation, read by two tasks a layer."""
+    return graph_of(("up0", "x", "a"), ("down0", "a", "y"), ("side0", "a", "s"), ("up1", "y", "b"), ("down1", "b", "z"))
+
+
+def test_an_activation_overwritten_by_the_next_layer_before_its_last_reader_is_a_race():
+    graph = layers()
+    place, names = share_buffers(graph, {"a": "act", "b": "act"})
+    schedule = plan(graph, range(5), "tile", workers=5)
+    assert verify(schedule)
+    error = rejection(dataclasses.replace(schedule, place=place, slot_name=names))
+    assert error.kind == "race"
+    assert error.witness == {"pair": ["side0#2", "up1#3"], "hazard": "WAR", "slot": "act:0", "tile": "b[0]"}
+
+
+def test_a_plan_that_knows_of_the_shared_activation_waits_for_its_last_reader():
+    assert verify(plan(layers(), range(5), "tile", workers=5, buffers={"a": "act", "b": "act"}))
+
+
+def test_a_token_that_overtakes_the_one_before_is_a_race():
+    graph = graph_of(("write", "", "a"), ("read", "a", "y"))
+    schedule = plan(graph, [0, 1], "tile", workers=2)
+    twice = schedule.program.repeated(2)
+    waits, posts = np.array([1, 3]), np.array([0, 2])
+    ones = np.ones(2, dtype=np.int64)
+    syncs = Syncs(Csr.build(4, waits, np.array([0, 1]), ones), Csr.build(4, posts, np.array([0, 1]), ones), 2)
+    queues = (np.array([0, 2]), np.array([1, 3]))
+    error = rejection(dataclasses.replace(schedule, program=twice, queues=queues, syncs=syncs))
+    assert (error.kind, error.witness["pair"]) == ("race", ["read#1@0", "write#0@1"])
+
+
+def test_two_tiles_in_one_slot_may_live_in_either_order():
+    graph = graph_of(("wa", "", "a"), ("wb", "", "b"), ("ra", "a", "x"), ("rb", "b", "y"))
+    place = np.array([0, 0, 1, 2])
+    # Program order starts both lives before either ends; one worker may still live them one after the other.
+    for queue, good in (([0, 2, 1, 3], True), ([1, 3, 0, 2], True), ([0, 1, 2, 3], False), ([1, 0, 2, 3], False)):
+        schedule = dataclasses.replace(plan(graph, range(4), workers=1, queues=[queue]), place=place)
+        if good:
+            assert verify(schedule)
+        else:
+            assert rejection(schedule).kind == "race"
+
+
+def test_a_tile_written_twice_keeps_program_order_even_when_nobody_reads_between():
+    schedule = plan(graph_of(("a", "", "x"), ("b", "", "x")), [0, 1], workers=1)
+    none = np.zeros(0, dtype=np.int64)
+    bare = dataclasses.replace(schedule, syncs=Syncs(Csr.build(2, none, none, none), Csr.build(2, none, none, none), 0))
+    assert verify(bare)
+    swapped = rejection(dataclasses.replace(bare, queues=(np.array([1, 0]),)))
+    assert (swapped.kind, swapped.witness["hazard"]) == ("race", "WAW")
+
+
+def test_only_verify_makes_a_verified_schedule():
+    schedule = plan(graph_of(("a", "", "x")), [0])
+    with pytest.raises(InvalidArgumentError, match="verify"):
+        VerifiedSchedule(schedule, np.zeros(1, dtype=np.int64), 0, object())
+    proved = verify(schedule)
+    with pytest.raises(ValueError, match="read-only"):
+        proved.schedule.queues[0][:] = 0
+    schedule.queues[0][:] = 5
+    assert proved.schedule.queues[0].tolist() == [0]
+
+
+def reachable(schedule: Schedule, n: int) -> np.ndarray:
+    """Happens-before by closing the relation over all triples, the slow and certain way."""
+    before = np.zeros((n, n), dtype=bool)
+    if schedule.mode is Mode.STATIC:
+        for queue in schedule.queues:
+            for first, second in itertools.combinations(queue.tolist(), 2):
+                before[first, second] = True
+    syncs = schedule.syncs
+    for waiter, counter in zip(syncs.waits.row, syncs.waits.first, strict=True):
+        before[syncs.posts.row[syncs.posts.first == counter], waiter] = True
+    for middle in range(n):
+        before |= np.outer(before[:, middle], before[middle])
+    return before
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_happens_before_equals_the_transitive_closure_on_random_schedules(mode):
+    rng = np.random.default_rng(7)
+    for _ in range(60):
+        n, workers, counters = int(rng.integers(2, 90)), int(rng.integers(1, 6)), int(rng.integers(1, 40))
+        owner = rng.integers(0, workers, n)
+        queues = [np.flatnonzero(owner == w) for w in range(workers)]
+        # Posts from the first part of the order, waits in the last: no cycle is possible.
+        cut = rng.integers(1, n, counters)
+        post = [(int(rng.integers(0, c)), k) for k, c in enumerate(cut) for _ in range(2)]
+        wait = [(int(rng.integers(c, n)), k) for k, c in enumerate(cut)]
+        post_row, post_counter = np.array(sorted(set(post))).T
+        wait_row, wait_counter = np.array(wait).T
+        totals = np.bincount(post_counter, minlength=counters)
+        syncs = Syncs(
+            Csr.build(n, wait_row, wait_counter, totals[wait_counter]),
+            Csr.build(n, post_row, post_counter, np.ones(len(post_row), dtype=np.int64)),
+            counters,
+        )
+        graph = graph_of(*((f"t{i}", "", "x") for i in range(n)))
+        base = plan(graph, range(n), workers=1)
+        lines = tuple(queues) if mode is Mode.STATIC else (np.arange(n),)
+        schedule = dataclasses.replace(base, queues=lines, mode=mode, syncs=syncs)
+        position = np.array([int(np.flatnonzero(queues[owner[i]] == i)[0]) for i in range(n)])
+        first, second = np.divmod(np.arange(n * n), n)
+        keep = first != second
+        first, second = first[keep], second[keep]
+        loose = unordered_pairs(schedule, Places(owner, position), np.arange(n), first, second)
+        expected = np.flatnonzero(~reachable(schedule, n)[first, second])
+        assert np.array_equal(loose, expected)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_hundred_thousand_tasks_whose_overwrites_nobody_waits_for_directly_take_seconds(mode):
+    # A long pipeline through 500 buffers: each write must come after the readers of 500 tasks ago, which only the chain
+    # of reads orders. One core, far below the ten seconds promised.
+    n, slots = 100_000, 500
+    graph_start = np.arange(n + 1, dtype=np.int64) * 2
+    tile = np.stack(((np.arange(n) - 1) % slots, np.arange(n) % slots), axis=1).reshape(-1)
+    base = plan(graph_of(("a", "", "x")), [0])
+    program = dataclasses.replace(
+        base.program,
+        ids=tuple(range(n)),
+        start=graph_start,
+        tile=tile,
+        is_write=np.tile([False, True], n),
+        num_tiles=slots,
+        tile_name=lambda k: k,
+    )
+    later = np.arange(1, n, dtype=np.int64)
+    ones = np.ones(n - 1, dtype=np.int64)
+    syncs = Syncs(Csr.build(n, later, later - 1, ones), Csr.build(n, later - 1, later - 1, ones), n - 1)
+    lines = tuple(np.arange(w, n, 132) for w in range(132)) if mode is Mode.STATIC else (np.arange(n),)
+    schedule = Schedule(program, lines, mode, 132, syncs, np.arange(slots))
+    began = time.process_time()
+    assert verify(schedule).num_pairs > 2 * n
+    assert time.process_time() - began < 10
