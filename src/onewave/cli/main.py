@@ -29,6 +29,7 @@ from onewave.cli.chat import chat
 from onewave.cli.env import env
 from onewave.cli.generate import generate
 from onewave.cli.info import info
+from onewave.cli.tiles import tiles
 
 __all__ = ["app", "main", "run"]
 
@@ -70,6 +71,7 @@ bench.command("latency")(latency)
 bench.command("ops")(ops)
 bench.command("peers")(peers)
 app.add_typer(bench, name="bench")
+app.add_typer(tiles, name="tiles")
 
 
 def main() -> None:

@@ -1,0 +1,71 @@
+"""Options of the `onewave tiles` commands that build a program and choose its machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "Batch",
+    "Cache",
+    "CachePanels",
+    "Causal",
+    "CoResident",
+    "Context",
+    "Dtype",
+    "Fused",
+    "KvHeads",
+    "Level",
+    "Mode",
+    "Order",
+    "Policy",
+    "Program",
+    "Queues",
+    "Sizes",
+    "Skew",
+    "Splits",
+    "Tile",
+    "Workers",
+]
+
+Program = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROGRAM",
+        help="gemm, chain, ffn, attention, block, conv, decode MODEL or notation FILE. Sizes: elements.",
+    ),
+]
+Sizes = Annotated[list[str] | None, typer.Argument(metavar="SIZES...", help="gemm: M N K; the others say when asked.")]
+Tile = Annotated[str | None, typer.Option("--tile", help="Rows x columns x K step of a tile, as 128x128x64.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Of all tensors: bf16, fp16, fp32, fp8, int8, int4.")]
+Order = Annotated[
+    str | None,
+    typer.Option("--order", help="As row, snake, grouped:8, hilbert, bpt, explicit:FILE; a wrong one lists all."),
+]
+Cache = Annotated[
+    str | None, typer.Option("--cache", help="Of the shared cache: 50MB, 48MiB, or 64tiles (of the largest tile).")
+]
+CachePanels = Annotated[
+    int | None, typer.Option("--cache-panels", help="gemm only: count whole panels of A and B with room for so many.")
+]
+Policy = Annotated[str, typer.Option("--policy", help="lru, fifo or belady.")]
+Level = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--level", help="NAME=SIZE[:POLICY][:private]; from the workers outwards, inside --cache. Repeatable."
+    ),
+]
+Workers = Annotated[int, typer.Option("--workers", help="Streaming multiprocessors.")]
+CoResident = Annotated[int, typer.Option("--co-resident", help="Thread blocks that share a multiprocessor.")]
+Queues = Annotated[
+    str, typer.Option("--queues", help="ticket: whoever is free takes the next task; static: dealt out.")
+]
+Mode = Annotated[str, typer.Option("--mode", help="wave: tasks of a wave advance together; serial: one by one.")]
+Skew = Annotated[float, typer.Option("--skew", help="Accesses by which each lane of a wave lags behind the last.")]
+Splits = Annotated[int, typer.Option("--splits", help="chain, ffn, block: K splits of the last GEMM.")]
+Fused = Annotated[bool, typer.Option("--fused", help="ffn: gate, up and SiLU in one task; attention: flash attention.")]
+Causal = Annotated[bool, typer.Option("--causal", help="attention, block: the last query sees the last key.")]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="attention, block. Default: as many as heads.")]
+Context = Annotated[int, typer.Option("--context", help="decode: tokens in the cache.")]
+Batch = Annotated[int, typer.Option("--batch", help="decode: sequences.")]

@@ -1,0 +1,328 @@
+"""`onewave tiles simulate`, `bounds` and `compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.cli import options
+from onewave.cli import tiles_options as given
+from onewave.cli import tiles_tables as tables
+
+if TYPE_CHECKING:
+    from onewave.tiles.bounds import Bound
+    from onewave.tiles.graph import TileGraph
+    from onewave.tiles.machine import CacheLevel
+    from onewave.tiles.trace import Trace
+
+__all__ = ["bounds_command", "compare_command", "simulate_command"]
+
+
+def simulate_command(
+    program: given.Program,
+    sizes: given.Sizes = None,
+    tile: given.Tile = None,
+    order: given.Order = None,
+    cache: given.Cache = None,
+    cache_panels: given.CachePanels = None,
+    policy: given.Policy = "lru",
+    level: given.Level = None,
+    workers: given.Workers = 132,
+    co_resident: given.CoResident = 1,
+    queues: given.Queues = "ticket",
+    mode: given.Mode = "wave",
+    skew: given.Skew = 0.0,
+    dtype: given.Dtype = "bf16",
+    splits: given.Splits = 1,
+    fused: given.Fused = False,
+    causal: given.Causal = False,
+    kv_heads: given.KvHeads = None,
+    context: given.Context = 4096,
+    batch: given.Batch = 1,
+    as_json: options.Json = False,
+    trace: Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the Trace as JSON.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="Write the timeline for ui.perfetto.dev.")
+    ] = None,
+) -> None:
+    """Simulate a program: bytes per level and tensor, hits, waves, time, idle, energy, and the gap to lower bounds.
+
+    Examples: simulate gemm 4096 4096 4096 --tile 128x128x64 --order grouped:8 --cache 50MB --workers 132;
+    simulate decode llama-3.1-8b; simulate chain 1024 4096 4096 4096 --order row-by-row.
+    """
+    from onewave.tiles.machine import Machine
+    from onewave.tiles.programs import ProgramOptions, build_program, parse_tile
+    from onewave.tiles.simulate import simulate
+
+    machine = Machine(workers=workers, co_resident=co_resident, queues=queues, levels=(), skew=skew)
+    cut = None if tile is None else parse_tile(tile)
+    if cache_panels is not None:
+        _simulate_panels(program, sizes or [], cut or (128, 128, 64), order or "row", cache_panels, policy, as_json)
+        return
+    shape = ProgramOptions(
+        cut, dtype, splits, fused, causal, kv_heads, context, batch, machine.lanes, (order or "").startswith("stream-k")
+    )
+    graph, prescribed = build_program(program, sizes or [], shape)
+    levels = _levels(graph, program, sizes or [], cache, policy, level or [])
+    machine = Machine(workers=workers, co_resident=co_resident, queues=queues, levels=levels, skew=skew)
+    default = "row" if program == "gemm" else "sequential"
+    chosen = "sequential" if prescribed is not None else order or default
+    made = simulate(graph, chosen, machine, mode=mode, queues=prescribed)
+    for path, text in ((trace, made.to_json), (perfetto, lambda: json.dumps(made.to_perfetto()))):
+        if path is not None:
+            tables.write_text(path, text())
+    title = " ".join((program, *(sizes or ())))
+    found = _bounds_of(graph, program, sizes or [], shape, levels, machine.lanes if mode == "wave" else 1)
+    facts = _facts(title, made, found, order or default)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        tables.print_simulation(facts)
+
+
+def bounds_command(
+    program: given.Program,
+    sizes: given.Sizes = None,
+    tile: given.Tile = None,
+    cache: given.Cache = "50MB",
+    cache_panels: given.CachePanels = None,
+    workers: given.Workers = 132,
+    dtype: given.Dtype = "bf16",
+    splits: given.Splits = 1,
+    fused: given.Fused = False,
+    causal: given.Causal = False,
+    kv_heads: given.KvHeads = None,
+    context: given.Context = 4096,
+    batch: given.Batch = 1,
+    as_json: options.Json = False,
+) -> None:
+    """Lower bounds on a program's traffic, with the gap of every order that simulate knows on that grid (gemm)."""
+    from onewave.tiles.bounds import best_bound, panel_bounds
+    from onewave.tiles.machine import Machine
+    from onewave.tiles.orders import GRID_ORDERS
+    from onewave.tiles.programs import ProgramOptions, build_program, parse_tile
+    from onewave.tiles.simulate import simulate
+
+    machine = Machine(workers=workers)
+    cut = None if tile is None else parse_tile(tile)
+    if cache_panels is not None:
+        rows, cols = _panel_grid(program, sizes or [], cut or (128, 128, 64))
+        found: tuple[Bound, ...] = panel_bounds(rows, cols, cache_panels)
+        results = _panel_results(rows, cols, cache_panels)
+    else:
+        shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, context, batch, workers)
+        graph, _ = build_program(program, sizes or [], shape)
+        levels = _levels(graph, program, sizes or [], cache, "lru", [])
+        found = _bounds_of(graph, program, sizes or [], shape, levels, workers)
+        machine = Machine(workers=workers, levels=levels)
+        # Above this many accesses all orders together would take longer than a person waits.
+        orders = list(GRID_ORDERS) if program == "gemm" and len(graph.accesses.tile) <= 300_000 else []
+        results = {name: _moved(simulate(graph, name, machine)) for name in orders or ["sequential"]}
+    best = best_bound(found)
+    rows_of: list[dict[str, Any]] = [
+        {"order": name, "moved": moved, "gap": best.gap(moved)}
+        for name, moved in sorted(results.items(), key=lambda row: row[1])
+    ]
+    facts: dict[str, Any] = {
+        "program": " ".join((program, *(sizes or ()))),
+        "unit": best.unit,
+        "best": best.name,
+        "bounds": [tables.bound_row(bound, None) for bound in found],
+        "orders": rows_of,
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    table = tables.table(f"lower bounds: {facts['program']}", "bound", best.unit, "applies", "source")
+    for bound in found:
+        table.add_row(bound.name, tables.amount(bound.value, best.unit), "yes" if bound.applies else "no", bound.source)
+    tables.show(table)
+    table = tables.table(f"orders, gap to {best.name}", "order", best.unit, "gap")
+    for row in rows_of:
+        table.add_row(row["order"], tables.amount(row["moved"], best.unit), tables.percent(row["gap"]))
+    tables.show(table)
+
+
+def compare_command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A Trace as JSON.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another, of the same program.")],
+    as_json: options.Json = False,
+) -> None:
+    """Set two traces (simulated or measured) side by side, phase by phase."""
+    from onewave.tiles.trace import compare
+
+    rows = compare(tables.read_trace(a), tables.read_trace(b))
+    if as_json:
+        print(json.dumps({"a": str(a), "b": str(b), "phases": rows}))
+        return
+    table = tables.table(
+        "a against b", "phase", "a tasks", "b tasks", "a busy", "b busy", "b / a", "a waited", "b waited"
+    )
+    for row in rows:
+        ratio = "-" if row["busy_ratio"] is None else f"{row['busy_ratio']:.3f}"
+        times = [f"{row[name]:,.0f}" for name in ("a_busy", "b_busy", "a_waited", "b_waited")]
+        table.add_row(row["phase"], str(row["a_tasks"]), str(row["b_tasks"]), *times[:2], ratio, *times[2:])
+    tables.show(table)
+
+
+def _simulate_panels(
+    program: str, sizes: list[str], tile: tuple[int, int, int], order: str, capacity: int, policy: str, as_json: bool
+) -> None:
+    """Whole panels instead of bytes: the tile game's count."""
+    from onewave.tiles.bounds import best_bound, panel_bounds
+    from onewave.tiles.orders import grid_order
+    from onewave.tiles.panels import panel_loads, strip_snake_loads
+
+    rows, cols = _panel_grid(program, sizes, tile)
+    loads = panel_loads(rows, cols, grid_order(order, rows, cols).to_list(), capacity, policy)
+    bound = best_bound(panel_bounds(rows, cols, capacity))
+    facts: dict[str, Any] = {
+        "program": " ".join((program, *sizes)),
+        "order": order,
+        "policy": policy,
+        "rows": rows,
+        "cols": cols,
+        "cache_panels": capacity,
+        "loads": loads,
+        "bound": int(bound.value),
+        "bound_name": bound.name,
+        "gap": bound.gap(loads),
+        "strip_snake": strip_snake_loads(rows, cols, capacity),
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    table = tables.table(f"{facts['program']}: {rows} x {cols} tiles, room for {capacity} panels", "", "")
+    for name in ("order", "policy", "loads", "bound", "bound_name", "gap", "strip_snake"):
+        table.add_row(name.replace("_", " "), tables.percent(facts[name]) if name == "gap" else str(facts[name]))
+    tables.show(table)
+
+
+def _panel_grid(program: str, sizes: list[str], tile: tuple[int, int, int]) -> tuple[int, int]:
+    from onewave.tiles.builders import cuts
+    from onewave.tiles.panels import MAX_PANEL_TILES
+    from onewave.tiles.programs import read_sizes
+
+    if program != "gemm":
+        raise InvalidArgumentError("--cache-panels", got=f"with {program}", allowed="gemm", next="Use --cache.")
+    m, n, _ = read_sizes("gemm", sizes)
+    rows, cols = cuts(m, tile[0]), cuts(n, tile[1])
+    if rows * cols > MAX_PANEL_TILES:
+        raise InvalidArgumentError("tiles", got=f"{rows * cols:,}", allowed=f"up to {MAX_PANEL_TILES:,}")
+    return rows, cols
+
+
+def _panel_results(rows: int, cols: int, capacity: int) -> dict[str, int]:
+    from onewave.tiles.orders import GRID_ORDERS, grid_order
+    from onewave.tiles.panels import panel_loads
+
+    return {
+        f"{name} ({policy})": panel_loads(rows, cols, grid_order(name, rows, cols).tiles.tolist(), capacity, policy)
+        for name in (GRID_ORDERS if rows * cols <= 20_000 else ("row", "snake", "grouped"))
+        for policy in ("lru", "belady")
+    }
+
+
+def _levels(
+    graph: TileGraph, program: str, sizes: list[str], cache: str | None, policy: str, inner: list[str]
+) -> tuple[CacheLevel, ...]:
+    from onewave.tiles.machine import CacheLevel
+    from onewave.tiles.notation import parse_notation
+    from onewave.tiles.programs import parse_bytes
+
+    if policy not in ("lru", "fifo", "belady"):
+        raise InvalidArgumentError("policy", got=repr(policy[:40]), allowed="lru, fifo, belady")
+    if program == "notation" and cache is None and not inner:
+        named = parse_notation(Path(sizes[0]).read_text(encoding="utf-8")).levels
+        if named:
+            return named
+    found: list[CacheLevel] = []
+    for text in inner:
+        name, _, rest = text.partition("=")
+        size, *words = rest.split(":")
+        private = "private" in words
+        words = [word for word in words if word != "private"]
+        if not name or not rest or len(words) > 1:
+            raise InvalidArgumentError("--level", got=repr(text[:40]), allowed="NAME=SIZE[:POLICY][:private]")
+        found.append(CacheLevel(name, parse_bytes(size), policy=words[0] if words else "lru", private=private))
+    cache = "50MB" if cache is None else cache
+    if cache.endswith("tiles"):
+        numbers = graph.accesses.tile
+        largest = int(graph.bytes_of_numbers(numbers).max()) if len(numbers) else 1
+        count = cache.removesuffix("tiles").strip()
+        if not count.isdecimal() or not 1 <= int(count) < 10**9:
+            raise InvalidArgumentError("--cache", got=repr(cache[:40]), allowed="1 or more tiles, as 64tiles")
+        capacity = int(count) * largest
+    else:
+        capacity = parse_bytes(cache)
+    return (*found, CacheLevel("L2", capacity, policy=policy))
+
+
+def _bounds_of(
+    graph: TileGraph, program: str, sizes: list[str], shape: Any, levels: tuple[CacheLevel, ...], lanes: int
+) -> tuple[Bound, ...]:
+    from onewave.tiles.bounds import gemm_bounds, graph_bound
+    from onewave.tiles.builders import DTYPES
+    from onewave.tiles.programs import read_sizes
+
+    if program != "gemm":
+        return (graph_bound(graph),)
+    m, n, k = read_sizes("gemm", sizes)
+    capacity = sum(level.capacity * (lanes if level.private else 1) for level in levels)
+    # Accumulators stay in registers, outside every cache: they are fast memory all the same.
+    held = lanes * min(shape.gemm_tile[0], m) * min(shape.gemm_tile[1], n)
+    return gemm_bounds(m, n, k, capacity, itemsize=DTYPES[shape.dtype], accumulators=held, workers=lanes)
+
+
+def _moved(trace: Trace) -> int:
+    assert trace.report is not None
+    return trace.report.memory_loaded + trace.report.memory_stored
+
+
+def _facts(title: str, trace: Trace, found: tuple[Bound, ...], order: str) -> dict[str, Any]:
+    from onewave.tiles.bounds import best_bound
+
+    report = trace.report
+    assert report is not None
+    moved, best = _moved(trace), best_bound(found)
+    idle = trace.idle
+    return {
+        "program": title,
+        "order": order,
+        "mode": report.mode,
+        "tasks": len(trace),
+        "workers": trace.workers,
+        "waves": report.waves,
+        "makespan_ns": trace.makespan,
+        "critical_path_ns": report.critical_path,
+        "tail_ns": trace.tail,
+        "idle": {
+            "share": float(idle.sum()) / max(trace.makespan * trace.workers, 1e-9),
+            "per_worker_ns": idle.tolist(),
+        },
+        "loads_bytes": report.memory_loaded,
+        "stores_bytes": report.memory_stored,
+        "moved_bytes": moved,
+        "bound": best.name,
+        "bound_bytes": best.value,
+        "gap": best.gap(moved),
+        "bounds": [tables.bound_row(bound, moved) for bound in found],
+        "levels": report.to_dict()["levels"],
+        "energy_mj": report.energy_mj,
+        "flops": report.flops,
+        "phases": [
+            {
+                "phase": p.phase,
+                "tasks": p.tasks,
+                "first_ns": p.first,
+                "last_ns": p.last,
+                "busy_ns": p.busy,
+                "waited_ns": p.waited,
+            }
+            for p in trace.phases()
+        ],
+    }

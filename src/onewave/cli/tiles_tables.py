@@ -1,0 +1,140 @@
+"""What `onewave tiles` prints for people: tables, and files it reads and writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onewave.base.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from onewave.tiles.bounds import Bound
+    from onewave.tiles.trace import Trace
+
+__all__ = [
+    "amount",
+    "bound_row",
+    "percent",
+    "print_simulation",
+    "read_trace",
+    "show",
+    "table",
+    "write_text",
+]
+
+MOST_TRACE_BYTES = 1 << 30
+MOST_TENSORS = 12
+
+
+def table(title: str, *columns: str) -> Table:
+    """A plain table, its first column on the left and the others on the right."""
+    from rich import box
+    from rich.table import Table
+
+    style = {"title_justify": "left", "title_style": "bold", "pad_edge": False}
+    made = Table(title=title, box=box.SIMPLE_HEAD, show_header=any(columns), **style)  # type: ignore[arg-type] # mixed
+    for place, column in enumerate(columns):
+        left = place == 0 or column == "source"
+        made.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=not left)
+    return made
+
+
+def show(*tables: Table) -> None:
+    """Print tables."""
+    from rich.console import Console
+
+    # A pipe has no width: wide enough for every table, so that what is read by a program never folds.
+    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    for made in tables:
+        console.print(made)
+
+
+def amount(value: float, unit: str = "bytes") -> str:
+    """A count of bytes in decimal units, or of anything else as it is."""
+    if unit != "bytes":
+        return f"{value:,.0f}"
+    for name, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:,.2f} {name}"
+    return f"{value:,.0f} B"
+
+
+def percent(share: Any) -> str:
+    """A share as a percentage; "-" for none."""
+    return "-" if share is None else f"{100 * share:,.1f}%"
+
+
+def bound_row(bound: Bound, moved: float | None) -> dict[str, Any]:
+    """A bound as JSON's plain types, with the gap of what was moved."""
+    row = {
+        "name": bound.name,
+        "value": bound.value,
+        "unit": bound.unit,
+        "applies": bound.applies,
+        "source": bound.source,
+    }
+    return row if moved is None else row | {"gap": bound.gap(moved) if bound.applies else None}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file. Raises InvalidArgumentError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        got = error.strerror or type(error).__name__
+        raise InvalidArgumentError(f"file {path}", got=got, allowed="a path that can be written") from None
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a Trace. Raises InvalidArgumentError."""
+    from onewave.tiles.trace import Trace
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_TRACE_BYTES + 1)
+    except OSError as error:
+        got = error.strerror or type(error).__name__
+        raise InvalidArgumentError(f"trace {path}", got=got, allowed="a readable file") from None
+    if len(text) > MOST_TRACE_BYTES:
+        raise InvalidArgumentError(f"trace {path}", got="over 1 GiB", allowed="up to 1 GiB")
+    return Trace.from_json(text)
+
+
+def print_simulation(facts: dict[str, Any]) -> None:
+    """Print what simulate found."""
+    head = table(f"{facts['program']}, order {facts['order']}, {facts['mode']} mode", "", "")
+    lanes, idle = facts["workers"], facts["idle"]["per_worker_ns"]
+    head.add_row("tasks, lanes, waves", f"{facts['tasks']:,}, {lanes:,}, {facts['waves']:,}")
+    head.add_row("makespan", f"{facts['makespan_ns'] / 1000:,.2f} us")
+    head.add_row("critical path", f"{facts['critical_path_ns'] / 1000:,.2f} us")
+    head.add_row("tail", f"{facts['tail_ns'] / 1000:,.2f} us")
+    span = f"{min(idle) / 1000:,.2f} to {max(idle) / 1000:,.2f} us a lane"
+    head.add_row("idle", f"{percent(facts['idle']['share'])}, {span}")
+    head.add_row("memory loads, stores", f"{amount(facts['loads_bytes'])}, {amount(facts['stores_bytes'])}")
+    for bound in facts["bounds"]:
+        if bound["applies"]:
+            head.add_row(f"gap to {bound['name']}", f"{percent(bound['gap'])} over {amount(bound['value'])}")
+    energy = ", ".join(f"{name} {value:,.3g}" for name, value in facts["energy_mj"].items())
+    head.add_row("energy (mJ)", energy)
+    shown = [head]
+    levels = table("cache levels", "level", "policy", "capacity", "accesses", "hits", "requested", "loads", "stores")
+    tensors = table("by tensor", "level: tensor", "accesses", "hits", "loads", "stores")
+    for level in facts["levels"]:
+        sizes = [amount(level[name]) for name in ("requested_bytes", "loaded_bytes", "stored_bytes")]
+        counts = [f"{level['accesses']:,}", percent(level["hit_rate"])]
+        levels.add_row(level["level"], level["policy"], amount(level["capacity"]), *counts, *sizes)
+        largest = sorted(level["tensors"], key=lambda t: -t["loaded_bytes"] - t["stored_bytes"])
+        for tensor in largest[:MOST_TENSORS]:
+            moved = [amount(tensor["loaded_bytes"]), amount(tensor["stored_bytes"])]
+            tensors.add_row(
+                f"{level['level']}: {tensor['tensor']}", f"{tensor['accesses']:,}", f"{tensor['hits']:,}", *moved
+            )
+        if len(largest) > MOST_TENSORS:
+            tensors.add_row(f"{level['level']}: {len(largest) - MOST_TENSORS} more", "", "", "", "")
+    phases = table("phases", "phase", "tasks", "busy us", "waited us", "first us", "last us")
+    for phase in facts["phases"]:
+        times = [f"{phase[name] / 1000:,.2f}" for name in ("busy_ns", "waited_ns", "first_ns", "last_ns")]
+        phases.add_row(phase["phase"], f"{phase['tasks']:,}", *times)
+    show(*shown, *([levels, tensors] if facts["levels"] else []), phases)

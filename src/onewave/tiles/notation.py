@@ -1,0 +1,331 @@
+"""Fusion trees as text: which loops several operators share, and so which tiles of their intermediates live how long.
+
+    dim M=512 N=512 D=64            # every dimension's size
+    dtype bf16                      # of all tensors; "tensor S fp32" for one of them
+    op qk   S[M,N] += Q[M,D] * K[N,D]
+    op soft P[M,N]  = S[M,N]
+    op pv   O[M,D] += P[M,N] * V[N,D]
+    level smem 228KiB private       # optional, from the workers outwards: caches to count bytes at
+    level L2 50MB belady
+    tree for M:128 { for N:128 { qk soft pv } }
+
+`for DIM:TILE { ... }` walks a dimension in steps; what stands in braces runs in the order written; `par { ... }` claims
+that its children don't depend on each other, and is refused where they do. An operator inside runs once per step of all
+loops around it, on those steps' parts; dimensions that no loop cuts are taken whole. `+=` sums over the dimensions that
+the result lacks; steps after the first of those read the result back. An operator inside a loop over a dimension that
+it lacks is computed again at each step. The idea is TileFlow's (Zheng et al. 2023, MICRO, doi 10.1145/3613424.3623792).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from math import prod
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.builders import DTYPES, Builder, check_sizes, cuts
+from onewave.tiles.graph import MAX_TASKS, Tile, TileGraph
+from onewave.tiles.machine import CacheLevel
+from onewave.tiles.programs import parse_bytes
+
+__all__ = ["Notation", "parse_notation"]
+
+MOST_CHARACTERS = 100_000
+MOST_DEPTH = 32
+NAME = r"[A-Za-z_][A-Za-z0-9_]{0,39}"
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Notation:
+    """What a text describes. levels: its caches, from the workers outwards; empty where it names none."""
+
+    graph: TileGraph
+    levels: tuple[CacheLevel, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as an operator writes it: its name and its dimensions."""
+
+    name: str
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One `op` line."""
+
+    name: str
+    out: Operand
+    inputs: tuple[Operand, ...]
+    sums: bool
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """All dimensions, the result's first."""
+        return tuple(dict.fromkeys((*self.out.dims, *(dim for operand in self.inputs for dim in operand.dims))))
+
+
+@dataclass
+class Node:
+    """A node of the tree: a loop (dim, tile), a `par` group, the root (neither), or a leaf naming an operator."""
+
+    dim: str = ""
+    tile: int = 0
+    parallel: bool = False
+    operator: str = ""
+    children: list[Node] = field(default_factory=list["Node"])
+
+
+@dataclass
+class Text:
+    """What has been read so far."""
+
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+    operators: dict[str, Operator] = field(default_factory=dict[str, Operator])
+    operands: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    dtype: str = "bf16"
+    dtypes: dict[str, str] = field(default_factory=dict[str, str])
+    levels: list[CacheLevel] = field(default_factory=list[CacheLevel])
+    tree: Node | None = None
+
+
+def parse_notation(text: str) -> Notation:
+    """Read a fusion tree. Raises InvalidArgumentError naming the line."""
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidArgumentError("notation", got=f"{len(text):,} characters", allowed=f"up to {MOST_CHARACTERS:,}")
+    read = Text()
+    lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
+    for number, line in enumerate(lines, start=1):
+        word, _, rest = line.partition(" ")
+        if word == "tree":
+            read.tree = _tree(" ".join((rest, *lines[number:])), read, number)
+            break
+        if word:
+            _statement(read, word, rest.strip(), number)
+    if read.tree is None:
+        raise InvalidArgumentError("notation", got="no tree", allowed="a last statement `tree ...`")
+    _check_dimensions(read)
+    return Notation(_build(read), tuple(read.levels))
+
+
+def _wrong(number: int, got: str, allowed: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"notation, line {number}", got=got[:60], allowed=allowed)
+
+
+def _statement(read: Text, word: str, rest: str, number: int) -> None:
+    if word == "dim":
+        for item in rest.split():
+            found = re.fullmatch(rf"({NAME})=([0-9]{{1,12}})", item)
+            if found is None or int(found[2]) < 1:
+                raise _wrong(number, item, "NAME=SIZE")
+            read.sizes[found[1]] = int(found[2])
+    elif word == "dtype":
+        read.dtype = _dtype(rest, number)
+    elif word == "tensor":
+        name, _, dtype = rest.partition(" ")
+        read.dtypes[name] = _dtype(dtype.strip(), number)
+    elif word == "level":
+        read.levels.append(_level(rest.split(), number))
+    elif word == "op":
+        _operator(read, rest, number)
+    else:
+        raise _wrong(number, word, "dim, dtype, tensor, level, op or tree")
+
+
+def _dtype(name: str, number: int) -> str:
+    if name not in DTYPES:
+        raise _wrong(number, name or "nothing", ", ".join(DTYPES))
+    return name
+
+
+def _level(words: list[str], number: int) -> CacheLevel:
+    if len(words) < 2:
+        raise _wrong(number, " ".join(words), "level NAME SIZE [POLICY] [private]")
+    policies = [word for word in words[2:] if word != "private"] or ["lru"]
+    if len(policies) > 1:
+        raise _wrong(number, " ".join(policies), "one policy")
+    return CacheLevel(words[0], parse_bytes(words[1]), policy=policies[0], private="private" in words[2:])
+
+
+def _operator(read: Text, rest: str, number: int) -> None:
+    operand = rf"{NAME}\s*\[[^\]]*\]"
+    found = re.fullmatch(rf"({NAME})\s+({operand})\s*(\+?=)\s*({operand}(?:\s*[*+]\s*{operand})*)", rest)
+    if found is None:
+        raise _wrong(number, rest, "op NAME RESULT[dims] = or += INPUT[dims] * INPUT[dims] ...")
+    if found[1] in read.operators or found[1] in ("for", "par", "tree"):
+        raise _wrong(number, found[1], "a new name")
+    operands = [_operand(read, text, number) for text in re.findall(operand, f"{found[2]} {found[4]}")]
+    made = Operator(found[1], operands[0], tuple(operands[1:]), found[3] == "+=")
+    missing = [dim for dim in made.dims if dim not in read.sizes]
+    if missing:
+        raise _wrong(number, f"dimension {missing[0]}", "dimensions that a dim line sizes")
+    if made.out in made.inputs:
+        raise _wrong(number, made.out.name, "+= to add to the result")
+    read.operators[made.name] = made
+
+
+def _operand(read: Text, text: str, number: int) -> Operand:
+    name, _, inside = text.partition("[")
+    dims = tuple(dim.strip() for dim in inside.rstrip("]").split(","))
+    name = name.strip()
+    if read.operands.setdefault(name, dims) != dims or len(set(dims)) != len(dims):
+        raise _wrong(number, text, f"{name}[{','.join(read.operands[name])}] everywhere, each dimension once")
+    return Operand(name, dims)
+
+
+def _tree(text: str, read: Text, number: int) -> Node:
+    root = Node()
+    stack, last = [root], 0
+    for found in re.finditer(rf"\s+|for\s+({NAME})\s*:\s*([0-9]{{1,9}})\s*\{{|(par)\s*\{{|(\}})|({NAME})", text):
+        if found.start() != last:
+            break
+        last = found.end()
+        dim, tile, parallel, closing, operator = found.groups()
+        if closing:
+            stack.pop()
+            if not stack:
+                raise _wrong(number, "}", "a { for every }")
+        elif operator:
+            if operator not in read.operators:
+                raise _wrong(number, operator, f"operators: {', '.join(read.operators) or 'none yet'}")
+            stack[-1].children.append(Node(operator=operator))
+        elif dim or parallel:
+            if dim and (dim not in read.sizes or int(tile) < 1):
+                raise _wrong(number, f"for {dim}:{tile}", f"a tile of 1 or more of {', '.join(read.sizes)}")
+            node = Node(dim=dim or "", tile=int(tile or 0), parallel=bool(parallel))
+            stack[-1].children.append(node)
+            stack.append(node)
+            if len(stack) > MOST_DEPTH:
+                raise _wrong(number, f"{len(stack)} levels", f"up to {MOST_DEPTH}")
+    if last != len(text) or len(stack) != 1:
+        raise _wrong(number, text[last : last + 20] or "the end", "for DIM:TILE {, par {, } or an operator")
+    return root
+
+
+def _leaves(node: Node, loops: tuple[Node, ...] = ()) -> Iterator[tuple[str, tuple[Node, ...]]]:
+    if node.operator:
+        yield node.operator, loops
+    for child in node.children:
+        yield from _leaves(child, (*loops, node) if node.dim else loops)
+
+
+def _tiles(read: Text) -> dict[str, dict[str, int]]:
+    """The tile of every tensor's every dimension: the smallest step of any loop around an operator that uses it."""
+    tiles = {name: {dim: read.sizes[dim] for dim in dims} for name, dims in read.operands.items()}
+    assert read.tree is not None
+    for name, loops in _leaves(read.tree):
+        operator = read.operators[name]
+        for operand in (operator.out, *operator.inputs):
+            for loop in loops:
+                if loop.dim in operand.dims:
+                    tiles[operand.name][loop.dim] = min(tiles[operand.name][loop.dim], loop.tile)
+    return tiles
+
+
+def _check_dimensions(read: Text) -> None:
+    assert read.tree is not None
+    steps: dict[str, set[int]] = {}
+    used: set[str] = set()
+    instances = 0
+    for name, loops in _leaves(read.tree):
+        used.add(name)
+        inner: dict[str, int] = {}
+        for loop in loops:
+            steps.setdefault(loop.dim, set()).add(loop.tile)
+            if loop.tile > inner.get(loop.dim, read.sizes[loop.dim]):
+                inner_most = inner.get(loop.dim, read.sizes[loop.dim])
+                raise InvalidArgumentError(
+                    f"notation: for {loop.dim}", got=str(loop.tile), allowed=f"up to {inner_most}"
+                )
+            inner[loop.dim] = loop.tile
+        instances += prod(cuts(read.sizes[dim], tile) for dim, tile in inner.items())
+    for dim, tiles in steps.items():
+        ordered = sorted(tiles)
+        if any(large % small for small, large in pairwise(ordered)):
+            raise InvalidArgumentError(
+                f"notation: tiles of {dim}", got=", ".join(map(str, ordered)), allowed="each a multiple of the smaller"
+            )
+    if used != set(read.operators):
+        missing = ", ".join(sorted(set(read.operators) - used))
+        raise InvalidArgumentError("notation: tree", got=f"without {missing}", allowed="every operator")
+    check_sizes({}, tasks=instances)
+
+
+def _build(read: Text) -> TileGraph:
+    build = Builder(read.dtype)
+    tiles = _tiles(read)
+    for name, dims in read.operands.items():
+        itemsize = DTYPES[read.dtypes.get(name, read.dtype)]
+        build.tensor(name, tuple(read.sizes[d] for d in dims), tuple(tiles[name][d] for d in dims), itemsize)
+    unknown = set(read.dtypes) - set(read.operands)
+    if unknown:
+        raise InvalidArgumentError("notation: tensor", got=min(unknown), allowed=", ".join(read.operands))
+    groups: list[list[Range]] = []
+    assert read.tree is not None
+    _walk(read, build, read.tree, {dim: (0, size) for dim, size in read.sizes.items()}, groups)
+    graph = build.graph()
+    _check_parallel(graph, groups)
+    return graph
+
+
+def _walk(read: Text, build: Builder, node: Node, part: dict[str, Range], groups: list[list[Range]]) -> None:
+    """Run a node on a part of every dimension. groups: for each `par`, its children's ranges of task ids."""
+    if node.operator:
+        _run(read.operators[node.operator], build, part, read.sizes)
+        if len(build.tasks) > MAX_TASKS:
+            check_sizes({}, tasks=len(build.tasks))
+        return
+    begin, end = part[node.dim] if node.dim else (0, 1)
+    for start in range(begin, end, node.tile or 1):
+        inside = part | {node.dim: (start, min(end, start + node.tile))} if node.dim else part
+        ranges: list[Range] = []
+        for child in node.children:
+            before = len(build.tasks)
+            _walk(read, build, child, inside, groups)
+            ranges.append((before, len(build.tasks)))
+        if node.parallel:
+            groups.append(ranges)
+
+
+def _run(operator: Operator, build: Builder, part: dict[str, Range], sizes: dict[str, int]) -> None:
+    def tiles(operand: Operand) -> tuple[Tile, ...]:
+        steps = build.tensors[operand.name].tile
+        spans = [
+            range(part[dim][0] // step, cuts(part[dim][1], step)) for dim, step in zip(operand.dims, steps, strict=True)
+        ]
+        return tuple((operand.name, index) for index in product(*spans))
+
+    out, dims = operator.out, operator.dims
+    summed = [dim for dim in dims if dim not in out.dims]
+    target = tiles(out)
+    again = operator.sums and any(part[dim][0] > 0 for dim in summed)
+    reads = (*(tile for operand in operator.inputs for tile in tiles(operand)), *(target if again else ()))
+    size = prod(part[dim][1] - part[dim][0] for dim in dims)
+    split = 0
+    for dim in summed:
+        width = max(1, part[dim][1] - part[dim][0])
+        split = split * cuts(sizes[dim], width) + part[dim][0] // width
+    index = ((*target[0][1], 0, 0)[:2], split)
+    flops = (2 if operator.sums else max(1, len(operator.inputs))) * size
+    build.task(operator.name, reads, target, flops, index=(*index[0], index[1]))
+
+
+def _check_parallel(graph: TileGraph, groups: list[list[Range]]) -> None:
+    """Refuse a `par` whose children depend on each other."""
+    edges = graph.edges()
+    for ranges in groups:
+        for first, last in ranges:
+            inside = (edges.consumer >= first) & (edges.consumer < last)
+            crossing = inside & (edges.producer >= ranges[0][0]) & (edges.producer < first)
+            if crossing.any():
+                at = int(crossing.argmax())
+                producer, consumer = graph.tasks[int(edges.producer[at])], graph.tasks[int(edges.consumer[at])]
+                raise InvalidArgumentError(
+                    "notation: par",
+                    got=f"{consumer.name} needs {graph.tile_at(int(edges.tile[at]))} of {producer.name}",
+                    allowed="children that do not depend on each other",
+                )
