@@ -10,17 +10,23 @@ from onewave.ops.rms_norm.reference import rms_norm
 __all__ = ["append_kv", "rotate"]
 
 
-def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Rotate the leading dimensions of every head by its token's angles.
+def rotate(x: Tensor, rotary: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Rotate the leading dimensions of every head by its token's angles, in at least float32.
 
-    x: [tokens, heads, head_dim]. rotary: [tokens, rotary_dim] float32, cosines then sines.
+    x: [tokens, heads, head_dim]. rotary: [tokens, rotary_dim] float32, cosines then sines. Pair i is dimensions i and
+    i + rotary_dim / 2, or with interleaved 2i and 2i + 1; dimensions past rotary_dim stay.
     """
     half = rotary.shape[-1] // 2
     cos, sin = rotary[:, None, :half], rotary[:, None, half:]
-    x32 = x.float()
-    first, second = x32[..., :half], x32[..., half : 2 * half]
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin, x32[..., 2 * half :]), dim=-1)
-    return turned.to(x.dtype)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    turning, rest = wide[..., : 2 * half], wide[..., 2 * half :]
+    if interleaved:
+        first, second = turning[..., 0::2], turning[..., 1::2]
+    else:
+        first, second = turning[..., :half], turning[..., half:]
+    turned = first * cos - second * sin, second * cos + first * sin
+    joined = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return torch.cat((joined, rest), dim=-1).to(x.dtype)
 
 
 def append_kv(

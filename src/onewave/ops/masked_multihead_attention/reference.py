@@ -1,0 +1,89 @@
+"""What `masked_multihead_attention` means, in plain PyTorch, one row at a time."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (PyTorch annotates tolist() in part.)
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onewave.ops.append_kv.reference import rotate
+from onewave.ops.kv_layout import key_rows
+
+__all__ = ["masked_multihead_attention", "quantise"]
+
+
+def masked_multihead_attention(
+    out: Tensor,
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    seq_lens: Tensor,
+    *,
+    bias: Tensor | None,
+    src_mask: Tensor | None,
+    finished: Tensor | None,
+    rotary: Tensor | None,
+    interleaved: bool,
+    qkv_out_scale: Tensor | None,
+    out_shift: Tensor | None,
+    out_smooth: Tensor | None,
+    out_scale: float | None,
+    half_away: bool,
+    max_bound: float,
+    min_bound: float,
+    scale: float | None,
+) -> None:
+    """Write out [rows, heads, head_dim] and append to the cache; qkv is [rows, heads + 2 * kv_heads, head_dim].
+
+    See op.masked_multihead_attention. All arithmetic is in float32 (float64 for a float64 cache); q, k and v are
+    rounded to the cache's dtype once, after bias and rotation, and the output once. Reads seq_lens on the host.
+    """
+    num_kv_heads, head_dim = cache_v.shape[1], cache_v.shape[3]
+    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    exact = torch.promote_types(cache_v.dtype, torch.float32)
+    x = qkv.to(exact)
+    if qkv_out_scale is not None:
+        x = x * qkv_out_scale.to(exact)
+    if bias is not None:
+        x = x + bias.to(exact)
+    q, k, v = torch.split(x, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if rotary is not None:
+        q, k = rotate(q, rotary, interleaved=interleaved), rotate(k, rotary, interleaved=interleaved)
+    q, k, v = (part.to(cache_v.dtype) for part in (q, k, v))
+    keys = key_rows(cache_k)
+    done: list[bool] = [False] * len(q) if finished is None else finished.tolist()
+    histories: list[int] = seq_lens.tolist()
+    for row, history in enumerate(histories):
+        if history < 0 or done[row]:
+            continue
+        keys[row, :, history] = k[row].reshape(num_kv_heads, *keys.shape[3:])
+        cache_v[row, :, history] = v[row]
+        seen_k = keys[row, :, : history + 1].flatten(2).to(exact)
+        seen_v = cache_v[row, :, : history + 1].to(exact)
+        scores = q[row].to(exact).reshape(num_kv_heads, -1, head_dim) @ seen_k.transpose(1, 2)
+        scores = scores.flatten(0, 1) * (head_dim**-0.5 if scale is None else scale)
+        if src_mask is not None:
+            scores = scores + src_mask[row, :, 0, : history + 1].to(exact)
+        # A head whose mask leaves no key gives 0, not NaN.
+        weights = scores.softmax(-1).masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
+        mixed = (weights.view(num_kv_heads, -1, history + 1) @ seen_v).flatten(0, 1)
+        if out_shift is not None:
+            mixed = mixed + out_shift.to(exact)
+        if out_smooth is not None:
+            mixed = mixed * out_smooth.to(exact)
+        if out_scale is not None:
+            mixed = quantise(mixed, out_scale, max_bound, min_bound, half_away=half_away)
+        out[row] = mixed.to(out.dtype)
+
+
+def quantise(x: Tensor, scale: float, max_bound: float, min_bound: float, *, half_away: bool) -> Tensor:
+    """clip(round(max_bound * scale * x), min_bound, max_bound), products from the left in x's dtype; holds integers."""
+    scaled = torch.tensor(max_bound, dtype=x.dtype) * torch.tensor(scale, dtype=x.dtype) * x
+    rounded = scaled.round()  # half to even
+    if half_away:
+        # The fraction decides: adding 0.5 first would round 0.49999997 up.
+        whole = scaled.trunc()
+        rounded = torch.where((scaled - whole).abs() >= 0.5, whole + scaled.sign(), whole)
+    return rounded.clamp(min_bound, max_bound)

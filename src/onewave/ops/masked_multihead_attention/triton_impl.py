@@ -1,0 +1,69 @@
+"""masked_multihead_attention on CUDA: decode attention's split-KV kernel with its prologue and epilogue switched on.
+
+One launch computes q, k and v from the projection, appends, attends and quantises; a second one merges the splits of
+rows longer than a block. See decode_attention/split_kv_impl.py.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onewave.ops.decode_attention.triton_impl import FusedProjection, launch
+
+__all__ = ["masked_multihead_attention"]
+
+
+def masked_multihead_attention(
+    out: Tensor,
+    qkv: Tensor,
+    cache_k: Tensor,
+    cache_v: Tensor,
+    seq_lens: Tensor,
+    *,
+    bias: Tensor | None,
+    src_mask: Tensor | None,
+    finished: Tensor | None,
+    rotary: Tensor | None,
+    interleaved: bool,
+    qkv_out_scale: Tensor | None,
+    out_shift: Tensor | None,
+    out_smooth: Tensor | None,
+    out_scale: float | None,
+    half_away: bool,
+    max_bound: float,
+    min_bound: float,
+    scale: float | None,
+    steps_per_block: int,
+) -> None:
+    """Write out [rows, heads, head_dim] and the cache; see op.masked_multihead_attention."""
+    if finished is not None:
+        # The kernel skips rows of negative length.
+        seq_lens = seq_lens.masked_fill(finished, -1)
+    mask = None if src_mask is None else src_mask[:, :, 0]
+    if mask is not None and mask.shape[2] < cache_v.shape[2]:
+        # The kernel holds lengths below the capacity that it is told: it never reads past the mask.
+        keys = mask.shape[2]
+        cache_k, cache_v = cache_k.narrow(-2, 0, keys), cache_v[:, :, :keys]
+    fused = FusedProjection(
+        qkv=qkv.contiguous(),
+        num_heads=out.shape[1],
+        bias=_dense(bias),
+        qkv_out_scale=_dense(qkv_out_scale),
+        rotary=_dense(rotary),
+        interleaved=interleaved,
+        src_mask=mask,
+        out_shift=_dense(out_shift),
+        out_smooth=_dense(out_smooth),
+        out_scale=out_scale,
+        max_bound=max_bound,
+        min_bound=min_bound,
+        half_away=half_away,
+    )
+    launch(
+        out[:, :, None], None, None, cache_k, cache_v, seq_lens, block_table=None, k_scale=None, v_scale=None,
+        scale=scale, window=None, softcap=None, sinks=None, split_size=steps_per_block, fused=fused,
+    )  # fmt: skip
+
+
+def _dense(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
