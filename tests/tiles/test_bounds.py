@@ -1,0 +1,134 @@
+"""Bounds: figures worked out by hand, and no order ever below one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.bounds import best_bound, gemm_bounds, graph_bound, panel_bound, panel_bounds
+from onewave.tiles.builders import gemm, gemm_chain
+from onewave.tiles.machine import CacheLevel, Machine
+from onewave.tiles.orders import GRID_ORDERS, grid_order
+from onewave.tiles.panels import panel_loads
+from onewave.tiles.simulate import simulate
+
+
+def by_name(*arguments, **options):
+    return {bound.name: bound for bound in gemm_bounds(*arguments, **options)}
+
+
+def test_the_bounds_of_a_product_are_those_of_their_papers():
+    found = by_name(1024, 1024, 1024, 2 * 4096)
+    assert found["compulsory"].value == 2 * 3 * 1024**2
+    leading = 2 * 1024**3 / 64  # S = 4096 elements
+    assert found["Smith-van de Geijn"].value == 2 * (leading - 2 * 4096)
+    assert found["Smith-van de Geijn, leading term"].value == 2 * leading
+    assert found["COSMA"].value == 2 * (leading + 1024**2)
+    assert best_bound(found.values()).name == "COSMA"
+
+
+def test_accumulators_are_fast_memory_too():
+    assert by_name(512, 512, 512, 2 * 3000, accumulators=1096) == by_name(512, 512, 512, 2 * 4096)
+
+
+def test_cosmas_parallel_form_takes_the_smaller_of_its_two_terms():
+    found = by_name(1000, 1000, 1000, 2 * 10**6, workers=100)
+    share = 10**4
+    assert found["COSMA, parallel"].value == pytest.approx(
+        2 * 100 * min(2e9 / (100 * 100) + share, 3 * (1e7) ** (2 / 3))
+    )
+    assert not found["COSMA, parallel"].applies
+
+
+def test_a_gap_is_relative_to_the_bound():
+    bound = best_bound(gemm_bounds(64, 64, 64, 10**6))
+    assert bound.gap(bound.value * 1.5) == pytest.approx(0.5)
+    assert by_name(64, 64, 64, 10**6)["Smith-van de Geijn"].gap(5) is None
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    *[st.integers(1, 5)] * 3,
+    st.integers(2, 40),
+    st.sampled_from(list(GRID_ORDERS)),
+    st.sampled_from(["lru", "belady"]),
+    st.booleans(),
+)
+def test_no_order_moves_less_than_the_bounds(rows, cols, depth, tiles, order, policy, wave):
+    m, n, k = 16 * rows - 3, 16 * cols, 16 * depth - 5
+    graph = gemm(m, n, k, (16, 16, 16))
+    capacity = 512 * tiles
+    machine = Machine(workers=3, levels=(CacheLevel("L2", capacity, policy=policy),))
+    report = simulate(graph, order, machine, mode="wave" if wave else "serial").report
+    lanes = 3 if wave else 1
+    moved = report.memory_loaded + report.memory_stored
+    for bound in gemm_bounds(m, n, k, capacity, accumulators=lanes * 256):
+        assert not bound.applies or moved >= bound.value
+
+
+def test_a_graphs_bound_is_its_inputs_and_outputs():
+    graph = gemm_chain(32, 32, 64, 32, (16, 16, 16))
+    assert graph_bound(graph).value == 2 * (32 * 32 + 32 * 64 + 64 * 32 + 32 * 32)
+
+
+def fewest_panel_loads(rows, cols, capacity):
+    """The true optimum from any start, by breadth-first search over what is done and what is resident."""
+    everything = (1 << rows * cols) - 1
+    queue, seen = deque([(0, 0, 0)]), {(0, 0)}
+    while queue:
+        done, resident, loads = queue.popleft()
+        for r, c in itertools.product(range(rows), range(cols)):
+            if resident >> r & 1 and resident >> (rows + c) & 1:
+                done |= 1 << (r * cols + c)
+        if done == everything:
+            return loads
+        for panel in range(rows + cols):
+            if resident >> panel & 1:
+                continue
+            full = bin(resident).count("1") == capacity
+            for victim in [p for p in range(rows + cols) if resident >> p & 1] if full else [None]:
+                after = (resident | 1 << panel) & ~(0 if victim is None else 1 << victim)
+                if (done, after) not in seen:
+                    seen.add((done, after))
+                    queue.append((done, after, loads + 1))
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 4), (2, 2), (2, 3), (3, 3)])
+@pytest.mark.parametrize("capacity", [2, 3, 4, 5, 6])
+def test_the_page_fetch_bound_is_never_above_the_optimum(rows, cols, capacity):
+    assert panel_bound(rows, cols, capacity) <= fewest_panel_loads(rows, cols, capacity)
+
+
+def test_the_page_fetch_bound_is_met_where_it_can_be():
+    assert [panel_bound(3, 3, c) for c in range(2, 7)] == [10, 7, 6, 6, 6]
+    assert fewest_panel_loads(3, 3, 2) == 10
+    assert panel_bound(100, 100, 11) == 11 + math.ceil((10_000 - 30) / 10)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(2, 8), st.sampled_from(list(GRID_ORDERS)))
+def test_no_order_loads_fewer_panels_than_the_bounds(rows, cols, capacity, name):
+    least = max(bound.value for bound in panel_bounds(rows, cols, capacity))
+    assert panel_loads(rows, cols, grid_order(name, rows, cols).tiles, capacity, "belady") >= least
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: gemm_bounds(0, 1, 1, 1), "M: 0"),
+        (lambda: gemm_bounds(1, 1, 1, 0), "1 byte"),
+        (lambda: panel_bound(1, 1, 1), "2 or more"),
+        (lambda: panel_bound(0, 1, 2), "rows: 0"),
+        (lambda: best_bound([]), "one or more"),
+    ],
+)
+def test_what_has_no_bound_is_refused_by_name(call, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        call()
