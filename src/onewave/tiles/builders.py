@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain as flatten
 
-import numpy as np
-
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph import MAX_ACCESSES, MAX_TASKS, Task, Tensor, Tile, TileGraph
 
@@ -304,12 +302,12 @@ def conv2d(
     build.tensor("weight", (out_channels, depth), (bn, depth))
     out = build.tensor("out", (m, out_channels), (bm, bn))
     for row in range(out.grid[0]):
-        pixels = np.arange(row * bm, min(m, (row + 1) * bm)) // out_w
-        top = np.unique(pixels)  # (image, output row) pairs as one number
+        # Output rows that the tile's pixels lie on, counted through all images.
+        top = range(row * bm // out_w, (min(m, (row + 1) * bm) - 1) // out_w + 1)
         needed = {
-            (int(line) // out_h, y)
+            (line // out_h, y)
             for line in top
-            for y in range(int(line) % out_h * stride - pad, int(line) % out_h * stride - pad + kernel[0])
+            for y in range(line % out_h * stride - pad, line % out_h * stride - pad + kernel[0])
             if 0 <= y < height
         }
         lines: tuple[Tile, ...] = tuple(("image", (i, y, 0, 0)) for i, y in sorted(needed))

@@ -142,7 +142,7 @@ class _Step:
         shape, splits = self.shape, cuts(self.shape.context + 1, self.split)
         rows = shape.hidden * 2 + shape.intermediate + (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         worst = min(rows, 4 * rows * shape.hidden * 4 // WEIGHT_TILE_BYTES + 8 * self.workers)
-        tasks = shape.layers * (worst + shape.batch * shape.kv_heads * splits)
+        tasks = shape.layers * (worst + 2 * shape.kv_heads + shape.batch * shape.kv_heads * splits)
         check_sizes({}, tasks=tasks + min(shape.vocab, shape.vocab * shape.hidden * 8 // WEIGHT_TILE_BYTES + 1024))
 
     def tensor(self, name: str, shape: tuple[int, ...], tile: tuple[int, ...], itemsize: float | None = None) -> Tensor:

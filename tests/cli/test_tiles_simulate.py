@@ -1,0 +1,173 @@
+"""onewave tiles simulate, bounds and compare, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from onewave.tiles.trace import Trace
+
+GEMM = ["tiles", "simulate", "gemm", "512", "512", "512", "--tile", "128x128x64"]
+
+
+def facts(onewave, *arguments):
+    done = onewave(*arguments, "--json")
+    assert (done.status, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def test_simulate_prints_tables(onewave):
+    done = onewave(
+        "tiles", "simulate", "gemm", *["4096"] * 3, "--tile", "128x128x64", "--order", "grouped:8", "--cache", "50MB"
+    )
+    assert (done.status, done.err) == (0, "")
+    for words in ("1,024, 132, 8", "gap to compulsory", "energy (mJ)", "L2: B", "phases"):
+        assert words in done.out
+
+
+def test_simulate_as_json_carries_bytes_waves_idle_energy_and_gaps(onewave):
+    found = facts(onewave, *GEMM, "--order", "snake", "--workers", "5", "--cache", "1MB")
+    assert (found["tasks"], found["workers"], found["waves"], found["order"]) == (16, 5, 4, "snake")
+    assert found["moved_bytes"] == found["loads_bytes"] + found["stores_bytes"]
+    assert found["gap"] == pytest.approx(found["moved_bytes"] / found["bound_bytes"] - 1)
+    assert {bound["name"] for bound in found["bounds"]} >= {"compulsory", "Smith-van de Geijn", "COSMA"}
+    assert len(found["idle"]["per_worker_ns"]) == 5
+    assert set(found["energy_mj"]) == {"L2", "memory", "flop"}
+    assert found["levels"][0]["hits"] < found["levels"][0]["accesses"] == 16 * 17
+    assert found["makespan_ns"] >= found["critical_path_ns"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["chain", "256", "128", "256", "128", "--order", "half-row", "--splits", "2"],
+        ["ffn", "256", "128", "256", "--fused", "--order", "critical-path"],
+        ["attention", "256", "256", "2", "64", "--causal", "--fused"],
+        ["block", "256", "2", "64", "256", "--order", "bpt", "--kv-heads", "1"],
+        ["conv", "1", "14", "14", "32", "64", "--queues", "static"],
+        ["gemm", "300", "300", "300", "--order", "stream-k", "--workers", "4"],
+        ["gemm", "300", "300", "300", "--level", "smem=228KiB:private", "--skew", "2", "--co-resident", "2"],
+        ["gemm", "300", "300", "300", "--mode", "serial", "--policy", "belady", "--cache", "6tiles"],
+        ["decode", "llama-3.2-1b", "--context", "100", "--batch", "2"],
+    ],
+    ids=" ".join,
+)
+def test_every_program_is_simulated(onewave, arguments):
+    found = facts(onewave, "tiles", "simulate", *arguments)
+    assert found["gap"] >= 0
+    assert found["makespan_ns"] > 0
+
+
+def test_more_cache_or_a_better_policy_never_moves_more(onewave):
+    moved = [
+        facts(onewave, *GEMM, "--cache", size, "--mode", "serial")["loads_bytes"] for size in ("64KB", "1MB", "50MB")
+    ]
+    assert moved == sorted(moved, reverse=True)
+    lru, best = (facts(onewave, *GEMM, "--cache", "300KB", "--policy", p)["loads_bytes"] for p in ("lru", "belady"))
+    assert best <= lru
+
+
+def test_whole_panels_are_counted_as_in_the_game(onewave):
+    found = facts(onewave, *GEMM, "--cache-panels", "3", "--order", "snake", "--policy", "belady")
+    assert (found["rows"], found["cols"], found["cache_panels"]) == (4, 4, 3)
+    assert found["bound"] <= found["loads"] <= 16 + 4
+    assert found["strip_snake"] == 4 + 2 * 4 - 1
+
+
+def test_a_fusion_tree_is_simulated_on_its_own_levels(onewave, tmp_path):
+    path = tmp_path / "tree.txt"
+    path.write_text(
+        "dim M=64 N=64\nop a T[M,N] = X[M,N]\nop b Y[M,N] = T[M,N]\n"
+        "level smem 8KiB private\nlevel L2 1MB fifo\ntree for M:16 { for N:16 { a b } }\n"
+    )
+    found = facts(onewave, "tiles", "simulate", "notation", str(path))
+    assert [(level["level"], level["policy"]) for level in found["levels"]] == [("smem", "lru"), ("L2", "fifo")]
+
+
+def test_a_trace_is_written_read_back_and_compared(onewave, tmp_path):
+    a, b, timeline = (tmp_path / name for name in ("a.json", "b.json", "perfetto.json"))
+    found = facts(onewave, *GEMM, "--trace", str(a), "--perfetto", str(timeline), "--workers", "4")
+    assert Trace.from_json(a.read_text()).makespan == found["makespan_ns"]
+    assert len(json.loads(timeline.read_text())["traceEvents"]) >= 16
+    facts(onewave, *GEMM, "--trace", str(b), "--workers", "2")
+    rows = facts(onewave, "tiles", "compare", str(a), str(b))["phases"]
+    assert [row["phase"] for row in rows] == ["gemm", "total"]
+    assert rows[1]["b_span"] > rows[1]["a_span"]
+    assert "gemm" in onewave("tiles", "compare", str(a), str(b)).out
+
+
+def test_bounds_show_the_gap_of_every_order(onewave):
+    found = facts(onewave, "tiles", "bounds", "gemm", "512", "512", "512", "--cache", "1MB", "--workers", "4")
+    assert {row["order"] for row in found["orders"]} >= {"row", "snake", "hilbert", "stream-k"}
+    assert all(row["gap"] >= 0 for row in found["orders"])
+    panels = facts(onewave, "tiles", "bounds", "gemm", "512", "512", "512", "--cache-panels", "3")
+    assert panels["unit"] == "panel loads"
+    assert "compulsory" in onewave("tiles", "bounds", "decode", "llama-3.2-1b").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["simulate", "gemm", "0", "1", "1"], "M: '0'"),
+        (["simulate", "gemm", "1000000000", "1000000000", "1000000000"], "larger tiles"),
+        (["simulate", "gemm", "1000000000", "1000000000", "64", "--cache-panels", "4"], "tiles"),
+        (["simulate", "gemm", "32000", "32000", "1", "--tile", "1x1x1"], "larger tiles"),
+        (["simulate", "attention", "1000000000", "1000000000"], "larger tiles"),
+        (["simulate", "conv", "1000000000", "1000000000", "1000000000", "1", "1"], "larger tiles"),
+        (["simulate", "block", "1000000000", "64", "128", "4096"], "larger tiles"),
+        (["simulate", "ffn", "1000000000", "4096", "14336"], "larger tiles"),
+        (["simulate", "decode", "llama-3.1-8b", "--batch", "100000000"], "tasks"),
+        (["simulate", "gemm", "64", "64", "64", "--order", "spiral"], "row, column, snake"),
+        (["simulate", "gemm", "64", "64", "64", "--order", "grouped:0"], "rows a band"),
+        (["simulate", "gemm", "64", "64", "64", "--tile", "0x1x1"], "128x128x64"),
+        (["simulate", "gemm", "64", "64", "64", "--cache", "lots"], "50MB"),
+        (["simulate", "gemm", "64", "64", "64", "--cache", "0tiles"], "64tiles"),
+        (["simulate", "gemm", "64", "64", "64", "--cache", "1KB"], "largest tile"),
+        (["simulate", "gemm", "64", "64", "64", "--policy", "clock"], "lru, fifo, belady"),
+        (["simulate", "gemm", "64", "64", "64", "--level", "smem"], "NAME=SIZE"),
+        (["simulate", "gemm", "64", "64", "64", "--workers", "0"], "workers"),
+        (["simulate", "gemm", "64", "64", "64", "--workers", "1000000000"], "workers"),
+        (["simulate", "gemm", "64", "64", "64", "--mode", "x"], "serial, wave"),
+        (["simulate", "gemm", "64", "64", "64", "--queues", "x"], "ticket, static"),
+        (["simulate", "gemm", "64", "64", "64", "--dtype", "fp2"], "bf16"),
+        (["simulate", "gemm", "64", "64", "64", "--skew", "nan"], "skew"),
+        (["simulate", "gemm", "64", "64", "64", "--cache-panels", "1"], "2 or more"),
+        (["simulate", "chain", "64", "64", "64", "64", "--cache-panels", "3"], "gemm"),
+        (["simulate", "gemm", "64", "64", "64", "--trace", "/no/such/place.json"], "No such file"),
+        (["simulate", "gemm"], "gemm M N K"),
+        (["simulate", "decode", "gpt-9"], "llama-3.1-8b"),
+        (["bounds", "gemm", "64", "64"], "gemm M N K"),
+        (["compare", "/no/a", "/no/b"], "No such file"),
+        (["compare", "/dev/null", "/dev/null"], "malformed JSON"),
+    ],
+    ids=lambda value: " ".join(value[:7]) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_within_a_second(onewave, arguments, words):
+    began = time.process_time()
+    done = onewave("tiles", *arguments)
+    assert time.process_time() - began < 1
+    assert done.status == 2
+    assert done.err.count("\n") == 1
+    assert words in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_commands_need_no_torch():
+    code = (
+        "import sys; from onewave.cli.main import run; "
+        "status = run(['tiles', 'simulate', 'gemm', '256', '256', '256', '--json']); "
+        "print([m for m in ('torch', 'triton', 'numba') if m in sys.modules], status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0"
+
+
+@pytest.mark.parametrize("command", [[], ["simulate"], ["bounds"], ["compare"]], ids=" ".join)
+def test_every_command_explains_itself(onewave, command):
+    done = onewave("tiles", *command, "--help")
+    assert (done.status, done.err) == (0, "")
+    assert "Usage: onewave tiles" in done.out

@@ -1,0 +1,145 @@
+"""Fusion trees as text: what each tree computes, in what order, and what that moves between levels."""
+
+from __future__ import annotations
+
+import pytest
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.builders import gemm
+from onewave.tiles.machine import Machine
+from onewave.tiles.notation import parse_notation
+from onewave.tiles.simulate import simulate
+from onewave.tiles.simulate_traffic import compulsory
+
+HEAD = """
+dim M=64 N=64 D=16          # sizes
+dtype bf16
+tensor S fp32
+op qk   S[M,N] += Q[M,D] * K[N,D]
+op soft P[M,N]  = S[M,N]
+op pv   O[M,D] += P[M,N] * V[N,D]
+level smem 8KiB private
+level L2 1MB belady
+"""
+FUSED = "tree for M:16 { for N:16 { qk soft pv } }"
+STAGED = """tree for M:16 { for N:16 { qk } }
+     for M:16 { for N:16 { soft } }
+     for M:16 { for N:16 { pv } }"""
+
+
+def names(graph):
+    return [task.name for task in graph.tasks]
+
+
+def test_a_tree_is_walked_from_the_outside_in():
+    graph = parse_notation(HEAD + FUSED).graph
+    assert names(graph) == ["qk", "soft", "pv"] * 16
+    assert graph.tasks[3].reads == (("Q", (0, 0)), ("K", (1, 0)))
+    assert graph.tasks[4].writes == (("P", (0, 1)),)
+    assert graph.tasks[3].index == (0, 1, 0)
+    assert names(parse_notation(HEAD + STAGED).graph) == ["qk"] * 16 + ["soft"] * 16 + ["pv"] * 16
+
+
+def test_a_sum_is_read_back_after_its_first_step():
+    graph = parse_notation(HEAD + FUSED).graph
+    sums = [bool(task.accumulates) for task in graph.tasks if task.name == "pv"]
+    assert sums == [False, True, True, True] * 4
+    assert not any(task.accumulates for task in graph.tasks if task.name == "qk")
+
+
+def test_the_tree_says_what_one_operator_says_as_a_gemm():
+    text = "dim M=64 N=48 K=32\nop mul C[M,N] += A[M,K] * B[K,N]\ntree for M:16 { for N:16 { mul } }"
+    graph, expected = parse_notation(text).graph, gemm(64, 48, 32, (16, 16, 32))
+    assert [task.reads for task in graph.tasks] == [task.reads for task in expected.tasks]
+    assert [task.flops for task in graph.tasks] == [task.flops for task in expected.tasks]
+    assert [task.index[:2] for task in graph.tasks] == [task.index for task in expected.tasks]
+
+
+def test_flops_do_not_depend_on_the_tree():
+    def flops(tree):
+        return sum(task.flops for task in parse_notation(HEAD + tree).graph.tasks)
+
+    assert flops(FUSED) == flops(STAGED) == flops("tree qk soft pv") == 2 * 64 * 64 * 16 * 2 + 64 * 64
+
+
+def test_fusion_keeps_intermediates_in_the_inner_level():
+    moved = {}
+    for name, tree in (("fused", FUSED), ("staged", STAGED)):
+        read = parse_notation(HEAD + tree)
+        report = simulate(read.graph, "sequential", Machine(1, levels=read.levels), mode="serial").report
+        assert [(level.level, level.capacity, level.policy) for level in report.levels] == [
+            ("smem", 8192, "lru"),
+            ("L2", 10**6, "belady"),
+        ]
+        moved[name] = {tensor.tensor: tensor.loaded_bytes for tensor in report.levels[0].tensors}
+    assert moved["fused"]["S"] == moved["fused"]["P"] == 0
+    assert moved["staged"]["P"] == 2 * 64 * 64
+    assert sum(moved["fused"].values()) < sum(moved["staged"].values())
+
+
+def test_an_operator_is_computed_again_in_a_loop_over_a_dimension_that_it_lacks():
+    text = (
+        "dim M=32 N=32 L=32\nop a T[M,N] = X[M,N]\nop b Y[M,L] += T[M,N] * W[N,L]\ntree for L:16 { for M:16 { a b } }"
+    )
+    graph = parse_notation(text).graph
+    assert names(graph) == ["a", "b"] * 4
+    assert not any(task.accumulates for task in graph.tasks)
+
+
+def test_nested_loops_over_one_dimension_cut_it_twice():
+    graph = parse_notation("dim M=40\nop copy Y[M] = X[M]\ntree for M:16 { for M:8 { copy } }").graph
+    assert [task.writes for task in graph.tasks] == [(("Y", (i,)),) for i in range(5)]
+    assert compulsory(graph) == (80, 80)
+
+
+def test_a_larger_step_reads_all_the_smaller_tiles_inside_it():
+    text = "dim M=64\nop a T[M] = X[M]\nop b Y[M] = T[M]\ntree for M:16 { a } for M:32 { b }"
+    graph = parse_notation(text).graph
+    assert graph.tasks[4].reads == (("T", (0,)), ("T", (1,)))
+
+
+def test_par_accepts_only_what_is_independent():
+    text = "dim M=32\nop a T[M] = X[M]\nop b U[M] = X[M]\nop c Y[M] = T[M]\n"
+    assert names(parse_notation(text + "tree for M:16 { par { a b } c }").graph) == ["a", "b", "c"] * 2
+    with pytest.raises(InvalidArgumentError, match="do not depend on each other"):
+        parse_notation(text + "tree for M:16 { par { a c } b }")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no tree"),
+        (HEAD, "no tree"),
+        ("loop M", "line 1: loop"),
+        ("dim M", "line 1: M; allowed: NAME=SIZE"),
+        ("dim M=0", "M=0"),
+        ("dtype fp2", "fp32, bf16"),
+        ("level L2", "level NAME SIZE"),
+        ("level L2 fast", "'fast'"),
+        ("level L2 1MB lru fifo", "one policy"),
+        ("level L2 1MB clock", "lru, fifo"),
+        ("op mul", "RESULT"),
+        ("dim M=1\nop a Y[M] = X[M]\nop a Z[M] = X[M]\ntree a", "line 3: a; allowed: a new name"),
+        ("op a Y[M] = X[M]", "dimension M"),
+        ("dim M=1 N=1\nop a Y[M] = X[M]\nop b Z[N] = X[N]", "everywhere"),
+        ("dim M=1\nop a Y[M] = Y[M]", "to add to the result"),
+        (HEAD + "tree qk soft", "without pv"),
+        (HEAD + "tree qk soft pv }", "a { for every }"),
+        (HEAD + "tree for M:16 { qk soft pv", "the end"),
+        (HEAD + "tree for Z:16 { qk soft pv }", "for Z:16"),
+        (HEAD + "tree for M:0 { qk soft pv }", "for M:0"),
+        (HEAD + "tree for M:65 { qk soft pv }", "up to 64"),
+        (HEAD + "tree for M:16 { for M:32 { qk soft pv } }", "up to 16"),
+        (HEAD + "tree for M:16 { qk } for M:24 { soft pv }", "multiple"),
+        (HEAD + "tree qk soft pw", "operators: qk, soft, pv"),
+        (HEAD + "tree qk; soft pv", "line 10: ;"),
+        (HEAD + "tensor Z fp32\ntree qk soft pv", "tensor: Z"),
+        ("dim M=999999999 N=999999999\nop a Y[M,N] = X[M,N]\ntree for M:1 { for N:1 { a } }", "larger tiles"),
+        (HEAD + "tree " + "for M:64 {" * 40 + "qk soft pv" + "}" * 40, "up to 32"),
+        ("#" * 100_001, "characters"),
+    ],
+)
+def test_what_is_no_tree_is_refused_with_its_line(text, words):
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_notation(text)
+    assert words in str(caught.value)
