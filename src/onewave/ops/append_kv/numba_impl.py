@@ -32,7 +32,9 @@ def _tokens(table_at, first, last):
     for token in range(first, last):
         rotary = floats(rotary_at + token * half * 8, 2 * half)
         cache_row = (slots[token] * stride_slot + positions[token] * head_dim) * 4
-        for head in range(num_heads + 2 * num_kv_heads):
+        # A token without a position has queries and is not stored.
+        num_written = num_heads + 2 * num_kv_heads if positions[token] >= 0 else num_heads
+        for head in range(num_written):
             x = floats(qkv_at + (token * width + head * head_dim) * 4, head_dim)
             if bias_at != 0:
                 bias = floats(bias_at + head * head_dim * 4, head_dim)
@@ -77,10 +79,12 @@ def append_kv(
     k_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """See op.append_kv. qkv is scratch afterwards: bias and norm are applied in place."""
-    num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
-    assert k_cache.stride() == v_cache.stride()
-    assert k_cache.stride()[2:] == (head_dim, 1)
+    """See op.append_kv; float32, plain caches, half-split rotation, int64 slots and positions.
+
+    qkv is scratch afterwards: bias and norm are applied in place.
+    """
+    _, num_kv_heads, _, head_dim = k_cache.shape
+    stride_slot, stride_head, _, _ = k_cache.stride()
     qkv, rotary = qkv.contiguous(), rotary.contiguous()
     slots, positions = slots.contiguous(), positions.contiguous()
     tokens = qkv.shape[0]
@@ -97,6 +101,6 @@ def append_kv(
         slots.data_ptr(),
         positions.data_ptr(),
     )
-    sizes = (num_heads, num_kv_heads, head_dim, rotary.shape[1] // 2, k_cache.stride(0), k_cache.stride(1))
+    sizes = (num_heads, num_kv_heads, head_dim, rotary.shape[1] // 2, stride_slot, stride_head)
     run(_tokens, tokens, (*addresses, *sizes), eps, alone=tokens < 16)
     return q

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onewave.ops.kv_layout import key_rows
 from onewave.ops.rms_norm.reference import rms_norm
 
 __all__ = ["append_kv", "rotate"]
+
+_FP8_LIMIT = 448.0
 
 
 def rotate(x: Tensor, rotary: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -31,7 +34,7 @@ def rotate(x: Tensor, rotary: Tensor, *, interleaved: bool = False) -> Tensor:
 
 def append_kv(
     qkv: Tensor,
-    rotary: Tensor,
+    rotary: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slots: Tensor,
@@ -42,17 +45,44 @@ def append_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    interleaved: bool = False,
+    block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Split, add bias, normalise, rotate, write K and V; return the queries."""
-    num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    _, num_kv_heads, block_size, head_dim = v_cache.shape
     if bias is not None:
         qkv = qkv + bias
-    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
+    heads = qkv.reshape(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None:
         q = rms_norm(q, q_norm, eps)
     if k_norm is not None:
         k = rms_norm(k, k_norm, eps)
-    k_cache[slots, :, positions] = rotate(k, rotary)
-    v_cache[slots, :, positions] = v
-    return rotate(q, rotary)
+    k = k.to(torch.promote_types(k.dtype, torch.float32))
+    if rotary is not None:
+        q, k = rotate(q, rotary, interleaved=interleaved), rotate(k, rotary, interleaved=interleaved)
+    taken = positions >= 0
+    slots, positions = slots[taken].long(), positions[taken].long()
+    if block_table is not None:
+        slots, positions = block_table[slots, positions // block_size].long(), positions % block_size
+    _store(k_cache, slots, positions, k[taken], k_scale)
+    _store(v_cache, slots, positions, v[taken], v_scale)
+    return q.contiguous()
+
+
+def _store(cache: Tensor, blocks: Tensor, places: Tensor, values: Tensor, scale: Tensor | None) -> None:
+    """Write values [tokens, kv_heads, head_dim] to cache[blocks, :, places] in the cache's layout and dtype."""
+    if cache.dtype in (torch.int8, torch.float8_e4m3fn):
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        if scale is not None:
+            values = values / scale[:, None]
+        is_int8 = cache.dtype is torch.int8
+        values = values.round().clamp(-128, 127) if is_int8 else values.clamp(-_FP8_LIMIT, _FP8_LIMIT)
+    stored = values.to(cache.dtype)
+    if cache.dtype is torch.float8_e4m3fn:
+        # PyTorch can't index float8 everywhere; its bytes it can.
+        stored, cache = stored.view(torch.uint8), cache.view(torch.uint8)
+    rows = key_rows(cache)
+    rows[blocks, :, places] = stored.reshape(len(stored), rows.shape[1], *rows.shape[3:])

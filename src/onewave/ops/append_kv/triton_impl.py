@@ -1,11 +1,12 @@
 """append_kv in Triton: one program a (token, head).
 
 Heads are numbered as they lie in qkv: queries, keys, values. A program holds one head in registers; each element's
-rotary partner is loaded a second time from L1 instead of being shuffled across threads.
+rotary partner is loaded a second time from L1 instead of being shuffled across threads. Roofline: the bytes of qkv,
+read once, and of q, k and v, written once.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 # (Triton ships no type information.)
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.base.errors import UnsupportedError
+
 __all__ = ["append_kv"]
+
+# How a number becomes the cache's: as it is, int8, float8_e4m3fn.
+_CAST, _INT8, _FLOAT8 = 0, 1, 2
 
 
 @triton.jit
@@ -32,6 +38,19 @@ def _head(qkv_ptr, bias_ptr, norm_ptr, index, eps, head_dim, inside, HAS_BIAS: t
 
 
 @triton.jit
+def _stored(value, scale_ptr, head, HAS_SCALE: tl.constexpr, KIND: tl.constexpr):
+    """float32 numbers as they go into the cache, except for the cast."""
+    if KIND > 0 and HAS_SCALE:
+        value = tl.div_rn(value, tl.load(scale_ptr + head))
+    if KIND == 1:
+        # Within the bounds, adding and taking away 1.5 * 2^23 rounds half to even.
+        value = (tl.minimum(tl.maximum(value, -128.0), 127.0) + 12582912.0) - 12582912.0
+    if KIND == 2:
+        value = tl.minimum(tl.maximum(value, -448.0), 448.0)
+    return value
+
+
+@triton.jit
 def append_kv_kernel(
     qkv_ptr,
     bias_ptr,
@@ -43,9 +62,18 @@ def append_kv_kernel(
     v_ptr,
     slots_ptr,
     positions_ptr,
-    stride_slot,
-    stride_head,
-    stride_position,
+    table_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    stride_k_block,
+    stride_k_head,
+    stride_k_key,
+    stride_k_chunk,
+    stride_v_block,
+    stride_v_head,
+    stride_v_key,
+    stride_table,
+    block_size,
     num_heads,
     num_kv_heads,
     head_dim,
@@ -54,42 +82,71 @@ def append_kv_kernel(
     HAS_BIAS: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    PAGED: tl.constexpr,
+    HAS_K_SCALE: tl.constexpr,
+    HAS_V_SCALE: tl.constexpr,
+    KIND: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """CHUNK: elements of a key that lie together: head_dim, or the packed layout's x. half: 0 without rotation."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     width = (num_heads + 2 * num_kv_heads) * head_dim
     column = tl.arange(0, BLOCK)
     inside = column < head_dim
     source, bias = qkv_ptr + token * width + head * head_dim, bias_ptr + head * head_dim
-    cache_row = tl.load(slots_ptr + token) * stride_slot + tl.load(positions_ptr + token) * stride_position
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    written = inside & (position >= 0)
+    position = tl.maximum(position, 0)
+    block = tl.load(slots_ptr + token).to(tl.int64)
+    if PAGED:
+        # A token that is not stored may have no row in the table either.
+        at = table_ptr + block * stride_table + position // block_size
+        block = tl.load(at, mask=tl.load(positions_ptr + token) >= 0, other=0).to(tl.int64)
+        position = position % block_size
     if head >= num_heads + num_kv_heads:
         value = _head(source, bias, bias, column, eps, head_dim, inside, HAS_BIAS, False)
-        target = v_ptr + cache_row + (head - num_heads - num_kv_heads) * stride_head
-        tl.store(target + column, value.to(v_ptr.dtype.element_ty), mask=inside)
+        kv_head = (head - num_heads - num_kv_heads).to(tl.int64)
+        target = v_ptr + block * stride_v_block + kv_head * stride_v_head + position * stride_v_key
+        value = _stored(value, v_scale_ptr, kv_head, HAS_V_SCALE, KIND)
+        tl.store(target + column, value.to(v_ptr.dtype.element_ty), mask=written)
     else:
         # The element half a rotation away; elements past the rotary part are their own partner and do not turn.
         turns = column < 2 * half
-        partner = tl.where(turns, tl.where(column < half, column + half, column - half), column)
+        if INTERLEAVED:
+            first = column % 2 == 0
+            partner = tl.where(turns, column ^ 1, column)
+            angle = column // 2
+        else:
+            first = column < half
+            partner = tl.where(turns, tl.where(first, column + half, column - half), column)
+            angle = tl.where(first, column, column - half)
         if head < num_heads:
             value = _head(source, bias, q_norm_ptr, column, eps, head_dim, inside, HAS_BIAS, Q_NORM)
             other = _head(source, bias, q_norm_ptr, partner, eps, head_dim, inside, HAS_BIAS, Q_NORM)
         else:
             value = _head(source, bias, k_norm_ptr, column, eps, head_dim, inside, HAS_BIAS, K_NORM)
             other = _head(source, bias, k_norm_ptr, partner, eps, head_dim, inside, HAS_BIAS, K_NORM)
-        angle = rotary_ptr + token * 2 * half + tl.where(column < half, column, column - half)
-        cos = tl.load(angle, mask=turns, other=1.0)
-        sin = tl.load(angle + half, mask=turns, other=0.0)
-        turned = value * cos + tl.where(column < half, -other, other) * sin
+        angles = rotary_ptr + token * 2 * half + angle
+        cos = tl.load(angles, mask=turns, other=1.0)
+        sin = tl.load(angles + half, mask=turns, other=0.0)
+        turned = value * cos + tl.where(first, -other, other) * sin
         if head < num_heads:
-            target = q_ptr + (token * num_heads + head) * head_dim
+            tl.store(
+                q_ptr + (token * num_heads + head) * head_dim + column, turned.to(q_ptr.dtype.element_ty), mask=inside
+            )
         else:
-            target = k_ptr + cache_row + (head - num_heads) * stride_head
-        tl.store(target + column, turned.to(q_ptr.dtype.element_ty), mask=inside)
+            kv_head = (head - num_heads).to(tl.int64)
+            target = k_ptr + block * stride_k_block + kv_head * stride_k_head + position * stride_k_key
+            target += (column // CHUNK).to(tl.int64) * stride_k_chunk + column % CHUNK
+            turned = _stored(turned, k_scale_ptr, kv_head, HAS_K_SCALE, KIND)
+            tl.store(target, turned.to(k_ptr.dtype.element_ty), mask=written)
 
 
 def append_kv(
     qkv: Tensor,
-    rotary: Tensor,
+    rotary: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slots: Tensor,
@@ -100,38 +157,35 @@ def append_kv(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    interleaved: bool = False,
+    block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """See op.append_kv."""
-    num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    num_kv_heads, block_size, head_dim = v_cache.shape[1:]
     tokens = qkv.shape[0]
     q = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens == 0:
         return q
-    assert k_cache.stride() == v_cache.stride()
-    assert k_cache.stride(3) == 1
+    kind = {torch.int8: _INT8, torch.float8_e4m3fn: _FLOAT8}.get(k_cache.dtype, _CAST)
+    if kind == _FLOAT8 and k_cache.is_cuda and torch.cuda.get_device_capability(k_cache.device) < (8, 9):
+        raise UnsupportedError("append_kv: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
+    packed = k_cache.ndim == 5
+
+    angles = qkv if rotary is None else rotary.contiguous()
+
+    def given(tensor: Tensor | None) -> Tensor:
+        return qkv if tensor is None else tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
     append_kv_kernel[(tokens, num_heads + 2 * num_kv_heads)](
-        qkv.contiguous(),
-        qkv if bias is None else bias,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
-        rotary.contiguous(),
-        q,
-        k_cache,
-        v_cache,
-        slots,
-        positions,
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rotary.shape[1] // 2,
-        eps,
-        HAS_BIAS=bias is not None,
-        Q_NORM=q_norm is not None,
-        K_NORM=k_norm is not None,
-        BLOCK=triton.next_power_of_2(head_dim),
-        num_warps=1,
-    )
+        qkv.contiguous(), given(bias), given(q_norm), given(k_norm), angles, q, k_cache, v_cache,
+        slots.contiguous(), positions.contiguous(), given(block_table), given(k_scale), given(v_scale),
+        k_cache.stride(0), k_cache.stride(1), k_cache.stride(3 if packed else 2),
+        k_cache.stride(2) if packed else 0, *v_cache.stride()[:3], 0 if block_table is None else block_table.stride(0),
+        block_size, num_heads, num_kv_heads, head_dim, 0 if rotary is None else rotary.shape[1] // 2, eps,
+        HAS_BIAS=bias is not None, Q_NORM=q_norm is not None, K_NORM=k_norm is not None, INTERLEAVED=interleaved,
+        PAGED=block_table is not None, HAS_K_SCALE=k_scale is not None, HAS_V_SCALE=v_scale is not None, KIND=kind,
+        CHUNK=k_cache.shape[-1], BLOCK=triton.next_power_of_2(head_dim), num_warps=1,
+    )  # fmt: skip
     return q

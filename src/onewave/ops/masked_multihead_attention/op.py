@@ -92,7 +92,7 @@ def masked_multihead_attention(
     tensors = (x, cache_k, cache_v, seq_lens, bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth)
     options = (interleaved, out_scale, half_away, quant_max_bound, quant_min_bound, steps_per_block, scale, backend)
     watched = is_watched(*tensors, out)
-    if checks_contents() and not watched:
+    if not watched and checks_contents():
         check_lengths(seq_lens, finished, cache_v.shape[2], src_mask)
     if out is not None:
         target = out[:, 0] if out.ndim == 4 else out.view(len(out), heads, head_dim) if out.ndim == 2 else out

@@ -1,0 +1,141 @@
+"""What `append_kv` accepts. One cheap question for a call that is right; the reasons only for one that is not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.decode_attention.caches import cache_shape
+
+__all__ = ["check_arguments", "check_contents"]
+
+_NAME = "append_kv"
+_BACKENDS = ("auto", "triton", "cpu", "reference")
+_CUDA_DTYPES = (torch.bfloat16, torch.float16)
+_CPU_DTYPES = (*_CUDA_DTYPES, torch.float32, torch.float64)
+_INDEX_DTYPES = (torch.int64, torch.int32)
+_QUANTISED = (torch.int8, torch.float8_e4m3fn)
+
+
+def check_arguments(
+    qkv: Tensor,
+    rotary: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    num_heads: int,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    rotary_style: str,
+    block_table: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    backend: str,
+) -> None:
+    """Raises ShapeError, UnsupportedError, InvalidArgumentError."""
+    options = (("rotary_style", rotary_style, ("neox", "interleaved")), ("backend", backend, _BACKENDS))
+    for name, value, choices in options:
+        if value not in choices:
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=repr(value), allowed=" or ".join(map(repr, choices)))
+    if qkv.ndim != 2 or v_cache.ndim != 4:
+        raise ShapeError(
+            f"{_NAME}: qkv, v_cache",
+            got=f"{tuple(qkv.shape)}, {tuple(v_cache.shape)}",
+            allowed="[tokens, (heads + 2 * kv_heads) * head_dim], [slots, kv_heads, capacity, head_dim]",
+        )
+    tokens, width = qkv.shape
+    num_blocks, num_kv_heads, _, head_dim = v_cache.shape
+    is_usual = (
+        k_cache.shape == v_cache.shape
+        and k_cache.dtype is v_cache.dtype is qkv.dtype
+        and k_cache.stride(3) == v_cache.stride(3) == 1
+        and block_table is None
+    )
+    if not is_usual:
+        rows = num_blocks if block_table is None else block_table.shape[0] if block_table.ndim else 0
+        cache_shape(_NAME, k_cache, v_cache, block_table, rows)
+    _check_heads(qkv, k_cache, num_heads, num_kv_heads, head_dim)
+    if slots.shape != (tokens,) or positions.shape != (tokens,):
+        got = f"{tuple(slots.shape)}, {tuple(positions.shape)}"
+        raise ShapeError(f"{_NAME}: slots, positions", got=got, allowed=f"[{tokens}] each")
+    if slots.dtype not in _INDEX_DTYPES or positions.dtype not in _INDEX_DTYPES:
+        got = f"{slots.dtype}, {positions.dtype}"
+        raise UnsupportedError(f"{_NAME}: dtypes of slots, positions", got=got, allowed="int64, int32")
+    if rotary is not None:
+        _check_rotary(rotary, tokens, head_dim)
+    for name, tensor, length in (
+        ("bias", bias, width), ("q_norm", q_norm, head_dim), ("k_norm", k_norm, head_dim),
+        ("k_scale", k_scale, num_kv_heads), ("v_scale", v_scale, num_kv_heads),
+    ):  # fmt: skip
+        if tensor is not None:
+            _check_vector(name, tensor, length, k_cache)
+    for other in (rotary, k_cache, v_cache, slots, positions, bias, q_norm, k_norm, block_table, k_scale, v_scale):
+        if other is not None and other.device != qkv.device:
+            raise UnsupportedError(f"{_NAME}: devices", got=f"{qkv.device} and {other.device}", allowed="one device")
+    if backend in ("triton", "cpu") and qkv.is_cuda != (backend == "triton"):
+        raise UnsupportedError(f"{_NAME} (backend={backend})", got=str(qkv.device), next='Use backend="auto".')
+
+
+def _check_heads(qkv: Tensor, k_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    if qkv.shape[1] != width or num_heads <= 0 or num_heads % num_kv_heads:
+        raise ShapeError(
+            f"{_NAME}: qkv",
+            got=f"{tuple(qkv.shape)} with {num_heads} query heads",
+            allowed=f"[tokens, {width}], query heads a multiple of {num_kv_heads}",
+        )
+    if head_dim % 8 or not 8 <= head_dim <= 256:
+        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 up to 256")
+    if qkv.dtype not in (_CUDA_DTYPES if qkv.is_cuda else _CPU_DTYPES):
+        got = f"{qkv.dtype} on {qkv.device.type}"
+        raise UnsupportedError(f"{_NAME}: dtype", got=got, allowed="bfloat16, float16 (float32 on a CPU)")
+    if k_cache.dtype is not qkv.dtype and k_cache.dtype not in _QUANTISED:
+        raise UnsupportedError(
+            f"{_NAME}: cache dtype", got=str(k_cache.dtype), allowed=f"{qkv.dtype} as qkv, int8, float8_e4m3fn"
+        )
+
+
+def _check_rotary(rotary: Tensor, tokens: int, head_dim: int) -> None:
+    shape = rotary.shape
+    if len(shape) != 2 or shape[0] != tokens or shape[1] % 2 or shape[1] > head_dim:
+        allowed = f"[{tokens}, an even rotary_dim up to {head_dim}]"
+        raise ShapeError(f"{_NAME}: rotary", got=str(tuple(shape)), allowed=allowed)
+    if rotary.dtype is not torch.float32:
+        raise UnsupportedError(f"{_NAME}: dtype of rotary", got=str(rotary.dtype), allowed="float32")
+
+
+def _check_vector(name: str, tensor: Tensor, length: int, k_cache: Tensor) -> None:
+    if tensor.shape != (length,):
+        raise ShapeError(f"{_NAME}: {name}", got=str(tuple(tensor.shape)), allowed=f"[{length}]")
+    is_scale = name.endswith("scale")
+    if tensor.dtype is not torch.float32 if is_scale else not tensor.dtype.is_floating_point:
+        allowed = "float32" if is_scale else "a float dtype"
+        raise UnsupportedError(f"{_NAME}: dtype of {name}", got=str(tensor.dtype), allowed=allowed)
+    if is_scale and k_cache.dtype not in _QUANTISED:
+        raise InvalidArgumentError(
+            f"{_NAME}: {name}", got=f"with a {k_cache.dtype} cache", allowed="int8, float8_e4m3fn"
+        )
+
+
+def check_contents(slots: Tensor, positions: Tensor, v_cache: Tensor, block_table: Tensor | None) -> None:
+    """Read slots, positions and blocks back and check them. Raises InvalidArgumentError. Waits for the device."""
+    taken = positions >= 0
+    rows, places = slots[taken].long(), positions[taken].long()
+    if not len(rows):
+        return
+    num_blocks, block_size = v_cache.shape[0], v_cache.shape[2]
+    num_rows, per_row = (num_blocks, 1) if block_table is None else block_table.shape
+    for name, values, limit in (("slots", rows, num_rows), ("positions", places, per_row * block_size)):
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= limit:
+            got = str(low if low < 0 else high)
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=got, allowed=f"0 to {limit - 1}")
+    if block_table is not None:
+        blocks = block_table[rows, places // block_size]
+        low, high = int(blocks.min()), int(blocks.max())
+        if low < 0 or high >= num_blocks:
+            got = str(low if low < 0 else high)
+            raise InvalidArgumentError(f"{_NAME}: block_table", got=got, allowed=f"0 to {num_blocks - 1}")

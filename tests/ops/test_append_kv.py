@@ -1,0 +1,316 @@
+"""append_kv on every cache layout against a loop over single numbers: the reference, and the kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops import library
+from onewave.ops.append_kv import append_kv, op
+from onewave.ops.kv_layout import pack_k, unpack_k
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+ENGINES = ["reference", "kernel"]
+# The interpreter miscomputes bf16; a card takes no float32.
+DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16, torch.float32]
+FP8 = torch.float8_e4m3fn
+NAN = float("nan")
+
+
+def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def run(engine: str, *args: Any, rotary_style: str = "neox", **options: Any) -> Tensor:
+    name = "reference" if engine == "reference" else "triton_impl"
+    options = {"bias": None, "q_norm": None, "k_norm": None, "eps": 1e-6, **options}
+    return op.load("append_kv", name).append_kv(*args, interleaved=rotary_style == "interleaved", **options)
+
+
+def appended(
+    qkv: Tensor, rotary: Tensor | None, kv_heads: int, num_heads: int, head_dim: int, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of each token [tokens, heads, head_dim] in float64, number by number."""
+    x = qkv.cpu().double().view(len(qkv), num_heads + 2 * kv_heads, head_dim)
+    if options.get("bias") is not None:
+        x = (x + options["bias"].cpu().double().view(1, -1, head_dim)).to(qkv.dtype).double()
+    for part, norm in ((slice(0, num_heads), "q_norm"), (slice(num_heads, num_heads + kv_heads), "k_norm")):
+        if options.get(norm) is not None:
+            unit = x[:, part] / (x[:, part].square().mean(-1, keepdim=True) + 1e-6).sqrt()
+            x[:, part] = (unit.to(qkv.dtype) * options[norm].cpu()).double()
+    q, k, v = x[:, :num_heads], x[:, num_heads : num_heads + kv_heads], x[:, num_heads + kv_heads :]
+    if rotary is not None:
+        half = rotary.shape[1] // 2
+        for heads in (q.numpy(), k.numpy()):
+            for token in range(len(x)):
+                for i in range(half):
+                    a, b = (2 * i, 2 * i + 1) if options.get("rotary_style") == "interleaved" else (i, i + half)
+                    cos, sin = float(rotary[token, i]), float(rotary[token, half + i])
+                    first, second = heads[token, :, a].copy(), heads[token, :, b].copy()
+                    heads[token, :, a] = first * cos - second * sin
+                    heads[token, :, b] = second * cos + first * sin
+    return q, k, v
+
+
+@dataclass(frozen=True)
+class Layout:
+    """caches: filled with NaN or 77, and a block table. plain: back to [slots, heads, capacity, head_dim]."""
+
+    paged: bool = False
+    packed: bool = False
+    strided: bool = False
+
+    def caches(
+        self, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        block_size = 4
+        per_row = capacity // block_size
+        shape = (slots * per_row + 1, heads, block_size, dim) if self.paged else (slots, heads, capacity, dim)
+        empty = 77 if dtype is torch.int8 else NAN
+        k, v = (torch.full(shape, empty, device=DEVICE).to(dtype) for _ in "kv")
+        if self.strided:
+            k, v = (c.transpose(1, 2).contiguous().transpose(1, 2) for c in (k, v))
+            v = torch.full((*shape[:3], dim + 8), empty, device=DEVICE).to(dtype)[..., :dim]
+        table = None
+        if self.paged:
+            order = torch.randperm(slots * per_row, generator=torch.Generator().manual_seed(1))
+            table = order.view(slots, per_row).to(torch.int32).to(DEVICE)
+        return pack_k(k) if self.packed else k, v, table
+
+    def plain(self, cache: Tensor, table: Tensor | None) -> Tensor:
+        cache = unpack_k(cache) if cache.ndim == 5 else cache
+        if table is None:
+            return cache
+        return cache.view(torch.uint8)[table.long()].view(cache.dtype).transpose(1, 2).flatten(2, 3)
+
+
+LAYOUTS = {
+    "plain": Layout(),
+    "strided": Layout(strided=True),
+    "packed": Layout(packed=True),
+    "paged": Layout(paged=True),
+    "paged and packed": Layout(paged=True, packed=True),
+}
+SLOTS, POSITIONS = [2, 0, 2, 1, 1], [11, 0, 5, -1, 4]
+
+
+def check(
+    engine: str, layout: Layout, dtype: torch.dtype, heads: tuple[int, int, int], rotary_dim: int, **options: Any
+) -> None:
+    num_heads, kv_heads, dim = heads
+    qkv = randn(len(SLOTS), (num_heads + 2 * kv_heads) * dim, seed=0, dtype=dtype)
+    angles = randn(len(SLOTS), rotary_dim // 2, seed=3) * 9
+    rotary = torch.cat((angles.cos(), angles.sin()), 1) if rotary_dim else None
+    k_cache, v_cache, table = layout.caches(3, kv_heads, 12, dim, dtype)
+    slots, positions = (torch.tensor(x, device=DEVICE) for x in (SLOTS, POSITIONS))
+    q = run(engine, qkv, rotary, k_cache, v_cache, slots, positions, num_heads=num_heads, block_table=table, **options)
+    right = appended(qkv, rotary, kv_heads, num_heads, dim, options)
+    tolerance = (
+        {"atol": 1e-6, "rtol": 2 * torch.finfo(dtype).eps}
+        if not options.get("q_norm") is not None
+        else {"atol": 4 * torch.finfo(dtype).eps, "rtol": 4 * torch.finfo(dtype).eps}
+    )
+    torch.testing.assert_close(q.cpu().double(), right[0], **tolerance)
+    for cache, numbers in ((k_cache, right[1]), (v_cache, right[2])):
+        expected = torch.full((3, kv_heads, 12, dim), NAN, dtype=torch.float64)
+        for token, (slot, position) in enumerate(zip(SLOTS, POSITIONS, strict=True)):
+            if position >= 0:
+                expected[slot, :, position] = numbers[token]
+        torch.testing.assert_close(layout.plain(cache, table).cpu().double(), expected, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("style", ["neox", "interleaved"])
+def test_every_layout_and_both_rotations_equal_the_loop(engine, layout, dtype, style):
+    bias = randn(8 * 32, seed=4, dtype=dtype)
+    check(engine, layout, dtype, (4, 2, 32), 24, bias=bias, rotary_style=style)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("heads", "rotary_dim"), [((9, 3, 80), 80), ((3, 1, 16), 0), ((2, 2, 256), 64), ((4, 4, 40), 40)]
+)
+@pytest.mark.parametrize("style", ["neox", "interleaved"])
+def test_any_heads_and_partial_rotation_with_norms(engine, heads, rotary_dim, style):
+    norms = {name: randn(heads[2], seed=5, dtype=DTYPES[0]) for name in ("q_norm", "k_norm")}
+    check(engine, LAYOUTS["plain"], DTYPES[0], heads, rotary_dim, rotary_style=style, **norms)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("kind", [torch.int8, FP8])
+def test_quantised_caches_hold_rounded_and_saturated_multiples_of_the_scale(engine, layout, kind):
+    if kind is FP8 and engine == "kernel" and DEVICE == "cpu":
+        pytest.skip("the interpreter has no float8")
+    k_scale, v_scale = torch.tensor([0.5, 0.01], device=DEVICE), torch.tensor([0.25, 0.003], device=DEVICE)
+    # Halves of the scale are ties; the second head's numbers pass the range on both sides.
+    numbers = torch.arange(-80, 80).view(5, 32) / 8
+    qkv = numbers.repeat(1, 5)
+    k_cache, v_cache, table = layout.caches(3, 2, 12, 32, kind)
+    slots, positions = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (SLOTS, POSITIONS))
+    before = [layout.plain(c, table).clone() for c in (k_cache, v_cache)]
+    run(
+        engine, qkv.to(DTYPES[0]).to(DEVICE), None, k_cache, v_cache, slots, positions, num_heads=1, block_table=table,
+        k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    for cache, scale, old in ((k_cache, k_scale, before[0]), (v_cache, v_scale, before[1])):
+        expected = old.cpu().float()
+        for token, (slot, position) in enumerate(zip(SLOTS, POSITIONS, strict=True)):
+            if position < 0:
+                continue
+            for head in range(2):
+                x = [float(torch.tensor(float(n)) / scale[head].cpu()) for n in numbers[token]]
+                if kind is torch.int8:
+                    expected[slot, head, position] = torch.tensor([float(min(max(round(n), -128), 127)) for n in x])
+                else:
+                    expected[slot, head, position] = (
+                        torch.tensor([math.copysign(min(abs(n), 448.0), n) for n in x]).to(FP8).float()
+                    )
+        assert torch.equal(layout.plain(cache, table).cpu().float().nan_to_num(-1e9), expected.nan_to_num(-1e9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_token_without_a_position_has_queries_and_is_not_stored(dtype):
+    qkv, rotary = randn(3, 8 * 16, seed=0, dtype=dtype), randn(3, 16, seed=1)
+    caches = [torch.full((2, 2, 4, 16), NAN, dtype=dtype, device=DEVICE) for _ in "kv"]
+    slots, positions = torch.tensor([0, 1, 1], device=DEVICE), torch.tensor([3, -1, 0], device=DEVICE)
+    backend = "reference" if DEVICE == "cuda" and dtype is torch.float32 else "auto"
+    if backend == "reference":
+        pytest.skip("a card takes no float32")
+    q = append_kv(qkv.clone(), rotary, *caches, slots, positions, num_heads=4)
+    assert not q.isnan().any()
+    for cache in caches:
+        assert cache.isnan().all(-1).all(1).tolist() == [[True, True, True, False], [False, True, True, True]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8])
+@pytest.mark.parametrize("head_dim", [16, 80, 128])
+def test_packing_keys_and_unpacking_them_changes_no_bit(dtype, head_dim):
+    noise = torch.randint(-128, 128, (2, 3, 5, head_dim * dtype.itemsize), dtype=torch.int8, device=DEVICE)
+    k = noise.view(dtype)
+    packed = pack_k(k)
+    x = 16 // dtype.itemsize
+    assert packed.shape == (2, 3, head_dim // x, 5, x)
+    assert packed.is_contiguous()
+    assert torch.equal(unpack_k(packed).view(torch.int8), noise)
+    assert torch.equal(packed[1, 2, head_dim // x - 1, 4].view(torch.int8), k[1, 2, 4, -x:].view(torch.int8))
+    assert torch.equal(
+        pack_k(k.transpose(1, 2)).view(torch.int8), pack_k(k.transpose(1, 2).contiguous()).view(torch.int8)
+    )
+
+
+def test_packing_refuses_what_does_not_divide():
+    with pytest.raises(ShapeError, match=r"pack_k: k: \(1, 1, 2, 20\); allowed: .*a multiple of 8"):
+        pack_k(torch.zeros(1, 1, 2, 20, dtype=torch.float16))
+    with pytest.raises(ShapeError, match="unpack_k: packed"):
+        unpack_k(torch.zeros(1, 1, 2, 5, 4, dtype=torch.float16))
+
+
+LOW = {"dtype": torch.float16, "device": DEVICE}
+
+
+def bad_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
+    wide, index = {"device": DEVICE}, {"dtype": torch.int64, "device": DEVICE}
+    cache84 = torch.zeros(2, 2, 8, 84, **LOW)
+    return {
+        "rank": ({"qkv": torch.zeros(3, 8, 32, **LOW)}, ShapeError, "qkv"),
+        "width": (
+            {"qkv": torch.zeros(3, 7 * 32, **LOW)},
+            ShapeError,
+            r"\(3, 224\) with 4 query heads; allowed: .tokens, 256",
+        ),
+        "heads": ({"num_heads": 3, "qkv": torch.zeros(3, 7 * 32, **LOW)}, ShapeError, "a multiple of 2"),
+        "head_dim": (
+            {"qkv": torch.zeros(3, 8 * 84, **LOW), "k_cache": cache84, "v_cache": cache84, "rotary": None},
+            UnsupportedError,
+            "head_dim: 84; allowed: multiples of 8",
+        ),
+        "integers": ({"qkv": torch.zeros(3, 256, **wide).int()}, UnsupportedError, "dtype: torch.int32"),
+        "mixed dtypes": ({"qkv": torch.zeros(3, 256, **wide).bfloat16()}, UnsupportedError, "cache dtype"),
+        "k and v": ({"k_cache": torch.zeros(2, 2, 8, 40, **LOW)}, ShapeError, "k_cache"),
+        "k and v dtypes": ({"k_cache": torch.zeros(2, 2, 8, 32, **wide)}, UnsupportedError, "cache dtypes"),
+        "last axis": ({"v_cache": torch.zeros(2, 2, 8, 64, **LOW)[..., ::2]}, ShapeError, "contiguous last axis"),
+        "packed": ({"k_cache": torch.zeros(2, 2, 8, 8, 4, **LOW)}, ShapeError, "k_cache"),
+        "slots": ({"slots": torch.zeros(2, **index)}, ShapeError, "slots, positions"),
+        "slots' dtype": ({"slots": torch.zeros(3, **wide)}, UnsupportedError, "int64, int32"),
+        "rotary": ({"rotary": torch.zeros(3, 34, **wide)}, ShapeError, "an even rotary_dim up to 32"),
+        "rotary's dtype": ({"rotary": torch.zeros(3, 32, **LOW)}, UnsupportedError, "float32"),
+        "bias": ({"bias": torch.zeros(32, **LOW)}, ShapeError, r"bias: \(32,\); allowed: \[256\]"),
+        "norm": ({"q_norm": torch.zeros(64, **LOW)}, ShapeError, "q_norm"),
+        "scale": ({"k_scale": torch.ones(2, **wide)}, InvalidArgumentError, "allowed: int8"),
+        "table": ({"block_table": torch.zeros(2, 2, **wide)}, ShapeError, "block_table"),
+        "style": ({"rotary_style": "gptj"}, InvalidArgumentError, "'neox' or 'interleaved'"),
+        "backend": ({"backend": "cuda"}, InvalidArgumentError, "backend"),
+        "wrong backend": ({"backend": "cpu"}, UnsupportedError, 'Use backend="auto"'),
+        "devices": ({"slots": torch.zeros(3, device="meta").long()}, UnsupportedError, "one device"),
+    }
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), bad_calls().values(), ids=bad_calls().keys())
+def test_bad_input_says_what_is_allowed(changes, error, words):
+    index = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    arguments = {
+        "qkv": torch.zeros(3, 256, **LOW), "rotary": torch.zeros(3, 32, device=DEVICE),
+        "k_cache": torch.zeros(2, 2, 8, 32, **LOW), "v_cache": torch.zeros(2, 2, 8, 32, **LOW), "slots": index,
+        "positions": index, "num_heads": 4,
+    }  # fmt: skip
+    append_kv(**arguments)  # right, and remembered as right
+    with pytest.raises(error, match=words):
+        append_kv(**(arguments | changes))
+
+
+@pytest.mark.parametrize(
+    ("slot", "position", "block", "words"),
+    [
+        (3, 0, 0, "slots: 3; allowed: 0 to 2"),
+        (0, 8, 0, "positions: 8; allowed: 0 to 7"),
+        (0, 7, 9, "block_table: 9; allowed: 0 to 5"),
+    ],
+)
+def test_debug_mode_names_what_lies_outside_the_cache(monkeypatch, slot, position, block, words):
+    monkeypatch.setattr(op, "checks_contents", lambda: True)
+    caches = [torch.zeros(6, 2, 4, 32, **LOW) for _ in "kv"]
+    table = torch.tensor([[0, block], [2, 3], [4, 5]], device=DEVICE)
+    slots, positions = torch.tensor([1, slot], device=DEVICE), torch.tensor([1, position], device=DEVICE)
+    with pytest.raises(InvalidArgumentError, match=words):
+        append_kv(torch.zeros(2, 256, **LOW), None, *caches, slots, positions, num_heads=4, block_table=table)
+
+
+def operands(dtype: torch.dtype) -> tuple[Any, ...]:
+    qkv, rotary = randn(2, 8 * 16, seed=0, dtype=dtype), randn(2, 16, seed=1)
+    caches = [torch.zeros(2, 2, 4, 16, dtype=dtype, device=DEVICE) for _ in "kv"]
+    return qkv, rotary, *caches, torch.tensor([0, 1], device=DEVICE), torch.tensor([3, -1], device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16] if DEVICE == "cuda" else [torch.float16, torch.float32])
+def test_the_registration_passes_pytorchs_own_checks(dtype):
+    bias = randn(8 * 16, seed=2, dtype=dtype)
+    torch.library.opcheck(torch.ops.onewave.append_kv.default, (*operands(dtype), 4, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16] if DEVICE == "cuda" else [torch.float16, torch.float32])
+def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(dtype):
+    bias = randn(8 * 16, seed=2, dtype=dtype)
+
+    def call(*tensors: Tensor) -> Tensor:
+        return append_kv(*tensors, num_heads=4, bias=bias, rotary_style="interleaved") * 2
+
+    torch._dynamo.reset()
+    compiled: Callable[..., Tensor] = torch.compile(call, fullgraph=True, backend="aot_eager")
+    eager_operands, compiled_operands = operands(dtype), operands(dtype)
+    with torch.no_grad():
+        assert torch.equal(compiled(*compiled_operands), call(*eager_operands))
+    for ours, theirs in zip(compiled_operands, eager_operands, strict=True):
+        assert torch.equal(ours, theirs)
+    assert compiled_operands[2].any()
+    assert library.is_watched(torch.nn.Parameter(bias))
