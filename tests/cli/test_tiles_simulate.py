@@ -47,6 +47,7 @@ def test_simulate_as_json_carries_bytes_waves_idle_energy_and_gaps(onewave):
         ["chain", "256", "128", "256", "128", "--order", "half-row", "--splits", "2"],
         ["ffn", "256", "128", "256", "--fused", "--order", "critical-path"],
         ["attention", "256", "256", "2", "64", "--causal", "--fused"],
+        ["chain", "256", "128", "256", "128", "--sync", "row"],
         ["block", "256", "2", "64", "256", "--order", "bpt", "--kv-heads", "1"],
         ["conv", "1", "14", "14", "32", "64", "--queues", "static"],
         ["gemm", "300", "300", "300", "--order", "stream-k", "--workers", "4"],

@@ -322,3 +322,36 @@ def test_tiles_import_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_coarser_sync_policy_waits_longer():
+    # Two row blocks of two tiles, then a task a row; the second row's tiles take longer. Lanes: enough for all.
+    tensors = {"h": Tensor("h", (2, 2), (1, 1), 1), "y": Tensor("y", (2,), (1,), 1)}
+    tasks = [Task(2 * r + c, "h", (), (("h", (r, c)),), 2 + 6 * r + c) for r in range(2) for c in range(2)]
+    tasks += [Task(4 + r, "y", (("h", (r, 0)),), (("y", (r,)),), 1) for r in range(2)]
+    graph = TileGraph(tensors, tuple(tasks))
+
+    def starts(sync):
+        return simulate(graph, machine=machine(6), sync=sync).start[4:].tolist()
+
+    assert starts(None) == starts("tile") == pytest.approx([2, 8])
+    assert starts("row") == pytest.approx([3, 9])
+    assert starts("none") == pytest.approx([9, 9])
+    with pytest.raises(InvalidArgumentError, match="none, row, tile"):
+        starts("maybe")
+
+
+def test_looking_at_counters_costs_what_the_machine_says():
+    graph = program(((), (0,), 1), ((), (1,), 1), ((0, 1), (2,), 1))
+    slow = machine(3, wait_ns=10.0)
+    assert simulate(graph, machine=slow, sync="tile").makespan == pytest.approx(1 + 20 + 1)
+    assert simulate(graph, machine=slow).makespan == pytest.approx(2)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(graphs, st.integers(1, 4), st.sampled_from(["none", "row", "tile", "strided", "conv2d-tile", "consecutive"]))
+def test_no_sync_policy_lets_a_task_start_before_its_producers_end(tasks, workers, sync):
+    graph = program(*tasks)
+    trace = simulate(graph, machine=machine(workers), sync=sync)
+    edges = graph.edges()
+    assert (trace.end[edges.producer] <= trace.start[edges.consumer] + 1e-9).all()

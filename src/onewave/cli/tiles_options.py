@@ -25,6 +25,7 @@ __all__ = [
     "Sizes",
     "Skew",
     "Splits",
+    "Sync",
     "Tile",
     "Workers",
 ]
@@ -63,6 +64,12 @@ Queues = Annotated[
 ]
 Mode = Annotated[str, typer.Option("--mode", help="wave: tasks of a wave advance together; serial: one by one.")]
 Skew = Annotated[float, typer.Option("--skew", help="Accesses by which each lane of a wave lags behind the last.")]
+Sync = Annotated[
+    str | None,
+    typer.Option(
+        "--sync", help="Wait by none (a whole stage), row, tile, strided, conv2d-tile, consecutive. Default: exactly."
+    ),
+]
 Splits = Annotated[int, typer.Option("--splits", help="chain, ffn, block: K splits of the last GEMM.")]
 Fused = Annotated[bool, typer.Option("--fused", help="ffn: gate, up and SiLU in one task; attention: flash attention.")]
 Causal = Annotated[bool, typer.Option("--causal", help="attention, block: the last query sees the last key.")]

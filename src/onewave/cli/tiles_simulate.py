@@ -36,6 +36,7 @@ def simulate_command(
     queues: given.Queues = "ticket",
     mode: given.Mode = "wave",
     skew: given.Skew = 0.0,
+    sync: given.Sync = None,
     dtype: given.Dtype = "bf16",
     splits: given.Splits = 1,
     fused: given.Fused = False,
@@ -71,13 +72,13 @@ def simulate_command(
     machine = Machine(workers=workers, co_resident=co_resident, queues=queues, levels=levels, skew=skew)
     default = "row" if program == "gemm" else "sequential"
     chosen = "sequential" if prescribed is not None else order or default
-    made = simulate(graph, chosen, machine, mode=mode, queues=prescribed)
+    made = simulate(graph, chosen, machine, mode=mode, queues=prescribed, sync=sync)
     for path, text in ((trace, made.to_json), (perfetto, lambda: json.dumps(made.to_perfetto()))):
         if path is not None:
             tables.write_text(path, text())
     title = " ".join((program, *(sizes or ())))
     found = _bounds_of(graph, program, sizes or [], shape, levels, machine.lanes if mode == "wave" else 1)
-    facts = _facts(title, made, found, order or default)
+    facts = _facts(title, made, found, order or default) | {"sync": sync}
     if as_json:
         print(json.dumps(facts))
     else:

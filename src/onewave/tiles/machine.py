@@ -54,7 +54,8 @@ class Machine:
     of the order belongs to lane i mod lanes, unless simulate is given queues). levels: caches from the workers
     outwards; behind the last is the memory. flops_per_ns, memory_bandwidth (bytes/ns): of the whole machine.
     lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares. task_ns: what each
-    task costs on top of its work; task_costs: the same by Task.name where it differs. skew: steps by which each lane of
+    task costs on top of its work; task_costs: the same by Task.name where it differs. wait_ns: what looking at one
+    counter of a sync policy costs. skew: steps by which each lane of
     a wave lags behind the one before. Raises InvalidArgumentError.
 
     Source of the defaults: NVIDIA's H200 data sheet (132 SMs, 4.8 TB/s, 989 dense bf16 TFLOPS, 50 MB L2).
@@ -69,6 +70,7 @@ class Machine:
     lane_bandwidth: float | None = None
     task_ns: float = 500.0
     task_costs: Mapping[str, float] = field(default_factory=dict[str, float])
+    wait_ns: float = 0.0
     skew: float = 0.0
 
     def __post_init__(self) -> None:
@@ -82,7 +84,12 @@ class Machine:
         _positive("flops_per_ns", self.flops_per_ns)
         _positive("memory_bandwidth", self.memory_bandwidth)
         _positive("lane_bandwidth", self.most_a_lane)
-        for what, value in (("task_ns", self.task_ns), ("skew", self.skew), *self.task_costs.items()):
+        for what, value in (
+            ("task_ns", self.task_ns),
+            ("wait_ns", self.wait_ns),
+            ("skew", self.skew),
+            *self.task_costs.items(),
+        ):
             if not (value >= 0 and math.isfinite(value)):
                 raise InvalidArgumentError(what, got=str(value), allowed="0 or more")
         if len({level.name for level in self.levels} | {"memory"}) != len(self.levels) + 1:

@@ -32,18 +32,21 @@ def simulate(
     *,
     mode: str = "wave",
     queues: Sequence[Sequence[int]] | None = None,
+    sync: str | None = None,
 ) -> Trace:
     """Run a graph in an order on a machine; returns its Trace in ns, with trace.report for bytes, hits, waves, energy.
 
     order: a name in ORDERS with its parameter, an Order of a graph's one grid, or all task ids. mode: how accesses
     reach shared caches: "serial" (task after task) or "wave" (a wave's tasks advance together). queues: each lane's
-    tasks, for a static launch other than dealing the order out in turn. First the caches are played, then time: a
-    task's share of the traffic is what its own accesses caused. Raises InvalidArgumentError.
+    tasks, for a static launch other than dealing the order out in turn. sync: a name in POLICIES, by which tasks wait
+    for counters that several tiles share ("none": a whole stage); None to wait for exactly what they read, at no cost.
+    First the caches are played, then time: a task's traffic is what its own accesses caused.
+    Raises InvalidArgumentError.
     """
     machine = Machine() if machine is None else machine
     name, ids = _resolve(graph, order, machine)
     traffic, waves = run_levels(graph, ids, machine, mode)
-    timeline = run_lanes(graph, ids, traffic.requested, traffic.from_memory, machine, queues)
+    timeline = run_lanes(graph, ids, traffic.requested, traffic.from_memory, machine, queues, sync)
     loaded, stored = compulsory(graph)
     flops = sum(task.flops for task in graph.tasks)
     moved = {level.level: level.requested_bytes for level in traffic.levels}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.machine import Machine
 from onewave.tiles.orders_chain import successors
+from onewave.tiles.policies import plan
+from onewave.tiles.schedule import Mode, Syncs
 
 __all__ = ["Timeline", "longest_chain", "run_lanes"]
 
@@ -30,6 +33,22 @@ class Timeline:
     end: Floats
 
 
+class Successors(NamedTuple):
+    """Who waits for whom: node i's are after[start[i]:start[i + 1]]. Nodes from the number of tasks on are counters."""
+
+    start: Ints
+    after: Ints
+
+
+def by_counters(tasks: int, syncs: Syncs) -> Successors:
+    """Waits through a policy's counters: from each task to what it posts to, from each counter to who waits for it."""
+    source = np.concatenate((syncs.posts.row, tasks + syncs.waits.first))
+    target = np.concatenate((tasks + syncs.posts.first, syncs.waits.row))
+    start = np.zeros(tasks + syncs.num_counters + 1, dtype=np.int64)
+    np.cumsum(np.bincount(source, minlength=tasks + syncs.num_counters), out=start[1:])
+    return Successors(start, target[np.argsort(source, kind="stable")])
+
+
 class Lanes:
     """The launch while it runs.
 
@@ -38,12 +57,12 @@ class Lanes:
     one rate, so a single "bytes each has moved so far" clock orders their ends.
     """
 
-    def __init__(self, graph: TileGraph, fixed: Floats, memory: Ints, machine: Machine, queues: list[list[int]]):
-        n = len(graph.tasks)
-        start, after = successors(graph)
-        self.begin: list[int] = start.tolist()
-        self.after: list[int] = after.tolist()
-        self.missing: list[int] = np.bincount(after, minlength=n).tolist()
+    def __init__(self, after: Successors, fixed: Floats, memory: Ints, machine: Machine, queues: list[list[int]]):
+        n = len(fixed)
+        self.begin: list[int] = after.start.tolist()
+        self.after: list[int] = after.after.tolist()
+        # Nodes from n on are counters: they take no time, and end with the last task that posts to them.
+        self.missing: list[int] = np.bincount(after.after, minlength=len(after.start) - 1).tolist()
         self.fixed: list[float] = fixed.tolist()
         self.memory: list[int] = memory.tolist()
         self.bandwidth, self.most = machine.memory_bandwidth, machine.most_a_lane
@@ -55,6 +74,7 @@ class Lanes:
         self.fixed_ends: list[tuple[float, int]] = []
         self.memory_ends: list[tuple[float, int]] = []
         self.done = 0
+        self.ended = [False] * n
 
     def take(self, lane: int) -> None:
         """Give a free lane its next task, if there is one."""
@@ -79,13 +99,22 @@ class Lanes:
     def finish(self, task: int) -> None:
         """End a task, start whom it held up, and free its lane."""
         self.end[task] = self.now
+        self.ended[task] = True
         self.done += 1
-        for at in range(self.begin[task], self.begin[task + 1]):
-            consumer = self.after[at]
-            self.missing[consumer] -= 1
-            if not self.missing[consumer] and self.lane[consumer] >= 0:
-                self.launch(consumer)
+        self.release(task)
         self.take(self.lane[task])
+
+    def release(self, node: int) -> None:
+        """Tell who waits for a task or a counter that it is done."""
+        for at in range(self.begin[node], self.begin[node + 1]):
+            waiting = self.after[at]
+            self.missing[waiting] -= 1
+            if self.missing[waiting]:
+                continue
+            if waiting >= len(self.lane):
+                self.release(waiting)
+            elif self.lane[waiting] >= 0:
+                self.launch(waiting)
 
     def run(self, lanes: int) -> None:
         """Run until nothing moves."""
@@ -114,10 +143,12 @@ def run_lanes(
     from_memory: Ints,
     machine: Machine,
     queues: Sequence[Sequence[int]] | None = None,
+    sync: str | None = None,
 ) -> Timeline:
     """Play the launch. requested: bytes per level and task id; from_memory: bytes per task id.
 
-    queues: each lane's tasks, None for what machine.queues says. Raises InvalidArgumentError when the lanes come to
+    queues: each lane's tasks, None for what machine.queues says. sync: a name in POLICIES, None to wait for exactly the
+    tasks that the edges name. Raises InvalidArgumentError when the lanes come to
     wait for each other for ever, naming a task that waits and one that it waits for.
     """
     n, lanes = len(graph.tasks), machine.lanes
@@ -137,7 +168,13 @@ def run_lanes(
         given = [ids[lane::lanes] for lane in range(lanes)]
     else:
         given = [order.tolist()]
-    running = Lanes(graph, start_up + work, from_memory, machine, given)
+    if sync is None:
+        after = Successors(*successors(graph))
+    else:
+        syncs = plan(graph, order, sync, mode=Mode.TICKET).syncs
+        after = by_counters(n, syncs)
+        start_up = start_up + machine.wait_ns * np.diff(syncs.waits.start)
+    running = Lanes(after, start_up + work, from_memory, machine, given)
     running.run(min(lanes, max(n, 1)) if len(given) == 1 else lanes)
     if running.done < n:
         raise _stuck(graph, running)
@@ -173,8 +210,10 @@ def _check_queues(queues: list[list[int]], tasks: int, lanes: int) -> None:
 def _stuck(graph: TileGraph, running: Lanes) -> InvalidArgumentError:
     waiting = next(task for task in range(len(graph.tasks)) if running.lane[task] >= 0 and running.missing[task])
     edges = graph.edges()
-    needs = edges.producer[edges.consumer == waiting].tolist()
-    blocked = next(task for task in needs if not running.parts[task] and running.end[task] == running.start[task] == 0)
+    needs: list[int] = edges.producer[edges.consumer == waiting].tolist()
+    # A coarser policy may hold a task up although all that it reads is there: then any task that has not ended.
+    ended = running.ended
+    blocked = next((task for task in needs if not ended[task]), next(t for t in range(len(ended)) if not ended[t]))
     return InvalidArgumentError(
         "deadlock",
         got=f"task {waiting} ({graph.tasks[waiting].name}) on lane {running.lane[waiting]} waits for task {blocked}",
