@@ -173,9 +173,10 @@ def merge_kernel(
     HAS_SMOOTH: tl.constexpr,
     QUANTISED: tl.constexpr,
     HALF_AWAY: tl.constexpr,
+    LEAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the partials of one row and KV head in order; rows of one split are finished already."""
+    """Merge the partials of one row and KV head in order. Rows of fewer than LEAST splits are finished already."""
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
@@ -186,7 +187,7 @@ def merge_kernel(
     length = tl.load(lengths_ptr + row).to(tl.int32)
     length = tl.where(length < 0, -1, tl.minimum(length + (1 if FUSED else 0), capacity))
     _, _, _, count = splits(length, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target)
-    if count <= 1:
+    if count < LEAST:
         return
     kv_head, tile = head_tile // tiles, head_tile % tiles
     dim = tl.arange(0, BLOCK_D)

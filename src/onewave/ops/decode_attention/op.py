@@ -103,26 +103,25 @@ def _run_out(
     backend: str,
 ) -> None:
     """Write out and lse ([rows, heads, queries, ..]) with the implementation that the call's tensors choose."""
-    plain = (softcap, sinks, k_scale, v_scale, lse) == (None,) * 5 and q.shape[2] == 1 and k_cache.ndim == 4
     name = backend
-    if backend == "auto":
-        name = (
-            "triton"
-            if q.is_cuda
-            else "cpu"
-            if plain and _is_cpu_case(q, k_cache, v_cache, block_table)
-            else "reference"
-        )
+    plain = (softcap, sinks, k_scale, v_scale, lse) == (None,) * 5 and q.shape[2] == 1 and k_cache.ndim == 4
+    if backend == "auto" and not q.is_cuda:
+        name = "cpu" if plain and _is_cpu_case(q, k_cache, v_cache, block_table) else "reference"
     if name == "cpu":
         load(_NAME, "numba_impl").decode_attention(
             out, q, k_cache, v_cache, seq_lens, block_table, window=window, scale=scale
         )
         return
     options = {
-        "block_table": block_table, "k_scale": k_scale, "v_scale": v_scale, "scale": scale, "window": window,
-        "softcap": softcap, "sinks": sinks,
-    }  # fmt: skip
-    if name == "triton":
+        "block_table": block_table,
+        "scale": scale,
+        "window": window,
+        "softcap": softcap,
+        "sinks": sinks,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
+    if q.is_cuda and name != "reference":
         load(_NAME, "triton_impl").decode_attention(
             out, lse, q, k_cache, v_cache, seq_lens, split_size=split_size, **options
         )

@@ -1,6 +1,6 @@
 """Split-KV decode attention in Triton, with the prologue and epilogue of masked multi-head attention.
 
-Work. A row's visible keys are cut into splits. A program is (KV head, row, split): the query heads that share the KV
+Work. A row's visible keys are cut into splits. A program is (split, KV head, row): the query heads that share the KV
 head, times the query tokens, are the rows of one tile (padded to 16 for the tensor cores), so keys and values are read
 once a group. Programs past a row's last split leave at once; the hardware hands the others to whichever SM is free, and
 a long row is many programs, so it keeps no SM waiting.
@@ -123,7 +123,7 @@ def split_kv_kernel(
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-    head_tile, row, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    place, head_tile, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     extra: tl.constexpr = 1 if FUSED else 0  # the new token
     group = num_heads // num_kv_heads
     tile_rows = group * num_queries
@@ -246,7 +246,7 @@ def split_kv_kernel(
             min_bound, HAS_SINKS, HAS_LSE, HAS_SHIFT, HAS_SMOOTH, QUANTISED, HALF_AWAY,
         )  # fmt: skip
     else:
-        place_at = (row64 * tl.num_programs(0) + head_tile) * max_splits + place
+        place_at = (row64 * tl.num_programs(1) + head_tile) * max_splits + place
         slot = tl.arange(0, BLOCK_M)
         kept = slot < BLOCK_H
         tl.store(stats_ptr + place_at * (2 * BLOCK_H) + slot, top, mask=kept)

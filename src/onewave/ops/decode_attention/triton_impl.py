@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,10 +17,19 @@ from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
 from onewave.ops.scratch import scratch
 
-__all__ = ["FusedProjection", "decode_attention", "launch"]
+__all__ = [
+    "LOG2E",
+    "NO_WINDOW",
+    "FusedProjection",
+    "decode_attention",
+    "has_dependent_launch",
+    "launch",
+    "launch_merge",
+    "partial_floats",
+]
 
-_LOG2E = 1.4426950408889634
-_NO_WINDOW = 1 << 30
+LOG2E = 1.4426950408889634
+NO_WINDOW = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -63,11 +73,7 @@ def decode_attention(
     split_size: int | None,
 ) -> None:
     """Write out [rows, heads, queries, head_dim] and, if given, lse; see op.decode_attention."""
-    if (
-        k_cache.dtype is torch.float8_e4m3fn
-        and k_cache.is_cuda
-        and torch.cuda.get_device_capability(k_cache.device) < (8, 9)
-    ):
+    if k_cache.dtype is torch.float8_e4m3fn and k_cache.is_cuda and _capability(k_cache.device) < (8, 9):
         raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     launch(
         out, lse, q, k_cache, v_cache, seq_lens, block_table=block_table, k_scale=k_scale, v_scale=v_scale, scale=scale,
@@ -108,28 +114,28 @@ def launch(
         kv_itemsize=k_cache.element_size(),
         split_size=split_size,
     )
-    partials = rows * num_kv_heads * plan.tiles * plan.max_splits * plan.block_h if plan.max_splits > 1 else 0
-    room = scratch(out.device, partials * (plan.block_d + 2))
-    stats = room[partials * plan.block_d :]
+    outputs, floats = partial_floats(plan, rows, num_kv_heads)
+    room = scratch(out.device, floats if plan.max_splits > 1 else 0)
+    stats = room[outputs:]
     packed = k_cache.ndim == 5
     stride_q = (0, 0, 0) if q is None else q.stride()[:3]
     f = fused
     mask = None if f is None else f.src_mask
     rotary = None if f is None else f.rotary
     unused = seq_lens
-    pdl = out.is_cuda and torch.cuda.get_device_capability(out.device) >= (9, 0)
+    pdl = has_dependent_launch(out)
 
     def given(tensor: Tensor | None) -> Tensor:
         return unused if tensor is None else tensor
 
-    split_kv_kernel[(num_kv_heads * plan.tiles, rows, plan.max_splits)](
+    split_kv_kernel[(plan.max_splits, num_kv_heads * plan.tiles, rows)](
         given(q), k_cache, v_cache, seq_lens, given(block_table), given(k_scale), given(v_scale), given(sinks),
         given(mask), given(f and f.qkv), given(f and f.bias), given(f and f.qkv_out_scale), given(rotary),
         given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room, stats,
         num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, plan.max_splits,
-        _NO_WINDOW if window is None else min(window, _NO_WINDOW), plan.target,
+        NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
         0 if rotary is None else rotary.shape[1] // 2,
-        (head_dim**-0.5 if scale is None else scale) * _LOG2E, 0.0 if softcap is None else softcap * _LOG2E,
+        (head_dim**-0.5 if scale is None else scale) * LOG2E, 0.0 if softcap is None else softcap * LOG2E,
         1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
         0.0 if f is None else f.min_bound,
         *stride_q, *out.stride()[:3],
@@ -150,19 +156,61 @@ def launch(
         num_warps=plan.num_warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     if plan.max_splits > 1:
-        merge_kernel[(num_kv_heads * plan.tiles, rows)](
-            seq_lens, given(sinks), given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room,
-            stats, num_queries, num_heads, num_kv_heads, head_dim, capacity, plan.max_splits,
-            _NO_WINDOW if window is None else min(window, _NO_WINDOW), plan.target,
-            1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
-            0.0 if f is None else f.min_bound, *out.stride()[:3],
-            SPLIT=plan.split, SMALLEST=plan.smallest, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
-            BLOCK_D=plan.block_d, BLOCK_H=plan.block_h, UNROLL=plan.unroll, HAS_SINKS=sinks is not None,
-            HAS_LSE=lse is not None, FUSED=f is not None, HAS_SHIFT=f is not None and f.out_shift is not None,
-            HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
-            HALF_AWAY=f is not None and f.half_away, PDL=pdl,
-            num_warps=4, **({"launch_pdl": True} if pdl else {}),
+        launch_merge(
+            plan, out, lse, seq_lens, room, num_kv_heads=num_kv_heads, capacity=capacity, window=window, sinks=sinks,
+            fused=f, least=2,
         )  # fmt: skip
+
+
+def partial_floats(plan: DecodePlan, rows: int, num_kv_heads: int) -> tuple[int, int]:
+    """Floats of scratch that the partial outputs of `rows` take, and with their maxima and sums."""
+    partials = rows * num_kv_heads * plan.tiles * plan.max_splits * plan.block_h
+    return partials * plan.block_d, partials * (plan.block_d + 2)
+
+
+def launch_merge(
+    plan: DecodePlan,
+    out: Tensor,
+    lse: Tensor | None,
+    seq_lens: Tensor,
+    room: Tensor,
+    *,
+    num_kv_heads: int,
+    capacity: int,
+    window: int | None,
+    sinks: Tensor | None,
+    fused: FusedProjection | None,
+    least: int,
+) -> None:
+    """Merge the partials in `room` of every row that has at least `least` splits, and write its result."""
+    rows, num_heads, num_queries, head_dim = out.shape
+    f = fused
+    outputs, _ = partial_floats(plan, rows, num_kv_heads)
+    pdl = has_dependent_launch(out)
+    merge_kernel[(num_kv_heads * plan.tiles, rows)](
+        seq_lens, seq_lens if sinks is None else sinks, seq_lens if f is None or f.out_shift is None else f.out_shift,
+        seq_lens if f is None or f.out_smooth is None else f.out_smooth, out, seq_lens if lse is None else lse, room,
+        room[outputs:], num_queries, num_heads, num_kv_heads, head_dim, capacity, plan.max_splits,
+        NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
+        1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
+        0.0 if f is None else f.min_bound, *out.stride()[:3],
+        SPLIT=plan.split, SMALLEST=plan.smallest, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
+        BLOCK_D=plan.block_d, BLOCK_H=plan.block_h, UNROLL=plan.unroll, HAS_SINKS=sinks is not None,
+        HAS_LSE=lse is not None, FUSED=f is not None, HAS_SHIFT=f is not None and f.out_shift is not None,
+        HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
+        HALF_AWAY=f is not None and f.half_away, LEAST=least, PDL=pdl,
+        num_warps=4, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def has_dependent_launch(tensor: Tensor) -> bool:
+    """Whether kernels on this tensor's device can be launched before their predecessor has ended (sm_90 and newer)."""
+    return tensor.is_cuda and _capability(tensor.device) >= (9, 0)
 
 
 def _paging(plan: DecodePlan, block_table: Tensor | None, block_size: int) -> int:
