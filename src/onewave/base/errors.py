@@ -3,7 +3,8 @@
 OnewaveError
 ├── InvalidArgumentError (ValueError)   a value the caller passed can't be honoured
 │   ├── ShapeError                      a tensor's shape, rank or stride is wrong
-│   └── UnsupportedError                well formed, but not something this build can do
+│   ├── UnsupportedError                well formed, but not something this build can do
+│   └── UnverifiedError (TypeError)     a schedule that nobody has proved, where a proved one is needed
 ├── ModelError                          a model can't be found or read
 │   ├── ModelNotFoundError              no such path, alias or repository
 │   ├── ConfigError                     config.json or GGUF metadata is missing, malformed or unknown
@@ -31,6 +32,7 @@ __all__ = [
     "ShapeError",
     "TokenizerError",
     "UnsupportedError",
+    "UnverifiedError",
     "VerificationError",
     "WeightsError",
 ]
@@ -64,6 +66,10 @@ class ShapeError(InvalidArgumentError):
 
 class UnsupportedError(InvalidArgumentError):
     """The request is well formed, but this build can't do it."""
+
+
+class UnverifiedError(InvalidArgumentError, TypeError):
+    """A schedule that nobody has proved was passed where a VerifiedSchedule is needed."""
 
 
 class ModelError(OnewaveError):
