@@ -307,8 +307,8 @@ def test_the_whole_llama_step_builds_and_simulates_in_seconds():
     assert time.process_time() - began < 10
     assert 50_000 < len(graph.tasks) < 150_000
     assert trace.phases()[0].phase == "norm"
-    # 16 GB at 4.8 TB/s: at least 3.2 ms, and the schedule keeps memory busy for most of the step.
-    floor = trace.report.memory_loaded / 4800
+    # The schedule keeps memory busy for most of the step.
+    floor = trace.report.memory_loaded / Machine().memory_bandwidth
     assert floor < trace.makespan < 1.3 * floor
     assert trace.report.memory_loaded < 1.01 * trace.report.compulsory_loaded
 

@@ -131,6 +131,10 @@ def test_traces_are_compared_phase_by_phase():
         ({"wait_start": [-1, 0, 0]}, "times of task 0"),
         ({"name": [1, 2, 3]}, "texts"),
         ({"report": {"order": "row"}}, "report"),
+        ({"report": SIMULATED.report.to_dict() | {"waves": "many"}}, "waves"),
+        ({"report": SIMULATED.report.to_dict() | {"levels": [{"level": "L2"}]}}, "report"),
+        ({"report": SIMULATED.report.to_dict() | {"energy_mj": {"L2": "x"}}}, "report"),
+        ({"report": SIMULATED.report.to_dict() | {"more": 1}}, "report"),
         ({"report": [1]}, "an object"),
     ],
 )

@@ -20,16 +20,17 @@ tiles = typer.Typer(
 
 def _mount() -> None:
     for file in FILES:
-        name = f"onewave.cli.{file}"
+        place = f"onewave.cli.{file}"
         try:
-            module = import_module(name)
+            module = import_module(place)
         except ModuleNotFoundError as error:
-            if error.name != name:
+            if error.name != place:
                 raise
             continue
-        for function in module.__all__:
-            if function.endswith("_command"):
-                tiles.command(function.removesuffix("_command").replace("_", "-"))(getattr(module, function))
+        for name in module.__all__:
+            function = getattr(module, name)
+            if callable(function):
+                tiles.command(name.removesuffix("_command").replace("_", "-"))(function)
 
 
 _mount()

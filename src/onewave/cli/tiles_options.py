@@ -50,7 +50,7 @@ Cache = Annotated[
 CachePanels = Annotated[
     int | None, typer.Option("--cache-panels", help="gemm only: count whole panels of A and B with room for so many.")
 ]
-Policy = Annotated[str, typer.Option("--policy", help="lru, fifo or belady.")]
+Policy = Annotated[str, typer.Option("--policy", help="lru, fifo or belady (also called opt).")]
 Level = Annotated[
     list[str] | None,
     typer.Option(

@@ -179,6 +179,7 @@ def _simulate_panels(
     from onewave.tiles.panels import panel_loads, strip_snake_loads
 
     rows, cols = _panel_grid(program, sizes, tile)
+    policy = {"opt": "belady"}.get(policy.lower(), policy.lower())
     loads = panel_loads(rows, cols, grid_order(order, rows, cols).to_list(), capacity, policy)
     bound = best_bound(panel_bounds(rows, cols, capacity))
     facts: dict[str, Any] = {
@@ -235,6 +236,7 @@ def _levels(
     from onewave.tiles.notation import parse_notation
     from onewave.tiles.programs import parse_bytes
 
+    policy = {"opt": "belady"}.get(policy.lower(), policy.lower())
     if policy not in ("lru", "fifo", "belady"):
         raise InvalidArgumentError("policy", got=repr(policy[:40]), allowed="lru, fifo, belady")
     if program == "notation" and cache is None and not inner:

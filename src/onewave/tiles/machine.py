@@ -58,7 +58,8 @@ class Machine:
     counter of a sync policy costs. skew: steps by which each lane of
     a wave lags behind the one before. Raises InvalidArgumentError.
 
-    Source of the defaults: NVIDIA's H200 data sheet (132 SMs, 4.8 TB/s, 989 dense bf16 TFLOPS, 50 MB L2).
+    Source of the defaults: NVIDIA's H200 data sheet (132 SMs, 989 dense bf16 TFLOPS, 50 MB L2), and the read bandwidth
+    that the ledger has measured of the sheet's 4.8 TB/s (ledger/h200.jsonl:8). task_ns is an assumption.
     """
 
     workers: int = 132
@@ -66,7 +67,7 @@ class Machine:
     queues: str = "ticket"
     levels: tuple[CacheLevel, ...] = H200_LEVELS
     flops_per_ns: float = 989_000.0
-    memory_bandwidth: float = 4800.0
+    memory_bandwidth: float = 4650.0
     lane_bandwidth: float | None = None
     task_ns: float = 500.0
     task_costs: Mapping[str, float] = field(default_factory=dict[str, float])

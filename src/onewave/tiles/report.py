@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from onewave.base.errors import InvalidArgumentError
 
 __all__ = ["LevelTraffic", "Report", "TensorTraffic"]
+
+
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+
+
+def _checked(what: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Check plain fields against their annotations. Raises TypeError, as a missing or unknown field will."""
+    for field in fields(what):
+        allowed = _TYPES.get(str(field.type))
+        if allowed is not None and type(values.get(field.name)) not in allowed:
+            raise TypeError(f"{field.name} {values.get(field.name)!r}")
+    return values
 
 
 @dataclass(frozen=True)
@@ -78,11 +90,11 @@ class Report:
             levels: list[LevelTraffic] = []
             for given in document["levels"]:
                 level = {key: value for key, value in given.items() if key != "hit_rate"}
-                tensors = tuple(TensorTraffic(**tensor) for tensor in level.pop("tensors", ()))
-                levels.append(LevelTraffic(**level, tensors=tensors))
+                tensors = tuple(TensorTraffic(**_checked(TensorTraffic, tensor)) for tensor in level.pop("tensors", ()))
+                levels.append(LevelTraffic(**_checked(LevelTraffic, level), tensors=tensors))
             energy = {str(name): float(value) for name, value in document["energy_mj"].items()}
-            fields: dict[str, Any] = document | {"levels": tuple(levels), "energy_mj": energy}
-            return cls(**fields)
+            whole: dict[str, Any] = {**_checked(cls, document), "levels": tuple(levels), "energy_mj": energy}
+            return cls(**whole)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             got = f"{type(error).__name__} {error}"[:80]
             raise InvalidArgumentError("trace: report", got=got, allowed="a simulation's report, or null") from None
