@@ -179,10 +179,9 @@ def test_the_table_of_caches_has_what_the_issue_names():
     assert set(CACHES) == {"lru", "fifo", "belady", "scratchpad"}
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "belady"])
-def test_a_million_accesses_take_seconds(policy):
+def test_a_million_accesses_take_seconds_even_with_belady():
     rng = np.random.default_rng(0)
     made = Stream(rng.integers(0, 20_000, 10**6), np.zeros(10**6, dtype=np.bool_), np.ones(10**6, dtype=np.int64))
     began = time.process_time()
-    replay(policy, made, 8000)
+    replay("belady", made, 8000)
     assert time.process_time() - began < 4
