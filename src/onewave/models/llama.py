@@ -142,7 +142,7 @@ class Llama:
         for chunk in batch.chunks:
             queries = q[None, first : first + chunk.length].transpose(1, 2)
             keys, values = (cache[chunk.slot, None, :, : chunk.end] for cache in (k_cache, v_cache))
-            attended = attention(queries, keys, values, window=window)
+            attended = attention(queries, keys, values, causal=True, window=window)
             out[first : first + chunk.length] = attended[0].transpose(0, 1)
             first += chunk.length
         return out.flatten(1)

@@ -1,3 +1,3 @@
-from onewave.ops.attention.op import attention
+from onewave.ops.attention.op import attention, attention_varlen
 
-__all__ = ["attention"]
+__all__ = ["attention", "attention_varlen"]

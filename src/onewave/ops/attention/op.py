@@ -1,31 +1,389 @@
-"""Prefill attention."""
+"""Prefill attention over whole tensors or packed sequences."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["attention"]
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_qkv
+from onewave.ops.attention.masks import Options, Window, options
+from onewave.ops.attention.plan import AttentionPlan, plan_attention, plan_on_torch
+from onewave.ops.backends import load
+from onewave.ops.library import checks_contents, is_watched, register
+
+__all__ = ["attention", "attention_varlen"]
+
+_NAME, _VARLEN = "attention", "attention_varlen"
+_BACKENDS = ("auto", "triton", "gluon", "torch", "reference")
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, scale: float | None = None) -> Tensor:
-    """Causal attention, aligned bottom-right: the last query sees the last key.
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    align: str = "bottom-right",
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(q k^T * scale + bias) v, over the keys that each query may see.
 
-    q: [batch, heads, Sq, head_dim]; k, v: [batch, kv_heads, Sk, head_dim], Sk >= Sq, heads a multiple of kv_heads
-    (query head h reads KV head h // (heads / kv_heads)). window: each query sees at most this many keys, itself
-    included. scale: defaults to 1/sqrt(head_dim). Returns [batch, heads, Sq, head_dim] in q's dtype. Runs PyTorch's
-    scaled_dot_product_attention; a mask is built only where the plain causal flag can't say it.
+    q: [batch, heads, Sq, head_dim]; k, v: [batch, kv_heads, Sk, head_dim]; Sq, Sk >= 0; bf16 or fp16, on a CPU also
+    fp32; head_dim a multiple of 8 from 16 to 256; any strides (0 for expanded axes) with a contiguous last axis. Query
+    head h reads KV head h // (heads / kv_heads).
+
+    align: query i stands at key i + Sk - Sq ("bottom-right": the last query at the last key) or at key i ("top-left").
+    causal: a query sees no key beyond its place. window: a number of keys, the query's place and those to its left (the
+    right is open unless causal), or (left, right) as flash-attn has it: keys place - left .. place + right, -1 or None
+    for no limit. scale: default 1/sqrt(head_dim). Scores then take, in this order: softcap * tanh(score / softcap);
+    ALiBi, - slope * |place - key| with alibi_slopes float32 [heads] or [batch, heads]; bias, float (added) or bool
+    (True is seen), broadcastable to [batch, heads, Sq, Sk]. sinks: [heads], a logit that carries no value.
+
+    Returns [batch, heads, Sq, head_dim] in q's dtype and order of axes in memory, or out, which is written; with
+    return_lse also the natural-log sum of exponentials, float32 [batch, heads, Sq], sinks included. A row that sees no
+    key gives 0 and -inf. Sums in float32; P is rounded to v's dtype. A row's bits depend neither on the batch nor on
+    the other queries. Keys that no query sees may hold NaN. Nothing is read back and nothing but the results allocated
+    on a GPU. backend: auto, triton, gluon, torch (PyTorch's SDPA), reference; a CPU uses SDPA for what it can say.
+    Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Dao 2023, arXiv:2307.08691.
     """
-    num_queries, num_keys = q.shape[2], k.shape[2]
-    grouped = q.shape[1] != k.shape[1]
-    if window is not None and window >= num_keys:
-        window = None
-    if num_queries == num_keys and window is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=num_queries > 1, scale=scale, enable_gqa=grouped)
-    query = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
-    key = torch.arange(num_keys, device=q.device)[None, :]
-    mask = key <= query
-    if window is not None:
-        mask = mask & (key > query - window)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    check_qkv(_NAME, q, k, v, layout="batch, heads, seq, head_dim")
+    scores = (q.shape[2], k.shape[2])
+    check_extras(_NAME, q, sinks, alibi_slopes, bias, batch=q.shape[0], scores=scores)
+    check_out(_NAME, q, out)
+    wanted = options(
+        _NAME, head_dim=q.shape[3], causal=causal, scale=scale, window=window, softcap=softcap, align=align
+    )
+    tensors = (q, k, v, sinks, alibi_slopes, bias)
+    plain = (wanted.scale, wanted.left, wanted.right, wanted.top_left, wanted.softcap, _checked_backend(_NAME, backend))
+    if is_watched(*tensors, out):
+        if out is None:
+            result, lse = torch.ops.onewave.attention(*tensors, *plain)
+        else:
+            result, lse = out, _empty_lse(q)
+            torch.ops.onewave.attention_out(out, lse, *tensors, *plain)
+        return (result, lse) if return_lse else result
+    lse = _empty_lse(q) if return_lse else None
+    result = _dense(out, lse, q, k, v, sinks, alibi_slopes, bias, wanted, backend)
+    return result if lse is None else (result, lse)
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    align: str = "bottom-right",
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention` of sequences that lie one after another, without padding; bit for bit the same as each alone.
+
+    q: [tokens, heads, head_dim]; k, v: [k_tokens, kv_heads, head_dim] (tokens before heads, other than `attention`).
+    cu_seqlens_q, cu_seqlens_k: int32 [sequences + 1] on q's device, each sequence's first row, and the end of the last.
+    max_seqlen_q: at least the longest sequence's queries (rows beyond it stay unwritten); max_seqlen_k: of its keys.
+    The keywords are attention's, with Sq and Sk of the row's own sequence; alibi_slopes [heads] or [sequences, heads];
+    bias broadcasts to [sequences, heads, max_seqlen_q, max_seqlen_k]. Returns [tokens, heads, head_dim], with
+    return_lse also float32 [heads, tokens]. Tokens outside every sequence are not written. ONEWAVE_DEBUG=1 checks
+    cu_seqlens' contents, with a synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
+    """
+    check_qkv(_VARLEN, q, k, v, layout="tokens, heads, head_dim")
+    watched = is_watched(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, bias, out)
+    longest = (max_seqlen_q, max_seqlen_k)
+    contents = not watched and checks_contents()
+    check_cu_seqlens(_VARLEN, q, k, cu_seqlens_q, cu_seqlens_k, longest, contents=contents)
+    check_extras(_VARLEN, q, sinks, alibi_slopes, bias, batch=cu_seqlens_q.shape[0] - 1, scores=longest)
+    check_out(_VARLEN, q, out)
+    wanted = options(
+        _VARLEN, head_dim=q.shape[2], causal=causal, scale=scale, window=window, softcap=softcap, align=align
+    )
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, alibi_slopes, bias)
+    plain = (
+        wanted.scale,
+        wanted.left,
+        wanted.right,
+        wanted.top_left,
+        wanted.softcap,
+        _checked_backend(_VARLEN, backend),
+    )
+    if watched:
+        if out is None:
+            result, lse = torch.ops.onewave.attention_varlen(*tensors, *plain)
+        else:
+            result, lse = out, _empty_lse_varlen(q)
+            torch.ops.onewave.attention_varlen_out(out, lse, *tensors, *plain)
+        return (result, lse) if return_lse else result
+    lse = _empty_lse_varlen(q) if return_lse else None
+    result = torch.empty_like(q) if out is None else out
+    _ragged(result, lse, *tensors, wanted, backend)
+    return result if lse is None else (result, lse)
+
+
+def _checked_backend(name: str, backend: str) -> str:
+    if backend not in _BACKENDS:
+        raise InvalidArgumentError(f"{name}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
+    return backend
+
+
+def _choose(
+    name: str, q: Tensor, wanted: Options, backend: str, *, extras: bool, bias: Tensor | None, num_keys: int
+) -> str:
+    """The backend that runs; an explicit one is taken or refused. extras: sinks, ALiBi, the LSE or packed sequences."""
+    on_cpu = q.device.type == "cpu"
+    if backend == "reference":
+        return backend
+    can_say = plan_on_torch(
+        num_queries=q.shape[-2],
+        num_keys=num_keys,
+        hides_keys=wanted.hides_keys,
+        extras=extras or wanted.softcap is not None,
+        bias=bias is not None,
+    )
+    if backend == "torch":
+        says_bias = bias is None or bias.dtype is torch.bool or (bias.dtype is q.dtype and not wanted.hides_keys)
+        if extras or wanted.softcap is not None or num_keys == 0 or q.numel() == 0 or not says_bias:
+            what = "softcap, sinks, ALiBi, LSE, packed or empty sequences, or a float bias beside a mask"
+            raise UnsupportedError(f"{name} (backend=torch)", got=what, next='Use backend="auto".')
+        return backend
+    if backend == "gluon" and (on_cpu or find_spec("onewave.ops.attention.gluon_impl") is None):
+        raise UnsupportedError(f"{name} (backend=gluon)", got=str(q.device), next='Use backend="auto" or "triton".')
+    if on_cpu:
+        if backend == "triton":
+            raise UnsupportedError(f"{name} (backend=triton)", got="tensors on a CPU", next='Use backend="auto".')
+        return can_say.backend
+    return "triton" if backend == "auto" else backend
+
+
+def _dense(
+    out: Tensor | None,
+    lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    wanted: Options,
+    backend: str,
+) -> Tensor:
+    """Write out (a new tensor where None) and lse, and return out."""
+    extras = any(x is not None for x in (sinks, alibi_slopes, lse))
+    chosen = _choose(_NAME, q, wanted, backend, extras=extras, bias=bias, num_keys=k.shape[2])
+    if chosen == "torch":
+        result = load(_NAME, "torch_impl").attention(q, k, v, wanted, bias)
+        # Kept where it lies, if it lies as promised.
+        if out is None and result.stride() == torch.empty_like(q, device="meta").stride():
+            return result
+        return (torch.empty_like(q) if out is None else out).copy_(result)
+    out = torch.empty_like(q) if out is None else out
+    if chosen == "reference":
+        window = (wanted.left, wanted.right)
+        result, result_lse = load(_NAME, "reference").attention(
+            q, k, v, scale=wanted.scale, window=window, softcap=wanted.softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            bias=bias, align="top-left" if wanted.top_left else "bottom-right",
+        )  # fmt: skip
+        out.copy_(result)
+        if lse is not None:
+            lse.copy_(result_lse)
+        return out
+    plan = _plan_on_card(q, k, v, wanted)
+    extra = {"sinks": sinks, "alibi_slopes": alibi_slopes, "bias": bias}
+    load(_NAME, f"{chosen}_impl").attention(out, lse, q, k, v, wanted, plan, **extra)
+    return out
+
+
+def _plan_on_card(
+    q: Tensor, k: Tensor, v: Tensor, wanted: Options, *, sequences: int | None = None, longest: int = 0
+) -> AttentionPlan:
+    """sequences, longest: of a packed batch, whose tensors have a batch axis of one."""
+    capability = torch.cuda.get_device_capability(q.device)
+    if capability < (8, 0):
+        got = f"sm_{capability[0]}{capability[1]}"
+        raise UnsupportedError(f"{_NAME}: {q.device}", got=got, allowed="sm_80 and newer", next='Use backend="torch".')
+    return plan_attention(
+        batch=q.shape[0] if sequences is None else sequences,
+        num_heads=q.shape[1],
+        num_kv_heads=k.shape[1],
+        num_queries=q.shape[2] if sequences is None else longest,
+        head_dim=q.shape[3],
+        hides_keys=wanted.hides_keys,
+        descriptors=load(_NAME, "triton_impl").allows_descriptors(k, v),
+        capability=capability,
+    )
+
+
+def _ragged(
+    out: Tensor,
+    lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    wanted: Options,
+    backend: str,
+) -> None:
+    chosen = _choose(_VARLEN, q, wanted, backend, extras=True, bias=bias, num_keys=max_seqlen_k)
+    if chosen == "reference":
+        window = (wanted.left, wanted.right)
+        result, result_lse = load(_NAME, "reference").attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, scale=wanted.scale, window=window, softcap=wanted.softcap, sinks=sinks,
+            alibi_slopes=alibi_slopes, bias=bias, align="top-left" if wanted.top_left else "bottom-right",
+        )  # fmt: skip
+        out.copy_(result)
+        if lse is not None:
+            lse.copy_(result_lse)
+        return
+    sequences = cu_seqlens_q.shape[0] - 1
+    if sequences == 0 or max_seqlen_q == 0:
+        return
+    # One sequence after another is one batch row with heads first.
+    rows = [tensor.transpose(0, 1)[None] for tensor in (out, q, k, v)]
+    plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, sequences=sequences, longest=max_seqlen_q)
+    load(_NAME, f"{chosen}_impl").attention(
+        rows[0], None if lse is None else lse[None], *rows[1:], wanted, plan, sinks=sinks, alibi_slopes=alibi_slopes,
+        bias=bias, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k,
+    )  # fmt: skip
+
+
+def _empty_lse(q: Tensor) -> Tensor:
+    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def _empty_lse_varlen(q: Tensor) -> Tensor:
+    return torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+
+
+def _library_out(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    top_left: bool,
+    softcap: float | None,
+    backend: str,
+) -> None:
+    wanted = Options(scale, left, right, top_left, softcap)
+    _dense(out, lse, q, k, v, sinks, alibi_slopes, bias, wanted, backend)
+
+
+def _library(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    top_left: bool,
+    softcap: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    out, lse = torch.empty_like(q), _empty_lse(q)
+    _library_out(
+        out, lse, q, k, v, sinks, alibi_slopes, bias, scale, left, right, top_left, softcap, backend
+    )  # fmt: skip
+    return out, lse
+
+
+def _library_varlen_out(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    top_left: bool,
+    softcap: float | None,
+    backend: str,
+) -> None:
+    wanted = Options(scale, left, right, top_left, softcap)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, alibi_slopes, bias)
+    _ragged(out, lse, *tensors, wanted, backend)
+
+
+def _library_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    top_left: bool,
+    softcap: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    out, lse = torch.empty_like(q), _empty_lse_varlen(q)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, alibi_slopes, bias)
+    _ragged(out, lse, *tensors, Options(scale, left, right, top_left, softcap), backend)
+    return out, lse
+
+
+def _fake(q: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), _empty_lse(q)
+
+
+def _fake_varlen(q: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), _empty_lse_varlen(q)
+
+
+def _fake_out(*_: object, **__: object) -> None:
+    return None
+
+
+register(_NAME, _library, _fake)
+register(_VARLEN, _library_varlen, _fake_varlen)
+register(f"{_NAME}_out", _library_out, _fake_out, mutates=("out", "lse"))
+register(f"{_VARLEN}_out", _library_varlen_out, _fake_out, mutates=("out", "lse"))

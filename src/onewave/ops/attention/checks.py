@@ -1,0 +1,144 @@
+"""What attention accepts: ranks, shapes, dtypes, devices and strides, checked before anything runs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+
+__all__ = ["check_cu_seqlens", "check_extras", "check_out", "check_qkv"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+_BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str) -> None:
+    """q, k and v among themselves. layout: the axes in words, with heads second to last or second."""
+    rank = layout.count(",") + 1
+    for label, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != rank:
+            raise ShapeError(f"{name}: {label}", got=f"shape {tuple(tensor.shape)}", allowed=f"[{layout}]")
+    heads_axis = 1
+    num_heads, num_kv_heads, head_dim = q.shape[heads_axis], k.shape[heads_axis], q.shape[-1]
+    if k.shape != v.shape or (rank == 4 and k.shape[0] != q.shape[0]) or k.shape[-1] != head_dim:
+        raise ShapeError(
+            f"{name}: q, k, v",
+            got=f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
+            allowed="k and v of one shape, and batch and head_dim of q",
+        )
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        got = f"{num_heads} query heads, {num_kv_heads} KV heads"
+        raise ShapeError(f"{name}: heads", got=got, allowed="a multiple of the KV heads")
+    if head_dim % 8 or not 16 <= head_dim <= 256:
+        raise UnsupportedError(
+            f"{name}: head_dim", got=str(head_dim), allowed="multiples of 8 from 16 to 256", next="Pad it with zeros."
+        )
+    _check_kinds(name, q, k, v)
+    for label, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.stride(-1) != 1 and tensor.numel() > 0:
+            got = f"strides {tensor.stride()}"
+            raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
+
+
+def _check_kinds(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    for tensor in (k, v):
+        if tensor.device != q.device:
+            _refuse_device(name, q, tensor)
+    allowed = _HALVES if q.device.type != "cpu" else (*_HALVES, torch.float32)
+    if q.dtype not in allowed:
+        words = "float16, bfloat16" + (", float32" if q.device.type == "cpu" else " (float32 on a CPU)")
+        raise UnsupportedError(
+            f"{name}: dtype", got=f"{q.dtype} on {q.device}", allowed=words, next="Convert q, k and v."
+        )
+    if k.dtype is not q.dtype or v.dtype is not q.dtype:
+        got = f"{q.dtype}, {k.dtype}, {v.dtype}"
+        raise UnsupportedError(f"{name}: dtypes of q, k, v", got=got, allowed="one dtype", next="Convert them.")
+
+
+def check_extras(
+    name: str,
+    q: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    *,
+    batch: int,
+    scores: tuple[int, int],
+) -> None:
+    """sinks, slopes and bias against q. batch: sequences; scores: the (Sq, Sk) that bias broadcasts to."""
+    num_heads = q.shape[1]
+    if sinks is not None and (sinks.shape != (num_heads,) or not sinks.dtype.is_floating_point):
+        raise ShapeError(f"{name}: sinks", got=_words(sinks), allowed=f"a float tensor [{num_heads}]")
+    if alibi_slopes is not None:
+        right_shape = alibi_slopes.shape in ((num_heads,), (batch, num_heads))
+        if not right_shape or alibi_slopes.dtype is not torch.float32:
+            allowed = f"float32 [{num_heads}] or [{batch}, {num_heads}]"
+            raise ShapeError(f"{name}: alibi_slopes", got=_words(alibi_slopes), allowed=allowed)
+    if bias is not None:
+        full = (batch, num_heads, *scores)
+        tail = full[4 - bias.ndim :] if bias.ndim <= 4 else ()
+        if bias.ndim > 4 or any(n not in (1, m) for n, m in zip(bias.shape, tail, strict=True)):
+            raise ShapeError(f"{name}: bias", got=_words(bias), allowed=f"a shape that broadcasts to {list(full)}")
+        if bias.dtype not in _BIAS_DTYPES:
+            raise UnsupportedError(f"{name}: bias", got=_words(bias), allowed="bool, float16, bfloat16, float32")
+    for tensor in (sinks, alibi_slopes, bias):
+        if tensor is not None and tensor.device != q.device:
+            _refuse_device(name, q, tensor)
+
+
+def check_out(name: str, q: Tensor, out: Tensor | None) -> None:
+    if out is None:
+        return
+    if out.device != q.device:
+        _refuse_device(name, q, out)
+    overlaps = any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True))
+    if out.shape != q.shape or out.dtype is not q.dtype or (out.stride(-1) != 1 and out.numel() > 0) or overlaps:
+        allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, not expanded"
+        raise ShapeError(f"{name}: out", got=f"{_words(out)}, strides {out.stride()}", allowed=allowed)
+
+
+def check_cu_seqlens(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    longest: tuple[int, int],
+    *,
+    contents: bool,
+) -> None:
+    """contents: read them back as well (a synchronisation) and check that they ascend inside q and k."""
+    for label, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if starts.ndim != 1 or starts.numel() < 1 or starts.dtype is not torch.int32 or starts.stride(0) != 1:
+            raise ShapeError(f"{name}: {label}", got=_words(starts), allowed="contiguous int32 [sequences + 1]")
+        if starts.device != q.device:
+            _refuse_device(name, q, starts)
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        got = f"{_words(cu_seqlens_q)}, {_words(cu_seqlens_k)}"
+        raise ShapeError(f"{name}: cu_seqlens_q, cu_seqlens_k", got=got, allowed="one length")
+    for label, most, tokens in (("q", longest[0], q.shape[0]), ("k", longest[1], k.shape[0])):
+        if isinstance(most, bool) or most < 0:
+            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=str(most), allowed=f"0 to {tokens}")
+    if contents:
+        _check_starts(name, "q", [int(n) for n in cu_seqlens_q], longest[0], q.shape[0])
+        _check_starts(name, "k", [int(n) for n in cu_seqlens_k], longest[1], k.shape[0])
+
+
+def _check_starts(name: str, label: str, starts: list[int], longest: int, tokens: int) -> None:
+    lengths = [b - a for a, b in pairwise(starts)]
+    if starts[0] != 0 or starts[-1] > tokens or any(not 0 <= n <= longest for n in lengths):
+        allowed = f"from 0 to at most {tokens} in steps of 0 to {longest} (max_seqlen_{label})"
+        raise InvalidArgumentError(f"{name}: cu_seqlens_{label}", got=str(starts[:9])[:120], allowed=allowed)
+
+
+def _refuse_device(name: str, q: Tensor, other: Tensor) -> None:
+    raise UnsupportedError(
+        f"{name}: devices", got=f"{q.device} and {other.device}", allowed="one device for all tensors"
+    )
+
+
+def _words(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"

@@ -1,0 +1,91 @@
+"""Which keys a query sees: windows, causality and alignment brought to one form, and the masks that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError
+
+__all__ = ["ALIGNMENTS", "Options", "Window", "options", "visible_keys"]
+
+ALIGNMENTS = ("bottom-right", "top-left")
+
+Window = int | Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call asks for beside its tensors.
+
+    A query at place p sees the keys p - left .. p + right; None means without end on that side. Query i stands at place
+    i + Sk - Sq, or at place i where top_left is set.
+    """
+
+    scale: float
+    left: int | None = None
+    right: int | None = None
+    top_left: bool = False
+    softcap: float | None = None
+
+    def shift(self, num_queries: int, num_keys: int) -> int:
+        """Place of the first query."""
+        return 0 if self.top_left else num_keys - num_queries
+
+    @property
+    def hides_keys(self) -> bool:
+        return self.left is not None or self.right is not None
+
+
+def options(
+    operator: str,
+    *,
+    head_dim: int,
+    causal: bool,
+    scale: float | None,
+    window: Window | None,
+    softcap: float | None,
+    align: str,
+) -> Options:
+    """Check and normalise; see op.attention for the meaning of each. Raises InvalidArgumentError."""
+    if align not in ALIGNMENTS:
+        raise InvalidArgumentError(f"{operator}: align", got=repr(align), allowed=", ".join(ALIGNMENTS))
+    if softcap is not None and not softcap > 0:
+        raise InvalidArgumentError(f"{operator}: softcap", got=str(softcap), allowed="greater than 0, or None")
+    left, right = _sides(operator, window)
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    return Options(head_dim**-0.5 if scale is None else float(scale), left, right, align == "top-left", softcap)
+
+
+def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None]:
+    """Keys to the left and right of a query's own place that it sees; None for all of them."""
+    if window is None:
+        return None, None
+    if isinstance(window, int):
+        if isinstance(window, bool) or window < 1:
+            raise InvalidArgumentError(f"{operator}: window", got=str(window), allowed="at least 1, or (left, right)")
+        return window - 1, None
+    sides = tuple(window)
+    if len(sides) != 2 or any(side is not None and side < -1 for side in sides):
+        allowed = "a number of keys, or (left, right) with -1 for no limit"
+        raise InvalidArgumentError(f"{operator}: window", got=str(sides), allowed=allowed)
+    left, right = (None if side is None or side == -1 else int(side) for side in sides)
+    return left, right
+
+
+def visible_keys(wanted: Options, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
+    """True where query i sees key j, bool [Sq, Sk]; None where every query sees every key."""
+    if not wanted.hides_keys:
+        return None
+    place = torch.arange(num_queries, device=device)[:, None] + wanted.shift(num_queries, num_keys)
+    key = torch.arange(num_keys, device=device)[None, :]
+    visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    if wanted.right is not None:
+        visible &= key <= place + wanted.right
+    if wanted.left is not None:
+        visible &= key >= place - wanted.left
+    return visible

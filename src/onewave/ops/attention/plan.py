@@ -1,0 +1,191 @@
+"""How attention runs: backend, kernel and tiles, from shapes and flags alone; for the launch and for explain.
+
+What a row's bits may depend on is decided here: the keys of a tile (block_n), where tiles begin (multiples of block_n
+from the row's own first key) and the pieces of head_dim depend on head_dim and the card alone. block_m and the packing
+of heads change with the shape, and change no bit: rows of a tile never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = ["AttentionPlan", "column_pieces", "explain_attention", "plan_attention", "plan_on_torch"]
+
+_FIRST_WITH_DESCRIPTORS = (9, 0)
+# Bytes of shared memory that a program may hold; other cards from sm_80 on have 99 KiB.
+_LARGE_SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
+_SMALL_SHARED = 99 << 10
+_ITEM_BYTES = 2
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """One call. backend: triton, torch or reference; kernel: what of it runs.
+
+    The rest speaks of our kernels: a tile holds block_m rows (queries x packed_heads) and walks over block_n keys at a
+    time; head_dim is computed as `columns` (powers of two). programs: the grid, tiles of all heads and sequences.
+    descriptors: K and V come through tensor descriptors (TMA), not through pointers.
+    """
+
+    backend: str
+    kernel: str
+    why: str
+    block_m: int = 0
+    block_n: int = 0
+    num_warps: int = 0
+    num_stages: int = 0
+    columns: tuple[int, ...] = ()
+    packed_heads: int = 1
+    tiles: int = 0
+    programs: int = 0
+    descriptors: bool = False
+
+
+def column_pieces(head_dim: int) -> tuple[int, ...]:
+    """Powers of two, one or two, that cover head_dim; two where that wastes less than one."""
+    whole = 1 << (head_dim - 1).bit_length()
+    first = whole if whole == head_dim else whole // 2
+    if first == head_dim or first < 16:
+        return (max(16, whole),)
+    second = max(16, 1 << (head_dim - first - 1).bit_length())
+    return (whole,) if first + second >= whole else (first, second)
+
+
+@lru_cache(maxsize=4096)
+def plan_attention(
+    *,
+    batch: int,
+    num_heads: int,
+    num_kv_heads: int,
+    num_queries: int,
+    head_dim: int,
+    hides_keys: bool = False,
+    descriptors: bool = True,
+    capability: tuple[int, int] = (9, 0),
+) -> AttentionPlan:
+    """Plan the portable kernel. num_queries: of the longest sequence.
+
+    hides_keys: causal or windowed. descriptors: whether the strides of K and V allow them.
+    """
+    columns = column_pieces(head_dim)
+    width = sum(columns)
+    most_rows, block_n, warps, stages = _tile(width, capability)
+    if _shared_bytes(most_rows, block_n, width, 1) > _shared_limit(capability):
+        most_rows = 64
+    group = num_heads // num_kv_heads
+    packed = group if num_queries < most_rows else 1
+    rows = num_queries * packed
+    block_m = 64 if rows <= 64 else most_rows
+    if block_m == 64:
+        warps = 4
+    while stages > 1 and _shared_bytes(block_m, block_n, width, stages) > _shared_limit(capability):
+        stages -= 1
+    tiles = -(-rows // block_m)
+    use_descriptors = descriptors and capability >= _FIRST_WITH_DESCRIPTORS
+    pointers = (
+        f"sm_{capability[0]}{capability[1]} has no descriptors" if descriptors else "their strides forbid descriptors"
+    )
+    reasons = [
+        f"head_dim {head_dim} as {' + '.join(map(str, columns))}",
+        f"{group} heads of a group share a tile, since {num_queries} queries don't fill one"
+        if packed > 1
+        else f"{block_m} queries of one head a tile",
+        f"K and V through {'tensor descriptors' if use_descriptors else 'pointers: ' + pointers}",
+    ]
+    if hides_keys:
+        reasons.append("tiles that no query sees are skipped, longest rows first")
+    return AttentionPlan(
+        backend="triton",
+        kernel="attention_kernel",
+        why="; ".join(reasons),
+        block_m=block_m,
+        block_n=block_n,
+        num_warps=warps,
+        num_stages=stages,
+        columns=columns,
+        packed_heads=packed,
+        tiles=tiles,
+        programs=tiles * batch * (num_kv_heads if packed > 1 else num_heads),
+        descriptors=use_descriptors,
+    )
+
+
+def _tile(width: int, capability: tuple[int, int]) -> tuple[int, int, int, int]:
+    """(rows, keys, warps, stages) of a tile."""
+    if capability >= _FIRST_WITH_DESCRIPTORS:
+        # Four warps and 64 rows: several programs share an SM, and one's softmax runs beside another's products.
+        return (64, 128, 4, 3) if width <= 64 else (64, 64, 4, 3)
+    return (128, 64, 4, 3) if width <= 64 else (128, 64, 8, 2) if width <= 128 else (128, 32, 8, 2)
+
+
+def _shared_limit(capability: tuple[int, int]) -> int:
+    return _LARGE_SHARED.get(capability, _SMALL_SHARED)
+
+
+def _shared_bytes(block_m: int, block_n: int, width: int, stages: int) -> int:
+    """Q once, K and V once a stage, and a little for barriers."""
+    return (block_m + 2 * stages * block_n) * width * _ITEM_BYTES + 1024
+
+
+def explain_attention(
+    q_shape: Sequence[int],
+    k_shape: Sequence[int],
+    *,
+    causal: bool = False,
+    window: object = None,
+    softcap: object = None,
+    sinks: object = None,
+    alibi_slopes: object = None,
+    bias: object = None,
+    return_lse: bool = False,
+    device: str = "cuda",
+    capability: tuple[int, int] = (9, 0),
+    descriptors: bool = True,
+    backend: str = "auto",
+) -> AttentionPlan:
+    """What attention(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D] on a device of this capability.
+
+    Only whether an option is None matters. descriptors: whether the strides of K and V allow tensor descriptors
+    (multiples of 16 bytes, none of them 0).
+    """
+    batch, num_heads, num_queries, head_dim = q_shape
+    num_kv_heads, num_keys = k_shape[1], k_shape[2]
+    if backend == "reference":
+        return AttentionPlan("reference", "float32 PyTorch", "asked for")
+    hides_keys = causal or window is not None
+    if device == "cpu" or backend == "torch":
+        return plan_on_torch(
+            num_queries=num_queries,
+            num_keys=num_keys,
+            hides_keys=hides_keys,
+            extras=any(x is not None for x in (softcap, sinks, alibi_slopes)) or return_lse,
+            bias=bias is not None,
+        )
+    return plan_attention(
+        batch=batch,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        num_queries=num_queries,
+        head_dim=head_dim,
+        hides_keys=hides_keys,
+        descriptors=descriptors,
+        capability=capability,
+    )
+
+
+def plan_on_torch(*, num_queries: int, num_keys: int, hides_keys: bool, extras: bool, bias: bool) -> AttentionPlan:
+    """Plan for a CPU. extras: what scaled_dot_product_attention can't say: softcap, sinks, ALiBi, the LSE."""
+    if bias:
+        return AttentionPlan(
+            "reference", "float32 PyTorch", "keys that a bias hides may hold NaN, which SDPA would spread"
+        )
+    if extras:
+        return AttentionPlan(
+            "reference", "float32 PyTorch", "softcap, sinks, ALiBi and the LSE are beyond PyTorch's SDPA"
+        )
+    if num_keys == 0 or num_queries == 0:
+        return AttentionPlan("reference", "float32 PyTorch", "nothing to attend to")
+    why = "a mask is built only where the causal flag can't say it" if hides_keys else "no mask is needed"
+    return AttentionPlan("torch", "scaled_dot_product_attention", why)

@@ -1,0 +1,33 @@
+"""Attention by PyTorch's scaled_dot_product_attention: what a CPU uses for everything that it can say."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from onewave.ops.attention.masks import Options, visible_keys
+
+__all__ = ["attention"]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | None = None) -> Tensor:
+    """See op.attention; Sq and Sk at least 1, a bias bool or alone and of q's dtype.
+
+    A mask is built only where the plain causal flag can't say it.
+    """
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    grouped = q.shape[1] != k.shape[1]
+    shift = wanted.shift(num_queries, num_keys)
+    last_place = shift + num_queries - 1
+    # Sides that hide nothing here need no mask.
+    right = None if wanted.right is None or shift + wanted.right >= num_keys - 1 else wanted.right
+    left = None if wanted.left is None or last_place - wanted.left <= 0 else wanted.left
+    if bias is None and left is None and right is None:
+        return F.scaled_dot_product_attention(q, k, v, scale=wanted.scale, enable_gqa=grouped)
+    # PyTorch's flag aligns top-left.
+    if bias is None and left is None and right == 0 and shift == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=wanted.scale, enable_gqa=grouped)
+    bias = None if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
+    visible = visible_keys(wanted, num_queries, num_keys, q.device)
+    mask = bias if visible is None else visible if bias is None else bias & visible
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=wanted.scale, enable_gqa=grouped)

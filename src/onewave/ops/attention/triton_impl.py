@@ -1,0 +1,376 @@
+"""Attention in Triton: online softmax over tiles of keys, for sm_80 and newer.
+
+A program owns one tile of rows: BLOCK_M queries of one head, or, where there are few queries, all heads of a group for
+each of them (row r is query r // PACK, head r % PACK), so that K and V are read once for the group. Programs of one
+head are neighbours, those with most keys first. q, the running max and sum, and the output (float32) stay in registers.
+
+Keys go by in tiles of BLOCK_N that begin at multiples of BLOCK_N from the sequence's first key, in up to three loops:
+tiles that a window cuts on the left, tiles that every row sees whole (no mask is computed), and the cut ones on the
+right. Tiles that no row sees are never loaded. K and V come through tensor descriptors (TMA on Hopper), which return
+zeros beyond the last key, or through pointers with any strides. Triton pipelines the loads of a loop.
+
+head_dim is one power of two or the sum of two (96 = 64 + 32): q, k, v and the output come in two pieces.
+Scores are kept in units of log2, so that exp2 serves; without softcap, ALiBi and bias, scaling and the subtraction
+of the max are one fused multiply-add. Masked scores are -inf, and a row that has seen only those subtracts 0 instead.
+P is rounded to the inputs' dtype for the second product, as V has it. Bound: the tensor cores; at head_dim 64 exp2.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
+# (Triton ships no type information; absent tensors are None in a kernel and are tested by constants.)
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from onewave.ops.attention.masks import Options
+from onewave.ops.attention.plan import AttentionPlan
+
+__all__ = ["allows_descriptors", "attention", "attention_kernel"]
+
+_LOG2E = math.log2(math.e)
+_ALIGNED = 16
+_MOST_STRIDE = 1 << 40
+# A place plus a side stays inside 32 bits.
+_MOST_KEYS = 1 << 30
+
+
+@triton.jit
+def load_tile(
+    source, batch, head, start, first, num_keys, stride, COLUMN: tl.constexpr, WIDTH: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, CUT: tl.constexpr,
+):  # fmt: skip
+    """Columns COLUMN.. of the keys first.. of a sequence that begins at row `start`; [BLOCK_N, WIDTH]."""
+    if TMA:
+        tile = source.load([batch, head, start + first, COLUMN]).reshape([BLOCK_N, WIDTH])
+    else:
+        key = first + tl.arange(0, BLOCK_N)
+        column = COLUMN + tl.arange(0, WIDTH)
+        at = source + key.to(tl.int64)[:, None] * stride + column[None, :]
+        if CUT:
+            tile = tl.load(at, mask=(key < num_keys)[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
+        elif COLUMN + WIDTH > HEAD_DIM:
+            tile = tl.load(at, mask=(column < HEAD_DIM)[None, :], other=0.0)
+        else:
+            tile = tl.load(at)
+    return tile
+
+
+@triton.jit
+def attend(
+    acc, acc2, best, total, q, q2, k, k2, v, v2, batch, kv_head, start, first, last, num_keys, place, left, right,
+    stride_k, stride_v, scale_log2, inner, outer, slope, bias_row, bias_stride, row_exists,
+    D1: tl.constexpr, D2: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    CUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    BIAS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+):  # fmt: skip
+    """The keys first..last, a tile at a time. CUT: a tile may hold keys that some row must not see."""
+    SAFE: tl.constexpr = CUT or BIAS != 0
+    for n in tl.range(first, last, BLOCK_N):
+        k_tile = load_tile(k, batch, kv_head, start, n, num_keys, stride_k, 0, D1, HEAD_DIM, BLOCK_N, TMA, CUT)
+        s = tl.dot(q, tl.trans(k_tile))
+        if D2 > 0:
+            k_tile2 = load_tile(k2, batch, kv_head, start, n, num_keys, stride_k, D1, D2, HEAD_DIM, BLOCK_N, TMA, CUT)
+            s = tl.dot(q2, tl.trans(k_tile2), s)
+        key = n + tl.arange(0, BLOCK_N)
+        if SOFTCAP:
+            # tanh(x) = 1 - 2 / (1 + e^2x), right for every x: e^2x may be 0 or inf.
+            s = outer * (1.0 - 2.0 / (1.0 + tl.exp2(s * inner)))
+        elif not FOLD:
+            s = s * scale_log2
+        if ALIBI:
+            s = s - slope[:, None] * tl.abs(place[:, None] - key[None, :]).to(tl.float32)
+        if BIAS != 0:
+            bias_at = bias_row[:, None] + key.to(tl.int64)[None, :] * bias_stride
+            inside = row_exists[:, None] & (key < num_keys)[None, :]
+            if BIAS == 1:
+                s = tl.where(tl.load(bias_at, mask=inside, other=0) != 0, s, float("-inf"))
+            else:
+                added = tl.load(bias_at, mask=inside, other=float("-inf")).to(tl.float32) * 1.4426950408889634
+                # A hidden key may hold NaN.
+                s = tl.where(added == float("-inf"), added, s + added)
+        if CUT:
+            visible = (key < num_keys)[None, :]
+            if RIGHT:
+                visible &= key[None, :] <= place[:, None] + right
+            if LEFT:
+                visible &= key[None, :] >= place[:, None] - left
+            s = tl.where(visible, s, float("-inf"))
+        higher = tl.max(s, 1)
+        higher = tl.maximum(best, higher * scale_log2 if FOLD else higher)
+        reference = higher
+        if SAFE:
+            reference = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2((s * scale_log2 if FOLD else s) - reference[:, None])
+        kept = tl.exp2(best - reference)
+        total = total * kept + tl.sum(p, 1)
+        acc = acc * kept[:, None]
+        v_tile = load_tile(v, batch, kv_head, start, n, num_keys, stride_v, 0, D1, HEAD_DIM, BLOCK_N, TMA, CUT)
+        # What no row sees is another sequence's or padding: it may hold NaN, and 0 * NaN is NaN.
+        if BIAS != 0:
+            seen = tl.max(s, 0) > float("-inf")
+            v_tile = tl.where(seen[:, None], v_tile, 0.0)
+        elif CUT and RAGGED and TMA:
+            v_tile = tl.where((key < num_keys)[:, None], v_tile, 0.0)
+        p = p.to(v_tile.dtype)
+        acc = tl.dot(p, v_tile, acc)
+        if D2 > 0:
+            acc2 = acc2 * kept[:, None]
+            v_tile2 = load_tile(v2, batch, kv_head, start, n, num_keys, stride_v, D1, D2, HEAD_DIM, BLOCK_N, TMA, CUT)
+            if BIAS != 0:
+                v_tile2 = tl.where((tl.max(s, 0) > float("-inf"))[:, None], v_tile2, 0.0)
+            elif CUT and RAGGED and TMA:
+                v_tile2 = tl.where((key < num_keys)[:, None], v_tile2, 0.0)
+            acc2 = tl.dot(p, v_tile2, acc2)
+        best = higher
+    return acc, acc2, best, total
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "tiles", "shift", "left", "right", "num_heads"])
+def attention_kernel(
+    q_ptr, k, k2, v, v2, out_ptr, lse_ptr, sinks_ptr, slopes_ptr, bias_ptr, starts_q_ptr, starts_k_ptr,
+    stride_q, stride_k, stride_v, stride_out, stride_lse, stride_slopes, stride_bias,
+    num_heads, num_queries, num_keys, tiles, shift, left, right, scale_log2, inner, outer,
+    GROUP: tl.constexpr, PACK: tl.constexpr, HEAD_DIM: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, RAGGED: tl.constexpr, TOP_LEFT: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
+    BIAS: tl.constexpr, FOLD: tl.constexpr, LSE: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Strides: q, out, lse (batch, head, query); k, v (batch, head, key); bias of all four axes."""
+    program = tl.program_id(0)
+    tile, rest = program % tiles, program // tiles
+    head_groups = num_heads // PACK
+    batch, head = rest // head_groups, rest % head_groups * PACK
+    kv_head = head // GROUP
+    start_q, start_k, page = 0, 0, batch
+    if RAGGED:
+        start_q, start_k = tl.load(starts_q_ptr + batch), tl.load(starts_k_ptr + batch)
+        num_queries = tl.load(starts_q_ptr + batch + 1) - start_q
+        num_keys = tl.load(starts_k_ptr + batch + 1) - start_k
+        tiles = tl.cdiv(num_queries * PACK, BLOCK_M)
+        if tile >= tiles:
+            return
+        if not TOP_LEFT:
+            shift = num_keys - num_queries
+        page = 0
+    if RIGHT:
+        tile = tiles - 1 - tile
+    rows = num_queries * PACK
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_exists = row < rows
+    query, place = row // PACK, row // PACK + shift
+    row_head = (head + row % PACK).to(tl.int64)
+    in_q = (start_q + query).to(tl.int64)
+    wide_page, wide_kv_head = tl.full([], page, tl.int64), kv_head.to(tl.int64)
+
+    q_row = q_ptr + wide_page * stride_q[0] + row_head * stride_q[1] + in_q * stride_q[2]
+    column, column2 = tl.arange(0, D1), D1 + tl.arange(0, D2 if D2 > 0 else 16)
+    q_mask = row_exists[:, None] & (column < HEAD_DIM)[None, :]
+    q = tl.load(q_row[:, None] + column[None, :], mask=q_mask, other=0.0)
+    acc = tl.zeros([BLOCK_M, D1], tl.float32)
+    q2, acc2 = 0.0, 0.0
+    if D2 > 0:
+        q2 = tl.load(
+            q_row[:, None] + column2[None, :], mask=row_exists[:, None] & (column2 < HEAD_DIM)[None, :], other=0.0
+        )
+        acc2 = tl.zeros([BLOCK_M, D2], tl.float32)
+    if not TMA:
+        from_k, from_v = (
+            wide_page * stride_k[0] + wide_kv_head * stride_k[1],
+            wide_page * stride_v[0] + wide_kv_head * stride_v[1],
+        )
+        if RAGGED:
+            from_k += start_k.to(tl.int64) * stride_k[2]
+            from_v += start_k.to(tl.int64) * stride_v[2]
+        k += from_k
+        v += from_v
+        if D2 > 0:
+            k2 += from_k
+            v2 += from_v
+
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    slope, bias_row = 0.0, 0
+    if ALIBI:
+        slope_at = slopes_ptr + batch.to(tl.int64) * stride_slopes[0] + row_head * stride_slopes[1]
+        slope = tl.load(slope_at, mask=row_exists, other=0.0) * 1.4426950408889634
+    bias_stride = 0
+    if BIAS != 0:
+        bias_head = bias_ptr + batch.to(tl.int64) * stride_bias[0] + row_head * stride_bias[1]
+        bias_row = bias_head + query.to(tl.int64) * stride_bias[2]
+        bias_stride = stride_bias[3]
+
+    first_place = tile * BLOCK_M // PACK + shift
+    last_place = (tl.minimum(tile * BLOCK_M + BLOCK_M, rows) - 1) // PACK + shift
+    end, whole_end = num_keys, num_keys // BLOCK_N * BLOCK_N
+    if RIGHT:
+        end = tl.maximum(tl.minimum(end, last_place + right + 1), 0)
+        whole_end = tl.minimum(whole_end, tl.maximum(first_place + right + 1, 0) // BLOCK_N * BLOCK_N)
+    whole_start = 0
+    if LEFT:
+        begin = tl.maximum(first_place - left, 0) // BLOCK_N * BLOCK_N
+        whole_start = tl.cdiv(tl.maximum(last_place - left, 0), BLOCK_N) * BLOCK_N
+        acc, acc2, best, total = attend(
+            acc, acc2, best, total, q, q2, k, k2, v, v2, page, kv_head, start_k, begin,
+            tl.minimum(whole_start, end), num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner,
+            outer, slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT, SOFTCAP,
+            ALIBI, BIAS, FOLD, RAGGED,
+        )  # fmt: skip
+    acc, acc2, best, total = attend(
+        acc, acc2, best, total, q, q2, k, k2, v, v2, page, kv_head, start_k, whole_start,
+        whole_end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner, outer,
+        slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, False, LEFT, RIGHT, SOFTCAP, ALIBI,
+        BIAS, FOLD, RAGGED,
+    )  # fmt: skip
+    if TAIL:
+        acc, acc2, best, total = attend(
+            acc, acc2, best, total, q, q2, k, k2, v, v2, page, kv_head, start_k,
+            tl.maximum(whole_start, whole_end), end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner,
+            outer, slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT, SOFTCAP,
+            ALIBI, BIAS, FOLD, RAGGED,
+        )  # fmt: skip
+
+    # A row that sees no key gives 0 and -inf, sink or not.
+    empty = total == 0.0
+    share = tl.full([BLOCK_M], 1.0, tl.float32)
+    if SINKS:
+        # One more key, of this score and with a value of zero.
+        sink = tl.load(sinks_ptr + row_head, mask=row_exists, other=0.0).to(tl.float32) * 1.4426950408889634
+        higher = tl.where(empty, 0.0, tl.maximum(best, sink))
+        share = tl.exp2(best - higher)
+        total = total * share + tl.exp2(sink - higher)
+        best = higher
+    total = tl.where(empty, 1.0, total)
+    share = share / total
+    out_row = out_ptr + wide_page * stride_out[0] + row_head * stride_out[1] + in_q * stride_out[2]
+    tl.store(out_row[:, None] + column[None, :], (acc * share[:, None]).to(out_ptr.dtype.element_ty), mask=q_mask)
+    if D2 > 0:
+        out2 = (acc2 * share[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_row[:, None] + column2[None, :], out2, mask=row_exists[:, None] & (column2 < HEAD_DIM)[None, :])
+    if LSE:
+        lse = tl.where(empty, float("-inf"), (best + tl.log2(total)) * 0.6931471805599453)
+        lse_row = lse_ptr + wide_page * stride_lse[0] + row_head * stride_lse[1] + in_q * stride_lse[2]
+        tl.store(lse_row, lse, mask=row_exists)
+
+
+def allows_descriptors(*tensors: Tensor) -> bool:
+    """Whether tensor descriptors can describe K and V: aligned, no stride of 0 (expanded), not empty."""
+    return all(
+        t.numel() > 0
+        and t.data_ptr() % _ALIGNED == 0
+        and all(
+            n == 1 or (0 < step * t.element_size() < _MOST_STRIDE and step * t.element_size() % _ALIGNED == 0)
+            for n, step in zip(t.shape[:-1], t.stride()[:-1], strict=True)
+        )
+        for t in tensors
+    )
+
+
+def attention(
+    out: Tensor,
+    lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    wanted: Options,
+    plan: AttentionPlan,
+    *,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    starts_q: Tensor | None = None,
+    starts_k: Tensor | None = None,
+) -> None:
+    """Write out (like q) and lse (float32 [B, H, Sq]); what op.attention has checked and planned.
+
+    starts_q, starts_k: int32 [sequences + 1]; then batch is 1 in q, k, v, out and lse, and Sq, Sk count all tokens.
+    """
+    if q.numel() == 0:
+        return
+    num_heads, num_queries, head_dim = q.shape[1:]
+    num_kv_heads, num_keys = k.shape[1:3]
+    ragged = starts_q is not None
+    d1, d2 = (*plan.columns, 0)[:2]
+    sources = [k, None, v, None]
+    for at, tensor in ((0, k), (2, v)):
+        if plan.descriptors:
+            sources[at] = _descriptor(tensor, plan.block_n, d1)
+        if d2:
+            sources[at + 1] = _descriptor(tensor, plan.block_n, d2) if plan.descriptors else tensor
+    full_bias = None if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
+    if full_bias is not None and full_bias.dtype is torch.bool:
+        full_bias = full_bias.view(torch.uint8)
+    is_bool = bias is not None and bias.dtype is torch.bool
+    slopes = alibi_slopes[None] if alibi_slopes is not None and alibi_slopes.ndim == 1 else alibi_slopes
+    attention_kernel[(plan.programs,)](
+        q,
+        *sources,
+        out,
+        lse,
+        sinks,
+        slopes,
+        full_bias,
+        starts_q,
+        starts_k,
+        q.stride()[:3],
+        k.stride()[:3],
+        v.stride()[:3],
+        out.stride()[:3],
+        (0, 0, 0) if lse is None else lse.stride(),
+        _broadcast_strides(slopes, 2),
+        _broadcast_strides(full_bias, 4),
+        num_heads,
+        num_queries,
+        num_keys,
+        plan.tiles,
+        wanted.shift(num_queries, num_keys),
+        min(wanted.left or 0, _MOST_KEYS),
+        min(wanted.right or 0, _MOST_KEYS),
+        wanted.scale * _LOG2E,
+        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
+        _LOG2E * (wanted.softcap or 1.0),
+        GROUP=num_heads // num_kv_heads,
+        PACK=plan.packed_heads,
+        HEAD_DIM=head_dim,
+        D1=d1,
+        D2=d2,
+        BLOCK_M=plan.block_m,
+        BLOCK_N=plan.block_n,
+        TMA=plan.descriptors,
+        RAGGED=ragged,
+        TOP_LEFT=wanted.top_left,
+        LEFT=wanted.left is not None,
+        RIGHT=wanted.right is not None,
+        SOFTCAP=wanted.softcap is not None,
+        SINKS=sinks is not None,
+        ALIBI=alibi_slopes is not None,
+        BIAS=0 if bias is None else 1 if is_bool else 2,
+        # Folding scale into the exponent takes the max before scaling: only a positive scale keeps its place.
+        FOLD=wanted.scale > 0 and wanted.softcap is None and alibi_slopes is None and (bias is None or is_bool),
+        LSE=lse is not None,
+        TAIL=ragged or wanted.right is not None or num_keys % plan.block_n != 0,
+        num_warps=plan.num_warps,
+        num_stages=plan.num_stages,
+    )
+
+
+def _broadcast_strides(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
+    """Strides with 0 where an axis has one element."""
+    if tensor is None:
+        return (0,) * axes
+    return tuple(0 if n == 1 else step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _descriptor(tensor: Tensor, block_n: int, width: int) -> TensorDescriptor:
+    """Of [batch, heads, keys, head_dim] in tiles of one head's keys."""
+    # An axis of one element may have any stride; the descriptor wants an aligned one.
+    strides = [tensor.shape[3] if n == 1 else step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    strides[3] = 1
+    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, block_n, width])
