@@ -101,6 +101,18 @@ def test_a_trace_is_written_read_back_and_compared(onewave, tmp_path):
     assert "gemm" in onewave("tiles", "compare", str(a), str(b)).out
 
 
+def test_the_staircase_counts_waves(onewave):
+    found = facts(onewave, "tiles", "staircase", "1024", "256", "--rows", "128:512:128", "--workers", "16")
+    assert [(stair["m"], stair["tiles"], stair["waves"]) for stair in found["stairs"]] == [
+        (128, 8, 1),
+        (256, 16, 1),
+        (384, 24, 2),
+        (512, 32, 2),
+    ]
+    assert found["stairs"][2]["time"] > 1.5 * found["stairs"][1]["time"]
+    assert "lanes used" in onewave("tiles", "staircase", "1024", "256", "--rows", "128:512:128").out
+
+
 def test_bounds_show_the_gap_of_every_order(onewave):
     found = facts(onewave, "tiles", "bounds", "gemm", "512", "512", "512", "--cache", "1MB", "--workers", "4")
     assert {row["order"] for row in found["orders"]} >= {"row", "snake", "hilbert", "stream-k"}
@@ -142,6 +154,11 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["simulate", "gemm"], "gemm M N K"),
         (["simulate", "decode", "gpt-9"], "llama-3.1-8b"),
         (["bounds", "gemm", "64", "64"], "gemm M N K"),
+        (["staircase", "64", "64", "--rows", "1:2"], "from:to:step"),
+        (["staircase", "64", "64", "--rows", "9:1:1"], "0 sizes"),
+        (["staircase", "0", "64"], "N: 0"),
+        (["staircase", "1000000000", "64", "--tile", "1x1x1"], "larger tiles"),
+        ([], "Missing command"),
         (["compare", "/no/a", "/no/b"], "No such file"),
         (["compare", "/dev/null", "/dev/null"], "malformed JSON"),
     ],
@@ -167,7 +184,7 @@ def test_the_commands_need_no_torch():
     assert done.stdout.splitlines()[-1] == "[] 0"
 
 
-@pytest.mark.parametrize("command", [[], ["simulate"], ["bounds"], ["compare"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["simulate"], ["bounds"], ["staircase"], ["compare"]], ids=" ".join)
 def test_every_command_explains_itself(onewave, command):
     done = onewave("tiles", *command, "--help")
     assert (done.status, done.err) == (0, "")

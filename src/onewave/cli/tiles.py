@@ -13,7 +13,6 @@ FILES = ("tiles_simulate", "tiles_verify", "tiles_search")
 tiles = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
-    no_args_is_help=True,
     help="Order, simulate, search, prove and lower tile graphs. Needs neither torch nor a GPU.",
 )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onewave.tiles.machine import CacheLevel
     from onewave.tiles.trace import Trace
 
-__all__ = ["bounds_command", "compare_command", "simulate_command"]
+__all__ = ["bounds_command", "compare_command", "simulate_command", "staircase_command"]
 
 
 def simulate_command(
@@ -50,7 +50,7 @@ def simulate_command(
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write the timeline for ui.perfetto.dev.")
     ] = None,
 ) -> None:
-    """Simulate a program: bytes per level and tensor, hits, waves, time, idle, energy, and the gap to lower bounds.
+    """Simulate a program: traffic, time, idle, energy, gap to bounds.
 
     Examples: simulate gemm 4096 4096 4096 --tile 128x128x64 --order grouped:8 --cache 50MB --workers 132;
     simulate decode llama-3.1-8b; simulate chain 1024 4096 4096 4096 --order row-by-row.
@@ -101,7 +101,10 @@ def bounds_command(
     batch: given.Batch = 1,
     as_json: options.Json = False,
 ) -> None:
-    """Lower bounds on a program's traffic, with the gap of every order that simulate knows on that grid (gemm)."""
+    """Lower bounds on traffic, and every order's gap to them.
+
+    The orders are those of a gemm's grid; other programs show their sequential order.
+    """
     from onewave.tiles.bounds import best_bound, panel_bounds
     from onewave.tiles.machine import Machine
     from onewave.tiles.orders import GRID_ORDERS
@@ -148,12 +151,59 @@ def bounds_command(
     tables.show(table)
 
 
+def staircase_command(
+    n: Annotated[int, typer.Argument(metavar="N", help="Columns of C.")],
+    k: Annotated[int, typer.Argument(metavar="K", help="Depth of the product.")],
+    rows: Annotated[str, typer.Option("--rows", help="M from:to:step, all included.")] = "128:4096:128",
+    tile: given.Tile = None,
+    order: given.Order = None,
+    cache: given.Cache = None,
+    workers: given.Workers = 132,
+    dtype: given.Dtype = "bf16",
+    as_json: options.Json = False,
+) -> None:
+    """A product's time over M: the steps that waves make.
+
+    C[M,N] = A[M,K] B[K,N] for each M. Time stays flat while the last wave of tiles fills up, and steps where a new one
+    begins: the tail effect.
+    """
+    from dataclasses import asdict
+
+    from onewave.tiles.machine import CacheLevel, Machine
+    from onewave.tiles.programs import parse_bytes, parse_tile
+    from onewave.tiles.simulate import latency_staircase
+
+    parts = rows.split(":")
+    if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and 0 < int(part) < 10**9 for part in parts):
+        raise InvalidArgumentError("--rows", got=repr(rows[:40]), allowed="from:to:step, as 128:4096:128")
+    first, last, step = (int(part) for part in parts)
+    sizes = range(first, last + 1, step)
+    if not 0 < len(sizes) <= 1000:
+        raise InvalidArgumentError("--rows", got=f"{len(sizes):,} sizes", allowed="1 to 1,000")
+    machine = Machine(workers, levels=(CacheLevel("L2", parse_bytes(cache or "50MB")),))
+    cut = (128, 128, 64) if tile is None else parse_tile(tile)
+    stairs = latency_staircase(n, k, sizes, cut, machine=machine, order=order or "row", dtype=dtype)
+    if as_json:
+        print(json.dumps({"n": n, "k": k, "stairs": [asdict(stair) for stair in stairs]}))
+        return
+    table = tables.table(
+        f"C[M,{n}] = A[M,{k}] B[{k},{n}] on {workers} workers", "M", "tiles", "waves", "us", "lanes used"
+    )
+    for stair in stairs:
+        counts = (f"{stair.m:,}", f"{stair.tiles:,}", f"{stair.waves:,}")
+        table.add_row(*counts, f"{stair.time / 1000:,.2f}", tables.percent(stair.used))
+    tables.show(table)
+
+
 def compare_command(
     a: Annotated[Path, typer.Argument(metavar="A", help="A Trace as JSON.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another, of the same program.")],
     as_json: options.Json = False,
 ) -> None:
-    """Set two traces (simulated or measured) side by side, phase by phase."""
+    """Set two traces side by side, phase by phase.
+
+    Either may be simulated (simulate --trace FILE) or measured on a card.
+    """
     from onewave.tiles.trace import compare
 
     rows = compare(tables.read_trace(a), tables.read_trace(b))

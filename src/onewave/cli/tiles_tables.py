@@ -33,7 +33,7 @@ def table(title: str, *columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    style = {"title_justify": "left", "title_style": "bold", "pad_edge": False}
+    style = {"title_justify": "left", "title_style": "bold", "pad_edge": False, "min_width": min(len(title), 100)}
     made = Table(title=title, box=box.SIMPLE_HEAD, show_header=any(columns), **style)  # type: ignore[arg-type] # mixed
     for place, column in enumerate(columns):
         left = place == 0 or column == "source"
