@@ -232,8 +232,8 @@ def attention_kernel(
     if TAIL:
         acc, acc2, best, total = attend(
             acc, acc2, best, total, q, q2, k, k2, v, v2, page, kv_head, start_k,
-            tl.maximum(whole_start, whole_end), end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner,
-            outer, slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT, SOFTCAP,
+            tl.maximum(whole_start, whole_end), end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2,
+            inner, outer, slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT, SOFTCAP,
             ALIBI, BIAS, FOLD, RAGGED,
         )  # fmt: skip
 
