@@ -1,0 +1,351 @@
+"""flash-attn 2.x's functions on our kernels: the same names, arguments, defaults and [batch, seq, heads, dim] layout.
+
+`from onewave.compat.flash_attn import flash_attn_func` in place of `from flash_attn import flash_attn_func`. What
+differs: the forward pass only (dropout, attention probabilities and backward are refused), results are the same from
+run to run whether `deterministic` is set or not, and a row that may attend to nothing has LSE -inf.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.compat.flash_cache import FlashCache, append_new, checked_angles, lengths_before, ragged_from_pages
+from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.decode_attention.op import decode_attention
+from onewave.ops.library import is_watched
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Window = tuple[int, int]
+_MOST_DECODE_QUERIES = 8
+_SMALLEST_HEAD_DIM = 16
+_Result = tuple[Tensor, Tensor | None]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """Attention of q [batch, Sq, heads, head_dim] to k, v [batch, Sk, kv_heads, head_dim].
+
+    causal: bottom-right aligned. window_size: (left, right) keys around the query's own position, -1 for all.
+    softcap: 0 for none. alibi_slopes: float32 [heads] or [batch, heads]. Returns q's shape and dtype, contiguous.
+    Raises ShapeError, UnsupportedError.
+    """
+    _refuse(dropout_p, return_attn_probs)
+    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _dense("flash_attn_func", q, k, v, options)[0]
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """flash_attn_func with kv [batch, Sk, 2, kv_heads, head_dim]."""
+    _refuse(dropout_p, return_attn_probs)
+    k, v = _unpacked(kv, 2, 5)
+    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _dense("flash_attn_kvpacked_func", q, k, v, options)[0]
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """flash_attn_func with qkv [batch, seq, 3, heads, head_dim]."""
+    _refuse(dropout_p, return_attn_probs)
+    q, k, v = _unpacked(qkv, 3, 5)
+    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _dense("flash_attn_qkvpacked_func", q, k, v, options)[0]
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    """The same over sequences laid one after another: q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim].
+
+    cu_seqlens: int32 [batch + 1], where each sequence begins. block_table: int32 [batch, pages a sequence], then k, v
+    are pages [pages, page_size, kv_heads, head_dim], which are gathered into a copy first.
+    """
+    _refuse(dropout_p, return_attn_probs)
+    if block_table is not None:
+        if k.ndim != 4 or block_table.ndim != 2 or len(block_table) != len(cu_seqlens_k) - 1:
+            raise ShapeError(
+                "flash_attn_varlen_func: k, block_table",
+                got=f"{tuple(k.shape)}, {tuple(block_table.shape)}",
+                allowed=f"[pages, page_size, kv_heads, head_dim], [{len(cu_seqlens_k) - 1}, pages a sequence]",
+            )
+        k, v = ragged_from_pages(k, v, block_table, cu_seqlens_k, max_seqlen_k)
+    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _varlen(q, k, v, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options)[0]
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """flash_attn_varlen_func with kv [tokens, 2, kv_heads, head_dim]."""
+    _refuse(dropout_p, return_attn_probs)
+    k, v = _unpacked(kv, 2, 4)
+    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _varlen(q, k, v, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options)[0]
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """flash_attn_varlen_func with qkv [tokens, 3, heads, head_dim]."""
+    _refuse(dropout_p, return_attn_probs)
+    q, k, v = _unpacked(qkv, 3, 4)
+    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _varlen(q, k, v, (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), options)[0]
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Rotate and append k, v to the cache in place, then attend q [batch, Sq, heads, head_dim] to all keys there.
+
+    k_cache, v_cache: [rows, capacity, kv_heads, head_dim], or [pages, page_size, kv_heads, head_dim] with block_table
+    int32 [batch, pages a sequence]. k, v: [batch, new, kv_heads, head_dim]. cache_seqlens: keys before the new ones,
+    for all sequences or int32 [batch]; without it the whole cache (and then nothing can be appended).
+    cache_batch_idx: int32 [batch], the cache row of each sequence. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
+    for the appended keys and for q, which stands where they do (all at cache_seqlens if neither causal nor windowed).
+    num_splits: parts to cut the keys in; 0 chooses. Returns out like q, with return_softmax_lse also float32
+    [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything,
+    run on the decode kernel; other calls gather the cache into a copy first unless cache_seqlens is a number.
+    Raises ShapeError, InvalidArgumentError, UnsupportedError.
+    """
+    if cache_leftpad is not None:
+        raise UnsupportedError(
+            "flash_attn_with_kvcache: cache_leftpad",
+            got="a tensor",
+            allowed="None",
+            next="Store sequences from place 0.",
+        )
+    if q.ndim != 4:
+        raise ShapeError("flash_attn_with_kvcache: q", got=str(tuple(q.shape)), allowed="[batch, Sq, heads, head_dim]")
+    cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table)
+    past = lengths_before(cache, q, k, v, cache_seqlens)
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    num_new = 0 if k is None else k.shape[1]
+    angles = checked_angles(q, k, rotary_cos, rotary_sin)
+    if k is not None and v is not None:
+        moves = causal or tuple(window_size) != (-1, -1)
+        q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves)
+    host_length = cache_seqlens + num_new if isinstance(cache_seqlens, int) else None
+    out, lse = _with_cache(q, cache, past + num_new, host_length, options, num_splits, return_softmax_lse)
+    return out if lse is None else (out, lse)
+
+
+def _with_cache(
+    q: Tensor,
+    cache: FlashCache,
+    lengths: Tensor,
+    host_length: int | None,
+    options: dict[str, Any],
+    num_splits: int,
+    return_lse: bool,
+) -> _Result:
+    """Choose the kernel. lengths: int32 [batch], the new keys included; host_length: the same where it is a number."""
+    batch, num_queries, num_heads, _ = q.shape
+    left, right = options["window"] or (None, None)
+    sees_all = not options["causal"] and options["window"] is None
+    # The last query of a row stands at its last key, so nothing to the right of it is hidden by any window.
+    decodes = sees_all or num_queries == 1
+    decodes |= num_queries <= _MOST_DECODE_QUERIES and (options["causal"] or right == 0)
+    if decodes and options["alibi_slopes"] is None and num_queries:
+        # Queries that see the same keys are more heads of one query.
+        folded = sees_all and num_queries > 1
+        heads_first = q.transpose(1, 2)
+        queries = heads_first.reshape(batch, num_heads * num_queries, 1, -1) if folded else heads_first
+        split = -(-cache.capacity // num_splits) if num_splits > 0 else None
+        out, lse = _pair(decode_attention(
+            queries, cache.k.transpose(1, 2), cache.v.transpose(1, 2), lengths,
+            block_table=cache.table, scale=options["scale"], window=None if left is None else left + 1,
+            softcap=options["softcap"], split_size=split, return_lse=return_lse,
+        ))  # fmt: skip
+        out = out.reshape(heads_first.shape).transpose(1, 2).contiguous()
+        return out, None if lse is None else lse.reshape(batch, num_heads, num_queries)
+    if host_length is not None and cache.table is None:
+        k, v = cache.k[:, :host_length], cache.v[:, :host_length]
+        return _dense("flash_attn_with_kvcache", q, k, v, options, return_lse)
+    k, v, cu_seqlens_k = cache.ragged(lengths)
+    cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * num_queries
+    sizes = (cu_seqlens_q, cu_seqlens_k, num_queries, cache.capacity)
+    out, lse = _varlen(q.flatten(0, 1), k, v, sizes, options, return_lse)
+    return out.view(q.shape), None if lse is None else lse.view(num_heads, batch, num_queries).transpose(0, 1)
+
+
+def _options(
+    scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None
+) -> dict[str, Any]:
+    """FlashAttention's way of saying it in ours: None for what is off."""
+    left, right = (None if size < 0 else size for size in window_size)
+    window = None if left is None and right is None else (left, 0 if causal else right)
+    if causal and left is None:
+        window = None
+    return {
+        "causal": causal, "scale": scale, "window": window, "softcap": softcap or None, "alibi_slopes": alibi_slopes
+    }  # fmt: skip
+
+
+def _dense(name: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], return_lse: bool = False) -> _Result:
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        raise ShapeError(f"{name}: q, k, v", got=got, allowed="[batch, seq, heads, head_dim] each")
+    head_dim, options = q.shape[-1], _with_scale(q, options)
+    q, k, v = (_prepared(tensor) for tensor in (q, k, v))
+    heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    if is_watched(q, k, v):
+        out, lse = _pair(attention(*heads_first, return_lse=return_lse, **options))
+        return out.transpose(1, 2)[..., :head_dim].contiguous(), lse
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _, lse = _pair(attention(*heads_first, out=out.transpose(1, 2), return_lse=return_lse, **options))
+    return out[..., :head_dim].contiguous(), lse
+
+
+def _varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sizes: tuple[Tensor, Tensor, int, int],
+    options: dict[str, Any],
+    return_lse: bool = False,
+) -> _Result:
+    head_dim, options = q.shape[-1], _with_scale(q, options)
+    q, k, v = (_prepared(tensor) for tensor in (q, k, v))
+    out, lse = _pair(attention_varlen(q, k, v, *sizes, return_lse=return_lse, **options))
+    return out[..., :head_dim].contiguous(), lse
+
+
+def _pair(result: Tensor | tuple[Tensor, Tensor]) -> _Result:
+    return (result, None) if isinstance(result, Tensor) else result
+
+
+def _with_scale(q: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """The scale of the head_dim that the caller has, before it is padded."""
+    return options if options["scale"] is not None else {**options, "scale": q.shape[-1] ** -0.5}
+
+
+def _prepared(tensor: Tensor) -> Tensor:
+    """With a contiguous last axis of a length that the kernels take: a multiple of 8 from 16; zeros change nothing."""
+    missing = max(-tensor.shape[-1] % 8, _SMALLEST_HEAD_DIM - tensor.shape[-1])
+    if missing > 0:
+        return torch.nn.functional.pad(tensor, (0, missing))
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _unpacked(packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ...]:
+    if packed.ndim != ndim or packed.shape[-3] != parts:
+        front = "batch, seq" if ndim == 5 else "tokens"
+        raise ShapeError(
+            "flash_attn: packed", got=str(tuple(packed.shape)), allowed=f"[{front}, {parts}, heads, head_dim]"
+        )
+    return packed.unbind(-3)
+
+
+def _refuse(dropout_p: float, return_attn_probs: bool) -> None:
+    if dropout_p:
+        raise UnsupportedError(
+            "flash_attn: dropout_p", got=str(dropout_p), allowed="0.0", next="These kernels are for inference."
+        )
+    if return_attn_probs:
+        raise UnsupportedError(
+            "flash_attn: return_attn_probs",
+            got="True",
+            allowed="False",
+            next="onewave.ops.attention(.., return_lse=True) returns the LSE.",
+        )

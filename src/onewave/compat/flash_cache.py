@@ -1,0 +1,230 @@
+"""KV caches as FlashAttention's callers hold them: [rows, seq, heads, head_dim], or pages and a block table.
+
+Everything here stays on the device: lengths are tensors, no value is read back, every shape is known before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError
+from onewave.ops.append_kv.op import append_kv
+
+__all__ = ["FlashCache", "append_new", "checked_angles", "lengths_before", "ragged_from_pages"]
+
+
+@dataclass(frozen=True)
+class FlashCache:
+    """k, v: [rows, seq, kv_heads, head_dim], or [pages, page_size, kv_heads, head_dim] with block_table [batch, pages].
+
+    rows: int64 [batch], the cache row of each sequence; None where it is the sequence's own number, or with pages.
+    """
+
+    k: Tensor
+    v: Tensor
+    rows: Tensor | None
+    block_table: Tensor | None
+
+    @classmethod
+    def of(
+        cls, batch: int, k: Tensor, v: Tensor, cache_batch_idx: Tensor | None, block_table: Tensor | None
+    ) -> FlashCache:
+        """Check a cache for `batch` sequences. Raises ShapeError, InvalidArgumentError."""
+        name = "flash_attn_with_kvcache"
+        if k.ndim != 4 or v.shape != k.shape:
+            got = f"{tuple(k.shape)}, {tuple(v.shape)}"
+            raise ShapeError(f"{name}: k_cache, v_cache", got=got, allowed="twice [rows, seq, kv_heads, head_dim]")
+        if block_table is not None and cache_batch_idx is not None:
+            raise InvalidArgumentError(
+                f"{name}: block_table, cache_batch_idx",
+                got="both",
+                allowed="one of them",
+                next="A block table has rows.",
+            )
+        for label, tensor, ndim in (("block_table", block_table, 2), ("cache_batch_idx", cache_batch_idx, 1)):
+            if tensor is not None and (tensor.ndim != ndim or tensor.shape[0] != batch):
+                allowed = f"[{batch}, pages a sequence]" if ndim == 2 else f"[{batch}]"
+                raise ShapeError(f"{name}: {label}", got=str(tuple(tensor.shape)), allowed=allowed)
+        if block_table is None and cache_batch_idx is None and k.shape[0] != batch:
+            raise ShapeError(
+                f"{name}: rows of the cache", got=str(k.shape[0]), allowed=str(batch), next="Or pass cache_batch_idx."
+            )
+        return cls(k, v, None if cache_batch_idx is None else cache_batch_idx.long(), block_table)
+
+    @property
+    def capacity(self) -> int:
+        """Keys that one sequence can have."""
+        return self.k.shape[1] * (1 if self.block_table is None else self.block_table.shape[1])
+
+    @property
+    def table(self) -> Tensor | None:
+        """The block table that says the same for decode_attention: a row of the cache is one page."""
+        return self.block_table if self.rows is None else self.rows[:, None]
+
+    def places(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices of the first two axes for positions [batch, n] of each sequence."""
+        if self.block_table is None:
+            rows = torch.arange(len(positions), device=positions.device) if self.rows is None else self.rows
+            return rows[:, None].expand_as(positions), positions
+        size = self.k.shape[1]
+        # Positions beyond the table belong to nobody; a wrong one must not read past its end.
+        page = (positions // size).clamp(max=self.block_table.shape[1] - 1)
+        return self.block_table.long().gather(1, page), positions % size
+
+    def append(self, k: Tensor, v: Tensor, past: Tensor) -> None:
+        """Write new keys and values [batch, n, kv_heads, head_dim] behind the `past` ones. past: int [batch]."""
+        positions = past.long()[:, None] + torch.arange(k.shape[1], device=k.device)
+        places = self.places(positions)
+        # A cache must not become a part of some graph of gradients.
+        with torch.no_grad():
+            self.k[places] = k.to(self.k.dtype)
+            self.v[places] = v.to(self.v.dtype)
+
+    def append_rotated(
+        self, q: Tensor, k: Tensor, v: Tensor, past: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool
+    ) -> Tensor:
+        """Rotate q [batch, n, heads, head_dim] and the new keys by their places, append, and return q: one kernel.
+
+        angles: cosines and sines, [positions, rotary_dim / 2].
+        """
+        batch, num_new, num_heads, head_dim = q.shape
+        positions = (past.long()[:, None] + torch.arange(num_new, device=q.device)).flatten()
+        rows = torch.arange(batch, device=q.device) if self.rows is None else self.rows
+        rotated = append_kv(
+            torch.cat((q, k, v), dim=2).view(batch * num_new, -1),
+            torch.cat([values[positions].float() for values in angles], dim=1),
+            self.k.transpose(1, 2),
+            self.v.transpose(1, 2),
+            rows[:, None].expand(-1, num_new).flatten(),
+            positions,
+            num_heads=num_heads,
+            rotary_style="interleaved" if interleaved else "neox",
+            block_table=self.block_table,
+        )
+        return rotated.view(batch, num_new, num_heads, head_dim)
+
+    def ragged(self, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of all sequences one after another, and their cu_seqlens int32 [batch + 1].
+
+        A copy, as long as the longest batch there can be: lengths are not known on the host.
+        """
+        cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        row, position = _owners(cu_seqlens, len(lengths) * self.capacity, self.capacity)
+        if self.block_table is None:
+            places = (row if self.rows is None else self.rows[row], position)
+        else:
+            places = _page_places(self.block_table, row, position, self.k.shape[0], self.k.shape[1])
+        return self.k[places], self.v[places], cu_seqlens
+
+
+def ragged_from_pages(
+    k: Tensor, v: Tensor, block_table: Tensor, cu_seqlens: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Copy pages [pages, page_size, kv_heads, head_dim] into one ragged tensor with these cu_seqlens."""
+    rows = len(cu_seqlens) - 1
+    longest = min(longest, block_table.shape[1] * k.shape[1])
+    row, position = _owners(cu_seqlens, rows * longest, longest)
+    places = _page_places(block_table, row, position, k.shape[0], k.shape[1])
+    return k[places], v[places]
+
+
+def _owners(cu_seqlens: Tensor, num_tokens: int, longest: int) -> tuple[Tensor, Tensor]:
+    """Sequence and position of each token of a ragged batch; tokens past the end get some valid place."""
+    token = torch.arange(num_tokens, device=cu_seqlens.device)
+    row = torch.searchsorted(cu_seqlens.long(), token, right=True).sub_(1).clamp_(0, max(len(cu_seqlens) - 2, 0))
+    return row, (token - cu_seqlens[row]).clamp_(0, max(longest - 1, 0))
+
+
+def _page_places(
+    block_table: Tensor, row: Tensor, position: Tensor, num_pages: int, page_size: int
+) -> tuple[Tensor, Tensor]:
+    page = block_table[row, (position // page_size).clamp(max=block_table.shape[1] - 1)].long()
+    # Entries beyond a sequence's end may hold anything; what they lead to is not used, but must exist.
+    return page.clamp_(0, num_pages - 1), position % page_size
+
+
+def append_new(
+    cache: FlashCache,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: Tensor,
+    angles: tuple[Tensor, Tensor] | None,
+    interleaved: bool,
+    moves: bool,
+) -> Tensor:
+    """Rotate q and k, append k and v, return q. moves: each query stands one further than the one before."""
+    if angles is None:
+        cache.append(k, v, past)
+        return q
+    num_queries, num_new = q.shape[1], k.shape[1]
+    if num_queries == num_new and (moves or num_new == 1) and k.dtype is v.dtype is q.dtype:
+        return cache.append_rotated(q, k, v, past, angles, interleaved)
+    start = past.long()[:, None]
+    k = _rotate(k, *angles, start + torch.arange(num_new, device=q.device), interleaved)
+    cache.append(k, v, past)
+    return _rotate(q, *angles, start + torch.arange(num_queries, device=q.device) * int(moves), interleaved)
+
+
+def checked_angles(q: Tensor, k: Tensor | None, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines, checked; None where nothing is rotated."""
+    if cos is None and sin is None:
+        return None
+    if cos is None or sin is None or k is None:
+        raise InvalidArgumentError(
+            "flash_attn_with_kvcache: rotary", got="a part", allowed="rotary_cos, rotary_sin and new keys together"
+        )
+    most = q.shape[-1] // 2
+    if cos.shape != sin.shape or cos.ndim != 2 or cos.shape[1] > most:
+        got = f"{tuple(cos.shape)}, {tuple(sin.shape)}"
+        allowed = f"twice [positions, up to {most}]"
+        raise ShapeError("flash_attn_with_kvcache: rotary_cos, rotary_sin", got=got, allowed=allowed)
+    return cos, sin
+
+
+def lengths_before(
+    cache: FlashCache, q: Tensor, k: Tensor | None, v: Tensor | None, cache_seqlens: int | Tensor | None
+) -> Tensor:
+    """Keys that each sequence has before the new ones, int32 [batch]."""
+    name, batch = "flash_attn_with_kvcache", q.shape[0]
+    if (k is None) != (v is None):
+        raise InvalidArgumentError(f"{name}: k, v", got="one of them", allowed="both or none")
+    if k is not None and v is not None:
+        if cache_seqlens is None:
+            raise InvalidArgumentError(f"{name}: cache_seqlens", got="None with new keys", next="Say where they go.")
+        wanted = (batch, k.shape[1] if k.ndim == 4 else -1, *cache.k.shape[2:])
+        if k.shape != wanted or v.shape != wanted:
+            got = f"{tuple(k.shape)}, {tuple(v.shape)}"
+            raise ShapeError(f"{name}: k, v", got=got, allowed=f"[{batch}, new, {wanted[2]}, {wanted[3]}]")
+    if isinstance(cache_seqlens, Tensor):
+        if cache_seqlens.shape != (batch,) or cache_seqlens.dtype not in (torch.int32, torch.int64):
+            got = f"{cache_seqlens.dtype} {tuple(cache_seqlens.shape)}"
+            raise ShapeError(f"{name}: cache_seqlens", got=got, allowed=f"a number, or int32 [{batch}]")
+        return cache_seqlens.to(torch.int32)
+    past = cache.capacity if cache_seqlens is None else cache_seqlens
+    num_new = 0 if k is None else k.shape[1]
+    if not 0 <= past <= cache.capacity - num_new:
+        allowed = f"0 to {cache.capacity - num_new}, so that {num_new} more fit"
+        raise InvalidArgumentError(f"{name}: cache_seqlens", got=str(past), allowed=allowed)
+    return torch.full((batch,), past, dtype=torch.int32, device=q.device)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first elements of each head. x: [batch, n, heads, head_dim]. positions: int64 [batch, n].
+
+    cos, sin: [positions, rotary_dim / 2]. interleaved: pairs are neighbours (GPT-J), not halves (NeoX). In float32,
+    rounded once. Source: Su et al. 2021, arXiv:2104.09864.
+    """
+    half = cos.shape[1]
+    c, s = cos[positions].float()[:, :, None], sin[positions].float()[:, :, None]
+    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
+    else:
+        a, b = turned[..., :half], turned[..., half:]
+        turned = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
+    return torch.cat((turned.to(x.dtype), rest), dim=-1)

@@ -1,0 +1,335 @@
+"""flash-attn's functions against attention written out for each query."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.compat import flash_attn
+from onewave.compat.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
+
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"causal": True, "window_size": (3, -1)},
+    {"window_size": (4, 2)},
+    {"window_size": (-1, 1)},
+    {"causal": True, "window_size": (5, 7)},
+]
+EXTRAS: list[dict[str, Any]] = [
+    {},
+    {"softcap": 2.0, "softmax_scale": 0.3},
+    {"alibi_slopes": "one"},
+    {"alibi_slopes": "each"},
+]
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def exact(q, k, v, *, causal=False, window_size=(-1, -1), softcap=0.0, softmax_scale=None, alibi_slopes=None):
+    """One sequence, query by query, in float64. q [Sq, H, D], k, v [Sk, Hkv, D], alibi_slopes [H]."""
+    q, k, v = q.double(), k.double(), v.double()
+    out, lse = torch.zeros_like(q), torch.full(q.shape[:2], float("-inf"), dtype=torch.float64)
+    left, right = window_size[0], 0 if causal else window_size[1]
+    for i in range(len(q)):
+        place = i + len(k) - len(q)
+        first = 0 if left < 0 else max(0, place - left)
+        last = len(k) if right < 0 else max(0, min(len(k), place + right + 1))
+        if first >= last:
+            continue
+        for h in range(q.shape[1]):
+            kv = h // (q.shape[1] // k.shape[1])
+            scores = k[first:last, kv] @ q[i, h] * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            if alibi_slopes is not None:
+                scores = scores - alibi_slopes[h] * (torch.arange(first, last) - place).abs()
+            out[i, h], lse[i, h] = scores.softmax(0) @ v[first:last, kv], scores.logsumexp(0)
+    return out, lse
+
+
+def with_slopes(options: dict[str, Any], batch: int, heads: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Options with real slopes for the call, and those of each sequence for `exact`."""
+    kind = options.get("alibi_slopes")
+    if kind is None:
+        return options, [options] * batch
+    slopes = randn(batch, heads, seed=9).abs() if kind == "each" else randn(heads, seed=9).abs()
+    return {**options, "alibi_slopes": slopes}, [
+        {**options, "alibi_slopes": slopes[row] if kind == "each" else slopes} for row in range(batch)
+    ]
+
+
+def assert_equal(out: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_every_option_means_what_it_means_there(mask, extra):
+    q, k, v = randn(2, 5, 4, 16), randn(2, 9, 2, 16, seed=1), randn(2, 9, 2, 16, seed=2)
+    options, each = with_slopes({**mask, **extra}, 2, 4)
+    out = flash_attn_func(q, k, v, **options)
+    assert out.is_contiguous()
+    assert_equal(out, torch.stack([exact(q[i], k[i], v[i], **each[i])[0] for i in range(2)]))
+
+
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (9, 4), (4, 0)])
+def test_more_queries_than_keys_leave_rows_that_see_nothing_zero(num_queries, num_keys):
+    q, k = randn(1, num_queries, 2, 16), randn(1, num_keys, 2, 16, seed=1)
+    out = flash_attn_func(q, k, k, causal=True)
+    assert_equal(out[0], exact(q[0], k[0], k[0], causal=True)[0])
+
+
+def test_packed_operands_are_views_of_the_same():
+    qkv = randn(2, 7, 3, 4, 16)
+    q, k, v = qkv.unbind(2)
+    whole = flash_attn_func(q, k, v, causal=True)
+    assert torch.equal(flash_attn_qkvpacked_func(qkv, causal=True), whole)
+    assert torch.equal(flash_attn_kvpacked_func(q, qkv[:, :, 1:], causal=True), whole)
+    turned = qkv.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert torch.equal(flash_attn_qkvpacked_func(turned, causal=True), whole)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("paged", [False, True])
+def test_varlen_is_each_sequence_alone(mask, paged):
+    lens_q, lens_k = [3, 1, 5, 0], [7, 4, 5, 2]
+    cu_q, cu_k = (torch.tensor([0, *lens]).cumsum(0, dtype=torch.int32) for lens in (lens_q, lens_k))
+    q, k, v = randn(9, 4, 16), randn(18, 2, 16, seed=1), randn(18, 2, 16, seed=2)
+    given, table = (k, v), None
+    if paged:
+        # Pages of 4 in a random order; the unused places and table entries hold rubbish.
+        table = torch.full((4, 3), 999, dtype=torch.int32)
+        free = iter(torch.randperm(10, generator=torch.Generator().manual_seed(3)).tolist())
+        given = tuple(torch.full((10, 4, 2, 16), float("nan")) for _ in "kv")
+        for row, n in enumerate(lens_k):
+            for page in range(-(-n // 4)):
+                table[row, page] = at = next(free)
+                size = min(4, n - 4 * page)
+                for pages, source in zip(given, (k, v), strict=True):
+                    pages[at, :size] = source[cu_k[row] + 4 * page :][:size]
+    out = flash_attn_varlen_func(q, *given, cu_q, cu_k, 5, 7, block_table=table, **mask)
+    for row in range(4):
+        mine, keys = slice(cu_q[row], cu_q[row + 1]), slice(cu_k[row], cu_k[row + 1])
+        assert_equal(out[mine], exact(q[mine], k[keys], v[keys], **mask)[0])
+
+
+@pytest.mark.parametrize("head_dim", [8, 20, 84])
+def test_any_head_dim_is_taken_as_flash_attn_takes_it(head_dim):
+    q, k, v = (randn(1, 5, 2, head_dim, seed=i) for i in range(3))
+    cu = torch.tensor([0, 5], dtype=torch.int32)
+    right = exact(q[0], k[0], v[0], causal=True)[0]
+    assert_equal(flash_attn_func(q, k, v, causal=True)[0], right)
+    assert_equal(flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 5, 5, causal=True), right)
+
+
+def test_varlen_takes_packed_operands():
+    qkv, cu = randn(8, 3, 4, 16), torch.tensor([0, 3, 8], dtype=torch.int32)
+    q, k, v = qkv.unbind(1)
+    whole = flash_attn_varlen_func(q, k, v, cu, cu, 5, 5, causal=True)
+    assert torch.equal(flash_attn_varlen_qkvpacked_func(qkv, cu, 5, causal=True), whole)
+    assert torch.equal(flash_attn_varlen_kvpacked_func(q, qkv[:, 1:], cu, cu, 5, 5, causal=True), whole)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, position: int, interleaved: bool) -> Tensor:
+    """One token's heads [H, D], element by element."""
+    x, half = x.double().clone(), cos.shape[1]
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, half + i)
+        c, s = cos[position, i].double(), sin[position, i].double()
+        x[:, a], x[:, b] = x[:, a] * c - x[:, b] * s, x[:, a] * s + x[:, b] * c
+    return x
+
+
+class Step:
+    """A cache with three sequences of 6, 0 and 9 keys in it, and new tokens, for each way to hold a cache."""
+
+    past = (6, 0, 9)
+    capacity = 24
+
+    def __init__(self, num_queries: int, layout: str):
+        self.q = randn(3, num_queries, 4, 16)
+        self.new = randn(3, num_queries, 2, 16, seed=1), randn(3, num_queries, 2, 16, seed=2)
+        self.old = [(randn(n, 2, 16, seed=3 + n), randn(n, 2, 16, seed=4 + n)) for n in self.past]
+        self.layout, self.arguments = layout, {}
+        if layout == "paged":
+            self.table = torch.tensor([[7, 2, 0], [1, 9, 5], [4, 3, 8]], dtype=torch.int32)
+            self.arguments["block_table"] = self.table
+            shape = (10, 8, 2, 16)
+        elif layout == "indexed":
+            self.rows = torch.tensor([4, 0, 2], dtype=torch.int32)
+            self.arguments["cache_batch_idx"] = self.rows
+            shape = (5, self.capacity, 2, 16)
+        else:
+            shape = (3, self.capacity, 2, 16)
+        self.caches = tuple(torch.full(shape, float("nan")) for _ in "kv")
+        for row, pair in enumerate(self.old):
+            for cache, values in zip(self.caches, pair, strict=True):
+                for t, value in enumerate(values):
+                    cache[self.place(row, t)] = value
+
+    def place(self, row: int, t: int) -> tuple[int, int]:
+        if self.layout == "paged":
+            return int(self.table[row, t // 8]), t % 8
+        return (int(self.rows[row]) if self.layout == "indexed" else row), t
+
+
+@pytest.mark.parametrize("layout", ["plain", "indexed", "paged"])
+@pytest.mark.parametrize("num_queries", [1, 3, 11])
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_cache_is_appended_to_and_attended_over(layout, num_queries, mask):
+    step = Step(num_queries, layout)
+    untouched = [cache.clone() for cache in step.caches]
+    seqlens = torch.tensor(step.past, dtype=torch.int32)
+    out, lse = flash_attn_with_kvcache(
+        step.q, *step.caches, *step.new, cache_seqlens=seqlens, return_softmax_lse=True, **step.arguments, **mask
+    )
+    for row, n in enumerate(step.past):
+        keys = [torch.cat((step.old[row][i], step.new[i][row])) for i in (0, 1)]
+        right, right_lse = exact(step.q[row], *keys, **mask)
+        assert_equal(out[row], right)
+        assert_equal(lse[row].T, right_lse)
+        for cache, before, new in zip(step.caches, untouched, step.new, strict=True):
+            for t in range(num_queries):
+                assert torch.equal(cache[step.place(row, n + t)], new[row, t])
+                before[step.place(row, n + t)] = new[row, t]
+    for cache, before in zip(step.caches, untouched, strict=True):
+        assert torch.equal(cache.nan_to_num(123.0), before.nan_to_num(123.0))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window_size": (4, -1)}])
+@pytest.mark.parametrize(("rotary_dim", "layout"), [(8, "plain"), (16, "plain"), (16, "indexed"), (8, "paged")])
+def test_new_tokens_are_rotated_by_their_position(interleaved, mask, rotary_dim, layout):
+    step = Step(2, layout)
+    angles = randn(step.capacity, rotary_dim // 2, seed=8)
+    cos, sin = angles.cos(), angles.sin()
+    seqlens = torch.tensor(step.past, dtype=torch.int32)
+    out = flash_attn_with_kvcache(
+        step.q, *step.caches, *step.new, rotary_cos=cos, rotary_sin=sin, cache_seqlens=seqlens,
+        rotary_interleaved=interleaved, **mask, **step.arguments,
+    )  # fmt: skip
+    for row, n in enumerate(step.past):
+        # Queries without a mask all stand at the first new place.
+        q = torch.stack([rotated(step.q[row, i], cos, sin, n + i * bool(mask), interleaved) for i in range(2)])
+        k = torch.stack([rotated(step.new[0][row, i], cos, sin, n + i, interleaved) for i in range(2)])
+        stored = torch.stack([step.caches[0][step.place(row, n + i)] for i in range(2)])
+        assert_equal(stored, k)
+        keys, values = torch.cat((step.old[row][0], k)), torch.cat((step.old[row][1], step.new[1][row]))
+        assert_equal(out[row], exact(q, keys, values, **mask)[0])
+
+
+@pytest.mark.parametrize("num_queries", [1, 11])
+@pytest.mark.parametrize("extra", EXTRAS[1:])
+def test_a_number_for_all_lengths_and_the_other_options(num_queries, extra):
+    step = Step(num_queries, "plain")
+    cache = tuple(randn(3, step.capacity, 2, 16, seed=i) for i in (5, 6))
+    for mask in MASKS[:3]:
+        options, each = with_slopes({**mask, **extra}, 3, 4)
+        out = flash_attn_with_kvcache(step.q, *cache, cache_seqlens=13, **options)
+        for row in range(3):
+            assert_equal(out[row], exact(step.q[row], *(c[row, :13] for c in cache), **each[row])[0])
+
+
+def test_without_lengths_the_whole_cache_is_attended_over():
+    q, k, v = randn(2, 1, 4, 16), randn(2, 20, 2, 16, seed=1), randn(2, 20, 2, 16, seed=2)
+    assert_equal(flash_attn_with_kvcache(q, k, v)[1], exact(q[1], k[1], v[1])[0])
+
+
+@pytest.mark.parametrize("num_splits", [0, 1, 3, 100])
+def test_any_number_of_splits_gives_the_same_to_rounding(num_splits):
+    q, k, v = randn(2, 1, 4, 16), randn(2, 200, 2, 16, seed=1), randn(2, 200, 2, 16, seed=2)
+    assert_equal(flash_attn_with_kvcache(q, k, v, num_splits=num_splits)[0], exact(q[0], k[0], v[0])[0])
+
+
+COMMON = [
+    "dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes", "deterministic",
+    "return_attn_probs",
+]  # fmt: skip
+VARLEN = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+SIGNATURES = {
+    "flash_attn_func": ["q", "k", "v", *COMMON],
+    "flash_attn_kvpacked_func": ["q", "kv", *COMMON],
+    "flash_attn_qkvpacked_func": ["qkv", *COMMON],
+    "flash_attn_varlen_func": ["q", "k", "v", *VARLEN, *COMMON, "block_table"],
+    "flash_attn_varlen_kvpacked_func": ["q", "kv", *VARLEN, *COMMON],
+    "flash_attn_varlen_qkvpacked_func": ["qkv", "cu_seqlens", "max_seqlen", *COMMON],
+    "flash_attn_with_kvcache": [
+        "q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx",
+        "cache_leftpad", "block_table", "softmax_scale", "causal", "window_size", "softcap", "rotary_interleaved",
+        "alibi_slopes", "num_splits", "return_softmax_lse",
+    ],
+}  # fmt: skip
+
+
+def test_signatures_have_flash_attns_names_and_defaults_in_its_order():
+    defaults = {"dropout_p": 0.0, "causal": False, "window_size": (-1, -1), "softcap": 0.0, "deterministic": False}
+    defaults |= {"rotary_interleaved": True, "num_splits": 0, "return_softmax_lse": False, "return_attn_probs": False}
+    assert sorted(SIGNATURES) == flash_attn.__all__
+    for name, names in SIGNATURES.items():
+        parameters = inspect.signature(getattr(flash_attn, name)).parameters
+        assert list(parameters) == names
+        for each in set(names) & set(defaults):
+            assert parameters[each].default == defaults[each]
+
+
+def test_backward_is_refused_by_name():
+    q = randn(1, 3, 2, 16).requires_grad_()
+    with pytest.raises(UnsupportedError, match="backward"):
+        flash_attn_func(q, q, q, causal=True).sum().backward()
+
+
+def test_a_cache_stays_out_of_the_graph_of_gradients():
+    q, cache = randn(1, 1, 2, 16).requires_grad_(), [torch.zeros(1, 8, 2, 16) for _ in "kv"]
+    out = flash_attn_with_kvcache(q, *cache, q * 2, q * 3, cache_seqlens=0)
+    assert not any(each.requires_grad for each in cache)
+    with pytest.raises(UnsupportedError, match="backward"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda q: flash_attn_func(q, q, q, dropout_p=0.1), UnsupportedError, "dropout_p: 0.1"),
+        (lambda q: flash_attn_func(q, q, q, return_attn_probs=True), UnsupportedError, "return_lse"),
+        (lambda q: flash_attn_func(q[0], q, q), ShapeError, "batch, seq, heads, head_dim"),
+        (lambda q: flash_attn_qkvpacked_func(q), ShapeError, "3, heads, head_dim"),
+        (lambda q: flash_attn_with_kvcache(q, q, q, cache_leftpad=q), UnsupportedError, "cache_leftpad"),
+        (lambda q: flash_attn_with_kvcache(q, q, q, q, q), InvalidArgumentError, "cache_seqlens"),
+        (lambda q: flash_attn_with_kvcache(q, q, q, q, q, cache_seqlens=1), InvalidArgumentError, "so that 4 more fit"),
+        (lambda q: flash_attn_with_kvcache(q, q, q, cache_seqlens=5), InvalidArgumentError, "0 to 4"),
+        (lambda q: flash_attn_with_kvcache(q, q, q, q), InvalidArgumentError, "both or none"),
+        (lambda q: flash_attn_with_kvcache(q, q[:1], q[:1]), ShapeError, "cache_batch_idx"),
+        (
+            lambda q: flash_attn_with_kvcache(q, q, q, rotary_cos=q[0, 0], cache_seqlens=1),
+            InvalidArgumentError,
+            "rotary",
+        ),
+        (
+            lambda q: flash_attn_with_kvcache(
+                q, q, q, q[:, :1], q[:, :1], cache_seqlens=1, rotary_cos=q[0, 0], rotary_sin=q[0, 0]
+            ),
+            ShapeError,
+            "up to 8",
+        ),
+        (lambda q: flash_attn_with_kvcache(q, q, q, cache_seqlens=torch.zeros(3)), ShapeError, r"int32 \[2\]"),
+    ],
+)
+def test_what_is_not_supported_is_refused_clearly(call, error, says):
+    with pytest.raises(error, match=says):
+        call(randn(2, 4, 2, 16))
