@@ -1,0 +1,362 @@
+"""Which kernel an operator runs on given shapes, with which tile and split, and why. Nothing is run to find out.
+
+    >>> print(explain("decode_attention", (1, 32, 1, 128), (1, 8, 4096, 128), device="cuda:sm_90", dtype="bf16"))
+
+Each operator's own plan answers; this file only reads the question and lays out the answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention.plan import AttentionPlan, explain_attention
+from onewave.ops.decode_attention.plan import plan_decode
+
+__all__ = ["Explanation", "explain"]
+
+Shape = Sequence[int]
+
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
+_LINEAR_TILE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One operator's choice. kernel: where it is and what it is called; tile, split: None where it has none.
+
+    why: sentences. programs: thread blocks of the launch, where there is one.
+    """
+
+    operator: str
+    question: str
+    backend: str
+    kernel: str
+    why: tuple[str, ...]
+    tile: str | None = None
+    split: str | None = None
+    programs: str | None = None
+
+    def __str__(self) -> str:
+        rows = [("backend", self.backend), ("kernel", self.kernel), ("tile", self.tile), ("split", self.split)]
+        lines = [f"{self.operator} {self.question}"]
+        lines += [f"  {name:<9} {value}" for name, value in (*rows, ("programs", self.programs)) if value]
+        lines += [f"  {'because' if i == 0 else '':<9} {reason}" for i, reason in enumerate(self.why)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What was asked. sm: the card's compute capability, 90 for sm_90; None on a CPU or where nothing says."""
+
+    operator: str
+    shapes: tuple[tuple[int, ...], ...]
+    cuda: bool
+    sm: int | None
+    dtype: torch.dtype
+    options: dict[str, Any]
+
+    def text(self) -> str:
+        """In one line."""
+        where = "cpu" if not self.cuda else f"cuda sm_{self.sm}" if self.sm else "cuda"
+        shapes = ", ".join(str(list(shape)) for shape in self.shapes)
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{shapes}, {str(self.dtype).removeprefix('torch.')} on {where}{options}"
+
+    def take(self, *ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shapes, one for each given set of allowed ranks."""
+        if len(self.shapes) != len(ranks) or any(len(s) not in r for s, r in zip(self.shapes, ranks, strict=True)):
+            allowed = ", ".join(" or ".join(f"{rank} axes" for rank in each) for each in ranks)
+            raise ShapeError(f"explain {self.operator}: shapes", got=self.text(), allowed=f"shapes of {allowed}")
+        return self.shapes
+
+
+def explain(
+    op: str | Callable[..., Any],
+    *shapes: Shape,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype = "bf16",
+    **options: Any,
+) -> Explanation:
+    """Say what `op` would do with tensors of these shapes.
+
+    op: an operator of onewave.ops or its name. shapes: of its main tensors, in order:
+        attention q, k; attention_varlen q, k (and sequences=3, max_seqlen_q=500, max_seqlen_k=500)
+        decode_attention q, k_cache (paged: block_table=(rows, blocks); quantised: kv_dtype="int8"; one row's length:
+        seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
+        merge_attention the stacked outs; linear x, weight; the others x
+    device: "cpu", "cuda", or a card that need not be there, such as "cuda:sm_90"; default: this machine's. dtype:
+    "bf16", "fp16", "fp32". options: the call's own. Raises InvalidArgumentError, ShapeError, UnsupportedError.
+    """
+    name = (op if isinstance(op, str) else getattr(op, "__name__", repr(op))).replace("-", "_")
+    if name not in _EXPLAINERS:
+        raise InvalidArgumentError("explain: operator", got=repr(name), allowed=", ".join(sorted(_EXPLAINERS)))
+    cuda, sm = _device(device)
+    kind = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if kind is None:
+        raise UnsupportedError("explain: dtype", got=repr(dtype), allowed=", ".join(_DTYPES))
+    sizes = tuple(tuple(int(size) for size in shape) for shape in shapes)
+    return _EXPLAINERS[name](_Question(name, sizes, cuda, sm, kind, options))
+
+
+def _device(device: str | torch.device | None) -> tuple[bool, int | None]:
+    """Whether it is a card, and its compute capability."""
+    text = "cuda" if torch.cuda.is_available() else "cpu"
+    text = text if device is None else str(device)
+    found = re.fullmatch(r"cpu|cuda(?::(?:sm_?(\d+)|\d+))?", text)
+    if not found:
+        raise InvalidArgumentError("explain: device", got=repr(text), allowed="cpu, cuda, cuda:N, cuda:sm_90")
+    if text == "cpu":
+        return False, None
+    if found[1]:
+        return True, int(found[1])
+    if not torch.cuda.is_available():
+        return True, None
+    major, minor = torch.cuda.get_device_capability(None if text == "cuda" else text)
+    return True, 10 * major + minor
+
+
+def _attention(question: _Question) -> Explanation:
+    q, k, *_ = question.take((4,), (4,), *((4,) for _ in question.shapes[2:]))
+    return _as_planned(question, explain_attention(q, k, **_flags(question)))
+
+
+def _attention_varlen(question: _Question) -> Explanation:
+    q, k, *_ = question.take((3,), (3,), *((3,) for _ in question.shapes[2:]))
+    options = dict(question.options)
+    rows = int(options.pop("sequences", 1))
+    longest_q, longest_k = int(options.pop("max_seqlen_q", q[0])), int(options.pop("max_seqlen_k", k[0]))
+    asked = replace(question, options=options)
+    plan = explain_attention((rows, q[1], longest_q, q[2]), (rows, k[1], longest_k, k[2]), **_flags(asked))
+    return _as_planned(question, plan)
+
+
+def _flags(question: _Question) -> dict[str, Any]:
+    """The options of a call as the plan of attention takes them."""
+    options = {name: value for name, value in question.options.items() if name not in ("scale", "align", "out")}
+    if (
+        question.cuda
+        and question.dtype not in (torch.float16, torch.bfloat16)
+        and options.get("backend") != "reference"
+    ):
+        raise UnsupportedError(
+            f"explain {question.operator}: dtype on a card", got=str(question.dtype), allowed="float16, bfloat16"
+        )
+    known = inspect.signature(explain_attention).parameters.keys() - {"q_shape", "k_shape", "device", "capability"}
+    if odd := options.keys() - known:
+        allowed = ", ".join(sorted(known))
+        raise InvalidArgumentError(f"explain {question.operator}: options", got=", ".join(sorted(odd)), allowed=allowed)
+    capability = divmod(question.sm, 10) if question.sm else (9, 0)
+    return {**options, "device": "cuda" if question.cuda else "cpu", "capability": capability}
+
+
+def _as_planned(question: _Question, plan: AttentionPlan) -> Explanation:
+    kernel, tile, programs = f"attention: {plan.kernel}", None, None
+    if plan.block_m:
+        kernel = f"attention/{plan.backend}_impl.py: {plan.kernel}"
+        tile = f"{plan.block_m} query rows x {plan.block_n} keys x {'+'.join(map(str, plan.columns))}"
+        tile += f", {plan.num_warps} warps, {plan.num_stages} stages"
+        programs = f"{plan.programs}, {plan.tiles} tiles for each head of a sequence"
+        if plan.packed_heads > 1:
+            programs = f"{plan.programs}, {plan.tiles} tiles for each group of {plan.packed_heads} heads"
+    split = "none: a program walks over all keys of its rows" if plan.block_m else None
+    reasons = tuple(plan.why.split("; "))
+    return Explanation(question.operator, question.text(), plan.backend, kernel, reasons, tile, split, programs)
+
+
+def _decode(question: _Question) -> Explanation:
+    q, cache = question.take((3, 4), (4, 5))
+    options = question.options
+    kv_dtype = _DTYPES.get(options.get("kv_dtype", ""), question.dtype)
+    # A packed key is [.., head_dim / x, capacity, x].
+    block_size = cache[2] if len(cache) == 4 else cache[3]
+    table = options.get("block_table")
+    capacity = block_size * (table[1] if table else 1)
+    num_queries = q[2] if len(q) == 4 else 1
+    plan = plan_decode(
+        num_heads=q[1],
+        num_kv_heads=cache[1],
+        num_queries=num_queries,
+        head_dim=q[-1],
+        capacity=capacity,
+        kv_itemsize=kv_dtype.itemsize,
+        split_size=options.get("split_size"),
+    )
+    backend = options.get("backend", "auto")
+    if backend == "auto":
+        extras = any(options.get(name) is not None for name in ("softcap", "sinks", "k_scale", "v_scale"))
+        simple = num_queries == 1 and len(cache) == 4 and not extras and not options.get("return_lse")
+        whole_rows = table is None or table[1] == 1
+        loops = question.dtype is kv_dtype is torch.float32 and simple and whole_rows
+        backend = "triton" if question.cuda else "cpu" if loops else "reference"
+    if backend != "triton":
+        return _elsewhere(question, backend, "one query a row, float32, whole rows of an unpacked cache, no extras")
+    length = min(int(options.get("seq_len", capacity)), capacity)
+    split = plan.split or _split_of(length, plan.smallest, plan.doublings, plan.target)
+    splits = max(1, -(-length // split))
+    return Explanation(
+        "decode_attention",
+        question.text(),
+        backend,
+        "decode_attention/split_kv_impl.py: split_kv_kernel",
+        (plan.why, _pdl(question)),
+        tile=f"{plan.block_m} query rows x {plan.block_n} keys x {plan.block_d}, {plan.num_warps} warps, "
+        f"{plan.num_stages} stages",
+        split=f"{split} keys, {splits} of a row of {length}",
+        programs=f"{cache[1] * plan.tiles} x {q[0]} rows x {plan.max_splits} splits at most, {splits} of them at work",
+    )
+
+
+def _mmha(question: _Question) -> Explanation:
+    qkv, cache = question.take((2, 3, 4), (4, 5))
+    head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
+    width = qkv[1] // head_dim if len(qkv) == 2 else qkv[-2]
+    if not question.cuda or question.options.get("backend") == "reference":
+        return _elsewhere(question, "reference", None)
+    options = {"split_size": question.options.get("steps_per_block", 128)} | question.options
+    asked = replace(question, shapes=((qkv[0], width - 2 * cache[1], 1, head_dim), cache), options=options)
+    found = _decode(asked)
+    why = "decode attention's kernel with a prologue (bias, rotation, append) and an epilogue (smoothing, rounding)"
+    return replace(found, operator=question.operator, question=question.text(), why=(why, *found.why))
+
+
+def _split_of(length: int, smallest: int, doublings: int, target: int) -> int:
+    """Keys a split of a row: the smallest size that leaves at most `target` splits."""
+    for doubling in range(doublings):
+        if -(-length // (smallest << doubling)) <= target:
+            return smallest << doubling
+    return smallest << doublings
+
+
+def _pdl(question: _Question) -> str:
+    if question.sm is not None and question.sm >= 90:
+        return "the merge is launched early and waits on the device (programmatic dependent launch)"
+    return "the merge follows in stream order"
+
+
+def _merge(question: _Question) -> Explanation:
+    (outs,) = question.take((3, 4, 5, 6))
+    if not question.cuda:
+        return _elsewhere(question, "reference", None)
+    head_dim, queries = outs[-1], outs[-2]
+    block_d = 1 << (head_dim - 1).bit_length()
+    block_s = max(1, min(1 << (queries - 1).bit_length(), 2048 // block_d))
+    programs = -(-queries // block_s)
+    for size in outs[1:-2]:
+        programs *= size
+    return Explanation(
+        "merge_attention",
+        question.text(),
+        "triton",
+        "merge_attention/triton_impl.py: merge_kernel",
+        (f"{outs[0]} parts are read once each, in their order; 2048 numbers a program stay in registers",),
+        tile=f"{block_s} queries x {block_d}, 4 warps",
+        programs=str(programs),
+    )
+
+
+def _linear(question: _Question) -> Explanation:
+    x, weight = question.take((2,), (2,))
+    if not question.cuda:
+        return Explanation(
+            "linear", question.text(), "torch", "torch.nn.functional.linear", ("dense weights on a CPU",)
+        )
+    out = _DTYPES.get(question.options.get("out_dtype", ""), question.dtype)
+    low = question.dtype in (torch.float16, torch.bfloat16)
+    if low and x[0] == 1:
+        block_n, block_k = (4, 1024) if weight[1] <= 2048 else (2, 2048)
+        why = "one token: memory bound, a program sums whole rows of the weights in registers"
+        return Explanation(
+            "linear", question.text(), "triton", "linear/triton_impl.py: row_kernel", (why,),
+            tile=f"{block_n} rows x {block_k}, 4 warps", programs=str(-(-weight[0] // block_n)),
+        )  # fmt: skip
+    if low and out is not question.dtype and x[0] <= _LINEAR_TILE_TOKENS:
+        why = f"few tokens whose products stay in {str(out).removeprefix('torch.')}, which PyTorch's matmul would round"
+        return Explanation(
+            "linear", question.text(), "triton", "linear/triton_impl.py: tile_kernel", (why,), tile="128 rows x 128"
+        )
+    why = "several tokens: PyTorch's matmul (cuBLAS) is the better kernel"
+    return Explanation("linear", question.text(), "torch", "torch.nn.functional.linear", (why,))
+
+
+def _append(question: _Question) -> Explanation:
+    qkv, cache = question.take((2,), (4, 5))
+    head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
+    if not question.cuda:
+        plain = len(cache) == 4 and question.options.get("rotary_style", "neox") == "neox"
+        plain = plain and not question.options.keys() & {"block_table", "kv_dtype"}
+        backend = "cpu" if plain and question.dtype is torch.float32 else "reference"
+        return _elsewhere(question, backend, "float32, plain caches, neox rotation")
+    why = "bias, norms, rotation and both stores in one pass over qkv; a head's rotary partners come from L1"
+    return Explanation(
+        "append_kv",
+        question.text(),
+        "triton",
+        "append_kv/triton_impl.py: append_kv_kernel",
+        (why,),
+        tile=f"1 head of {head_dim}, 1 warp",
+        programs=f"{qkv[0]} tokens x {qkv[1] // head_dim} heads of q, k and v",
+    )
+
+
+def _by_row(question: _Question) -> Explanation:
+    x = question.shapes[0] if question.shapes else ()
+    if not x:
+        raise ShapeError(f"explain {question.operator}: shapes", got="none", allowed="x's")
+    folder = "rms_norm" if "rms_norm" in question.operator else question.operator
+    if not question.cuda:
+        backend = "cpu" if question.dtype is torch.float32 else "reference"
+        return _elsewhere(question, backend, "float32")
+    rows = 1
+    for size in x[:-1]:
+        rows *= size
+    if folder == "swiglu":
+        pieces = -(-x[-1] // 2 // 512)
+        why, tile, programs = "elementwise, memory bound", "512 elements, 4 warps", f"{rows} x {pieces}"
+    else:
+        block = 1 << (x[-1] - 1).bit_length()
+        why = "a row is read once and stays in registers between its sum of squares and its scaling"
+        tile, programs = f"1 row of {block}, {8 if block >= 2048 else 4} warps", str(rows)
+    kernel = f"{folder}/triton_impl.py: {folder}_kernel"
+    return Explanation(question.operator, question.text(), "triton", kernel, (why,), tile=tile, programs=programs)
+
+
+def _elsewhere(question: _Question, backend: str, suits: str | None) -> Explanation:
+    """The compiled loops of a CPU, or the reference. suits: what the compiled loops take, None where there are none."""
+    if backend == "cpu":
+        kernel, why = f"{question.operator}/numba_impl.py", f"compiled loops take it: {suits}"
+    else:
+        kernel = f"{question.operator}/reference.py"
+        why = "no other implementation for a CPU" if suits is None else f"compiled loops take only {suits}"
+        why = why if not question.cuda else "asked for"
+    return Explanation(question.operator, question.text(), backend, kernel, (why,))
+
+
+_EXPLAINERS: dict[str, Callable[[_Question], Explanation]] = {
+    "add_rms_norm": _by_row,
+    "append_kv": _append,
+    "attention": _attention,
+    "attention_varlen": _attention_varlen,
+    "decode_attention": _decode,
+    "linear": _linear,
+    "masked_multihead_attention": _mmha,
+    "merge_attention": _merge,
+    "rms_norm": _by_row,
+    "swiglu": _by_row,
+}

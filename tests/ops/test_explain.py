@@ -1,0 +1,152 @@
+"""explain: what it says is what runs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.decode_attention.op import decode_attention
+from onewave.ops.explain import explain
+from onewave.ops.linear import op as linear_op
+from onewave.ops.linear.op import linear
+from onewave.ops.merge_attention.op import merge_attention
+from onewave.ops.rms_norm.op import rms_norm
+from onewave.ops.swiglu.op import swiglu
+
+Q, CACHE = (2, 8, 1, 64), (2, 2, 4096, 64)
+QUESTIONS: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
+    ("attention", [(2, 8, 300, 64), (2, 2, 300, 64)], {"causal": True}),
+    ("attention_varlen", [(900, 8, 64), (900, 2, 64)], {"sequences": 3, "max_seqlen_q": 500, "max_seqlen_k": 500}),
+    ("decode_attention", [Q, CACHE], {"split_size": 512}),
+    ("decode-attention", [(2, 8, 64), (9, 2, 8, 32, 8)], {"block_table": (2, 4)}),
+    ("append_kv", [(3, 12 * 64), CACHE], {}),
+    ("masked_multihead_attention", [(2, 12, 64), CACHE], {"steps_per_block": 256}),
+    ("merge_attention", [(3, 2, 8, 5, 64)], {}),
+    ("linear", [(1, 2048), (512, 2048)], {}),
+    ("linear", [(8, 2048), (512, 2048)], {"out_dtype": "fp32"}),
+    ("rms_norm", [(4, 2048)], {}),
+    ("add_rms_norm", [(4, 90)], {}),
+    ("swiglu", [(4, 2048)], {}),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "options"), QUESTIONS)
+@pytest.mark.parametrize("device", ["cuda:sm_80", "cuda:sm_90", "cpu"])
+def test_every_operator_answers_for_cards_that_are_not_there(name, shapes, options, device):
+    answer = explain(name, *shapes, device=device, dtype="bf16", **options)
+    text = str(answer)
+    assert text.splitlines()[0].startswith(name.replace("-", "_"))
+    assert answer.backend in text
+    assert answer.kernel in text
+    assert all(reason in text for reason in answer.why)
+    assert answer.why
+    if device != "cpu" and answer.backend == "triton":
+        assert answer.tile
+    if device == "cpu":
+        assert answer.backend != "triton"
+
+
+@pytest.mark.parametrize(
+    ("call", "operator", "shapes", "dtype", "options"),
+    [
+        ((decode_attention, True), "decode_attention", [Q, CACHE], "fp32", {}),
+        ((decode_attention, True), "decode_attention", [Q, CACHE], "fp16", {}),
+        ((decode_attention, True), "decode_attention", [Q, CACHE], "fp32", {"softcap": 3.0}),
+        ((decode_attention, True), "decode_attention", [(2, 8, 2, 64), CACHE], "fp32", {}),
+        ((merge_attention, False), "merge_attention", [(3, 2, 8, 5, 64)], "fp32", {}),
+        ((rms_norm, False), "rms_norm", [(3, 64)], "fp32", {}),
+        ((rms_norm, False), "rms_norm", [(3, 64)], "fp16", {}),
+        ((swiglu, False), "swiglu", [(3, 64)], "fp32", {}),
+    ],
+)
+def test_the_implementation_named_is_the_one_that_runs(monkeypatch, call, operator, shapes, dtype, options):
+    loaded: list[str] = []
+
+    def spy(name: str, module: str) -> Any:
+        loaded.append(f"{name}/{module}.py")
+        return real(name, module)
+
+    function, has_cache = call
+    home = inspect.getmodule(function)
+    real = importlib.import_module("onewave.ops.backends").load
+    monkeypatch.setattr("onewave.ops.backends.load", spy)
+    if hasattr(home, "load"):
+        monkeypatch.setattr(home, "load", spy)
+    kind = {"fp32": torch.float32, "fp16": torch.float16}[dtype]
+    tensors = [torch.ones(shape, dtype=kind) for shape in shapes]
+    if has_cache:
+        function(*tensors, tensors[1], torch.tensor([3, 5], dtype=torch.int32), **options)
+    elif function is merge_attention:
+        function(tensors[0], tensors[0][..., 0].contiguous())
+    elif function is rms_norm:
+        function(tensors[0], tensors[0][0], 1e-5)
+    else:
+        function(tensors[0])
+    assert loaded == [explain(operator, *shapes, device="cpu", dtype=dtype, **options).kernel]
+
+
+@pytest.mark.parametrize(("length", "split_size"), [(64, None), (1000, None), (4096, None), (4096, 512)])
+def test_the_grid_and_the_split_of_a_decode_step_are_the_launchs(monkeypatch, length, split_size):
+    from onewave.ops.decode_attention import triton_impl
+
+    seen: dict[str, Any] = {}
+
+    class Kernel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *arguments, **constants: seen.setdefault(self.name, (grid, constants))
+
+    for name in ("split_kv_kernel", "merge_kernel"):
+        monkeypatch.setattr(triton_impl, name, Kernel(name))
+    q, cache = torch.zeros(Q), torch.zeros(2, 2, length, 64)
+    triton_impl.decode_attention(
+        torch.empty_like(q), None, q, cache, cache, torch.tensor([length, 1]), block_table=None, k_scale=None,
+        v_scale=None, scale=None, window=None, softcap=None, sinks=None, split_size=split_size,
+    )  # fmt: skip
+    answer = explain("decode_attention", Q, cache.shape, device="cuda:sm_90", dtype="fp32", split_size=split_size)
+    grid, constants = seen["split_kv_kernel"]
+    assert answer.programs is not None
+    # In whatever order the launch counts them.
+    assert sorted(int(size) for size in re.findall(r"\d+(?= x|\b rows| splits)", answer.programs)) == sorted(grid)
+    assert answer.tile is not None
+    assert answer.tile.startswith(f"{constants['BLOCK_M']} query rows x {constants['BLOCK_N']} keys")
+    assert answer.split is not None
+    keys, splits = int(answer.split.split()[0]), int(answer.split.split()[2])
+    assert (splits - 1) * keys < length <= splits * keys
+    assert keys == split_size if split_size else splits <= constants.get("TARGET", 64)
+
+
+def test_the_linear_kernel_named_is_the_one_that_suits():
+    for tokens in (1, 2, 64, 65):
+        for out in (torch.bfloat16, torch.float32):
+            x, weight = torch.zeros(tokens, 32, dtype=torch.bfloat16), torch.zeros(8, 32, dtype=torch.bfloat16)
+            from onewave.ops.linear import triton_impl
+
+            answer = explain(linear, x.shape, weight.shape, device="cuda", out_dtype=str(out).removeprefix("torch."))
+            assert (answer.backend == "triton") == triton_impl.suits(x, weight, out)
+    assert linear_op.linear is linear
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "says"),
+    [
+        (("atention", (1,)), {}, InvalidArgumentError, "decode_attention"),
+        (("decode_attention", Q), {}, ShapeError, "3 axes or 4 axes, 4 axes or 5 axes"),
+        (("rms_norm",), {}, ShapeError, "x's"),
+        (("rms_norm", (1, 2)), {"device": "tpu"}, InvalidArgumentError, "sm_90"),
+        (("rms_norm", (1, 2)), {"dtype": "fp4"}, UnsupportedError, "bf16"),
+        (("attention", Q, Q), {"device": "cuda:sm_90", "dtype": "fp32"}, UnsupportedError, "float16, bfloat16"),
+        (("attention", Q, Q), {"casual": True}, InvalidArgumentError, "causal"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(arguments, options, error, says):
+    with pytest.raises(error, match=says):
+        explain(*arguments, **options)
