@@ -10,10 +10,13 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
+from onewave.cli.bench_attention import ATTENTION_OPERATORS, bench_attention, chosen_operators
 from onewave.cli.bench_report import append_to_ledger, check_count, print_table
 from onewave.weights import sources
 
 if TYPE_CHECKING:
+    import torch
+
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.operators import OperatorResult
 
@@ -21,7 +24,12 @@ __all__ = ["ops"]
 
 
 def ops(
-    names: Annotated[list[str] | None, typer.Argument(help="Operators to measure. Default: all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Operators to measure. Default: a decode step's. attention and decode-attention: beside their peers."
+        ),
+    ] = None,
     model: Annotated[
         str, typer.Option("--model", "-m", help="Whose shapes: anything `generate` takes, or a built-in configuration.")
     ] = options.DEFAULT_ALIAS,
@@ -31,12 +39,37 @@ def ops(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each trial.")] = 20,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape", help="Of attention: batch,heads[/kv_heads],length,head_dim. May be given several times."
+        ),
+    ] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="Of attention: one mask only. Default: both.")
+    ] = None,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
     for name, value in (("--batch-size", batch_size), ("--context", context), ("--reps", reps)):
         check_count(name, value)
+    attentions, others = chosen_operators(names or [])
+    if attentions:
+        kind, where = _attention_dtype(dtype, device)
+        bench_attention(
+            attentions,
+            shapes=shape,
+            causal=causal,
+            device=where,
+            dtype=kind,
+            rounds=reps,
+            as_json=as_json,
+            ledger=ledger,
+        )
+        return
+    if shape or causal is not None:
+        raise InvalidArgumentError("--shape, --causal", got="no attention operator", next="Name attention first.")
     load_format = "dummy" if model in sources.builtin_names() else "auto"
     location = sources.resolve(model, Settings.from_env(), load_format=load_format)
     from onewave.bench.ceilings import read_bandwidth
@@ -45,10 +78,12 @@ def ops(
     from onewave.models.config_file import load_config
     from onewave.ops.linear.packed import FORMATS
 
-    chosen = names or list(OPERATORS)
+    chosen = others or list(OPERATORS)
     for name in chosen:
         if name not in OPERATORS:
-            raise InvalidArgumentError("operator", got=repr(name), allowed=", ".join(OPERATORS))
+            raise InvalidArgumentError(
+                "operator", got=repr(name), allowed=", ".join({*OPERATORS, *ATTENTION_OPERATORS})
+            )
     if weight_format not in FORMATS:
         raise InvalidArgumentError("--weight-format", got=repr(weight_format), allowed=", ".join(FORMATS))
     check_dtype(dtype)
@@ -71,6 +106,19 @@ def ops(
     _print(f"{location.name}, {dtype_name} on {where}, batch {batch_size}", ceiling, results)
     for citation in citations:
         print(citation)
+
+
+def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
+    """What attention is measured in: bfloat16 on a card, float32 on a CPU, unless a type is named."""
+    import torch
+
+    from onewave.engine.options import check_dtype, choose_device
+
+    check_dtype(dtype)
+    where = choose_device(device)
+    if dtype == "auto":
+        return (torch.bfloat16 if where.type == "cuda" else torch.float32), where
+    return getattr(torch, dtype), where
 
 
 def _print(title: str, ceiling: Ceiling, results: list[OperatorResult]) -> None:

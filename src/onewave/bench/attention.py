@@ -1,0 +1,333 @@
+"""Attention beside its peers: the same operands, the same process, rounds in a shuffled order.
+
+A card slows down as it warms up and draws power, so engines that were timed one after another would be timed on
+different cards. Here every engine's calls are recorded once (a CUDA graph where it can be), each over as many copies of
+the operands as exceed the caches; then rounds follow in which every engine runs for a while, in an order drawn anew for
+each round. A figure is the median of the rounds' medians. An engine that fails is a row that says so.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.bench.ceilings import Ceiling
+from onewave.bench.clock import Summary, summarize, time_calls
+from onewave.bench.ledger import Measurement
+
+__all__ = [
+    "DECODE_SHAPES",
+    "OURS",
+    "PREFILL_SHAPES",
+    "SMALL_DECODE_SHAPES",
+    "SMALL_PREFILL_SHAPES",
+    "AttentionResult",
+    "AttentionShape",
+    "Engine",
+    "Operands",
+    "compare",
+]
+
+OURS = "onewave"
+"""The engine that the others' ratios are to."""
+
+PREFILL_SHAPES = (
+    "4,16,4096,128",
+    "2,16,8192,128",
+    "1,16,16384,128",
+    "1,32/8,8192,128",
+    "4,32,4096,64",
+    "16,16,1024,128",
+)
+DECODE_SHAPES = (
+    "1,32/8,4096,128",
+    "1,32/8,32768,128",
+    "16,32/8,4096,128",
+    "64,32/8,4096,128",
+    "16,32/8,32768,128",
+    "16,32/8,4096,64",
+)
+# What a CPU does in a moment.
+SMALL_PREFILL_SHAPES = ("1,4,256,64", "2,4/2,128,64")
+SMALL_DECODE_SHAPES = ("1,4/2,1024,64", "4,4/2,256,64")
+
+# More than any cache that could serve a repetition.
+_BYTES_IN_ROTATION = {"cuda": 512 << 20, "cpu": 64 << 20}
+_MOST_COPIES = 64
+# Long enough for a card's clocks to settle where its power lets them.
+_SECONDS_A_ROUND = {"cuda": 0.05, "cpu": 0.0}
+_FEWEST_TURNS = 3
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """batch sequences of `length` tokens; kv_heads divides heads."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    length: int
+    head_dim: int
+
+    @classmethod
+    def parse(cls, text: str) -> AttentionShape:
+        """Read "batch,heads,length,head_dim", heads being "16" or "32/8" (32 on 8 KV heads)."""
+        found = re.fullmatch(r"(\d{1,9}),(\d{1,9})(?:/(\d{1,9}))?,(\d{1,9}),(\d{1,9})", text.replace(" ", ""))
+        sizes = [int(size or found[2]) for size in found.groups()] if found else [0]
+        if not all(sizes) or sizes[1] % sizes[2]:
+            allowed = "batch,heads,length,head_dim or batch,heads/kv_heads,length,head_dim, such as 1,32/8,4096,128"
+            raise InvalidArgumentError("--shape", got=repr(text[:60]), allowed=allowed)
+        return cls(*sizes)
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
+        return f"{self.batch},{heads},{self.length},{self.head_dim}"
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One copy of a call's tensors.
+
+    Prefill: q [batch, heads, length, head_dim], k, v [batch, kv_heads, length, head_dim], stored with heads inside
+    tokens, as projections leave them. Decode: q [batch, heads, 1, head_dim]; k, v a cache stored as their shape says.
+    seq_lens: int32 [batch], all `length`.
+    """
+
+    shape: AttentionShape
+    causal: bool
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    seq_lens: Tensor
+
+    @classmethod
+    def prefill(cls, shape: AttentionShape, causal: bool, device: torch.device, dtype: torch.dtype) -> Operands:
+        """Random operands of a prefill."""
+        q, k, v = (
+            torch.randn(shape.batch, shape.length, heads, shape.head_dim, dtype=dtype, device=device).transpose(1, 2)
+            for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+        )
+        return cls(shape, causal, q, k, v, _lengths(shape, device))
+
+    @classmethod
+    def decode(cls, shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Operands:
+        """Random operands of a decode step."""
+        q = torch.randn(shape.batch, shape.heads, 1, shape.head_dim, dtype=dtype, device=device)
+        cache = (shape.batch, shape.kv_heads, shape.length, shape.head_dim)
+        k, v = (torch.randn(cache, dtype=dtype, device=device) for _ in "kv")
+        return cls(shape, True, q, k, v, _lengths(shape, device))
+
+    @property
+    def flops(self) -> float:
+        """Of the two products; causal prefill counts half, as its peers count it."""
+        shape, num_queries = self.shape, self.q.shape[2]
+        share = 0.5 if self.causal and num_queries > 1 else 1.0
+        return 4.0 * shape.batch * shape.heads * num_queries * shape.length * shape.head_dim * share
+
+    @property
+    def nbytes(self) -> int:
+        """Moved at least: each operand read and the output written once."""
+        return 2 * self.q.nbytes + self.k.nbytes + self.v.nbytes
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One implementation. prepare: builds a call on operands, which returns out [batch, heads, queries, head_dim].
+
+    graph: whether its calls can be recorded (nothing is read back to the host). scores_bytes: the memory that its
+    scores take per element, 0 for one that never stores them.
+    """
+
+    name: str
+    prepare: Callable[[Operands], Callable[[], Tensor]]
+    graph: bool = True
+    scores_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionResult:
+    """seconds a call, or why there are none. difference: largest one of the output to ours. ratio: of speeds, ours to
+    this engine's."""
+
+    operator: str
+    engine: str
+    operands: tuple[AttentionShape, bool]
+    flops: float
+    nbytes: int
+    seconds: Summary | None
+    failure: str | None = None
+    difference: float | None = None
+    ratio: float | None = None
+
+    @property
+    def tflops(self) -> float | None:
+        """10^12 operations a second at the median."""
+        return self.flops * 1e-12 / self.seconds.p50 if self.seconds else None
+
+    @property
+    def terabytes_per_second(self) -> float | None:
+        """10^12 bytes a second at the median."""
+        return self.nbytes * 1e-12 / self.seconds.p50 if self.seconds else None
+
+    def share(self, matmul: Ceiling, read: Ceiling) -> float | None:
+        """Of what bounds the operator: the matmul ceiling for prefill, the read ceiling for a decode step."""
+        if self.seconds is None:
+            return None
+        if self.operator == "attention":
+            return self.flops * 1e-12 / self.seconds.p50 / matmul.value
+        return self.nbytes * 1e-9 / self.seconds.p50 / read.value
+
+    def details(self, dtype: str, matmul: Ceiling, read: Ceiling) -> dict[str, Any]:
+        """Everything as plain JSON."""
+        shape, causal = self.operands
+        return {
+            "operator": self.operator,
+            "implementation": self.engine,
+            "shape": str(shape),
+            "causal": causal,
+            "dtype": dtype,
+            "us": self.seconds.p50 * 1e6 if self.seconds else None,
+            "tflops": self.tflops,
+            "terabytes_per_second": self.terabytes_per_second,
+            "bytes": self.nbytes,
+            "ceiling_share": self.share(matmul, read),
+            "onewave_speed_ratio": self.ratio,
+            "max_difference": self.difference,
+            "failure": self.failure,
+        }
+
+    def measurement(self, dtype: str, matmul: Ceiling, read: Ceiling) -> Measurement | None:
+        """The ledger's line; None for an engine that failed."""
+        if self.seconds is None:
+            return None
+        shape, causal = self.operands
+        model = f"{shape} {'causal' if causal else 'full'}" if self.operator == "attention" else str(shape)
+        extra = {k: v for k, v in self.details(dtype, matmul, read).items() if k not in ("operator", "us", "failure")}
+        ceiling = matmul if self.operator == "attention" else read
+        return Measurement(model, self.operator, "us", self.seconds.scaled(1e6), ceiling, extra)
+
+
+def compare(
+    operator: str,
+    engines: Sequence[Engine],
+    make: Callable[[], Operands],
+    *,
+    rounds: int,
+    most_scores_bytes: int | None = None,
+) -> list[AttentionResult]:
+    """Time every engine on the same operands. rounds: how often each has its turn.
+
+    most_scores_bytes: engines that store all scores are not run beyond this; default: most of the free memory of a
+    card, 4 GiB on a CPU.
+    """
+    first = make()
+    if most_scores_bytes is None:
+        on_card = first.q.device.type == "cuda"
+        most_scores_bytes = torch.cuda.mem_get_info(first.q.device)[0] * 3 // 4 if on_card else 4 << 30
+    copies = min(_MOST_COPIES, max(2, -(-_BYTES_IN_ROTATION[first.q.device.type] // first.nbytes)))
+    operands = [first, *(make() for _ in range(copies - 1))]
+    failures: dict[str, str] = {}
+    outputs: dict[str, Tensor] = {}
+    runs: dict[str, tuple[Callable[[], object], int]] = {}
+    scores = first.shape.batch * first.shape.heads * first.q.shape[2] * first.shape.length
+    with torch.inference_mode():
+        for engine in engines:
+            if scores * engine.scores_bytes > most_scores_bytes:
+                failures[engine.name] = f"not run: its scores take {scores * engine.scores_bytes / 2**30:.0f} GiB"
+                continue
+            try:
+                # What stores its scores runs out of any cache with one copy.
+                calls = [engine.prepare(each) for each in (operands[:1] if engine.scores_bytes else operands)]
+                outputs[engine.name] = calls[0]().clone()
+                runs[engine.name] = (_recorded(calls, engine.graph, first.q.device), len(calls))
+            except Exception as error:  # a peer may fail in any way; the table says in which
+                failures[engine.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        seconds = _rounds(runs, first.q.device, rounds)
+    if first.q.device.type == "cuda":
+        # The graphs' pools and the scores; the next shape needs them elsewhere.
+        runs.clear()
+        torch.cuda.empty_cache()
+    return _results(operator, engines, first, seconds, outputs, failures)
+
+
+def _rounds(runs: dict[str, tuple[Callable[[], object], int]], device: torch.device, rounds: int) -> dict[str, Summary]:
+    """Seconds a call of each engine, over the medians of its rounds."""
+    turn = _SECONDS_A_ROUND[device.type]
+    reps: dict[str, int] = {}
+    turns: dict[str, int] = {}
+    for name, (run, _) in runs.items():
+        estimate = time_calls([run], device, reps=1, warmup=1, graph=False).p50
+        reps[name] = max(1, min(1000, round(turn / estimate)))
+        # What is far too slow for its turn would only keep the others waiting.
+        turns[name] = min(rounds, _FEWEST_TURNS) if 0 < 2 * turn < estimate else rounds
+    medians: dict[str, list[float]] = {name: [] for name in runs}
+    order, draw = list(runs), random.Random(0)
+    for turn_number in range(rounds):
+        draw.shuffle(order)
+        for name in order:
+            if turn_number >= turns[name]:
+                continue
+            run, num_calls = runs[name]
+            medians[name].append(time_calls([run], device, reps=reps[name], warmup=1, graph=False).p50 / num_calls)
+    return {name: summarize(values) for name, values in medians.items()}
+
+
+def _results(
+    operator: str,
+    engines: Sequence[Engine],
+    first: Operands,
+    seconds: dict[str, Summary],
+    outputs: dict[str, Tensor],
+    failures: dict[str, str],
+) -> list[AttentionResult]:
+    ours = seconds.get(OURS)
+    results: list[AttentionResult] = []
+    for engine in engines:
+        took, difference = seconds.get(engine.name), None
+        if OURS in outputs and engine.name in outputs and outputs[engine.name].shape == outputs[OURS].shape:
+            difference = (outputs[engine.name].float() - outputs[OURS].float()).abs().max().item()
+        results.append(
+            AttentionResult(
+                operator,
+                engine.name,
+                (first.shape, first.causal),
+                first.flops,
+                first.nbytes,
+                took,
+                failures.get(engine.name),
+                difference,
+                took.p50 / ours.p50 if took and ours else None,
+            )
+        )
+    return results
+
+
+def _recorded(calls: Sequence[Callable[[], object]], graph: bool, device: torch.device) -> Callable[[], object]:
+    """One function that makes every call: a CUDA graph's replay where that is possible."""
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    if device.type != "cuda" or not graph:
+        return run
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    recording = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recording):
+        run()
+    return recording.replay
+
+
+def _lengths(shape: AttentionShape, device: torch.device) -> Tensor:
+    return torch.full((shape.batch,), shape.length, dtype=torch.int32, device=device)

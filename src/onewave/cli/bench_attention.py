@@ -1,0 +1,135 @@
+"""`onewave bench ops attention` and `decode-attention`: our kernels beside their peers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.cli.bench_report import append_to_ledger, print_table, show_status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+    from onewave.bench.attention import AttentionResult
+    from onewave.bench.ceilings import Ceiling
+
+__all__ = ["ATTENTION_OPERATORS", "bench_attention", "chosen_operators"]
+
+ATTENTION_OPERATORS = ("attention", "decode_attention", "masked_multihead_attention")
+"""Operators that are measured beside other libraries, on shapes of their own."""
+
+
+def bench_attention(
+    operators: Sequence[str],
+    *,
+    shapes: Sequence[str] | None,
+    causal: bool | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    rounds: int,
+    as_json: bool,
+    ledger: Path | None,
+) -> None:
+    """Measure each operator on each shape and print a table an operator, or JSON. causal: None for both."""
+    from onewave.bench.ceilings import matmul_rate, read_bandwidth
+
+    plans = [(operator, _shapes(operator, shapes, device)) for operator in operators]
+    read, matmul = read_bandwidth(device), matmul_rate(device)
+    kind = str(dtype).removeprefix("torch.")
+    documents: list[dict[str, Any]] = []
+    citations: list[str] = []
+    for operator, chosen in plans:
+        results, missing = _measure(operator, chosen, causal, device, dtype, rounds)
+        lines = [line for r in results if (line := r.measurement(kind, matmul, read)) is not None]
+        if ledger is not None:
+            citations += append_to_ledger(ledger, lines, device)
+        if as_json:
+            documents += [result.details(kind, matmul, read) for result in results]
+            continue
+        notes = [*missing, f"matmul ceiling {matmul.value:.1f} {matmul.unit} ({matmul.method})"]
+        notes.append(f"read ceiling {read.value:.1f} {read.unit} ({read.method})")
+        _print(f"{operator}, {kind} on {device}, median of {rounds} rounds", results, matmul, read, notes)
+    if as_json:
+        ceilings = {"read_gb_s": read.value, "matmul_tflops": matmul.value}
+        print(json.dumps({"device": str(device), "ceilings": ceilings, "results": documents, "ledger": citations}))
+        return
+    for citation in citations:
+        print(citation)
+
+
+def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) -> list[str]:
+    from onewave.bench import attention as bench
+
+    if texts:
+        return [str(bench.AttentionShape.parse(text)) for text in texts]
+    if operator == "attention":
+        return list(bench.PREFILL_SHAPES if device.type == "cuda" else bench.SMALL_PREFILL_SHAPES)
+    return list(bench.DECODE_SHAPES if device.type == "cuda" else bench.SMALL_DECODE_SHAPES)
+
+
+def _measure(
+    operator: str, shapes: Sequence[str], causal: bool | None, device: torch.device, dtype: torch.dtype, rounds: int
+) -> tuple[list[AttentionResult], list[str]]:
+    from onewave.bench.attention import AttentionShape, Operands, compare
+    from onewave.bench.attention_engines import decode_engines, mmha_engines, prefill_engines
+
+    makers = {"attention": prefill_engines, "decode_attention": decode_engines}
+    engines, missing = makers.get(operator, mmha_engines)(device)
+    masks = (True,) if operator != "attention" else (False, True) if causal is None else (causal,)
+    results: list[AttentionResult] = []
+    for text in shapes:
+        for mask in masks:
+            shape = AttentionShape.parse(text)
+            show_status(f"{operator} {shape}{' causal' if mask else ''}")
+
+            def make(shape: AttentionShape = shape, mask: bool = mask) -> Operands:
+                if operator == "attention":
+                    return Operands.prefill(shape, mask, device, dtype)
+                return Operands.decode(shape, device, dtype)
+
+            results += compare(operator, engines, make, rounds=rounds)
+    show_status("")
+    return results, missing
+
+
+def _print(
+    title: str, results: Sequence[AttentionResult], matmul: Ceiling, read: Ceiling, notes: Sequence[str]
+) -> None:
+    from rich.table import Table
+
+    prefill = bool(results) and results[0].operator == "attention"
+    rates = ("TFLOP/s", "of matmul") if prefill else ("TB/s", "of read")
+    table = Table(title=title, title_justify="left")
+    for heading in ("shape", "engine"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("us", *rates, "onewave is"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    failed: list[str] = []
+    for result in results:
+        shape, causal = result.operands
+        label = f"{shape} causal" if prefill and causal else str(shape)
+        share = result.share(matmul, read)
+        if result.seconds is None or share is None:
+            table.add_row(label, result.engine, "failed")
+            failed.append(f"{label} {result.engine}: {result.failure}")
+            continue
+        rate = result.tflops if prefill else result.terabytes_per_second
+        ratio = "" if result.ratio is None else f"{result.ratio:.2f}x"
+        table.add_row(label, result.engine, f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.3g}", f"{share:.1%}", ratio)
+    print_table(table, *failed, *notes)
+
+
+def chosen_operators(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split names into attention operators and others; "decode-attention" is "decode_attention"."""
+    plain = [name.replace("-", "_") for name in names]
+    ours = [name for name in plain if name in ATTENTION_OPERATORS]
+    if ours and len(ours) < len(plain):
+        others = ", ".join(name for name in plain if name not in ATTENTION_OPERATORS)
+        raise InvalidArgumentError(
+            "operators", got=f"{', '.join(ours)} with {others}", next="Attention has a command line of its own."
+        )
+    return ours, [] if ours else plain
