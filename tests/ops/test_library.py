@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
+from onewave.ops.append_kv.op import append_kv
+from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.embedding.op import embedding
 from onewave.ops.library import is_watched
 from onewave.ops.linear.op import linear
+from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
 from onewave.ops.merge_attention.op import merge_attention
 from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
 from onewave.ops.sampling.op import greedy
@@ -29,12 +33,16 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = F16) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """call: the public function on `tensors`. registered: the same through torch.ops, with the schema's arguments."""
+    """call: the public function on `tensors`. registered: the same through torch.ops, with the schema's arguments.
+
+    traced: False while the call asks for ONEWAVE_DEBUG before it knows that it is compiled, which no graph can hold.
+    """
 
     call: Callable[..., Any]
     tensors: Callable[[], tuple[Tensor, ...]]
     name: str
     arguments: Callable[..., tuple[Any, ...]] = lambda *tensors: tensors
+    traced: bool = True
 
 
 CASES = {
@@ -66,6 +74,120 @@ CASES = {
         "merge_attention",
         lambda o, s: ([o], [s]),
     ),
+    "attention": Case(
+        # Its LSE, too: the registered operator always makes one, for which a CPU takes another path.
+        lambda q, k, v: attention(q, k, v, causal=True, return_lse=True),
+        lambda: (randn(2, 4, 5, 16), randn(2, 2, 9, 16, seed=1), randn(2, 2, 9, 16, seed=2)),
+        "attention",
+        lambda q, k, v: (q, k, v, None, None, None, 0.25, None, 0, False, None, "auto"),
+    ),
+    "attention in BSHD memory, with every option": Case(
+        lambda q, k, v, z, s, b: attention(
+            q,
+            k,
+            v,
+            scale=0.3,
+            window=(3, 1),
+            softcap=5.0,
+            sinks=z,
+            alibi_slopes=s,
+            bias=b,
+            align="top-left",
+            return_lse=True,
+        ),
+        lambda: (
+            *(randn(2, n, h, 16, seed=n + h).transpose(1, 2) for n, h in ((5, 4), (9, 2), (9, 2))),
+            torch.rand(4),
+            torch.rand(4),
+            randn(1, 4, 5, 9, seed=7),
+        ),
+        "attention",
+        lambda q, k, v, z, s, b: (q, k, v, z, s, b, 0.3, 3, 1, True, 5.0, "auto"),
+    ),
+    "attention_varlen": Case(
+        lambda q, k, v, a, b: attention_varlen(q, k, v, a, b, 4, 5, causal=True, return_lse=True),
+        lambda: (
+            randn(7, 4, 16),
+            randn(9, 2, 16, seed=1),
+            randn(9, 2, 16, seed=2),
+            torch.tensor([0, 4, 7], dtype=torch.int32),
+            torch.tensor([0, 5, 9], dtype=torch.int32),
+        ),
+        "attention_varlen",
+        lambda q, k, v, a, b: (
+            q,
+            k,
+            v,
+            a,
+            b,
+            4,
+            5,
+            None,
+            None,
+            None,
+            0.25,
+            None,
+            0,
+            False,
+            None,
+            "auto",
+        ),
+    ),
+    "decode_attention": Case(
+        lambda q, k, v, n: decode_attention(q, k, v, n, return_lse=True),
+        lambda: (randn(2, 4, 2, 16), randn(2, 2, 9, 16, seed=1), randn(2, 2, 9, 16, seed=2), torch.tensor([5, 9])),
+        "decode_attention",
+        traced=False,
+    ),
+    "decode_attention, paged, with every option": Case(
+        lambda q, k, v, n, t, s, z: decode_attention(
+            q, k, v, n, block_table=t, k_scale=s, v_scale=s, sinks=z, scale=0.3, window=4, softcap=5.0, split_size=64
+        ),
+        lambda: (
+            randn(2, 4, 1, 16),
+            *(torch.arange(96, dtype=torch.int8).repeat(2).view(3, 2, 2, 16) for _ in "kv"),
+            torch.tensor([3, 4]),
+            torch.tensor([[2, 0], [1, 2]], dtype=torch.int32),
+            torch.rand(2),
+            torch.rand(4),
+        ),
+        "decode_attention",
+        lambda q, k, v, n, t, s, z: (q, k, v, n, t, s, s, z, 0.3, 4, 5.0, 64),
+        traced=False,
+    ),
+    "masked_multihead_attention": Case(
+        lambda x, k, v, n, b, m, f, r: masked_multihead_attention(
+            x, k, v, n, bias=b, src_mask=m, finished=f, rotary=r, rotary_style="interleaved", out_scale=0.5
+        ),
+        lambda: (
+            randn(2, 8, 16),
+            randn(2, 2, 9, 16, seed=1),
+            randn(2, 2, 9, 16, seed=2),
+            torch.tensor([5, 8]),
+            randn(8, 16, seed=3),
+            randn(2, 4, 1, 9, seed=4),
+            torch.tensor([False, True]),
+            randn(2, 16, seed=5, dtype=torch.float32),
+        ),
+        "masked_multihead_attention",
+        lambda x, k, v, n, b, m, f, r: (x, k, v, n, torch.int8, b, m, f, r, None, None, None, True, 0.5),
+    ),
+    "append_kv": Case(
+        lambda x, r, k, v, s, p, b, t: append_kv(
+            x, r, k, v, s, p, num_heads=4, bias=b, rotary_style="interleaved", block_table=t
+        ),
+        lambda: (
+            randn(3, 128),
+            randn(3, 16, seed=1, dtype=torch.float32),
+            *(torch.zeros(4, 2, 8, 16, dtype=F16) for _ in "kv"),
+            torch.tensor([0, 1, 1]),
+            torch.tensor([9, 3, 4]),
+            randn(128, seed=3),
+            torch.tensor([[2, 0], [1, 3]], dtype=torch.int32),
+        ),
+        "append_kv",
+        lambda x, r, k, v, s, p, b, t: (x, r, k, v, s, p, 4, b, None, None, 1e-6, True, t),
+    ),
     "merge_attention, a list": Case(
         lambda a, b, s, t: merge_attention([a, b], [s, t]),
         lambda: (
@@ -90,13 +212,15 @@ def test_the_registration_passes_pytorchs_own_checks(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(case: Case) -> None:
+def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(case: Case, request: pytest.FixtureRequest) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         graphs.append(graph)
         return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
 
+    if not case.traced:
+        request.applymarker(pytest.mark.xfail(raises=torch._dynamo.exc.Unsupported, strict=True))
     torch._dynamo.reset()
     compiled = torch.compile(case.call, fullgraph=True, backend=keep)
     tensors = case.tensors()
@@ -115,7 +239,10 @@ def test_backward_is_refused_by_name_when_it_is_asked_for(case: Case) -> None:
     if not first.is_floating_point():
         assert not first.requires_grad
         return
-    with pytest.raises(UnsupportedError, match=rf"{case.name}: backward.*no_grad"):
+    # PyTorch refuses by itself for operators that write their arguments.
+    with pytest.raises(
+        (UnsupportedError, RuntimeError), match=rf"({case.name}: backward.*no_grad)|through .*{case.name}"
+    ):
         first.sum().backward()
 
 
