@@ -1,0 +1,233 @@
+"""masked_multihead_attention and append_kv on a card: long histories, streams, graphs, 64-bit offsets, float8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError
+from onewave.ops.append_kv import append_kv
+from onewave.ops.append_kv.reference import append_kv as append_kv_in_torch
+from onewave.ops.decode_attention import decode_attention
+from onewave.ops.kv_layout import pack_k, unpack_k
+from onewave.ops.masked_multihead_attention import masked_multihead_attention
+from onewave.ops.masked_multihead_attention.reference import masked_multihead_attention as in_torch
+
+pytestmark = pytest.mark.gpu
+HISTORIES = [0, 1, 127, 128, 129, 4096, 2047]
+NAN = float("nan")
+
+
+def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
+
+
+class Case:
+    """Rows with the histories that decide how many blocks a head has; NaN beyond them."""
+
+    def __init__(self, heads: int = 32, kv_heads: int = 8, dim: int = 128, dtype: torch.dtype = torch.bfloat16) -> None:
+        rows, width, capacity = len(HISTORIES), heads + 2 * kv_heads, 4100
+        self.heads, self.kv_heads = heads, kv_heads
+        self.qkv = randn(rows, width, dim, seed=0, dtype=dtype)
+        self.k, self.v = (randn(rows, kv_heads, capacity, dim, seed=seed, dtype=dtype) for seed in (1, 2))
+        self.seq_lens = torch.tensor(HISTORIES, device="cuda")
+        beyond = (torch.arange(capacity, device="cuda") >= self.seq_lens[:, None])[:, None, :, None]
+        self.k.masked_fill_(beyond, NAN)
+        self.v.masked_fill_(beyond, NAN)
+        angles = randn(rows, dim // 4, seed=3) * 9
+        self.options: dict[str, Any] = {
+            "bias": randn(width, dim, seed=4, dtype=dtype),
+            "rotary": torch.cat((angles.cos(), angles.sin()), 1),
+            "src_mask": randn(rows, heads, 1, capacity, seed=5),
+            "out_shift": randn(heads, dim, seed=6),
+            "out_smooth": randn(heads, dim, seed=7),
+        }
+
+    def run(self, **changes: Any) -> Tensor:
+        k = changes.pop("cache_k", None)
+        options = self.options | changes
+        return masked_multihead_attention(
+            self.qkv, self.k.clone() if k is None else k, self.v.clone(), self.seq_lens, **options
+        )
+
+    def in_torch(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """The reference computing with everything in `dtype`: (out, k, v)."""
+        out = torch.zeros(len(HISTORIES), self.heads, self.qkv.shape[2], dtype=dtype, device="cuda")
+        k, v = self.k.to(dtype), self.v.to(dtype)
+        in_torch(
+            out, self.qkv.to(dtype), k, v, self.seq_lens, finished=None, interleaved=False, qkv_out_scale=None,
+            out_scale=None, half_away=False, max_bound=127.0, min_bound=-127.0, scale=None, **self.options,
+        )  # fmt: skip
+        return out, k, v
+
+    def in_low_precision(self) -> Tensor:
+        """PyTorch's own attention in the case's dtype, a row at a time."""
+        _, k, v = self.in_torch(self.qkv.dtype)
+        from onewave.ops.append_kv.reference import rotate
+
+        q = rotate(self.qkv.float() + self.options["bias"].float(), self.options["rotary"])[:, : self.heads].to(k.dtype)
+        rows = []
+        for row, history in enumerate(HISTORIES):
+            keys, values = (c[row, :, : history + 1].repeat_interleave(self.heads // self.kv_heads, 0) for c in (k, v))
+            mask = self.options["src_mask"][row, :, :, : history + 1].to(k.dtype)
+            o = torch.nn.functional.scaled_dot_product_attention(q[row, :, None], keys, values, attn_mask=mask)[:, 0]
+            rows.append((o + self.options["out_shift"].to(k.dtype)) * self.options["out_smooth"].to(k.dtype))
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (7, 1, 96), (4, 4, 256)])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("steps", [64, 128, 4097])
+def test_histories_around_a_block_and_long_ones(dtype, heads, kv_heads, dim, packed, steps):
+    case = Case(heads, kv_heads, dim, dtype)
+    exact, _, _ = case.in_torch(torch.float64)
+    k = pack_k(case.k) if packed else case.k.clone()
+    out = case.run(cache_k=k, steps_per_block=steps)
+    assert (out.double() - exact).abs().max() <= 2 * (case.in_low_precision().double() - exact).abs().max() + 1e-5
+    _, right_k, _ = case.in_torch(dtype)
+    stored = unpack_k(k) if packed else k
+    assert torch.equal(stored.isnan(), right_k.isnan())
+    torch.testing.assert_close(stored.nan_to_num(), right_k.nan_to_num(), atol=1e-6, rtol=2 * torch.finfo(dtype).eps)
+
+
+def test_it_equals_append_kv_and_decode_attention_one_after_the_other():
+    case = Case()
+    case.options = {"rotary": case.options["rotary"]}
+    k, v = case.k.clone(), case.v.clone()
+    q = append_kv(
+        case.qkv.flatten(1), case.options["rotary"], k, v, torch.arange(len(HISTORIES), device="cuda"), case.seq_lens,
+        num_heads=case.heads,
+    )  # fmt: skip
+    composed = decode_attention(q, k, v, case.seq_lens + 1)
+    assert isinstance(composed, Tensor)
+    torch.testing.assert_close(case.run(), composed, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("rounding", ["half_even", "half_away"])
+def test_int8_is_the_float_result_rounded_and_clipped(rounding):
+    case = Case()
+    exact = case.run(dtype=torch.float32)
+    given = {"out_scale": 0.31, "quant_round": rounding, "quant_min_bound": -120.0}
+    scaled = (torch.tensor(127.0) * torch.tensor(0.31)) * exact
+    whole = (
+        scaled.double().round() if rounding == "half_even" else (scaled.double().abs() + 0.5).floor() * scaled.sign()
+    )
+    assert torch.equal(case.run(**given), whole.clamp(-120, 127).to(torch.int8))
+
+
+def test_it_repeats_bit_for_bit():
+    case = Case()
+    first = case.run()
+    assert all(torch.equal(case.run(), first) for _ in range(50))
+
+
+def test_a_call_neither_synchronises_nor_allocates_beyond_its_output():
+    case = Case()
+    out = torch.empty(len(HISTORIES), case.heads, 128, dtype=torch.bfloat16, device="cuda")
+    k, v = case.k.clone(), case.v.clone()
+
+    def call() -> None:
+        masked_multihead_attention(case.qkv, k, v, case.seq_lens, out=out, **case.options)
+
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_one_graph_serves_lengths_that_change_on_the_device():
+    case = Case()
+    case.k.nan_to_num_()
+    case.v.nan_to_num_()
+    out = torch.empty(len(HISTORIES), case.heads, 128, dtype=torch.bfloat16, device="cuda")
+    k, v, lengths = case.k.clone(), case.v.clone(), case.seq_lens.clone()
+
+    def call() -> None:
+        masked_multihead_attention(case.qkv, k, v, lengths, out=out, **case.options)
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for histories in (HISTORIES, [5, -1, 4099, 0, 300, 2, 128]):
+        k.copy_(case.k)
+        v.copy_(case.v)
+        lengths.copy_(torch.tensor(histories))
+        out.fill_(7)
+        graph.replay()
+        case.seq_lens = lengths.clone()
+        right = case.run(out=torch.full_like(out, 7))
+        assert torch.equal(out, right)
+
+
+def test_it_runs_on_the_callers_stream():
+    case = Case()
+    right = case.run()
+    late, stream = torch.zeros_like(case.qkv), torch.cuda.Stream()
+    k, v, ready = case.k.clone(), case.v.clone(), case.qkv.clone()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(ready)
+        out = masked_multihead_attention(late, k, v, case.seq_lens, **case.options)
+    stream.synchronize()
+    assert torch.equal(out, right)
+
+
+def test_rows_more_than_two_to_the_31_elements_apart():
+    dim, capacity, far = 128, 256, 2**31
+    flat = torch.zeros(far + capacity * dim, dtype=torch.float16, device="cuda")
+    k, v = (
+        flat.as_strided((2, 1, capacity // 2, dim), (far, dim, dim, 1), start) for start in (0, capacity // 2 * dim)
+    )
+    k.copy_(randn(*k.shape, seed=1, dtype=k.dtype))
+    v.copy_(randn(*v.shape, seed=2, dtype=v.dtype))
+    qkv, lengths = randn(2, 4, dim, seed=3, dtype=k.dtype), torch.tensor([100, 90], device="cuda")
+    near_k, near_v = k.contiguous(), v.contiguous()
+    right = masked_multihead_attention(qkv, near_k, near_v, lengths)
+    assert torch.equal(masked_multihead_attention(qkv, k, v, lengths), right)
+    assert torch.equal(k, near_k)
+    assert torch.equal(v, near_v)
+    k.zero_()
+    v.zero_()
+    slots = torch.arange(2, device="cuda")
+    append_kv(qkv.flatten(1), None, k, v, slots, lengths, num_heads=2)
+    assert torch.equal(k[slots, 0, lengths], qkv[:, 2])
+    assert torch.equal(v[slots, 0, lengths], qkv[:, 3])
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("packed", [False, True])
+def test_append_kv_quantises_as_the_reference_does(kind, packed):
+    if kind is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("a card before sm_89 has no float8")
+    qkv = randn(64, 8 * 64, seed=0, dtype=torch.bfloat16)
+    slots, positions = torch.arange(64, device="cuda") % 4, torch.arange(64, device="cuda") // 4
+    scales = {
+        "k_scale": torch.tensor([0.02, 0.001], device="cuda"),
+        "v_scale": torch.tensor([0.03, 0.002], device="cuda"),
+    }
+    results = []
+    for function in (append_kv, append_kv_in_torch):
+        k, v = (torch.zeros(4, 2, 16, 64, device="cuda").to(kind) for _ in "kv")
+        k = pack_k(k) if packed else k
+        function(qkv.clone(), None, k, v, slots, positions, num_heads=4, **scales)
+        results.append((k.view(torch.uint8), v.view(torch.uint8)))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_append_kv_refuses_float32_on_a_card():
+    caches = torch.zeros(2, 1, 2, 8, 32, device="cuda").unbind(0)
+    index = torch.zeros(1, dtype=torch.int64, device="cuda")
+    with pytest.raises(UnsupportedError, match=r"dtype: torch\.float32 on cuda"):
+        append_kv(torch.zeros(1, 256, device="cuda"), None, *caches, index, index, num_heads=4)
