@@ -136,18 +136,33 @@ def test_a_decode_step_reads_each_weight_and_each_cached_key_once():
     loads, _ = compulsory(graph)
     norms = (2 * shape.layers + 1) * shape.hidden
     cache = shape.layers * 2 * shape.batch * shape.kv_heads * shape.context * shape.head_dim
-    fresh = shape.layers * 2 * shape.batch * shape.kv_heads * shape.head_dim
     embedded = shape.batch * shape.hidden
-    assert loads == 2 * (shape.weight_elements + norms + cache + fresh + embedded)
+    assert loads == 2 * (shape.weight_elements + norms + cache + embedded)
 
 
-def test_the_cache_is_appended_in_place_before_the_last_split_reads_it():
+def test_the_appended_row_is_attended_to_with_the_last_split():
     graph = decode_step(small(), workers=4, split=64)
-    rope = next(task for task in graph.tasks if task.name == "rope_append")
-    assert ("K0", (0, 0, 1, 0)) in rope.accumulates
-    fresh = decode_step(small(context=64), workers=4, split=64)
-    assert not next(task for task in fresh.tasks if task.name == "rope_append").accumulates
-    assert decode_step(small(context=0), workers=4).tasks
+    made = {(graph.tasks[p].name, graph.tile_at(int(t))) for p, _, _, t in zip(*graph.edges(), strict=True)}
+    assert ("rope_append", ("new_K0", (1, 1, 0))) in made
+    last = [task for task in graph.tasks if task.phase == "attention" and ("new_V0", (1, 1, 0)) in task.reads]
+    assert [task.reads[1] for task in last] == [("K0", (1, 1, 1, 0))]
+    alone = decode_step(small(context=0), workers=4)
+    assert "K0" not in alone.tensors
+    assert sum(task.name == "attention" for task in alone.tasks) == 2 * 2 * 2
+
+
+@pytest.mark.parametrize("batch", [1, 7, 8, 9, 33, 70])
+def test_every_sequence_of_a_batch_is_computed_once(batch):
+    shape = small(batch=batch, layers=1)
+    graph = decode_step(shape, workers=4)
+    written = [tile for task in graph.tasks for tile in task.writes]
+    assert len(written) == len(set(written))
+    for name in ("q0", "attended0", "h0", "act0", "x1", "logits", "partial0", "new_K0"):
+        tensor = graph.tensors[name]
+        assert sum(tile[0] == name for tile in written) == tensor.num_tiles
+        assert tensor.shape[0] == batch
+    attended = sum(task.flops for task in graph.tasks if task.phase == "attention")
+    assert attended == batch * shape.heads * (shape.context + 1) * (4 * shape.head_dim + 5)
 
 
 def test_the_multiplications_of_a_step_are_those_of_its_matrices():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,14 +112,15 @@ def decode_step(
     """One token for each of `batch` sequences, all layers and the head.
 
     Phases: norm, qkv, rope+append, attention (split over the keys), combine, o-proj, ffn (gate_up, silu, down), head.
-    Matrices are cut into bands of rows of at most 256 KiB, fewer where that would leave under 1.5 tasks a worker. An
-    activation that every task of a stage reads is one tile, written by one task; what many tasks write is gathered by
-    norm, silu and combine, so the accesses stay linear in the tasks. rope+append changes the cache's last tile in
-    place. split: keys a task of attention; by default about two tasks a worker, 64 keys at least. Task.index is
-    (layer, place in the stage). Raises InvalidArgumentError.
+    Matrices are cut into bands of rows of 256 KiB (twice the activations that a band is multiplied with, if that is
+    more), less where that would leave under 1.5 tasks a worker. Activations are cut into blocks of 8 sequences, or a
+    quarter of the batch. What every task of a stage reads is one tile a block, written by one task; what many tasks
+    write is gathered by norm, silu and combine, so the accesses stay linear in the tasks. The row that rope+append adds
+    to the cache is a tile of its own. split: keys a task of attention; by default about two tasks a worker, 64 keys at
+    least. Task.index is (layer, place in the stage). Raises InvalidArgumentError.
     """
     step = _Step(shape, workers, split, dtype, kv_dtype or dtype)
-    x = step.tensor("x0", (shape.batch, shape.hidden), (shape.batch, shape.hidden))
+    x = step.tensor("x0", (shape.batch, shape.hidden), (step.rows, shape.hidden))
     for layer in range(shape.layers):
         x = step.layer(layer, x)
     normed = step.norm("final", x, shape.layers)
@@ -134,15 +136,18 @@ class _Step:
         self.build, self.kv_build = Builder(dtype), Builder(kv_dtype)
         self.shape, self.workers = shape, workers
         check_sizes({"workers": workers, "split": 1 if split is None else split})
-        total = shape.batch * shape.kv_heads * (shape.context + 1)
+        total = shape.batch * shape.kv_heads * shape.context
         self.split = split or max(64, -(-cuts(total, 2 * workers) // 64) * 64)
+        self.splits = max(1, cuts(shape.context, self.split))
+        self.rows = min(shape.batch, max(8, cuts(shape.batch, 4)))  # sequences a block of activations
+        self.blocks = cuts(shape.batch, self.rows)
         self._check()
 
     def _check(self) -> None:
-        shape, splits = self.shape, cuts(self.shape.context + 1, self.split)
+        shape = self.shape
         rows = shape.hidden * 2 + shape.intermediate + (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         worst = min(rows, 4 * rows * shape.hidden * 4 // WEIGHT_TILE_BYTES + 8 * self.workers)
-        tasks = shape.layers * (worst + 2 * shape.kv_heads + shape.batch * shape.kv_heads * splits)
+        tasks = shape.layers * (worst + shape.kv_heads * (8 + shape.batch * self.splits))
         check_sizes({}, tasks=tasks + min(shape.vocab, shape.vocab * shape.hidden * 8 // WEIGHT_TILE_BYTES + 1024))
 
     def tensor(self, name: str, shape: tuple[int, ...], tile: tuple[int, ...], itemsize: float | None = None) -> Tensor:
@@ -150,8 +155,9 @@ class _Step:
 
     def band(self, rows: int, depth: int, matrices: int) -> int:
         """Rows of a weight tile: a power of two."""
+        most = max(WEIGHT_TILE_BYTES, 2 * self.shape.batch * depth * self.build.itemsize)
         width = 1
-        while width * 2 * depth * matrices * self.build.itemsize <= WEIGHT_TILE_BYTES:
+        while width * 2 * depth * matrices * self.build.itemsize <= most:
             width *= 2
         while width > 1 and 2 * cuts(rows, width) < 3 * self.workers:
             width //= 2
@@ -175,26 +181,28 @@ class _Step:
         names = [f"W_{name}{layer}" if matrices == 1 else f"W_{half}{layer}" for half in ("gate", "up")[:matrices]]
         for weight in names:
             self.tensor(weight, (rows, depth), (width, depth))
-        made = self.tensor(out, (batch, rows * matrices), (batch, width * matrices))
+        made = self.tensor(out, (batch, rows * matrices), (self.rows, width * matrices))
         inputs = every_tile(x)
         for place in range(made.grid[1]):
             count = min(width, rows - place * width) * matrices
             reads = (*inputs, *((weight, (place, 0)) for weight in names))
             if residual is not None:
-                reads += tuple((residual.name, (0, col)) for col in overlapping(residual, place * width, count))
-            self.build.task(
-                name, reads, ((out, (0, place)),), 2 * batch * count * depth, phase=phase, index=(layer, place)
-            )
+                columns = overlapping(residual, place * width, count)
+                reads += tuple((residual.name, (block, col)) for block in range(self.blocks) for col in columns)
+            writes = tuple((out, (block, place)) for block in range(self.blocks))
+            self.build.task(name, reads, writes, 2 * batch * count * depth, phase=phase, index=(layer, place))
         return made
 
     def norm(self, name: str, x: Tensor, layer: int) -> Tensor:
-        """Gather x's tiles, normalise every row, write one tile."""
+        """Gather a block of x, normalise every row, write one tile."""
         weight = self.tensor(f"W_{name}_norm{layer}", (self.shape.hidden,), (self.shape.hidden,))
-        made = self.tensor(f"{name}_normed{layer}", x.shape, x.shape)
-        reads = (*every_tile(x), (weight.name, (0,)))
-        place = 0 if name != "ffn" else 1
-        flops = 4 * x.shape[0] * x.shape[1]
-        self.build.task("norm", reads, ((made.name, (0, 0)),), flops, phase="norm", index=(layer, place))
+        made = self.tensor(f"{name}_normed{layer}", x.shape, (self.rows, x.shape[1]))
+        first = self.blocks if name == "ffn" else 0
+        for block in range(self.blocks):
+            reads = (*((x.name, (block, col)) for col in range(x.grid[1])), (weight.name, (0,)))
+            flops = 4 * made.tile_shape((block, 0))[0] * x.shape[1]
+            target = ((made.name, (block, 0)),)
+            self.build.task("norm", reads, target, flops, phase="norm", index=(layer, first + block))
         return made
 
     def layer(self, layer: int, x: Tensor) -> Tensor:
@@ -216,58 +224,77 @@ class _Step:
 
     def silu(self, layer: int, both: Tensor, width: int) -> Tensor:
         """Gather gate and up, write SiLU(gate) * up in wide tiles."""
-        batch, rows = both.shape[0], self.shape.intermediate
         step = max(width, SILU_COLUMNS // width * width)
-        act = self.tensor(f"act{layer}", (batch, rows), (batch, step))
-        for place in range(act.grid[1]):
-            count = act.tile_shape((0, place))[1]
-            reads = tuple((both.name, (0, col)) for col in overlapping(both, 2 * place * step, 2 * count))
-            target = ((act.name, (0, place)),)
-            self.build.task("silu", reads, target, 5 * batch * count, phase="ffn", index=(layer, place))
+        act = self.tensor(f"act{layer}", (both.shape[0], self.shape.intermediate), (self.rows, step))
+        for block, place in product(range(self.blocks), range(act.grid[1])):
+            rows, count = act.tile_shape((block, place))
+            reads = tuple((both.name, (block, col)) for col in overlapping(both, 2 * place * step, 2 * count))
+            target = ((act.name, (block, place)),)
+            index = (layer, block * act.grid[1] + place)
+            self.build.task("silu", reads, target, 5 * rows * count, phase="ffn", index=index)
         return act
 
     def attention(self, layer: int, qkv: Tensor) -> Tensor:
         """Add rope+append, split attention and combine; returns the attended heads."""
         shape, batch, dim = self.shape, self.shape.batch, self.shape.head_dim
         group = shape.heads // shape.kv_heads
-        length = shape.context + 1
-        cache_shape = (batch, shape.kv_heads, length, dim)
-        caches = [
-            self.tensor(f"{name}{layer}", cache_shape, (1, 1, self.split, dim), self.kv_build.itemsize) for name in "KV"
-        ]
-        splits = caches[0].grid[2]
-        q = self.tensor(f"q{layer}", (batch, shape.heads * dim), (batch, group * dim))
+        q = self.tensor(f"q{layer}", (batch, shape.heads * dim), (self.rows, group * dim))
+        fresh = self.rope_append(layer, qkv, q)
+        itemsize = self.kv_build.itemsize
+        caches: list[Tensor] = []
+        if shape.context:
+            whole = (batch, shape.kv_heads, shape.context, dim)
+            caches = [self.tensor(f"{name}{layer}", whole, (1, 1, self.split, dim), itemsize) for name in "KV"]
         # A partial result: the group's outputs with their running maximum and sum, in float32.
-        parts = (batch, shape.kv_heads, splits, group * (dim + 2))
+        parts = (batch, shape.kv_heads, self.splits, group * (dim + 2))
         partial = self.tensor(f"partial{layer}", parts, (1, 1, 1, parts[3]), 4)
-        attended = self.tensor(f"attended{layer}", q.shape, q.tile)
-        appends_in_place = shape.context % self.split != 0
-        for kv in range(shape.kv_heads):
-            spans = ((kv * group, group), (shape.heads + kv, 1), (shape.heads + shape.kv_heads + kv, 1))
-            needed = {col for first, heads in spans for col in overlapping(qkv, first * dim, heads * dim)}
-            last: tuple[Tile, ...] = tuple((c.name, (b, kv, splits - 1, 0)) for c in caches for b in range(batch))
-            reads = (*((qkv.name, (0, col)) for col in sorted(needed)), *(last if appends_in_place else ()))
-            flops = 6 * batch * (group + 1) * dim
-            writes = ((q.name, (0, kv)), *last)
-            self.build.task("rope_append", reads, writes, flops, phase="rope+append", index=(layer, kv))
-        for place in range(batch * shape.kv_heads * splits):
-            b, rest = divmod(place, shape.kv_heads * splits)
-            kv, part = divmod(rest, splits)
-            keys = caches[0].tile_shape((b, kv, part, 0))[2]
-            reads = ((q.name, (0, kv)), *((cache.name, (b, kv, part, 0)) for cache in caches))
+        for place, (b, kv, part) in enumerate(product(range(batch), range(shape.kv_heads), range(self.splits))):
+            keys = min(shape.context, (part + 1) * self.split) - part * self.split
+            reads: tuple[Tile, ...] = (
+                (q.name, (b // self.rows, kv)),
+                *((cache.name, (b, kv, part, 0)) for cache in caches),
+            )
+            if part == self.splits - 1:
+                keys += 1
+                reads += tuple((new.name, (b, kv, 0)) for new in fresh)
             flops = group * keys * (4 * dim + 5)
             writes = ((partial.name, (b, kv, part, 0)),)
             self.build.task("attention", reads, writes, flops, phase="attention", index=(layer, place))
-        for kv in range(shape.kv_heads):
-            reads = tuple((partial.name, (b, kv, part, 0)) for b in range(batch) for part in range(splits))
-            flops = 3 * batch * splits * group * dim
-            self.build.task("combine", reads, ((attended.name, (0, kv)),), flops, phase="combine", index=(layer, kv))
+        return self.combine(layer, partial, q)
+
+    def rope_append(self, layer: int, qkv: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate a block's q and k of one KV head; q becomes one tile, k and v the cache's new rows. Returns those."""
+        shape, batch, dim = self.shape, self.shape.batch, self.shape.head_dim
+        group = shape.heads // shape.kv_heads
+        rows = (batch, shape.kv_heads, dim)
+        new_k, new_v = (self.tensor(f"new_{n}{layer}", rows, (1, 1, dim), self.kv_build.itemsize) for n in "KV")
+        for kv, block in product(range(shape.kv_heads), range(self.blocks)):
+            spans = ((kv * group, group), (shape.heads + kv, 1), (shape.heads + shape.kv_heads + kv, 1))
+            needed = {col for first, heads in spans for col in overlapping(qkv, first * dim, heads * dim)}
+            sequences = range(block * self.rows, min(batch, (block + 1) * self.rows))
+            reads = tuple((qkv.name, (block, col)) for col in sorted(needed))
+            writes = ((q.name, (block, kv)), *((new.name, (b, kv, 0)) for new in (new_k, new_v) for b in sequences))
+            flops = 6 * len(sequences) * (group + 1) * dim
+            index = (layer, kv * self.blocks + block)
+            self.build.task("rope_append", reads, writes, flops, phase="rope+append", index=index)
+        return new_k, new_v
+
+    def combine(self, layer: int, partial: Tensor, q: Tensor) -> Tensor:
+        """Merge the partial results of a block and KV head."""
+        attended = self.tensor(f"attended{layer}", q.shape, q.tile)
+        for kv, block in product(range(self.shape.kv_heads), range(self.blocks)):
+            sequences = range(block * self.rows, min(self.shape.batch, (block + 1) * self.rows))
+            reads = tuple((partial.name, (b, kv, part, 0)) for b in sequences for part in range(self.splits))
+            flops = 3 * len(reads) * attended.tile[1]
+            index = (layer, kv * self.blocks + block)
+            target = ((attended.name, (block, kv)),)
+            self.build.task("combine", reads, target, flops, phase="combine", index=index)
         return attended
 
 
 def every_tile(tensor: Tensor) -> tuple[Tile, ...]:
-    """All tiles of a matrix that is one tile high."""
-    return tuple((tensor.name, (0, col)) for col in range(tensor.grid[1]))
+    """All tiles of a matrix."""
+    return tuple((tensor.name, (row, col)) for row in range(tensor.grid[0]) for col in range(tensor.grid[1]))
 
 
 def overlapping(tensor: Tensor, first: int, count: int) -> range:
