@@ -1,0 +1,84 @@
+"""onewave tiles search, as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from onewave.tiles.panels import panel_loads
+
+SEARCH = ["tiles", "search", "gemm"]
+GRID = ["512", "512", "512", "--tile", "128x128x64"]
+
+
+def test_search_as_json_has_loads_bound_proof_and_an_order_that_replays(onewave):
+    done = onewave(*SEARCH, *GRID, "--cache-panels", "4", "--json")
+    assert (done.status, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert (found["loads"], found["bound"], found["proven"]) == (10, 10, True)
+    assert found["order"][0] == [0, 0]
+    assert sorted(found["order"]) == [[row, col] for row in range(4) for col in range(4)]
+    assert panel_loads(4, 4, found["order"], 4, "belady") == 10
+
+
+def test_sizes_are_elements_and_ragged_edges_count_as_tiles(onewave):
+    done = onewave(*SEARCH, "300", "520", "64", "--tile", "100x130x64", "--cache-panels", "3", "--json")
+    found = json.loads(done.out)
+    assert (found["rows"], found["cols"]) == (3, 4)
+    assert (
+        onewave(*SEARCH, "301", "521", "64", "--tile", "100x130", "--cache-panels", "3", "--json").out.count("[") > 20
+    )
+
+
+@pytest.mark.parametrize("method", ["exact", "beam", "local", "auto"])
+def test_every_method_and_policy_is_reachable(onewave, method):
+    options = ["--policy", "LRU", "--start", "3,1", "--method", method, "--time-limit", "0.3"]
+    found = json.loads(onewave(*SEARCH, *GRID, "--cache-panels", "5", *options, "--json").out)
+    assert (found["policy"], found["method"], found["order"][0]) == ("lru", method, [3, 1])
+    assert found["bound"] <= found["loads"] == panel_loads(4, 4, found["order"], 5, "lru")
+
+
+def test_people_get_the_proof_the_history_and_the_path(onewave):
+    done = onewave(*SEARCH, *GRID, "--cache-panels", "4", "--policy", "opt")
+    assert (done.status, done.err) == (0, "")
+    for words in ("4 x 4 tiles, room for 4 panels", "10, proven least", "strip snake", "A*", "when each tile is"):
+        assert words in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*GRID], "--cache-panels"),
+        ([*GRID, "--cache-panels", "1"], "2 or more"),
+        ([*GRID, "--cache-panels", "three"], "valid integer"),
+        ([*GRID, "--cache-panels", "3", "--policy", "fifo"], "belady, lru"),
+        ([*GRID, "--cache-panels", "3", "--start", "4,0"], "inside the 4 x 4 grid"),
+        ([*GRID, "--cache-panels", "3", "--start", "1"], "ROW,COLUMN"),
+        ([*GRID, "--cache-panels", "3", "--method", "luck"], "auto, exact, beam, local"),
+        ([*GRID, "--cache-panels", "3", "--time-limit", "0"], "above 0"),
+        (["512", "512", "--cache-panels", "3"], "gemm M N K"),
+        (["0", "512", "512", "--cache-panels", "3"], "1 or more"),
+        (["512", "512", "512", "--tile", "128x0x64", "--cache-panels", "3"], "tile"),
+        (["1000000000", "1000000000", "1", "--cache-panels", "3"], "1,000,000"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_gets_one_clear_line(onewave, arguments, words):
+    assert words in onewave(*SEARCH, *arguments).error()
+
+
+def test_only_products_are_searched(onewave):
+    assert "gemm" in onewave("tiles", "search", "ffn", "1", "2", "3", "--cache-panels", "3").error()
+
+
+def test_the_hardest_small_grid_is_proven_in_five_seconds_with_start_up():
+    began = time.monotonic()
+    arguments = ["-m", "onewave", *SEARCH, *GRID, "--cache-panels", "3", "--policy", "lru", "--json"]
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    assert time.monotonic() - began < 5
+    found = json.loads(done.stdout)
+    assert (found["loads"], found["proven"]) == (17, True)
