@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from onewave.base.errors import InvalidArgumentError
-from onewave.cli.tiles_verify import verify_command
+from onewave.base.errors import InvalidArgumentError, OnewaveError
+from onewave.cli.tiles_verify import interpret_command, lower_command, verify_command
 from onewave.tiles import verify_file
+from onewave.tiles.schedule import Csr
+from onewave.tiles.table import TaskTable
+from onewave.tiles.verify_table import verify_table
 
 app = typer.Typer()
 app.command("verify")(verify_command)
@@ -294,3 +299,104 @@ def test_a_file_of_a_hundred_thousand_tasks_is_judged_in_seconds(tmp_path):
     result = CliRunner().invoke(app, [str(file), "--json"])
     assert time.process_time() - began < 10
     assert json.loads(result.stdout)["ok"], result.stdout
+
+
+def lowered(*arguments):
+    tool = typer.Typer()
+    tool.command("lower")(lower_command)
+    return CliRunner().invoke(tool, [*map(str, arguments)])
+
+
+def interpreted(*arguments):
+    tool = typer.Typer()
+    tool.command("interpret")(interpret_command)
+    return CliRunner().invoke(tool, [*map(str, arguments)])
+
+
+CHAIN_SIZES = ("chain", 64, 32, 64, 64, "--tile", "32x32x32")
+
+
+@pytest.mark.parametrize("name", ["table.npy", "table.bin"])
+@pytest.mark.parametrize("queues", ["static", "ticket"])
+def test_a_lowered_table_can_be_read_proved_and_run(tmp_path, name, queues):
+    file = tmp_path / name
+    result = lowered(*CHAIN_SIZES, "--policy", "row", "--queues", queues, "--workers", 3, "--out", file, "--json")
+    facts = json.loads(result.stdout)
+    table = TaskTable.load(file) if name.endswith("npy") else TaskTable.from_bytes(file.read_bytes())
+    assert (facts["ok"], facts["tasks"], facts["words"]) == (True, 8, len(table.to_words()))
+    assert facts["waits"] == len(table.waits.first)
+    assert verify_table(table)
+    found = json.loads(interpreted(file, "--runs", 50, "--epochs", 2, "--json").stdout)
+    assert (found["ok"], found["finished"]) == (True, 50)
+
+
+def test_a_persons_view_of_lower_and_interpret(tmp_path):
+    file = tmp_path / "table.npy"
+    result = lowered(*CHAIN_SIZES, "--order", "row-by-row", "--out", file)
+    assert "8 tasks, 8 conflicting pairs, all ordered" in result.stdout
+    assert interpreted(file).stdout == "100 runs of 8 tasks: 100 ended, 0 got stuck\n"
+
+
+def test_lower_refuses_more_workers_than_the_device_runs_at_once():
+    result = lowered(*CHAIN_SIZES, "--queues", "static", "--workers", 200)
+    assert (result.exit_code, result.stdout.startswith("rejected: residency")) == (1, True)
+    assert lowered(*CHAIN_SIZES, "--queues", "static", "--workers", 200, "--resident", 200).exit_code == 0
+
+
+def test_interpret_tells_what_a_broken_table_does(tmp_path):
+    file = tmp_path / "table.npy"
+    lowered(*CHAIN_SIZES, "--out", file)
+    table = TaskTable.load(file)
+    none = np.zeros(0, dtype=np.int64)
+    dataclasses.replace(table, waits=Csr.build(table.num_tasks, none, none, none)).save(file)
+    result = interpreted(file)
+    assert result.exit_code == 1
+    assert "went wrong: gemm1#" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gemm", 0, 4, 4),
+        ("gemm", 4, 4),
+        ("gemm", 10**9, 10**9, 10**9),
+        ("nothing", 4),
+        (*CHAIN_SIZES, "--policy", "rows"),
+        (*CHAIN_SIZES, "--order", "nowhere"),
+        (*CHAIN_SIZES, "--queues", "both"),
+        (*CHAIN_SIZES, "--workers", 0),
+        (*CHAIN_SIZES, "--workers", 10**9),
+        (*CHAIN_SIZES, "--out", "/nowhere/table.npy"),
+    ],
+)
+def test_lower_refuses_bad_input_in_one_line(arguments):
+    result = lowered(*arguments)
+    assert isinstance(result.exception, OnewaveError)
+    assert "\n" not in str(result.exception)
+
+
+def test_interpret_refuses_bad_input_in_one_line(tmp_path):
+    file = tmp_path / "table.npy"
+    lowered(*CHAIN_SIZES, "--out", file)
+    (tmp_path / "text.npy").write_text("no table")
+    for arguments in (
+        (tmp_path / "missing.npy",),
+        (tmp_path / "missing.bin",),
+        (tmp_path / "text.npy",),
+        (file, "--runs", 0),
+        (file, "--runs", 10**9),
+        (file, "--workers", 0),
+        (file, "--workers", 10**9),
+        (file, "--seed", -1),
+    ):
+        result = interpreted(*arguments)
+        assert isinstance(result.exception, OnewaveError), arguments
+        assert "\n" not in str(result.exception)
+
+
+def test_the_whole_decode_step_of_an_8b_model_is_proved_and_lowered_in_seconds():
+    began = time.process_time()
+    facts = json.loads(lowered("decode", "llama-3.1-8b", "--policy", "row", "--queues", "static", "--json").stdout)
+    assert time.process_time() - began < 20
+    assert facts["ok"]
+    assert facts["tasks"] > 50_000

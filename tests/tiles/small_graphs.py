@@ -29,7 +29,7 @@ def two_convolutions(lines: int = 3, blocks: int = 2, channels: int = 2) -> Tile
     return TileGraph(tensors, tuple(tasks))
 
 
-TINY = DecodeShape(hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24, layers=2, vocab=20, context=10, batch=1)
+TINY = DecodeShape(hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24, layers=1, vocab=20, context=10, batch=1)
 
 CHAINS: dict[str, TileGraph] = {
     "gemm": gemm(6, 4, 4, tile=(2, 2, 2)),

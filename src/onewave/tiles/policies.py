@@ -134,19 +134,28 @@ def plan(
     queues: Sequence[Sequence[int] | Ints] | None = None,
     buffers: Mapping[str, str] | None = None,
     rings: Sequence[Ring] = (),
+    tokens: int = 1,
 ) -> Schedule:
     """Turn a graph, an order and a policy into a schedule for `verify`.
 
     order: task ids, each once. queues: static queues if the order is not to be dealt out round robin; each must keep
     the order. buffers: tensor -> buffer, for tensors that share memory. rings: slots that fills reuse once the task
-    named as release has ended. Nothing is proved here. Raises InvalidArgumentError.
+    named as release has ended. tokens: times that one launch runs the graph, each over the same tiles and, in its own
+    turn, in the same order; a task may start before the token before has ended. Nothing is proved here.
+    Raises InvalidArgumentError.
     """
     if policy not in POLICIES:
         raise InvalidArgumentError("policy", got=repr(policy), allowed=", ".join(POLICIES))
     tasks = np.asarray(order, dtype=np.int64).reshape(-1)
     if len(tasks) != len(graph.tasks) or not np.array_equal(np.sort(tasks), np.arange(len(tasks))):
         raise InvalidArgumentError("order", got=f"{len(tasks)} tasks", allowed=f"all {len(graph.tasks)}, each once")
-    program = Program.from_graph(graph)
+    once = Program.from_graph(graph)
+    groups = _task_groups(graph, once, POLICIES[policy])
+    program = once if tokens == 1 else once.repeated(tokens)
+    n, shifts = once.num_tasks, [token * once.num_tasks for token in range(tokens)]
+    tasks = np.concatenate([tasks + shift for shift in shifts])
+    groups = np.concatenate([groups + token * (n + once.num_tiles) for token in range(tokens)])
+    rings = [_repeated(ring, shifts) for ring in rings]
     place, slot_name = share_buffers(graph, buffers or {})
     pairs = np.concatenate((derived_edges(program, place), ring_edges(rings)))
     if mode is Mode.TICKET:
@@ -154,8 +163,8 @@ def plan(
     elif queues is None:
         lines = assign_round_robin(tasks, workers)
     else:
-        lines = tuple(np.asarray(queue, dtype=np.int64) for queue in queues)
-    groups = _task_groups(graph, program, POLICIES[policy])
+        given = [np.asarray(queue, dtype=np.int64) for queue in queues]
+        lines = tuple(np.concatenate([queue + shift for shift in shifts]) for queue in given)
     syncs = sync_counters(groups, tasks, lines if mode is Mode.STATIC else (), pairs)
     place, slots = ring_places(program, rings, place)
 
@@ -164,6 +173,12 @@ def plan(
         return slot_name(slot) if ring is None else f"{ring[0]} slot {ring[1]}"
 
     return Schedule(program, lines, mode, co_resident, syncs, place, name_of)
+
+
+def _repeated(ring: Ring, shifts: Sequence[int]) -> Ring:
+    """The ring when its graph runs several times: its slots go round on."""
+    fills, releases = (tuple(task + shift for shift in shifts for task in side) for side in (ring.fills, ring.releases))
+    return Ring(ring.name, ring.slots, fills, releases)
 
 
 def derived_edges(program: Program, place: Ints) -> Ints:

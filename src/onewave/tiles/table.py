@@ -18,8 +18,9 @@ totals         1 word a counter: what one run of the table posts to it
 names          UTF-8 JSON {"opcodes": [...], "phases": [...]}, padded with zeros to whole words
 
 A worker takes a row, spins until each of its waits holds, runs the opcode, makes what it wrote visible, and adds to the
-counters of its posts. Counters are never reset: in epoch e (the e-th run, from 0) a wait holds when
-counter >= e * total + value.
+counters of its posts. Counters are never reset: in epoch e (the e-th run, from 0, each starting when the one before has
+ended) a wait holds when counter >= e * total + value. Counters of 32 bits wrap around in a long life: take the
+difference of the two sides and look at its sign.
 """
 
 from __future__ import annotations
@@ -136,14 +137,14 @@ class TaskTable:
     def save(self, path: Path | str) -> None:
         """Write the words as a .npy file."""
         with open(path, "wb") as stream:
-            np.save(stream, self.to_words(), allow_pickle=False)
+            np.save(stream, self.to_words())
 
     @staticmethod
     def load(path: Path | str) -> TaskTable:
         """Read a .npy file that `save` wrote. Raises InvalidArgumentError for anything else."""
         try:
             with open(path, "rb") as stream:
-                words = np.load(stream, allow_pickle=False)
+                words = np.load(stream)
         except (OSError, ValueError, EOFError, MemoryError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise InvalidArgumentError("task table", got=f"{path}: {reason}", allowed="a .npy file of int32") from None

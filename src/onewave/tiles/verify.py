@@ -101,7 +101,15 @@ def _frozen(schedule: Schedule) -> Schedule:
     is_write.flags.writeable = False
     return replace(
         schedule,
-        program=replace(program, start=held(program.start), tile=held(program.tile), is_write=is_write),
+        program=replace(
+            program,
+            start=held(program.start),
+            tile=held(program.tile),
+            is_write=is_write,
+            after=held(program.after),
+            opcodes=held(program.opcodes),
+            phases=held(program.phases),
+        ),
         queues=tuple(held(queue) for queue in schedule.queues),
         syncs=Syncs(held_rows(syncs.waits), held_rows(syncs.posts), syncs.num_counters),
         place=held(schedule.place),

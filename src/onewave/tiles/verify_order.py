@@ -21,6 +21,8 @@ __all__ = ["Places", "Step", "find_cycle", "topological_order", "unordered_pairs
 # Numbers held at once while happens-before is followed; more columns are done in several passes.
 MOST_CELLS = 1 << 25
 BITS = 64
+# With more workers than this, one bit per task asked about is less than one clock per worker.
+MOST_CLOCKS = 1024
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ def unordered_pairs(schedule: Schedule, places: Places, order: Ints, earlier: In
     """Of the pairs (earlier, later), the places of those that happens-before does not order that way.
 
     order: a topological order. Neighbourly cases are decided at once: same queue, or a direct wait. The rest follow
-    happens-before through the whole schedule: per worker the last task known to have ended (static), or one bit per
-    task asked about (ticket, where nobody knows which worker takes what).
+    happens-before through the whole schedule: per worker the last task known to have ended, or one bit per task asked
+    about (ticket, where nobody knows which worker takes what; and thousands of workers).
     """
     rest = np.arange(len(earlier), dtype=np.int64)
     if schedule.mode is Mode.STATIC:
@@ -196,10 +198,10 @@ def unordered_pairs(schedule: Schedule, places: Places, order: Ints, earlier: In
     # One question for each distinct pair.
     _, ask, answers = np.unique(earlier[rest] * places.num_tasks + later[rest], return_index=True, return_inverse=True)
     pairs = (earlier[rest][ask], later[rest][ask])
-    if schedule.mode is Mode.STATIC:
+    if schedule.mode is Mode.STATIC and len(np.unique(places.worker[pairs[0]])) <= MOST_CLOCKS:
         missing = _ask_clocks(schedule, places, order, *pairs)
     else:
-        missing = _ask_bits(schedule, order, rank, *pairs)
+        missing = _ask_bits(schedule, places, order, rank, *pairs)
     return np.sort(np.concatenate((bad, rest[missing[answers.reshape(-1)]])))
 
 
@@ -254,13 +256,17 @@ def _ask_clocks(schedule: Schedule, places: Places, order: Ints, earlier: Ints, 
     return missing
 
 
-def _ask_bits(schedule: Schedule, order: Ints, rank: Ints, earlier: Ints, later: Ints) -> npt.NDArray[np.bool_]:
+def _ask_bits(
+    schedule: Schedule, places: Places, order: Ints, rank: Ints, earlier: Ints, later: Ints
+) -> npt.NDArray[np.bool_]:
     """Follow a block of sources at a time, one bit each, through the stretch of the order that their pairs span."""
     missing = np.zeros(len(earlier), dtype=np.bool_)
     sources = np.unique(rank[earlier])
     width = BITS * max(1, min(64, MOST_CELLS // max(1, schedule.syncs.num_counters), -(-len(sources) // BITS)))
     waits, posts = _lists(schedule.syncs)
     ranked: list[int] = order.tolist()
+    ticket = schedule.mode is Mode.TICKET
+    at_worker: list[int] = [0] * len(order) if ticket else places.worker.tolist()
     for low in range(0, len(sources), width):
         block = sources[low : low + width]
         bit = np.full(len(order), -1, dtype=np.int64)
@@ -269,10 +275,12 @@ def _ask_bits(schedule: Schedule, order: Ints, rank: Ints, earlier: Ints, later:
         questions = _by_task(later[mine], mine)
         words = -(-len(block) // BITS)
         posted = np.zeros((schedule.syncs.num_counters, words), dtype=np.uint64)
-        row = np.zeros(words, dtype=np.uint64)
+        known = np.zeros((schedule.num_workers, words), dtype=np.uint64)
         bits: list[int] = bit.tolist()
         for task in ranked[int(block[0]) : int(rank[later[mine]].max()) + 1]:
-            row[:] = 0
+            row = known[at_worker[task]]
+            if ticket:
+                row[:] = 0
             for counter in waits[task]:
                 np.bitwise_or(row, posted[counter], out=row)
             asked = questions.get(task)
