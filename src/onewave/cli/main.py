@@ -29,6 +29,7 @@ from onewave.cli.chat import chat
 from onewave.cli.env import env
 from onewave.cli.generate import generate
 from onewave.cli.info import info
+from onewave.cli.lab import lab
 from onewave.cli.tiles import tiles
 
 __all__ = ["app", "main", "run"]
@@ -67,6 +68,7 @@ app.command("generate")(generate)
 app.command("chat")(chat)
 app.command("info")(info)
 app.command("env")(env)
+app.command("lab")(lab)
 bench.command("latency")(latency)
 bench.command("ops")(ops)
 bench.command("peers")(peers)

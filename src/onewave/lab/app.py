@@ -1,0 +1,123 @@
+"""The lab's HTTP application: static files, and JSON routes that hand the page's questions to tiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from onewave.base.errors import InvalidArgumentError, OnewaveError
+from onewave.lab import game, programs, search
+from onewave.lab.fields import json_object
+from onewave.lab.guard import App, Guard
+from onewave.tiles.trace import Trace, compare
+
+__all__ = ["STATIC", "make_app"]
+
+STATIC = Path(__file__).parent / "static"
+"""The page: HTML, CSS and ES modules, served as they are."""
+
+Answer = Callable[[Mapping[str, Any]], Any]
+
+
+def _trace(given: Mapping[str, Any]) -> dict[str, Any]:
+    return Trace.from_dict(given.get("trace")).to_dict()
+
+
+def _perfetto(given: Mapping[str, Any]) -> dict[str, Any]:
+    return Trace.from_dict(given.get("trace")).to_perfetto()
+
+
+def _compare(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"phases": compare(Trace.from_dict(given.get("a")), Trace.from_dict(given.get("b")))}
+
+
+def _choices(given: Mapping[str, Any]) -> dict[str, Any]:
+    del given
+    return programs.choices()
+
+
+GETS: dict[str, Answer] = {
+    "/api/choices": _choices,
+    "/api/game": game.overview,
+    "/api/orders": game.sweep,
+    "/api/chain-orders": programs.chain_sweep,
+    "/api/staircase": programs.staircase,
+    "/api/chain": programs.chain,
+    "/api/chain-matrix": programs.chain_matrix,
+    "/api/sample-trace": programs.sample_trace,
+}
+"""Routes answered from the query alone."""
+
+POSTS: dict[str, Answer] = {
+    "/api/count": game.count,
+    "/api/best": search.best_from,
+    "/api/trace": _trace,
+    "/api/perfetto": _perfetto,
+    "/api/compare": _compare,
+}
+"""Routes answered from a JSON object in the body."""
+
+
+def make_app(names: frozenset[str] = frozenset()) -> App:
+    """Build the lab's ASGI application. names: host names, beside addresses and localhost, that it answers to."""
+    # The interactive documentation would load scripts from another host.
+    app = FastAPI(title="onewave lab", docs_url=None, redoc_url=None, openapi_url=None)
+    for path, answer in GETS.items():
+        app.add_api_route(path, _get(answer), methods=["GET"], response_model=None)
+    for path, answer in POSTS.items():
+        app.add_api_route(path, _post(answer), methods=["POST"], response_model=None)
+    app.add_api_route("/", _page, methods=["GET"], response_model=None)
+    app.mount("/static", StaticFiles(directory=STATIC))
+    app.add_exception_handler(OnewaveError, _bad_input)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _mistake)
+    return Guard(cast("App", app), names)
+
+
+def _get(answer: Answer) -> Callable[[Request], Any]:
+    async def route(request: Request) -> Response:
+        return _json(await run_in_threadpool(answer, dict(request.query_params)))
+
+    return route
+
+
+def _post(answer: Answer) -> Callable[[Request], Any]:
+    async def route(request: Request) -> Response:
+        body = await request.body()
+        return _json(await run_in_threadpool(lambda: answer(json_object(body))))
+
+    return route
+
+
+async def _page() -> Response:
+    return FileResponse(STATIC / "index.html", media_type="text/html")
+
+
+async def _bad_input(request: Request, error: Exception) -> Response:
+    del request
+    status = HTTPStatus.BAD_REQUEST if isinstance(error, InvalidArgumentError) else HTTPStatus.UNPROCESSABLE_ENTITY
+    return JSONResponse({"error": str(error)}, status_code=status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    found = cast("HTTPException", error)
+    message = f"{request.method} {request.url.path[:80]}: {found.detail}"
+    return JSONResponse({"error": message}, status_code=found.status_code)
+
+
+async def _mistake(request: Request, error: Exception) -> Response:
+    text = f"internal error: {type(error).__name__} in {request.url.path[:80]}"
+    return JSONResponse({"error": text}, status_code=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")

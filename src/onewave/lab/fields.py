@@ -1,0 +1,70 @@
+"""Reading what the page sent: every field checked, every mistake an InvalidArgumentError in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from onewave.base.errors import InvalidArgumentError
+
+__all__ = ["choice", "json_object", "tiles_of", "whole", "wholes"]
+
+
+def whole(given: Mapping[str, Any], name: str, default: int, most: int, least: int = 1) -> int:
+    """Read a whole number from least to most; `default` where the field is missing."""
+    value = given.get(name, default)
+    text = str(value)
+    # Digits only: int() would take "1_000", and refuse thousands of digits with an error of its own.
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
+        raise InvalidArgumentError(name, got=repr(text[:40]), allowed=f"a whole number from {least} to {most:,}")
+    return int(text)
+
+
+def wholes(given: Mapping[str, Any], name: str, default: str, most: int, most_numbers: int = 4) -> list[int]:
+    """Read whole numbers separated by commas."""
+    parts = str(given.get(name, default)).split(",")
+    if len(parts) > most_numbers:
+        raise InvalidArgumentError(name, got=f"{len(parts)} numbers", allowed=f"up to {most_numbers}")
+    return [whole({name: part.strip()}, name, 1, most) for part in parts]
+
+
+def choice(given: Mapping[str, Any], name: str, default: str, allowed: Iterable[str]) -> str:
+    """Read one word of a list."""
+    value, words = given.get(name, default), list(allowed)
+    if value not in words:
+        raise InvalidArgumentError(name, got=repr(str(value)[:40]), allowed=", ".join(words))
+    return str(value)
+
+
+def tiles_of(value: object, rows: int, cols: int) -> list[tuple[int, int]]:
+    """Read an order: [[row, column], ...] inside the grid, each tile at most once."""
+    if not isinstance(value, list):
+        raise InvalidArgumentError("order", got=type(value).__name__, allowed="a list of [row, column]")
+    found: dict[tuple[int, int], None] = {}
+    for pair in cast("list[object]", value):
+        items = cast("list[object]", pair) if isinstance(pair, list) else []
+        if len(items) != 2 or not all(type(item) is int for item in items):
+            raise InvalidArgumentError(
+                "order", got=repr(cast("object", pair))[:40], allowed="pairs [row, column] of whole numbers"
+            )
+        row, col = cast("list[int]", items)
+        if not (0 <= row < rows and 0 <= col < cols):
+            raise InvalidArgumentError("tile", got=f"({row}, {col})"[:60], allowed=f"inside the {rows} x {cols} grid")
+        if (row, col) in found:
+            raise InvalidArgumentError("order", got=f"({row}, {col}) twice", allowed="each tile at most once")
+        found[row, col] = None
+    return list(found)
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Parse a request's body, which must be one JSON object."""
+    try:
+        document: object = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        got = str(error)[:80] or type(error).__name__
+        raise InvalidArgumentError("request", got=f"malformed JSON: {got}", allowed="a JSON object") from None
+    if not isinstance(document, dict):
+        raise InvalidArgumentError("request", got=f"JSON {type(document).__name__}", allowed="a JSON object")
+    return cast("dict[str, Any]", document)

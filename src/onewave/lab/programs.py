@@ -1,0 +1,221 @@
+"""Simulated launches for the page: small chains with every task's producers, larger traces, traffic, the staircase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.lab.fields import choice, whole, wholes
+from onewave.tiles.bounds import graph_bound
+from onewave.tiles.builders import gemm_chain
+from onewave.tiles.builders_attention import attention_block
+from onewave.tiles.graph import TileGraph
+from onewave.tiles.machine import CacheLevel, Machine
+from onewave.tiles.orders import INTERLEAVINGS, ORDERS
+from onewave.tiles.orders_chain import coordinates, successors
+from onewave.tiles.policies import POLICIES
+from onewave.tiles.programs import ProgramOptions, build_program
+from onewave.tiles.simulate import latency_staircase, simulate
+from onewave.tiles.trace import Trace
+
+__all__ = ["CHAIN_ORDERS", "chain", "chain_matrix", "chain_sweep", "choices", "sample_trace", "staircase"]
+
+CHAIN_ORDERS = tuple(name for name in ORDERS if name not in ("explicit", "stream-k"))
+"""Orders for whole graphs: explicit needs a path of its own, Stream-K cuts tasks anew."""
+
+MOST_CHAIN_TASKS = 1500
+MOST_MATRIX_TASKS = 300
+MOST_TRACE_TASKS = 60_000
+MOST_TRACE_ACCESSES = 6_000_000
+TILE = 128
+
+
+def choices() -> dict[str, Any]:
+    """The names that the page offers."""
+    return {
+        "orders": {name: ORDERS[name].summary for name in CHAIN_ORDERS},
+        "interleavings": list(INTERLEAVINGS),
+        "policies": list(POLICIES),
+    }
+
+
+def chain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """One chain on P workers: every task's place, producers and times.
+
+    Fields: program ("gemms" or "attention"), rows, cols, inner (tiles), workers, cache (tiles), order, sync.
+    Raises InvalidArgumentError.
+    """
+    graph = _chain_graph(given, MOST_CHAIN_TASKS)
+    machine = _machine(given, graph)
+    order = choice(given, "order", "sequential", CHAIN_ORDERS)
+    sync = choice(given, "sync", "tile", POLICIES)
+    trace = simulate(graph, order, machine, sync=sync)
+    at = coordinates(graph)
+    begin, after = successors(graph)
+    producers: list[list[int]] = [[] for _ in graph.tasks]
+    for task in range(len(graph.tasks)):
+        later: list[int] = after[begin[task] : begin[task + 1]].tolist()
+        for consumer in later:
+            producers[consumer].append(task)
+    places = zip(at.stage.tolist(), at.row.tolist(), at.column.tolist(), at.split.tolist(), strict=True)
+    return {
+        "trace": trace.to_dict(),
+        "stages": list(at.stage_names),
+        "places": [list(place) for place in places],
+        "producers": producers,
+        **_result(trace),
+    }
+
+
+def chain_matrix(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Time, idle share and bytes of a chain under every order and sync policy; null where a launch would hang.
+
+    Fields as chain's. A hang is one of a ticket launch: the workers have all taken tasks that wait for later ones.
+    """
+    graph = _chain_graph(given, MOST_MATRIX_TASKS)
+    machine = _machine(given, graph)
+    cells: dict[str, list[dict[str, Any] | None]] = {}
+    for order in CHAIN_ORDERS:
+        cells[order] = []
+        for sync in POLICIES:
+            try:
+                cells[order].append(_result(simulate(graph, order, machine, sync=sync)))
+            except InvalidArgumentError as error:
+                if error.what != "deadlock":
+                    raise
+                cells[order].append(None)
+    return {"policies": list(POLICIES), "cells": cells, "tasks": len(graph.tasks)}
+
+
+def _result(trace: Trace) -> dict[str, Any]:
+    report = trace.report
+    assert report is not None
+    return {
+        "makespan": trace.makespan,
+        "idle_share": float(trace.idle.sum()) / max(trace.makespan * trace.workers, 1e-9),
+        "moved": report.memory_loaded + report.memory_stored,
+        "critical_path": report.critical_path,
+    }
+
+
+def _machine(given: Mapping[str, Any], graph: TileGraph) -> Machine:
+    """A part of an H200: its share of bandwidth goes with the workers, its cache is counted in tiles."""
+    workers = whole(given, "workers", 4, 132)
+    capacity = whole(given, "cache", 24, 100_000, least=4) * _largest_tile(graph)
+    share = workers / 132
+    return Machine(
+        workers=workers,
+        levels=(CacheLevel("L2", capacity, bandwidth=5500.0 * share),),
+        memory_bandwidth=4650.0 * share,
+        flops_per_ns=989_000.0 * share,
+        task_ns=200.0,
+    )
+
+
+def _largest_tile(graph: TileGraph) -> int:
+    return max(int(graph.bytes_of_numbers(graph.accesses.tile).max()), 1)
+
+
+def chain_sweep(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes moved by a chain under every order and interleaving, against the cache's size."""
+    graph = _chain_graph({"rows": 6, "cols": 6, "inner": 6, **given}, MOST_MATRIX_TASKS)
+    total = sum(tensor.nbytes for tensor in graph.tensors.values())
+    largest = _largest_tile(graph)
+    least, most = 12 * largest, max(int(total), 16 * largest)
+    sizes = [round(least * (most / least) ** (i / 9)) for i in range(10)]
+    series: dict[str, list[int]] = {name: [] for name in CHAIN_ORDERS}
+    for size in sizes:
+        machine = Machine(workers=4, levels=(CacheLevel("L2", size),))
+        for name in CHAIN_ORDERS:
+            series[name].append(_result(simulate(graph, name, machine, mode="serial"))["moved"])
+    bound = round(graph_bound(graph).value)
+    return {
+        "unit": "bytes moved",
+        "x": sizes,
+        "x_unit": "bytes of cache",
+        "series": series,
+        "bound": [bound] * len(sizes),
+    }
+
+
+def staircase(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Time of C[M, n] for M up to most_m. Fields: n, k, most_m (elements), workers."""
+    n, k = whole(given, "n", 4096, 16384), whole(given, "k", 4096, 65536)
+    most_m, workers = whole(given, "most_m", 4096, 16384), whole(given, "workers", 132, 1024)
+    step = max(TILE, most_m // 48 // TILE * TILE)
+    sizes = list(range(step, most_m + 1, step)) or [most_m]
+    stairs = latency_staircase(n, k, sizes, machine=Machine(workers=workers))
+    return {
+        "m": sizes,
+        "us": [s.time / 1000 for s in stairs],
+        "waves": [s.waves for s in stairs],
+        "tiles": [s.tiles for s in stairs],
+        "used": [s.used for s in stairs],
+    }
+
+
+SAMPLES = {
+    "gemm": "2048,4096,4096",
+    "chain": "1024,2048,2048,2048",
+    "ffn": "1024,2048,5632",
+    "attention": "1024,1024,8,128",
+    "block": "1024,8,128,4096",
+}
+"""Programs of a sample trace, with sizes that make a picture."""
+
+
+def sample_trace(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A simulated trace of a named program. Fields: program, sizes (numbers with commas), workers, order, sync."""
+    program = choice(given, "program", "ffn", SAMPLES)
+    sizes = wholes(given, "sizes", SAMPLES[program], 65_536)
+    workers = whole(given, "workers", 132, 1024)
+    order = choice(given, "order", "sequential", CHAIN_ORDERS)
+    sync = choice(given, "sync", "tile", POLICIES)
+    wanted = _tile_accesses(program, sizes)
+    if wanted > MOST_TRACE_ACCESSES:
+        got = f"some {wanted:,} accesses to tiles"
+        next = "Choose smaller sizes."
+        raise InvalidArgumentError("trace", got=got, allowed=f"up to {MOST_TRACE_ACCESSES:,}", next=next)
+    graph, _ = build_program(program, sizes, ProgramOptions(workers=workers))
+    if len(graph.tasks) > MOST_TRACE_TASKS:
+        raise InvalidArgumentError("trace", got=f"{len(graph.tasks):,} tasks", allowed=f"up to {MOST_TRACE_TASKS:,}")
+    return simulate(graph, order, Machine(workers=workers), sync=sync).to_dict()
+
+
+def _tile_accesses(program: str, sizes: Sequence[int]) -> int:
+    """Roughly how many tiles a program's tasks touch, known before anything is built. K steps are 64 wide."""
+    cut = [-(-size // TILE) for size in sizes] + [1] * 4
+    a, b, c, d = cut[:4]
+    if program == "gemm":
+        return a * b * c * 4
+    if program == "chain":
+        return 4 * a * c * (b + d)
+    if program == "ffn":
+        return 12 * a * b * c
+    if program == "attention":
+        return 6 * a * b * (sizes[2] if len(sizes) > 2 else 1) * d
+    width = b if len(sizes) < 2 else -(-sizes[1] * (sizes[2] if len(sizes) > 2 else 1) // TILE)
+    return 6 * a * a * (sizes[1] if len(sizes) > 1 else 1) + 4 * a * width * (width + 3 * d)
+
+
+def _chain_graph(given: Mapping[str, Any], most_tasks: int) -> TileGraph:
+    program = choice(given, "program", "gemms", ("gemms", "attention"))
+    rows, cols, inner = (whole(given, name, 4, 32) for name in ("rows", "cols", "inner"))
+    if program == "gemms":
+        # The second GEMM is cut along K, once per column of the first: without it no interleaving can start early.
+        tasks, side = rows * inner * (1 + cols), TILE
+    else:
+        tasks, side = rows * (rows * cols + inner), TILE
+    refused = InvalidArgumentError(
+        "chain", got=f"{tasks:,} tasks or more", allowed=f"up to {most_tasks:,}", next="Choose fewer tiles."
+    )
+    if tasks > 2 * most_tasks:
+        raise refused
+    if program == "gemms":
+        graph = gemm_chain(rows * side, 4 * side, inner * side, cols * side, (side, side, side), splits=inner)
+    else:
+        graph = attention_block(rows * side, cols, side, inner * side, (side, side, side))
+    if len(graph.tasks) > most_tasks:
+        raise refused
+    return graph

@@ -1,0 +1,78 @@
+// Small helpers for building the page. Text always goes in as text, never as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === false || value === null || value === undefined) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+export const h = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
+export const svg = (name, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, name), attributes, children);
+
+// A labelled control; `make` builds the input for the given id.
+let ids = 0;
+export function field(label, control) {
+  control.id ||= `field-${++ids}`;
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control);
+}
+
+export const number = (value, least, most, onchange, more = {}) =>
+  h("input", { type: "number", inputmode: "numeric", value, min: least, max: most, onchange, ...more });
+
+export function select(options, value, onchange, more = {}) {
+  const pairs = Array.isArray(options) ? options.map((name) => [name, name]) : Object.entries(options);
+  const node = h("select", { onchange, ...more }, pairs.map(([key, text]) => h("option", { value: key }, text)));
+  node.value = value;
+  return node;
+}
+
+export const button = (text, onclick, more = {}) => h("button", { type: "button", onclick, ...more }, text);
+
+export function save(name, text, type = "application/json") {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = h("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+export const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+export const whole = new Intl.NumberFormat("en");
+export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+
+export function bytes(value) {
+  const units = ["B", "kB", "MB", "GB"];
+  let at = 0;
+  for (; value >= 1000 && at < 3; at++) value /= 1000;
+  return `${value < 10 && at ? value.toFixed(1) : Math.round(value)} ${units[at]}`;
+}
+
+// A colour of the style sheet as the canvas takes it, in the scheme that is shown now.
+const probe = document.createElement("i");
+export function css(variable) {
+  if (!probe.isConnected) {
+    probe.hidden = true;
+    document.body.append(probe);
+  }
+  probe.style.color = `var(${variable})`;
+  return getComputedStyle(probe).color;
+}
+
+// One line at the foot of the page, read out by screen readers.
+export function say(text, isError = false) {
+  const box = document.getElementById("message");
+  box.textContent = text;
+  box.classList.toggle("error", isError);
+  box.hidden = !text;
+  clearTimeout(say.timer);
+  if (text) say.timer = setTimeout(() => say(""), isError ? 12_000 : 4000);
+}

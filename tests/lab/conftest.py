@@ -1,0 +1,86 @@
+"""The lab's application without a network, and the lab served on loopback with a real Chromium in front of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the lab needs onewave[lab]")
+
+import uvicorn
+from starlette.testclient import TestClient
+
+from onewave.lab.app import make_app
+from onewave.lab.serve import bind, url_of
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+@pytest.fixture(scope="session")
+def client() -> TestClient:
+    """Requests to the application itself; an exception inside becomes its answer, as it does for a browser."""
+    return TestClient(make_app(), base_url="http://127.0.0.1:8137", raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="session")
+def lab_url() -> Iterator[str]:
+    """The lab's address while it is served on a free port."""
+    listening = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield url_of(listening, "127.0.0.1")
+    server.should_exit = True
+    thread.join(timeout=10)
+
+
+def chromium_path(own: str) -> str | None:
+    """Where a Chromium is: CHROMIUM says, or Playwright's own download, or one that is installed."""
+    given = os.environ.get("CHROMIUM")
+    found = [given] if given else [own, *map(shutil.which, CHROMIUM_NAMES)]
+    return next((path for path in found if path and Path(path).exists()), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium; without one these tests are skipped, and say how to get it."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the lab's page is tested with playwright")
+    with playwright.sync_playwright() as started:
+        path = chromium_path(started.chromium.executable_path)
+        if path is None:
+            pytest.skip("no Chromium: run `playwright install chromium`, or set CHROMIUM to one")
+        launched = started.chromium.launch(executable_path=path)
+        yield launched
+        launched.close()
+
+
+Opener = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(browser: Any, lab_url: str) -> Iterator[Opener]:
+    """Open the lab at a hash, say "game?m=3"; whatever the console or the page complains about fails the test."""
+    contexts: list[Any] = []
+    complaints: list[str] = []
+
+    def opened(place: str = "game", **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 720}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.goto(f"{lab_url}#{place}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    # A refused question (status 400) is reported by the browser itself; the page shows its message.
+    assert not [text for text in complaints if "the server responded with a status of 4" not in text]

@@ -1,0 +1,66 @@
+"""The game's numbers on the server: each equal to what the tile simulator itself says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from onewave.lab.game import Game, count, overview, sweep
+from onewave.tiles.builders import gemm
+from onewave.tiles.graph import TileGraph
+from onewave.tiles.machine import CacheLevel, Machine
+from onewave.tiles.orders import GRID_ORDERS, grid_order
+from onewave.tiles.panels import panel_loads
+from onewave.tiles.simulate import simulate
+
+
+def test_a_path_counted_by_hand():
+    # A0 B0 | B1 | A1 pushes A0 out | B0 is there no more: A1, B1 were touched since.
+    order = [[0, 0], [0, 1], [1, 1], [1, 0]]
+    assert count({"m": 2, "n": 2, "slots": 3, "order": order}) == {"loads": 5, "stores": 4, "tiles": 4}
+    assert count({"m": 2, "n": 2, "slots": 4, "order": order})["loads"] == 4
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "belady"])
+def test_panels_are_counted_as_the_panel_model_counts_them(policy):
+    found = overview({"m": 5, "n": 4, "slots": 4, "policy": policy})
+    assert set(found["orders"]) == set(GRID_ORDERS)
+    for order in found["orders"].values():
+        assert order["loads"] == panel_loads(5, 4, order["path"], 4, policy)
+        assert order["loads"] >= found["bound"]["loads"]
+
+
+@pytest.mark.parametrize("name", ["row", "snake", "hilbert"])
+@pytest.mark.parametrize("slots", [2, 5, 9, 40])
+def test_tiles_are_counted_as_a_simulation_loads_bytes(name, slots):
+    # A tile of A or B is 8 x 8 bf16, 128 bytes. The game keeps C's accumulator in registers: no task touches C here.
+    full = gemm(24, 32, 16, (8, 8, 8))
+    graph = TileGraph(full.tensors, tuple(replace(task, writes=()) for task in full.tasks))
+    order = grid_order(name, 3, 4)
+    machine = Machine(workers=1, levels=(CacheLevel("L2", slots * 128),))
+    report = simulate(graph, order, machine, mode="serial").report
+    assert report is not None
+    assert (
+        Game(m=3, n=4, k=2, slots=slots, unit="tiles", policy="lru").loads(order.to_list()) * 128
+        == report.memory_loaded
+    )
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5, 8, 13, 30])
+def test_belady_never_loads_more_than_the_others_and_none_less_than_the_bound(slots):
+    path = grid_order("snake", 4, 5).to_list()
+    for unit in ("panels", "tiles"):
+        loads = {policy: Game(4, 5, 3, slots, unit, policy).loads(path) for policy in ("lru", "fifo", "belady")}
+        assert loads["belady"] <= min(loads.values())
+        assert loads["belady"] >= Game(4, 5, 3, slots, unit, "belady").bound()[1]
+
+
+def test_a_larger_cache_never_costs_more_under_lru_and_belady():
+    for policy in ("lru", "belady"):
+        found = sweep({"m": 7, "n": 6, "policy": policy})
+        assert set(found["series"]) == set(GRID_ORDERS)
+        for column in found["series"].values():
+            assert column == sorted(column, reverse=True)
+            assert all(loads >= bound for loads, bound in zip(column, found["bound"], strict=True))
+            assert column[-1] == 7 + 6
