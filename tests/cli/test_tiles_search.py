@@ -82,3 +82,52 @@ def test_the_hardest_small_grid_is_proven_in_five_seconds_with_start_up():
     assert time.monotonic() - began < 5
     found = json.loads(done.stdout)
     assert (found["loads"], found["proven"]) == (17, True)
+
+
+RELATED = {
+    "fuse": ["ffn", "256", "128", "256", "--cache", "1MB"],
+    "place": ["ffn", "256", "128", "256", "--level", "smem=64KiB:private", "--level", "L2=1MB"],
+    "sync": ["ffn", "256", "128", "256", "--workers", "3"],
+    "reuse": ["block", "256", "2", "64", "256", "--order", "bpt"],
+    "chimera": ["256", "64", "64", "256", "--cache", "64KiB"],
+}
+
+
+@pytest.mark.parametrize(("command", "arguments"), RELATED.items(), ids=RELATED)
+def test_related_searches_print_tables_and_json(onewave, command, arguments):
+    done = onewave("tiles", command, *arguments)
+    assert (done.status, done.err) == (0, "")
+    assert len(done.out.splitlines()) > 5
+    found = json.loads(onewave("tiles", command, *arguments, "--json").out)
+    numbers = {
+        "fuse": found.get("moved_bytes"),
+        "place": sum(found.get("traffic_bytes", {}).values()) == found.get("unplaced_bytes"),
+        "sync": found.get("syncs") == len(found.get("before", "")),
+        "reuse": found.get("live_peak_bytes"),
+        "chimera": found.get("best", {}).get("simulated_bytes"),
+    }
+    assert numbers[command]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fuse", "nothing", "1"], "gemm, chain"),
+        (["fuse", "ffn", "256", "128", "256", "--cache", "1B"], "largest tile"),
+        (["fuse", "ffn", "256", "128", "256", "--policy", "luck"], "lru, fifo, belady"),
+        (["fuse", "decode", "llama-3.2-1b"], "up to 12"),
+        (["place", "ffn", "256", "128", "256", "--level", "smem"], "NAME=SIZE[:private]"),
+        (["place", "ffn", "256", "128", "256", "--level", "a=1MB", "--level", "a=2MB"], "different names"),
+        (["place", "ffn", "256", "128", "256", "--workers", "0"], "workers"),
+        (["sync", "ffn", "256", "128", "256", "--map", "luck"], "follow, deal, row, column"),
+        (["sync", "ffn", "256", "128"], "ffn M HIDDEN INTERMEDIATE"),
+        (["reuse", "gemm", "256", "256", "256", "--order", "luck"], "snake"),
+        (["chimera", "256", "256", "256", "0"], "L"),
+        (["chimera", "256", "256", "256", "256", "--cache", "100B"], "or more"),
+        (["chimera", "256", "256", "256", "256", "--dtype", "fp1"], "bf16"),
+        (["chimera", "99999999", "256", "256", "256"], "65,536"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_to_related_searches_gets_one_clear_line(onewave, arguments, words):
+    assert words in onewave("tiles", *arguments).error()
