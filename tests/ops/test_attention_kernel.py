@@ -103,6 +103,27 @@ def test_every_length_and_mask_meets_the_error_rule(
     check(q, k, v, **mask)
 
 
+HEAD_DIMS = [16, 32, 40, 64, 80, 96, 128, 192, 256]
+ON_A_CARD = [*LENGTHS, (799, 3), (1023, 1024), (1024, 1023), (640, 128)]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="too much for the interpreter")
+@pytest.mark.parametrize("head_dim", HEAD_DIMS, ids="sweep{}".format)
+def test_the_whole_sweep_on_a_card(head_dim: int) -> None:
+    """Every pair of lengths with all head counts at every head_dim; over the head_dims each length meets every mask."""
+    for at, (num_queries, num_keys) in enumerate(ON_A_CARD):
+        # One dtype and mask for all head counts: most of the time is the compiler's.
+        dtype, mask = (torch.float16, torch.bfloat16)[at % 2], MASKS[(at + HEAD_DIMS.index(head_dim)) % len(MASKS)]
+        for heads, kv_heads in (*HEADS[:4], (32, 8)):
+            q = randn(2, heads, num_queries, head_dim).to(dtype)
+            k, v = (randn(2, kv_heads, num_keys, head_dim, seed=seed).to(dtype) for seed in (1, 2))
+            try:
+                check(q, k, v, **mask)
+            except AssertionError as error:
+                case = (num_queries, num_keys, heads, kv_heads, dtype, mask)
+                raise AssertionError(f"{case}: {error}") from error
+
+
 @pytest.mark.parametrize("head_dim", [32, 96, 192, 256])
 def test_other_head_dims_meet_the_error_rule(head_dim: int) -> None:
     q, (k, v) = randn(1, 2, 30, head_dim), (randn(1, 1, 70, head_dim, seed=seed) for seed in (1, 2))

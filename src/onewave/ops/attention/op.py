@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
@@ -18,6 +16,8 @@ __all__ = ["attention", "attention_varlen"]
 
 _NAME, _VARLEN = "attention", "attention_varlen"
 _BACKENDS = ("auto", "triton", "gluon", "torch", "reference")
+# Which of our kernels, the plan says.
+_PLANNED = "planned"
 
 
 def attention(
@@ -150,7 +150,10 @@ def _checked_backend(name: str, backend: str) -> str:
 def _choose(
     name: str, q: Tensor, wanted: Options, backend: str, *, extras: bool, bias: Tensor | None, num_keys: int
 ) -> str:
-    """The backend that runs; an explicit one is taken or refused. extras: sinks, ALiBi, the LSE or packed sequences."""
+    """The backend that runs, _PLANNED for one of our kernels; an explicit one is taken or refused.
+
+    extras: sinks, ALiBi, the LSE or packed sequences.
+    """
     on_cpu = q.device.type == "cpu"
     if backend == "reference":
         return backend
@@ -167,13 +170,11 @@ def _choose(
             what = "softcap, sinks, ALiBi, LSE, packed or empty sequences, or a float bias beside a mask"
             raise UnsupportedError(f"{name} (backend=torch)", got=what, next='Use backend="auto".')
         return backend
-    if backend == "gluon" and (on_cpu or find_spec("onewave.ops.attention.gluon_impl") is None):
-        raise UnsupportedError(f"{name} (backend=gluon)", got=str(q.device), next='Use backend="auto" or "triton".')
     if on_cpu:
-        if backend == "triton":
-            raise UnsupportedError(f"{name} (backend=triton)", got="tensors on a CPU", next='Use backend="auto".')
+        if backend != "auto":
+            raise UnsupportedError(f"{name} (backend={backend})", got="tensors on a CPU", next='Use backend="auto".')
         return can_say.backend
-    return "triton" if backend == "auto" else backend
+    return _PLANNED
 
 
 def _dense(
@@ -208,21 +209,21 @@ def _dense(
         if lse is not None:
             lse.copy_(result_lse)
         return out
-    plan = _plan_on_card(q, k, v, wanted)
+    plan = _plan_on_card(q, k, v, wanted, backend)
     extra = {"sinks": sinks, "alibi_slopes": alibi_slopes, "bias": bias}
-    load(_NAME, f"{chosen}_impl").attention(out, lse, q, k, v, wanted, plan, **extra)
+    load(_NAME, f"{plan.backend}_impl").attention(out, lse, q, k, v, wanted, plan, **extra)
     return out
 
 
 def _plan_on_card(
-    q: Tensor, k: Tensor, v: Tensor, wanted: Options, *, sequences: int | None = None, longest: int = 0
+    q: Tensor, k: Tensor, v: Tensor, wanted: Options, backend: str, *, sequences: int | None = None, longest: int = 0
 ) -> AttentionPlan:
     """sequences, longest: of a packed batch, whose tensors have a batch axis of one."""
     capability = torch.cuda.get_device_capability(q.device)
     if capability < (8, 0):
         got = f"sm_{capability[0]}{capability[1]}"
         raise UnsupportedError(f"{_NAME}: {q.device}", got=got, allowed="sm_80 and newer", next='Use backend="torch".')
-    return plan_attention(
+    plan = plan_attention(
         batch=q.shape[0] if sequences is None else sequences,
         num_heads=q.shape[1],
         num_kv_heads=k.shape[1],
@@ -232,6 +233,9 @@ def _plan_on_card(
         descriptors=load(_NAME, "triton_impl").allows_descriptors(k, v),
         capability=capability,
     )
+    if backend not in ("auto", plan.backend):
+        raise UnsupportedError(f"{_NAME} (backend={backend})", got=plan.why, next='Use backend="auto" or "triton".')
+    return plan
 
 
 def _ragged(
@@ -266,8 +270,8 @@ def _ragged(
         return
     # One sequence after another is one batch row with heads first.
     rows = [tensor.transpose(0, 1)[None] for tensor in (out, q, k, v)]
-    plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, sequences=sequences, longest=max_seqlen_q)
-    load(_NAME, f"{chosen}_impl").attention(
+    plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, backend, sequences=sequences, longest=max_seqlen_q)
+    load(_NAME, f"{plan.backend}_impl").attention(
         rows[0], None if lse is None else lse[None], *rows[1:], wanted, plan, sinks=sinks, alibi_slopes=alibi_slopes,
         bias=bias, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k,
     )  # fmt: skip

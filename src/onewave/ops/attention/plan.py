@@ -26,7 +26,8 @@ class AttentionPlan:
 
     The rest speaks of our kernels: a tile holds block_m rows (queries x packed_heads) and walks over block_n keys at a
     time; head_dim is computed as `columns` (powers of two). programs: the grid, tiles of all heads and sequences.
-    descriptors: K and V come through tensor descriptors (TMA), not through pointers.
+    descriptors: K and V come through tensor descriptors (TMA), not through pointers. max_registers: of a thread, where
+    the compiler must keep to fewer than it would take, so that one more program fits an SM.
     """
 
     backend: str
@@ -41,6 +42,7 @@ class AttentionPlan:
     tiles: int = 0
     programs: int = 0
     descriptors: bool = False
+    max_registers: int | None = None
 
 
 def column_pieces(head_dim: int) -> tuple[int, ...]:

@@ -133,12 +133,12 @@ def attend(
     return acc, acc2, best, total
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "tiles", "shift", "left", "right", "num_heads"])
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "tiles", "shift", "left", "right", "num_heads", "group"])
 def attention_kernel(
     q_ptr, k, k2, v, v2, out_ptr, lse_ptr, sinks_ptr, slopes_ptr, bias_ptr, starts_q_ptr, starts_k_ptr,
     stride_q, stride_k, stride_v, stride_out, stride_lse, stride_slopes, stride_bias,
-    num_heads, num_queries, num_keys, tiles, shift, left, right, scale_log2, inner, outer,
-    GROUP: tl.constexpr, PACK: tl.constexpr, HEAD_DIM: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
+    num_heads, group, num_queries, num_keys, tiles, shift, left, right, scale_log2, inner, outer,
+    PACK: tl.constexpr, HEAD_DIM: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, RAGGED: tl.constexpr, TOP_LEFT: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BIAS: tl.constexpr, FOLD: tl.constexpr, LSE: tl.constexpr, TAIL: tl.constexpr,
@@ -148,7 +148,7 @@ def attention_kernel(
     tile, rest = program % tiles, program // tiles
     head_groups = num_heads // PACK
     batch, head = rest // head_groups, rest % head_groups * PACK
-    kv_head = head // GROUP
+    kv_head = head // group
     start_q, start_k, page = 0, 0, batch
     if RAGGED:
         start_q, start_k = tl.load(starts_q_ptr + batch), tl.load(starts_k_ptr + batch)
@@ -233,8 +233,8 @@ def attention_kernel(
         acc, acc2, best, total = attend(
             acc, acc2, best, total, q, q2, k, k2, v, v2, page, kv_head, start_k,
             tl.maximum(whole_start, whole_end), end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2,
-            inner, outer, slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT, SOFTCAP,
-            ALIBI, BIAS, FOLD, RAGGED,
+            inner, outer, slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT,
+            SOFTCAP, ALIBI, BIAS, FOLD, RAGGED,
         )  # fmt: skip
 
     # A row that sees no key gives 0 and -inf, sink or not.
@@ -327,6 +327,7 @@ def attention(
         _broadcast_strides(slopes, 2),
         _broadcast_strides(full_bias, 4),
         num_heads,
+        num_heads // num_kv_heads,
         num_queries,
         num_keys,
         plan.tiles,
@@ -336,7 +337,6 @@ def attention(
         wanted.scale * _LOG2E,
         2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
         _LOG2E * (wanted.softcap or 1.0),
-        GROUP=num_heads // num_kv_heads,
         PACK=plan.packed_heads,
         HEAD_DIM=head_dim,
         D1=d1,
@@ -358,6 +358,7 @@ def attention(
         TAIL=ragged or wanted.right is not None or num_keys % plan.block_n != 0,
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
+        maxnreg=plan.max_registers,
     )
 
 
