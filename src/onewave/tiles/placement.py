@@ -144,8 +144,7 @@ def _lives(graph: TileGraph, names: list[str], order: Ints, workers: int) -> lis
         np.minimum.at(low, place, who)
         np.maximum.at(high, place, who)
         shared = np.zeros(steps + 1, dtype=np.int64)
-        # Workers in step may read a tile before its own worker is due to write it; it then lives from the read on.
-        np.add.at(shared, np.minimum(first, last), sizes)
+        np.add.at(shared, first, sizes)
         np.add.at(shared, last + 1, -sizes)
         private = None
         if (low == high).all():
