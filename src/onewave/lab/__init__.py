@@ -1,5 +1,1 @@
 """The tile lab: a page in the browser that plays with tile orders. Stands on tiles alone; no torch, no build step."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -36,13 +36,14 @@ export function play(setting, path) {
     const step = { tile, hits: [], loads: [], evictions: [] };
     for (const pair of touches(setting, tile)) {
       for (const id of pair) {
+        const pinned = id === pair[0] ? null : pair[0];
         if (resident.has(id)) {
           step.hits.push(id);
           if (setting.policy === "lru") resident.delete(id);
         } else {
           step.loads.push(id);
           if (resident.size >= setting.slots) {
-            const gone = victim(resident, pair, setting.policy);
+            const gone = victim(resident, pinned, setting.policy);
             resident.delete(gone);
             step.evictions.push(gone);
           }
@@ -84,11 +85,12 @@ export function cacheAt(setting, steps, at) {
   return { slots, order: [...slotOf.keys()] };
 }
 
-function victim(resident, pair, policy) {
+// Who goes. The first of a pair stays while the second comes in.
+function victim(resident, pinned, policy) {
   let chosen = null;
   let latest = -1;
   for (const [id, use] of resident) {
-    if (pair.includes(id)) continue;
+    if (id === pinned) continue;
     if (policy !== "belady") return id;
     if (use > latest) [chosen, latest] = [id, use];
   }
