@@ -12,14 +12,15 @@ OnewaveError
 │   ├── TokenizerError                  the tokenizer or chat template can't be built or applied
 │   └── DownloadError                   fetching a model failed
 ├── CapacityError                       not enough memory or disk
-└── VerificationError                   a schedule of tiles that can deadlock, race or lose a task
+├── VerificationError                   a schedule of tiles that can deadlock, race or lose a task
+└── WaveStalled                         a launch waited too long for something that never came
 
 Each carries one line that says what failed, what was given, what is allowed and what to do next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "CapacityError",
@@ -34,6 +35,7 @@ __all__ = [
     "UnsupportedError",
     "UnverifiedError",
     "VerificationError",
+    "WaveStalled",
     "WeightsError",
 ]
 
@@ -110,3 +112,21 @@ class VerificationError(OnewaveError):
     def __init__(self, kind: str, message: str, witness: Mapping[str, object], *, next: str | None = None):
         self.kind, self.witness = kind, dict(witness)
         super().__init__(f"{kind}: {message}", next=next)
+
+
+class WaveStalled(OnewaveError):
+    """A one-launch run ended without a result, as something it waited for never came.
+
+    stalls: one entry a multiprocessor that gave up, ready for JSON: worker, task, counter (what it waited for), expected,
+    got.
+    """
+
+    def __init__(self, what: str, stalls: Sequence[Mapping[str, object]], *, next: str | None = None):
+        self.stalls = tuple(dict(stall) for stall in stalls)
+        shown = "; ".join(
+            f"worker {stall['worker']} at {stall['task']} waited for {stall['counter']}: expected {stall['expected']}, "
+            f"got {stall['got']}"
+            for stall in self.stalls[:3]
+        )
+        more = f" (and {len(self.stalls) - 3} more workers)" if len(self.stalls) > 3 else ""
+        super().__init__(what, got=(shown + more) or "no worker's report", next=next)

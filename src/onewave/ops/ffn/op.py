@@ -1,0 +1,195 @@
+"""The feed-forward block of a transformer: two products and an activation, in one launch where that pays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.ffn import reference
+from onewave.ops.ffn.plan import DATA, ORDERS
+from onewave.ops.library import is_watched, register
+from onewave.tiles.policies import POLICIES
+from onewave.wave.launch import runs_here
+from onewave.wave.layout import MOST_BATCH
+
+if TYPE_CHECKING:
+    from onewave.ops.ffn.wave_impl import PackedFFN
+
+__all__ = ["ACTIVATIONS", "BACKENDS", "MOST_FUSED_ROWS", "ffn", "pack_ffn"]
+
+BACKENDS = ("auto", "wave", "torch")
+ACTIVATIONS = ("silu", "gelu", None)
+MOST_FUSED_ROWS = 8
+"""Up to this many rows `auto` runs the wave; above, two products one after the other are as fast on an H200."""
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def ffn(
+    x: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    *,
+    w_gate: Tensor | None = None,
+    activation: str | None = "silu",
+    order: str = "row",
+    policy: str = DATA,
+    backend: str = "auto",
+) -> Tensor:
+    """down(f(gate x) * up x), or down(f(up x)) without a gate.
+
+    x: [..., hidden] bf16|fp16 (fp32 too on a CPU). w_up, w_gate: [intermediate, hidden]; w_down: [out, intermediate],
+    all of x's dtype, sizes multiples of 64. Returns [..., out]. activation: f, "silu", "gelu" (exact) or None.
+    backend: "wave" runs both products in one persistent launch: up to 64 rows on a card of compute capability 9.0;
+    sums and f in float32, the hidden row rounded to x's dtype once; the same bits every run. It packs the weights at
+    the first call for a batch size (rounded up to a power of two) and keeps up to four packed copies; pack_ffn makes
+    one that you own. "torch": products one after the other, each rounded. "auto": the wave up to 8 rows where the
+    device has it, unless a CUDA graph is being recorded and nothing is packed yet.
+    order (wave): "row", "half_row", "sm_local", "sequential" (two launches); policy (wave): "data", every word its own
+    flag, or counters as in tiles.policies: "none", "row", "tile", "strided", "conv2d-tile", "consecutive".
+    Raises InvalidArgumentError, ShapeError, UnsupportedError; WaveStalled when an earlier launch has stalled.
+    """
+    _check_choices(activation, order, policy, backend)
+    _check_tensors(x, w_up, w_down, w_gate)
+    if is_watched(x, w_up, w_down, w_gate):
+        return torch.ops.onewave.ffn(x, w_up, w_down, w_gate, activation, order, policy, backend)
+    return _ffn(x, w_up, w_down, w_gate, activation, order, policy, backend)
+
+
+def pack_ffn(
+    w_up: Tensor,
+    w_down: Tensor,
+    *,
+    w_gate: Tensor | None = None,
+    batch: int = 1,
+    activation: str | None = "silu",
+    order: str = "row",
+    policy: str = DATA,
+    workers: int | None = None,
+) -> PackedFFN:
+    """Pack a block's weights for calls with up to `batch` rows; the originals may go afterwards.
+
+    workers: blocks of the launch, by default one a multiprocessor; any number gives the same bits. The rest as in ffn.
+    Call the result with x [rows, hidden]. Raises InvalidArgumentError, ShapeError, UnsupportedError.
+    """
+    _check_choices(activation, order, policy, "wave")
+    _check_tensors(w_up[:1], w_up, w_down, w_gate)
+    if not runs_here(w_up.device) or w_up.dtype not in _DTYPES:
+        raise _unsupported(f"{w_up.dtype} on {w_up.device}")
+    from onewave.ops.ffn.wave_impl import pack
+
+    return pack(w_up, w_down, w_gate, batch=batch, activation=activation, order=order, policy=policy, workers=workers)
+
+
+def _check_choices(activation: str | None, order: str, policy: str, backend: str) -> None:
+    for name, value, allowed in (
+        ("activation", activation, ACTIVATIONS),
+        ("order", order, ORDERS),
+        ("policy", policy, (DATA, *POLICIES)),
+        ("backend", backend, BACKENDS),
+    ):
+        if value not in allowed:
+            raise InvalidArgumentError(f"ffn: {name}", got=repr(value), allowed=", ".join(map(repr, allowed)))
+
+
+def _check_tensors(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None) -> None:
+    if x.ndim < 1 or w_up.ndim != 2 or w_down.ndim != 2:
+        got = f"{tuple(x.shape)}, {tuple(w_up.shape)}, {tuple(w_down.shape)}"
+        raise ShapeError("ffn: x, w_up, w_down", got=got, allowed="[..., hidden], [intermediate, hidden], [out, inner]")
+    inner, hidden = w_up.shape
+    if x.shape[-1] != hidden or w_down.shape[1] != inner or (w_gate is not None and w_gate.shape != w_up.shape):
+        got = ", ".join(str(tuple(t.shape)) for t in (x, w_up, w_down, w_gate) if t is not None)
+        raise ShapeError(
+            "ffn: shapes", got=got, allowed="x [..., hidden], w_up and w_gate [inner, hidden], w_down [out, inner]"
+        )
+    for name, size in (("hidden", hidden), ("intermediate", inner), ("out", w_down.shape[0])):
+        if size < 64 or size % 64:
+            raise ShapeError(f"ffn: {name} size", got=str(size), allowed="multiples of 64")
+    tensors = [t for t in (x, w_up, w_down, w_gate) if t is not None]
+    if any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
+        got = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
+        raise UnsupportedError("ffn: tensors", got=got, allowed="one dtype on one device")
+    if x.dtype not in (*_DTYPES, torch.float32) or (x.dtype is torch.float32 and x.is_cuda):
+        raise UnsupportedError("ffn: dtype", got=str(x.dtype), allowed="bfloat16, float16 (float32 on a CPU)")
+
+
+def _unsupported(got: str) -> UnsupportedError:
+    allowed = f"1 to {MOST_BATCH} rows of bfloat16 or float16 on a card of compute capability 9.0"
+    return UnsupportedError("ffn (backend=wave)", got=got, allowed=allowed, next='Use backend="torch".')
+
+
+def _ffn(
+    x: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    activation: str | None,
+    order: str,
+    policy: str,
+    backend: str,
+) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    if backend == "torch" or not _fuses(rows, w_up, w_down, w_gate, activation, order, policy, backend):
+        return reference.ffn(x, w_up, w_down, w_gate, activation)
+    from onewave.ops.ffn import wave_impl
+
+    return wave_impl.ffn(rows, w_up, w_down, w_gate, activation, order, policy).view(*x.shape[:-1], len(w_down))
+
+
+def _fuses(
+    rows: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    activation: str | None,
+    order: str,
+    policy: str,
+    backend: str,
+) -> bool:
+    """Whether the wave runs. Raises UnsupportedError if it must but can't."""
+    can = runs_here(rows.device) and rows.dtype in _DTYPES and 1 <= len(rows) <= MOST_BATCH
+    if backend == "wave" and not can:
+        raise _unsupported(f"{len(rows)} rows of {rows.dtype} on {rows.device}")
+    if not can or (backend == "auto" and len(rows) > MOST_FUSED_ROWS):
+        return False
+    if not torch.cuda.is_current_stream_capturing():
+        return True
+    from onewave.ops.ffn import wave_impl
+
+    packed = wave_impl.is_packed(rows, w_up, w_down, w_gate, activation, order, policy)
+    if backend == "wave" and not packed:
+        next = "Call it once before recording."
+        raise UnsupportedError("ffn (backend=wave): recording a CUDA graph", got="weights not packed yet", next=next)
+    return packed
+
+
+def _registered(
+    x: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    activation: str | None,
+    order: str,
+    policy: str,
+    backend: str,
+) -> Tensor:
+    out = _ffn(x, w_up, w_down, w_gate, activation, order, policy, backend)
+    return out.contiguous()
+
+
+def _fake(
+    x: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    activation: str | None,
+    order: str,
+    policy: str,
+    backend: str,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w_down.shape[0]))
+
+
+register("ffn", _registered, _fake)

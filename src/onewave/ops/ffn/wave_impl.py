@@ -1,0 +1,153 @@
+"""The feed-forward block in one launch of the wave kernel, and the packed weights it streams."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, plan_ffn
+from onewave.wave.launch import Wave, co_resident, runs_here
+from onewave.wave.layout import MOST_BATCH
+from onewave.wave.pack import pack_stream
+
+__all__ = ["PackedFFN", "ffn", "is_packed", "pack", "supports"]
+
+# Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block, or one size of four blocks.
+_MOST_KEPT = 4
+
+
+def supports(x: Tensor) -> bool:
+    """Whether the wave runs this batch on this device at all."""
+    return (
+        runs_here(x.device)
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and 1 <= x.numel() // x.shape[-1] <= MOST_BATCH
+    )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a packed copy was made for."""
+
+    batch: int
+    activation: str | None
+    order: str
+    policy: str
+    workers: int
+
+
+class PackedFFN:
+    """A feed-forward block packed for batches of up to `batch` rows. Call it with x [rows, hidden]; see op.ffn.
+
+    waves: its launches, in order; their check() raises WaveStalled if one has stalled.
+    """
+
+    def __init__(self, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, choice: _Choice, *, delays: bool = False):
+        padded = 1 << (choice.batch - 1).bit_length()
+        sizes = FFNSizes(padded, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
+        self.plan: FFNPlan = plan_ffn(sizes, workers=choice.workers, order=choice.order, policy=choice.policy)
+        self.batch = choice.batch
+        self._inner, self._out = w_up.shape[0], w_down.shape[0]
+        weights = {"up": [w_up] if w_gate is None else [w_gate, w_up], "down": [w_down]}
+        self.waves = tuple(
+            Wave(
+                program,
+                pack_stream(program, weights, w_up.device),
+                activation=choice.activation,
+                counters=choice.policy != DATA,
+                delays=delays,
+            )
+            for program in self.plan.programs
+        )
+
+    def __call__(self, x: Tensor, *, keep_back: str | None = None) -> Tensor:
+        """x: [rows, hidden], the weights' dtype, rows at most `batch`. Returns [rows, out]."""
+        if not 1 <= len(x) <= self.batch:
+            raise InvalidArgumentError("ffn: rows of x", got=str(len(x)), allowed=f"1 to {self.batch}, as packed for")
+        if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+            x = x.contiguous()
+        for at, wave in enumerate(self.waves):
+            width = self._out if at == len(self.waves) - 1 else self._inner
+            x = wave(x, x.new_empty(len(x), width), keep_back=keep_back if at == 0 else None)
+        return x
+
+    def check(self) -> None:
+        """Raise WaveStalled if a launch has stalled, as far as the host knows yet."""
+        for wave in self.waves:
+            wave.check()
+
+
+def pack(
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    *,
+    batch: int,
+    activation: str | None,
+    order: str,
+    policy: str,
+    workers: int | None,
+    delays: bool = False,
+) -> PackedFFN:
+    """Pack for batches of up to `batch` rows; workers: blocks of the launch, by default one a multiprocessor."""
+    count = co_resident(w_up.device) if workers is None else workers
+    return PackedFFN(w_up, w_down, w_gate, _Choice(batch, activation, order, policy, count), delays=delays)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    packed: PackedFFN
+    tensors: tuple[weakref.ref[Tensor] | None, ...]
+    versions: tuple[int, ...]
+
+    def holds(self, tensors: tuple[Tensor | None, ...]) -> bool:
+        same = all((ref() if ref else None) is tensor for ref, tensor in zip(self.tensors, tensors, strict=True))
+        return same and self.versions == _versions(tensors)
+
+
+_kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()
+
+
+def _versions(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+    # Inference tensors count no versions; they can't be written to where anyone would notice either.
+    return tuple(0 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def _key(tensors: tuple[Tensor | None, ...], choice: _Choice) -> tuple[object, ...]:
+    return (*(0 if tensor is None else tensor.data_ptr() for tensor in tensors), choice)
+
+
+def _choice(x: Tensor, activation: str | None, order: str, policy: str) -> _Choice:
+    batch = 1 << (len(x) - 1).bit_length()
+    return _Choice(batch, activation, order, policy, co_resident(x.device))
+
+
+def is_packed(
+    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
+) -> bool:
+    """Whether ffn() would find these weights packed for x's rows."""
+    tensors = (w_up, w_down, w_gate)
+    kept = _kept.get(_key(tensors, _choice(x, activation, order, policy)))
+    return kept is not None and kept.holds(tensors)
+
+
+def ffn(
+    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
+) -> Tensor:
+    """See op.ffn. x: [rows, hidden]. Packs the weights at the first call with them and keeps the packed copy."""
+    tensors = (w_up, w_down, w_gate)
+    choice = _choice(x, activation, order, policy)
+    key = _key(tensors, choice)
+    kept = _kept.get(key)
+    if kept is None or not kept.holds(tensors):
+        refs = tuple(None if tensor is None else weakref.ref(tensor) for tensor in tensors)
+        kept = _kept[key] = _Kept(PackedFFN(w_up, w_down, w_gate, choice), refs, _versions(tensors))
+        while len(_kept) > _MOST_KEPT:
+            _kept.popitem(last=False)
+    _kept.move_to_end(key)
+    return kept.packed(x)

@@ -1,0 +1,3 @@
+"""The one-launch runtime: runs verified task tables as one persistent kernel; it knows tables, but no models."""
+
+__all__: list[str] = []

@@ -1,0 +1,180 @@
+"""The persistent kernel that runs a task table: one block a multiprocessor, three partitions of warps.
+
+loader (1 warp)      streams the block's weight tiles, packed in the order in which they are used, through a ring of
+                     16 KiB slots. It waits for free slots and, so that the queues in front of L2 stay short, for the
+                     tile FLIGHT places earlier to have landed. It never waits for activations.
+multiply (4 warps)   for every product step: wait for the step's activations once, then for each tile; wgmma straight
+                     from the ring, sums over K in registers; the finished row block goes to shared memory.
+exchange (8 warps)   brings each step's activations into shared memory, finishes and publishes row blocks, adds up
+                     partial sums (exchange.py).
+
+Hand-offs between blocks are words in device memory that are their own flag (SYNC 0), or counters that only ever rise
+(SYNC 1). Two sets of buffers by launch parity: while a block publishes into one it clears the same words of the other
+for the next launch, so nothing is reset in between. Bound: reading the weights once.
+"""
+# ruff: noqa: SIM102, SIM108
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from onewave.wave.exchange import exchange_partition
+
+__all__ = ["wave_kernel"]
+
+
+@gluon.jit
+def load_partition(weights, ring, full, empty, num_tiles, first_row, row_step, S: gl.constexpr, FLIGHT: gl.constexpr):
+    for tile in range(num_tiles):
+        slot = tile % S
+        mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
+        if FLIGHT < S:
+            landed = tile - FLIGHT
+            if landed >= 0:
+                mbarrier.wait(full.index(landed % S), (landed // S) & 1)
+        mbarrier.expect(full.index(slot), 16384)
+        row = first_row + tile * row_step
+        tma.async_copy_global_to_shared(weights, [row, 0], full.index(slot), ring.index(slot))
+
+
+@gluon.jit
+def multiply_partition(
+    steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+):  # fmt: skip
+    Q: gl.constexpr = 64 // R
+    N: gl.constexpr = Q * NB
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, ACC))
+    column = gl.arange(0, N, layout=gl.SliceLayout(0, ACC))
+    wanted = (row // R)[:, None] == (column // NB)[None, :]
+    at = 0  # tiles so far
+    chunks_before = 0
+    results = 0
+    for step in range(num_steps):
+        record = steps + step * 16
+        kind = gl.load(record)
+        blocks = gl.load(record + 1)
+        tiles = gl.load(record + 2)
+        chunks = gl.load(record + 3)
+        if kind >= 4:
+            blocks = 0
+        for block in range(blocks):
+            acc = gl.zeros([64, N], gl.float32, ACC)
+            for tile in range(tiles):
+                chunk = chunks_before + tile // PC
+                place = chunk % XS
+                if block == 0:
+                    if tile % PC == 0:
+                        mbarrier.wait(xfull.index(place), (chunk // XS) & 1)
+                slot = at % S
+                mbarrier.wait(full.index(slot), (at // S) & 1)
+                a = ring.index(slot)._reinterpret(DTYPE, [64, 128], OPERAND)
+                b = xs.index(place)._reinterpret(DTYPE, [PC, N, 128], OPERAND).index(tile % PC).permute((1, 0))
+                acc = warpgroup_mma(a, b, acc, use_acc=True, is_async=True)
+                # The product before has read its tile: its slot is free while this one runs.
+                acc = warpgroup_mma_wait(1, deps=[acc])
+                gl.thread_barrier()
+                mbarrier.arrive(empty.index((at + S - 1) % S), count=1, pred=tile > 0)
+                at += 1
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            gl.thread_barrier()
+            mbarrier.arrive(empty.index((at - 1) % S), count=1)
+            if block == blocks - 1:
+                for used in range(chunks):
+                    mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
+            if Q > 1:
+                result = gl.sum(gl.reshape(gl.where(wanted, acc, 0.0), [64, Q, NB]), axis=1)
+            else:
+                result = acc
+            place = results % 2
+            mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
+            parts.index(place).store(gl.permute(result, (1, 0)))
+            gl.thread_barrier()
+            mbarrier.arrive(pfull.index(place), count=1)
+            results += 1
+        chunks_before += chunks
+
+
+@gluon.jit(do_not_specialize=["row_step", "batch", "source_stride", "out_stride", "set_words", "skipped"])
+def wave_kernel(
+    weights, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
+    row_step, batch, source_stride, out_stride, set_words, skipped,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr,
+    TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
+):  # fmt: skip
+    """Run every block's steps once.
+
+    weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of [128, 64]. steps, lanes: see program.py.
+    source: the caller's activations as int32 words. exchange: 64 zero words, then two sets of set_words words. out: the
+    caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
+    sequences, at most NB. skipped: the step record whose results a test build keeps back (-1: none).
+    """
+    N: gl.constexpr = 64 // R * NB
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    ring = gl.allocate_shared_memory(DTYPE, [S, 128, 64], weights.layout)
+    xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
+    parts = gl.allocate_shared_memory(gl.float32, [2, NB, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
+    xfull = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
+    xempty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
+    pfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    pempty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(S):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(XS):
+        mbarrier.init(xfull.index(i), count=1)
+        mbarrier.init(xempty.index(i), count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(pfull.index(i), count=1)
+        mbarrier.init(pempty.index(i), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    block = gl.program_id(0)
+    num_tiles = gl.load(lanes + block * 4)
+    first_row = gl.load(lanes + block * 4 + 1)
+    first_step = gl.load(lanes + block * 4 + 2)
+    num_steps = gl.load(lanes + block * 4 + 3)
+    mine = steps + first_step * 16
+    epoch = gl.load(epochs + block)
+    gl.warp_specialize(
+        [
+            (
+                multiply_partition,
+                (
+                    mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+                    DTYPE, NB, R, S, XS, PC,
+                ),
+            ),
+            (
+                exchange_partition,
+                (
+                    mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
+                    trace, block, batch, source_stride, out_stride, set_words, skipped,
+                    xs, xfull, xempty, parts, pfull, pempty,
+                    DTYPE, NB, R, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW,
+                ),
+            ),
+            (load_partition, (weights, ring, full, empty, num_tiles, first_row, row_step, S, FLIGHT)),
+        ],
+        [XW, 1],
+        [XREGS, 24],
+    )  # fmt: skip

@@ -1,0 +1,259 @@
+"""Launches of the wave kernel: its buffers, its grid, and what becomes of a launch that stalls."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportIndexIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
+from onewave.tiles.trace import Trace
+from onewave.wave.program import WaveProgram
+from onewave.wave.watch import stalls, watch_words
+
+__all__ = ["ACTIVATIONS", "POLLS", "Wave", "co_resident", "runs_here"]
+
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
+"""Names of activation functions and the kernel's numbers for them."""
+
+POLLS = 1 << 18
+"""Polls of one wait before a launch gives up: a few tenths of a second, where an honest wait takes microseconds."""
+
+_READY_WORDS = 64
+_EXCHANGE_WARPS = 8
+_EXCHANGE_REGISTERS = 168
+# Tiles in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
+_FLIGHT = 3
+
+
+def runs_here(device: torch.device) -> bool:
+    """Whether the device has what the kernel needs: wgmma and TMA of sm_90."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def co_resident(device: torch.device) -> int:
+    """Blocks of the kernel that the device holds at once: one a multiprocessor (its ring fills the shared memory)."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@dataclass
+class _State:
+    """What launches on one stream share, and nobody else may touch meanwhile."""
+
+    exchange: Tensor
+    epochs: Tensor
+    counters: Tensor
+    watch: Tensor
+    host: Tensor
+
+    def reset(self, program: WaveProgram, budget: int) -> None:
+        """As before the first launch."""
+        self.exchange.fill_(-1)
+        self.exchange[:_READY_WORDS].zero_()
+        self.epochs.zero_()
+        self.counters.zero_()
+        self.host.zero_()
+        words = watch_words(program.workers, budget, self.host.data_ptr())
+        self.watch.copy_(torch.from_numpy(words))
+
+
+class Wave:
+    """A program bound to a device and its packed weights. Calls are launches on the current stream.
+
+    stream: what pack_stream returned. activation: silu, gelu or None, for the operations that have one. counters: hand
+    off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
+    delays: a test build that sleeps at random before every task. Each stream has buffers of its own; launches recorded
+    into CUDA graphs share one set, so graphs of one Wave must not run side by side.
+    Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the program has workers.
+    """
+
+    def __init__(
+        self,
+        program: WaveProgram,
+        stream: Tensor,
+        *,
+        activation: str | None = None,
+        counters: bool = False,
+        budget: int = POLLS,
+        delays: bool = False,
+    ):
+        device = stream.device
+        if not runs_here(device):
+            raise UnsupportedError("wave: device", got=str(device), allowed="a card of compute capability 9.0")
+        if program.workers > co_resident(device):
+            allowed = f"up to {co_resident(device)}, what {device} holds at once"
+            raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
+        if activation not in ACTIVATIONS:
+            raise InvalidArgumentError("activation", got=repr(activation), allowed="'silu', 'gelu', None")
+        self.program, self.device, self._stream = program, device, stream
+        self._budget, self._counters, self._delays = budget, counters, delays
+        self._steps, self._lanes, self._totals = (
+            torch.from_numpy(words).to(device) for words in (program.steps, program.lanes, _padded(program.totals))
+        )
+        self._waits = torch.from_numpy(_padded(program.waits)).to(device)
+        self._constants = self._kernel_constants(activation)
+        self._descriptor = _descriptor(stream)
+        self._states: dict[int, _State] = {}
+        self._graphs = self._new_state()
+        self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
+
+    def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
+        shape, flags = self.program.shape, self.program.steps[:, 12]
+        return {
+            "NB": shape.batch,
+            "R": shape.rows,
+            "S": shape.ring,
+            "XS": shape.slots,
+            "PC": shape.chunk,
+            "SPLITS": 1 << (self.program.most_splits - 1).bit_length(),
+            "ACT": ACTIVATIONS[activation],
+            "GATED": bool((flags == 3).any()),
+            "SYNC": int(self._counters),
+            "FLIGHT": _FLIGHT,
+            "XW": _EXCHANGE_WARPS,
+            "XREGS": _EXCHANGE_REGISTERS,
+        }
+
+    def _new_state(self) -> _State:
+        program = self.program
+
+        def words(count: int) -> Tensor:
+            return torch.empty(count, dtype=torch.int32, device=self.device)
+
+        made = _State(
+            exchange=words(_READY_WORDS + 2 * program.set_words),
+            epochs=words(program.workers),
+            counters=words(max(1, len(program.totals))),
+            watch=words(len(watch_words(program.workers, 0, 0))),
+            host=torch.zeros(1, dtype=torch.int32, pin_memory=True),
+        )
+        made.reset(program, self._budget)
+        return made
+
+    def _state(self) -> _State:
+        if torch.cuda.is_current_stream_capturing():
+            return self._graphs
+        key = torch.cuda.current_stream(self.device).cuda_stream
+        if key not in self._states:
+            self._states[key] = self._new_state()
+        return self._states[key]
+
+    def __call__(self, x: Tensor, out: Tensor, *, keep_back: str | None = None) -> Tensor:
+        """Run once: x [batch, columns] to out [batch, rows], both of the weights' dtype, last axis contiguous.
+
+        keep_back: a task's name whose results a test build keeps to itself. Returns out. Raises ShapeError, and
+        WaveStalled if an earlier launch has stalled.
+        """
+        self._run(x, out, keep_back, None)
+        return out
+
+    def trace(self, x: Tensor, out: Tensor) -> Trace:
+        """Run once and return when every task waited, began and ended; waits for the device."""
+        words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
+        self._run(x, out, None, words)
+        torch.cuda.synchronize(self.device)
+        self.check()
+        return _trace(self.program, words.cpu().numpy().reshape(-1, 4))
+
+    def _run(self, x: Tensor, out: Tensor, keep_back: str | None, trace: Tensor | None) -> None:
+        from onewave.wave.kernel import wave_kernel
+
+        for name, tensor in (("x", x), ("out", out)):
+            if tensor.ndim != 2 or tensor.stride(1) != 1 or tensor.stride(0) % 8 or tensor.data_ptr() % 16:
+                got = f"{tuple(tensor.shape)}, strides {tensor.stride()}"
+                raise ShapeError(f"wave: {name}", got=got, allowed="[batch, columns], rows 16-byte aligned")
+        state = self._state()
+        if not torch.cuda.is_current_stream_capturing():
+            self._raise_if_stalled(state)
+        test = self._delays or keep_back is not None
+        dtype = self._stream.dtype
+        wave_kernel[(self.program.workers,)](
+            self._descriptor,
+            self._steps,
+            self._lanes,
+            x.view(torch.int32),
+            state.exchange,
+            out.view(torch.int32),
+            self._waits,
+            state.counters,
+            self._totals,
+            state.epochs,
+            state.watch,
+            self._no_trace if trace is None else trace,
+            self.program.workers * 128,
+            len(x),
+            x.stride(0) // 2,
+            out.stride(0) // 2,
+            self.program.set_words,
+            -1 if keep_back is None else self.program.step_of(keep_back),
+            DTYPE=_gluon_dtype(dtype),
+            TEST=2 if self._delays else 1 if test else 0,
+            TRACE=trace is not None,
+            num_warps=4,
+            launch_cooperative_grid=True,
+            **self._constants,
+        )
+
+    def check(self) -> None:
+        """Raise WaveStalled if a launch has stalled (as far as the host knows yet), and make the next one work."""
+        for state in (*self._states.values(), self._graphs):
+            self._raise_if_stalled(state)
+
+    def _raise_if_stalled(self, state: _State) -> None:
+        if not int(state.host[0]):
+            return
+        torch.cuda.synchronize(self.device)
+        addresses = (state.exchange.data_ptr(), state.counters.data_ptr())
+        found = stalls(self.program, state.watch.cpu().numpy(), *addresses)
+        state.reset(self.program, self._budget)
+        torch.cuda.synchronize(self.device)
+        raise WaveStalled(
+            f"wave of {self.program.workers} workers stalled",
+            found,
+            next="Its results are void; the next launch works.",
+        )
+
+
+def _padded(words: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """At least one word, as an empty tensor has no address."""
+    return words if words.size else np.zeros(2, dtype=np.int32)
+
+
+def _gluon_dtype(dtype: torch.dtype) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    return gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
+
+
+def _descriptor(stream: Tensor) -> Any:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(stream, [128, 64], gl.NVMMASharedLayout(128, 16, 2))
+
+
+def _trace(program: WaveProgram, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:
+    times = words[:, :3].astype(np.int64)
+    first = times[:, 0].min(initial=2**31 - 1)
+    # The timer's low word wraps every 4.3 s: differences are right all the same.
+    times = (times - first + (1 << 31)) % (1 << 32) - (1 << 31)
+    times -= times[:, 0].min(initial=0)
+    worker = np.repeat(np.arange(program.workers), program.lanes[:, 3])
+    return Trace(
+        source="measured",
+        unit="ns",
+        workers=program.workers,
+        task=np.arange(len(times), dtype=np.int64),
+        worker=worker.astype(np.int64),
+        wait_start=times[:, 0].astype(np.float64),
+        start=times[:, 1].astype(np.float64),
+        end=times[:, 2].astype(np.float64),
+        name=program.names,
+        phase=program.phases,
+    )

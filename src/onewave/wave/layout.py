@@ -1,0 +1,140 @@
+"""Sizes and word places that the host and the kernel share. Pure Python.
+
+A weight tile is `rows` rows of a matrix times `cols` columns, 16 KiB, stored as operand A [64, 128] of a wgmma: A's
+row q * rows + r holds row r, columns q * 128 to q * 128 + 127 of the tile. The activations are operand B [128, N]:
+column q * batch + b holds sequence b, the same columns. Of the product only blocks with equal q are wanted; their sum
+over q is the result. So narrow batches get tiles of few rows, which can be dealt out to workers evenly, and the tensor
+core's work on the unwanted blocks costs nothing, as a wgmma this narrow is bound by reading A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onewave.base.errors import UnsupportedError
+
+__all__ = [
+    "MOST_BATCH",
+    "STEP_WORDS",
+    "TILE_BYTES",
+    "Kind",
+    "TileShape",
+    "Word",
+    "tile_shape",
+]
+
+TILE_BYTES = 16384
+STEP_WORDS = 16
+MOST_BATCH = 64
+# Shared memory of an sm_90 block, less what barriers and small buffers take.
+_SHARED_BYTES = 227 * 1024 - 2048
+# What activations may take of it: half the rest is a ring deep enough to ride out a hand-off.
+_X_BYTES = 64 * 1024
+
+
+class Kind:
+    """What a step does with its result."""
+
+    NOTHING = 0
+    PARTIAL = 1
+    """float32 sums of one slice of K, to the exchange."""
+    HIDDEN = 2
+    """Finished 16-bit activations, to the exchange."""
+    OUT = 3
+    """Finished 16-bit activations, to the caller's tensor."""
+    REDUCE_HIDDEN = 4
+    """Add up partial sums in the order of K; then as HIDDEN."""
+    REDUCE_OUT = 5
+
+
+class Word:
+    """Places in a step's record."""
+
+    KIND = 0
+    BLOCKS = 1  # row blocks of a product; pieces of a reduction
+    TILES = 2  # weight tiles a row block
+    CHUNKS = 3  # chunks of activations to load
+    SOURCE = 4  # first word of the activations (of partial sums, for a reduction); -1: the caller's input
+    SOURCE_STRIDE = 5  # words a sequence
+    FIRST_COLUMN = 6  # first word of this slice of K in a sequence's row
+    COLUMNS = 7  # words of this slice
+    FIRST_BLOCK = 8
+    TARGET = 9  # first word of the result
+    TARGET_STRIDE = 10  # words a sequence; of partial sums: slices of K
+    SLICE = 11  # which slice of K (a product), how many slices (a reduction)
+    FLAGS = 12  # 1: activation function; 2: rows are (gate, up) pairs
+    FIRST_WAIT = 13
+    WAITS = 14
+    POST = 15  # counter + 1; 0: none
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """How a batch of at most `batch` sequences is multiplied.
+
+    rows, cols: of a weight tile. chunk: tiles that one load of activations covers. slots: chunks that fit shared
+    memory. ring: weight tiles that fit beside them. piece: rows that a reduction finishes at a time.
+    """
+
+    batch: int
+    rows: int
+    chunk: int
+    slots: int
+    ring: int
+
+    @property
+    def quarters(self) -> int:
+        """Column groups of a tile."""
+        return 64 // self.rows
+
+    @property
+    def cols(self) -> int:
+        """Columns of a weight tile."""
+        return 128 * self.quarters
+
+    @property
+    def width(self) -> int:
+        """N of the wgmma."""
+        return self.quarters * self.batch
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Shared memory of a chunk of activations."""
+        return self.chunk * self.width * 256
+
+    @property
+    def piece(self) -> int:
+        """Rows that a reduction finishes at a time."""
+        return min(self.rows, 16)
+
+    @property
+    def most_tiles(self) -> int:
+        """Longest slice of K, in tiles: what shared memory holds of the activations."""
+        return self.slots * self.chunk
+
+
+_ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
+
+
+def tile_shape(batch: int, *, rows: int | None = None) -> TileShape:
+    """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide.
+
+    Raises UnsupportedError.
+    """
+    if not 1 <= batch <= MOST_BATCH:
+        raise UnsupportedError("wave: batch", got=str(batch), allowed=f"1 to {MOST_BATCH}")
+    padded = 1 << (batch - 1).bit_length()
+    if rows is None:
+        rows = _ROWS[padded]
+    # A wgmma is 8 columns wide at least, 64 at most here.
+    padded = max(padded, rows // 8)
+    width = 64 // rows * padded
+    if width > 64:
+        raise UnsupportedError("wave: rows of a tile", got=str(rows), allowed=f"{_ROWS[padded]} or more at {batch}")
+    chunk = max(1, 64 // width)
+    slots = _X_BYTES // (chunk * width * 256)
+    if padded == 1:
+        slots = 2  # 16,384 columns are enough: a deeper ring serves more
+    results = 2 * padded * 64 * 4
+    ring = (_SHARED_BYTES - results - slots * chunk * width * 256) // TILE_BYTES
+    return TileShape(padded, rows, chunk, slots, ring)

@@ -1,0 +1,242 @@
+"""From a verified task table to what the kernel reads: step records, lanes, counters and the order of the weights.
+
+The table says who runs which task when, and what each waits for and posts; operations say what an opcode computes. A
+task of a product covers `blocks` row blocks from `first` on, over one slice of K: its index is (first, blocks, slice).
+A task of a reduction covers that many pieces of rows: its index is (first, blocks, 0). One row of the table becomes one
+step record of 16 words (layout.Word), in its worker's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.tiles.graph import TileGraph
+from onewave.tiles.schedule import Mode
+from onewave.tiles.table import TaskTable
+from onewave.wave.layout import STEP_WORDS, Kind, TileShape, Word
+
+__all__ = ["INPUT", "OUTPUT", "Operation", "Region", "WaveProgram", "build_program", "slice_bounds"]
+
+Words = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
+
+INPUT = "input"
+"""The name of the caller's activations as a source."""
+OUTPUT = "output"
+"""The name of the caller's result as a target."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What an opcode computes.
+
+    weight: the matrix of a product, [rows, cols] 16-bit; None for a reduction, which adds up `slices` partial sums of
+    `rows` rows. source: INPUT, or whose activations (or partial sums) it reads. target: OUTPUT or a name. partial: the
+    product leaves float32 sums for a reduction. activation: the kernel's function applies to the rows. gated: rows
+    come in (gate, up) pairs, each pair giving one value, function(gate) * up.
+    """
+
+    weight: str | None
+    rows: int
+    cols: int
+    slices: int
+    source: str
+    target: str
+    partial: bool = False
+    activation: bool = False
+    gated: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Values a sequence gets."""
+        return self.rows // 2 if self.gated else self.rows
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where a tensor lies in a set of the exchange: words from `first` on; stride: words a sequence (or slices)."""
+
+    name: str
+    first: int
+    words: int
+    stride: int
+    producer: str
+
+
+@dataclass(frozen=True)
+class WaveProgram:
+    """A table as arrays. Nothing in it depends on a device.
+
+    steps: int32 [steps, 16]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
+    totals: int32 [counters]. stream: weight -> [tiles, 3] of (row block, column tile, place); place is a tile's number
+    in the packed stream, of stream_tiles. names: each step's task, for people. regions: the exchange's tensors.
+    """
+
+    shape: TileShape
+    steps: Words
+    lanes: Words
+    waits: Words
+    totals: Words
+    stream: Mapping[str, Ints]
+    stream_tiles: int
+    set_words: int
+    regions: tuple[Region, ...]
+    names: tuple[str, ...]
+    phases: tuple[str, ...]
+    most_splits: int
+
+    @property
+    def workers(self) -> int:
+        """Blocks of the launch."""
+        return len(self.lanes)
+
+    def step_of(self, task_name: str) -> int:
+        """The step record of a task, by its name. Raises InvalidArgumentError."""
+        if task_name not in self.names:
+            raise InvalidArgumentError("task", got=task_name, allowed="names of the program's tasks")
+        return self.names.index(task_name)
+
+
+def slice_bounds(cols: int, slices: int, shape: TileShape) -> tuple[int, ...]:
+    """Columns at which slices of K begin, and `cols`: whole tiles each, as even as they go.
+
+    Raises UnsupportedError for more slices than tiles.
+    """
+    tiles = -(-cols // shape.cols)
+    if not 1 <= slices <= tiles:
+        raise UnsupportedError("wave: slices of K", got=str(slices), allowed=f"1 to {tiles}")
+    return (*(min(cols, tiles * i // slices * shape.cols) for i in range(slices)), cols)
+
+
+def build_program(
+    graph: TileGraph, table: TaskTable, operations: Mapping[str, Operation], shape: TileShape
+) -> WaveProgram:
+    """Lay a table out for the kernel.
+
+    graph: what the table was planned from. operations: by opcode name. Raises UnsupportedError for a ticket table, an
+    operation that is missing, or a slice of K that shared memory does not hold.
+    """
+    if table.mode is not Mode.STATIC:
+        raise UnsupportedError("wave: table mode", got=table.mode.value, allowed="static")
+    regions = _regions(operations, shape)
+    place = {region.name: region for region in regions}
+    rows = table.queue
+    steps = np.zeros((len(rows), STEP_WORDS), dtype=np.int32)
+    lanes = np.zeros((len(table.queues), 4), dtype=np.int32)
+    waits: list[tuple[int, int]] = []
+    names: list[str] = []
+    phases: list[str] = []
+    tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
+    at = 0
+    for worker, queue in enumerate(table.queues):
+        lanes[worker, 2:] = (at, len(queue))
+        count = 0
+        for row in queue.tolist():
+            task = graph.tasks[int(table.task[row])]
+            operation = operations.get(task.name)
+            if operation is None:
+                raise UnsupportedError("wave: opcode", got=task.name, allowed=", ".join(operations))
+            first, blocks, part = task.index
+            record = _record(operation, first, blocks, part, place, shape)
+            entries = slice(int(table.waits.start[row]), int(table.waits.start[row + 1]))
+            mine = list(zip(table.waits.first[entries].tolist(), table.waits.second[entries].tolist(), strict=True))
+            record[Word.FIRST_WAIT], record[Word.WAITS] = len(waits), len(mine)
+            waits += mine
+            record[Word.POST] = _post(table, row)
+            if operation.weight is not None:
+                begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
+                for block in range(first, first + blocks):
+                    for tile in range(int(record[Word.TILES])):
+                        tiles.append((operation.weight, block, begin + tile, worker, count))
+                        count += 1
+            steps[at] = record
+            names.append(table.name(row))
+            phases.append(task.phase)
+            at += 1
+        lanes[worker, 0] = count
+    # Tile i of worker w is the stream's i * workers + w: what all read at one time lies side by side.
+    workers = len(lanes)
+    lanes[:, 1] = np.arange(workers) * 128
+    return WaveProgram(
+        shape=shape,
+        steps=steps,
+        lanes=lanes,
+        waits=np.array(waits, dtype=np.int32).reshape(-1, 2),
+        totals=table.totals.astype(np.int32),
+        stream=_stream(tiles, workers),
+        stream_tiles=int(lanes[:, 0].max(initial=0)) * workers,
+        set_words=sum(region.words for region in regions),
+        regions=regions,
+        names=tuple(names),
+        phases=tuple(phases),
+        most_splits=max((o.slices for o in operations.values() if o.weight is None), default=1),
+    )
+
+
+def _stream(tiles: Sequence[tuple[str, int, int, int, int]], workers: int) -> dict[str, Ints]:
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for weight, block, column, worker, count in tiles:
+        found.setdefault(weight, []).append((block, column, count * workers + worker))
+    return {weight: np.array(entries, dtype=np.int64) for weight, entries in found.items()}
+
+
+def _post(table: TaskTable, row: int) -> int:
+    first, last = int(table.posts.start[row]), int(table.posts.start[row + 1])
+    if last - first > 1 or (last > first and int(table.posts.second[first]) != 1):
+        raise UnsupportedError("wave: posts of a task", got=table.name(row), allowed="1 to at most one counter")
+    return int(table.posts.first[first]) + 1 if last > first else 0
+
+
+def _regions(operations: Mapping[str, Operation], shape: TileShape) -> tuple[Region, ...]:
+    """Give every tensor that blocks exchange its place in a set; 16-byte aligned."""
+    found: list[Region] = []
+    first = 0
+    for name, operation in operations.items():
+        if operation.target == OUTPUT or any(region.name == operation.target for region in found):
+            continue
+        if operation.partial:
+            words, stride = operation.rows * operation.slices * shape.batch, operation.slices
+        else:
+            stride = -(-operation.outputs // 8) * 4
+            words = stride * shape.batch
+        found.append(Region(operation.target, first, words, stride, name))
+        first += -(-words // 32) * 32
+    if first >= 1 << 31:
+        raise UnsupportedError("wave: exchanged words", got=f"{first:,}", allowed="below 2^31", next="Use fewer slices")
+    return tuple(found)
+
+
+def _record(
+    operation: Operation, first: int, blocks: int, part: int, place: Mapping[str, Region], shape: TileShape
+) -> Words:
+    record = np.zeros(STEP_WORDS, dtype=np.int32)
+    target = place.get(operation.target)
+    record[Word.BLOCKS], record[Word.FIRST_BLOCK] = blocks, first
+    record[Word.FLAGS] = 3 if operation.gated else 1 if operation.activation else 0
+    if target is not None:
+        record[Word.TARGET], record[Word.TARGET_STRIDE] = target.first, target.stride
+    if operation.weight is None:
+        record[Word.KIND] = Kind.REDUCE_OUT if target is None else Kind.REDUCE_HIDDEN
+        record[Word.SOURCE], record[Word.SLICE] = place[operation.source].first, operation.slices
+        return record
+    bounds = slice_bounds(operation.cols, operation.slices, shape)
+    begin, end = bounds[part], bounds[part + 1]
+    record[Word.TILES] = -(-(end - begin) // shape.cols)
+    record[Word.CHUNKS] = -(-int(record[Word.TILES]) // shape.chunk)
+    if int(record[Word.CHUNKS]) > shape.slots:
+        most = shape.slots * shape.chunk * shape.cols
+        raise UnsupportedError("wave: columns of a slice", got=str(end - begin), allowed=f"up to {most} at this batch")
+    if operation.partial:
+        record[Word.KIND] = Kind.PARTIAL
+    else:
+        record[Word.KIND] = Kind.OUT if target is None else Kind.HIDDEN
+    record[Word.SLICE] = part
+    record[Word.SOURCE] = -1 if operation.source == INPUT else place[operation.source].first
+    record[Word.SOURCE_STRIDE] = 0 if operation.source == INPUT else place[operation.source].stride
+    record[Word.FIRST_COLUMN], record[Word.COLUMNS] = begin // 2, (end - begin) // 2
+    return record

@@ -1,0 +1,190 @@
+"""The feed-forward block: planned, proved, packed and emulated without a card; refusals; registration."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.ffn import ffn, pack_ffn
+from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn
+from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.tiles.interpret import execute
+from onewave.tiles.verify_table import verify_table
+from onewave.wave.pack import pack_stream
+from onewave.wave.program import INPUT, OUTPUT, slice_bounds
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from emulator import Emulator
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def silu(y: np.ndarray) -> np.ndarray:
+    return y / (1 + np.exp(-y))
+
+
+def operands(sizes: FFNSizes, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    x, up = randn(rows, sizes.hidden), randn(sizes.intermediate, sizes.hidden, seed=1) / sizes.hidden**0.5
+    down = randn(sizes.out, sizes.intermediate, seed=2) / sizes.intermediate**0.5
+    return x, up, down, randn(*up.shape, seed=3) / sizes.hidden**0.5 if sizes.gated else None
+
+
+def emulated(plan: FFNPlan, x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None) -> Tensor:
+    weights = {"up": [up] if gate is None else [gate, up], "down": [down]}
+    for graph, table, program in zip(plan.graphs, plan.tables, plan.programs, strict=True):
+        stream = pack_stream(program, weights, torch.device("cpu"))
+        out = np.full((len(x), graph.tensors[OUTPUT].shape[1]), np.nan)
+        Emulator(program, stream, silu).run(table, x.numpy(), out)
+        x = torch.from_numpy(out)
+    return x
+
+
+CASES = [
+    (batch, order, gated, workers)
+    for batch, workers in ((1, 7), (2, 5), (3, 1), (8, 13), (16, 4), (32, 11), (64, 132))
+    for order, gated in (("row", True), ("row", False), ("half_row", True), ("sm_local", True), ("sequential", True))
+]
+
+
+@pytest.mark.parametrize(("batch", "order", "gated", "workers"), CASES)
+def test_what_the_kernel_reads_adds_up_to_the_block(batch: int, order: str, gated: bool, workers: int) -> None:
+    sizes = FFNSizes(batch, 576 if batch < 16 else 640, 2112 if batch < 16 else 1536, 320, gated)
+    x, up, down, gate = operands(sizes, batch)
+    try:
+        plan = plan_ffn(sizes, workers=workers, order=order)
+    except UnsupportedError:
+        assert order in ("sm_local", "half_row")
+        return
+    expected = in_torch(x, up, down, gate, "silu")
+    torch.testing.assert_close(emulated(plan, x, up, down, gate), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("policy", [DATA, "none", "row", "tile", "strided", "consecutive"])
+def test_every_order_and_policy_is_proved_again_from_its_table(order: str, policy: str) -> None:
+    plan = plan_ffn(FFNSizes(4, 256, 1024, 128, True), workers=6, order=order, policy=policy)
+    assert len(plan.tables) == (2 if order == "sequential" else 1)
+    for table, program in zip(plan.tables, plan.programs, strict=True):
+        verify_table(table)
+        assert program.workers == 6
+        assert len(program.steps) == table.num_tasks
+
+
+@pytest.mark.parametrize("order", ["row", "half_row"])
+def test_the_table_runs_in_random_interleavings_and_gives_the_references_numbers(order: str) -> None:
+    sizes = FFNSizes(8, 512, 1536, 192, True)
+    x, up, down, gate = operands(sizes, 8)
+    assert gate is not None
+    plan = plan_ffn(sizes, workers=5, order=order)
+    graph, table, shape = plan.graphs[0], plan.tables[0], plan.programs[0].shape
+    both = torch.stack((gate, up), 1).reshape(-1, sizes.hidden)
+    memory: dict[int, np.ndarray] = {}
+    for name, matrix in ((INPUT, x), ("W_up", both), ("W_down", down)):
+        tensor = graph.tensors[name]
+        bounds = [*range(0, matrix.shape[1], tensor.tile[1]), matrix.shape[1]]
+        if name == "W_down":
+            bounds = list(slice_bounds(matrix.shape[1], plan.splits[1], shape))
+        for i, j in np.ndindex(*tensor.grid):
+            rows = matrix[i * tensor.tile[0] : (i + 1) * tensor.tile[0]]
+            memory[graph.tile_number((name, (i, j)))] = rows[:, bounds[j] : bounds[j + 1]].numpy()
+
+    def product(reads: list[np.ndarray]) -> list[np.ndarray]:
+        weights = [tile for tile in reads if tile.shape[0] == shape.rows]
+        values = np.concatenate([tile for tile in reads if tile.shape[0] == 8], axis=1)
+        return [values @ tile.T for tile in weights]
+
+    def up_product(reads: list[np.ndarray]) -> list[np.ndarray]:
+        return [silu(y[:, 0::2]) * y[:, 1::2] for y in product(reads)]
+
+    def down_sum(reads: list[np.ndarray]) -> list[np.ndarray]:
+        slices = plan.splits[1]
+        per = len(reads) // slices
+        whole = [sum(reads[k * per + i] for k in range(slices)) for i in range(per)]
+        joined = np.concatenate(whole, axis=1)
+        return [joined[:, at : at + shape.piece] for at in range(0, joined.shape[1], shape.piece)]
+
+    operators = {"up": up_product, "down": product, "down_sum": down_sum}
+    found = execute(table, memory, operators, seed=7)
+    tiles = [found[graph.tile_number((OUTPUT, (0, i)))] for i in range(graph.tensors[OUTPUT].grid[1])]
+    expected = in_torch(x, up, down, gate, "silu")
+    torch.testing.assert_close(torch.from_numpy(np.concatenate(tiles, axis=1)), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_what_decides_about_rounding_does_not_depend_on_the_number_of_workers() -> None:
+    sizes = FFNSizes(8, 1024, 4096, 512, False)
+    plans = [plan_ffn(sizes, workers=workers) for workers in (1, 17, 64, 131, 132, 500)]
+    assert len({plan.splits for plan in plans}) == 1
+    assert len({plan.programs[0].shape for plan in plans}) == 1
+    covered = []
+    for plan in plans:
+        products = [
+            (task.name, task.index[2], block)
+            for task in plan.graphs[0].tasks
+            for block in range(task.index[0], task.index[0] + task.index[1])
+        ]
+        assert len(set(products)) == len(products)
+        covered.append(sorted(products))
+    assert all(each == covered[0] for each in covered)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32])
+def test_no_worker_streams_more_than_a_thirtieth_above_the_mean(batch: int) -> None:
+    plan = plan_ffn(FFNSizes(batch, 4096, 14336, 4096, False), workers=132)
+    tiles = plan.programs[0].lanes[:, 0]
+    assert tiles.max() <= tiles.mean() * 31 / 30
+    assert tiles.sum() * 8192 == 2 * 4096 * 14336
+
+
+def test_on_a_cpu_it_is_torchs_products() -> None:
+    x, up, down, gate = (None if t is None else t.float() for t in operands(FFNSizes(3, 128, 192, 64, True), 3))
+    assert x is not None
+    assert up is not None
+    assert down is not None
+    for activation in ("silu", "gelu", None):
+        for g in (gate, None):
+            out = ffn(x.view(3, 1, 128), up, down, w_gate=g, activation=activation)
+            assert torch.equal(out, in_torch(x.view(3, 1, 128), up, down, g, activation))
+    assert ffn(x[:0], up, down).shape == (0, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"activation": "relu"}, InvalidArgumentError, "'silu', 'gelu', None"),
+        ({"order": "column"}, InvalidArgumentError, "sm_local"),
+        ({"policy": "cell"}, InvalidArgumentError, "conv2d-tile"),
+        ({"backend": "cudnn"}, InvalidArgumentError, "'wave'"),
+        ({"backend": "wave"}, UnsupportedError, "compute capability 9.0"),
+        ({"w_gate": torch.zeros(64, 128)}, ShapeError, "w_gate"),
+        ({"w_down": torch.zeros(60, 192)}, ShapeError, "multiples of 64"),
+        ({"w_down": torch.zeros(64, 192, dtype=torch.float16)}, UnsupportedError, "one dtype"),
+        ({"x": torch.zeros(3, 64)}, ShapeError, "hidden"),
+    ],
+)
+def test_bad_input_is_refused_with_what_is_allowed(change: dict, error: type[Exception], says: str) -> None:
+    arguments = {"x": torch.zeros(3, 128), "w_up": torch.zeros(192, 128), "w_down": torch.zeros(64, 192)} | change
+    if "x" in change and change["x"].shape[1] == 64:
+        arguments["x"] = change["x"]
+    with pytest.raises(error, match=says):
+        ffn(**arguments)
+
+
+def test_packing_needs_a_card_that_runs_the_wave() -> None:
+    with pytest.raises(UnsupportedError, match="compute capability"):
+        pack_ffn(torch.zeros(64, 64), torch.zeros(64, 64))
+
+
+def test_the_registered_operator_agrees_with_itself() -> None:
+    x, up, down, gate = (t.float() for t in operands(FFNSizes(2, 64, 128, 64, True), 2) if t is not None)
+    arguments = (x, up, down, gate, "silu", "row", DATA, "auto")
+    torch.library.opcheck(torch.ops.onewave.ffn, arguments, test_utils=("test_schema", "test_faketensor"))
+    compiled = torch.compile(lambda *t: ffn(t[0], t[1], t[2], w_gate=t[3]), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, up, down, gate), ffn(x, up, down, w_gate=gate))
