@@ -70,7 +70,9 @@ def open_page(browser: Any, lab_url: str) -> Iterator[Opener]:
     complaints: list[str] = []
 
     def opened(place: str = "game", **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 720}, **options})
+        context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce", **options}
+        )
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(10_000)

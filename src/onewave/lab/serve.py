@@ -18,12 +18,13 @@ DEFAULT_PORT = 8137
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """Listen on host and port; None takes DEFAULT_PORT, or any free one where that is taken.
+    """Listen on host and port; None takes DEFAULT_PORT, or any free one where that is taken; 0 any free one.
 
     Raises InvalidArgumentError when the host is no address of this machine or the asked port is taken.
     """
+    wanted = DEFAULT_PORT if port is None else port
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port or DEFAULT_PORT, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         allowed = "an address or name of this machine"
         raise InvalidArgumentError("--host", got=repr(host[:80]), allowed=allowed) from None
@@ -41,7 +42,7 @@ def bind(host: str, port: int | None) -> socket.socket:
             listening.listen(128)
     except OSError as error:
         listening.close()
-        got = f"{host}:{port or DEFAULT_PORT}, {(error.strerror or 'refused').lower()}"
+        got = f"{host}:{wanted}, {(error.strerror or 'refused').lower()}"
         next = "Choose another --port, or leave it out for any free one."
         raise InvalidArgumentError("lab address", got=got, next=next) from None
     return listening

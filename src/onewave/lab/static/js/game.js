@@ -54,7 +54,7 @@ function build() {
     clear: button("Clear", () => act([]), { id: "clear" }),
     best: button("Best from here", bestFromHere, { class: "primary", id: "best" }),
     explain: button("Explain this step", () => { state.explained = !state.explained; draw(); }, { id: "explain", "aria-pressed": "false" }),
-    play: button("Play", toggleReplay, { id: "play", title: "Replay from the start (Space on the slider's left)" }),
+    play: button("Play", toggleReplay, { id: "play", title: "Replay the path" }),
   };
   const tools = h("div", { class: "tools" }, parts.undo, parts.redo, parts.clear, parts.best, parts.explain,
     button("Share", share, { id: "share", title: "Copy a link to this game" }), button("Export", exportOrder, { id: "export", title: "Save the order as JSON" }));
@@ -66,7 +66,6 @@ function build() {
       h("section", { class: "card board-card", "aria-label": "Board" }, parts.board, parts.hint,
         h("div", { class: "replay" }, parts.play, parts.slider, parts.place), tools, parts.text),
       h("div", { class: "stack" }, parts.score, parts.cache)));
-  root.onkeydown = keys;
   layBoard();
   recount();
   draw();
@@ -136,10 +135,13 @@ async function bestFromHere() {
     const found = await post("/api/best", { ...setting, order: prefix });
     if (setting !== state.setting) return;
     if (!prefix.length) offerBest({ label: "searched", path: found.order, loads: found.loads, proven: found.proven });
-    act(found.order, prefix.length);
+    act(found.order);
     say(found.proven ? `${whole.format(found.loads)} loads: the fewest possible from here.`
       : `${whole.format(found.loads)} loads, the fewest of ${whole.format(found.tried)} paths tried; the lower bound is ${whole.format(found.bound)}.`);
-    if (found.order.length > prefix.length) toggleReplay();
+    if (found.order.length > prefix.length && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+      seek(prefix.length);
+      toggleReplay();
+    }
   } catch (error) {
     say(error.message, true);
   } finally {
@@ -182,9 +184,10 @@ function choose(row, col) {
 }
 
 function undo() {
-  if (!state.past.length) return;
+  // A path that came with a link has no past: it is taken back tile by tile.
+  if (!state.past.length && !state.path.length) return;
   state.future = [state.path, ...state.future];
-  put(state.past.pop());
+  put(state.past.length ? state.past.pop() : state.path.slice(0, -1));
 }
 
 function redo() {
@@ -204,7 +207,7 @@ function toggleReplay() {
     return;
   }
   if (state.at >= state.path.length) seek(0);
-  const pause = Math.max(40, Math.min(500, 8000 / Math.max(state.path.length - state.at, 1)));
+  const pause = Math.max(40, Math.min(350, 8000 / Math.max(state.path.length - state.at, 1)));
   timer = setInterval(() => (state.at < state.path.length ? seek(state.at + 1) : stopReplay()), pause);
   parts.play.textContent = "Pause";
 }
@@ -230,15 +233,16 @@ function exportOrder() {
   save("order.json", `${JSON.stringify(order)}\n`);
 }
 
-function keys(event) {
-  if (event.target.matches("input, select") || event.altKey) return;
+// On the document: where a button took the focus and went away, keys still work.
+document.addEventListener("keydown", (event) => {
+  if (!root || root.hidden || event.altKey || event.target.matches?.("input, select")) return;
   const key = event.key.toLowerCase();
   const held = event.ctrlKey || event.metaKey;
   if ((key === "z" && held && !event.shiftKey) || (key === "u" && !held)) undo();
   else if ((key === "y" && held) || (key === "z" && held) || (key === "r" && !held)) redo();
   else return;
   event.preventDefault();
-}
+});
 
 // ---- drawing ----
 
@@ -279,9 +283,10 @@ function draw() {
   parts.slider.setAttribute("aria-valuetext", `step ${at} of ${path.length}`);
   parts.slider.disabled = parts.play.disabled = !path.length;
   parts.place.textContent = `${at} / ${path.length}`;
-  parts.undo.disabled = !state.past.length;
-  parts.redo.disabled = !state.future.length;
-  parts.clear.disabled = !path.length;
+  // Not "disabled": a button that has the focus keeps it.
+  for (const [key, idle] of [["undo", !path.length && !state.past.length], ["redo", !state.future.length], ["clear", !path.length]]) {
+    parts[key].setAttribute("aria-disabled", String(idle));
+  }
   parts.explain.setAttribute("aria-pressed", String(state.explained));
   parts.text.hidden = !state.explained;
   if (state.explained) parts.text.textContent = explain(setting, counted.steps, at - 1);

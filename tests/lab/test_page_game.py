@@ -1,0 +1,215 @@
+"""The tile game in a real Chromium, its counts beside those of the simulator."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onewave.lab.game import Game
+from onewave.lab.search import best_from
+from onewave.tiles.panels import panel_trace
+
+
+def text(page: Any, selector: str) -> str:
+    return page.locator(selector).inner_text()
+
+
+def click(page: Any, row: int, col: int) -> None:
+    page.locator(f'[data-tile="{row},{col}"]').click()
+
+
+def chips(page: Any, selector: str) -> set[str]:
+    return {chip.split()[0] for chip in page.locator(f"{selector} .chip:not(.empty)").all_inner_texts()}
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "belady"])
+def test_a_3x3_game_played_to_the_end_counts_what_the_simulator_counts(open_page, policy):
+    page = open_page(f"game?m=3&n=3&slots=3&policy={policy}")
+    path = random.Random(11).sample([(row, col) for row in range(3) for col in range(3)], 9)
+    for at, tile in enumerate(path, start=1):
+        click(page, *tile)
+        # Belady sees the path so far, so each step is checked against a simulation of that path.
+        step = panel_trace(3, 3, path[:at], 3, policy)[-1]
+        assert int(text(page, "#loads")) == step.total_loads
+        assert int(text(page, "#stores")) == at
+        assert int(text(page, "#left")) == 9 - at
+        assert chips(page, "#cache") == set(step.resident)
+        assert chips(page, "#evicted") == set(step.evictions)
+        assert page.locator(".path").get_attribute("data-arrows") == str(at - 1)
+    loads = panel_trace(3, 3, path, 3, policy)[-1].total_loads
+    least = best_from({"m": 3, "n": 3, "slots": 3, "policy": policy})["loads"]
+    page.locator("tr.best", has_text=str(least)).wait_for()
+    assert str(loads) in text(page, "#verdict")
+    assert str(least) in text(page, "#verdict")
+
+
+COUNT = """async (games) => {
+  const { play } = await import("/static/js/model.js");
+  return games.map(({ setting, path }) => play(setting, path).loads);
+}"""
+
+
+def test_the_page_counts_random_games_as_the_server_does(open_page):
+    chance = random.Random(5)
+    games: list[dict[str, Any]] = []
+    for unit in ("panels", "tiles"):
+        for policy in ("lru", "fifo", "belady"):
+            for _ in range(40):
+                m, n, k = (chance.randint(1, 6) for _ in range(3))
+                tiles = [[row, col] for row in range(m) for col in range(n)]
+                path = chance.sample(tiles, chance.randint(1, len(tiles)))
+                setting = {"m": m, "n": n, "k": k, "slots": chance.randint(2, 12), "unit": unit, "policy": policy}
+                games.append({"setting": setting, "path": path})
+    wanted = [Game(**game["setting"]).loads([tuple(tile) for tile in game["path"]]) for game in games]
+    assert open_page().evaluate(COUNT, games) == wanted
+
+
+def test_other_orders_and_the_bound_stand_beside_the_score(open_page):
+    page = open_page("game?m=3&n=3&slots=3&policy=lru")
+    page.locator("tr.best", has_text="proven").wait_for()
+    rows = {
+        row.get_attribute("data-row"): row.locator("td").nth(1).inner_text()
+        for row in page.locator(".score tbody tr").all()
+    }
+    assert rows == {"you": "–", "row": "12", "snake": "10", "best": "10", "bound": "7"}
+
+
+def test_undo_and_redo_go_through_every_act(open_page):
+    page = open_page()
+    assert page.locator("#undo").is_disabled()
+    for tile in ((0, 0), (1, 1), (2, 2)):
+        click(page, *tile)
+    page.locator("#undo").click()
+    assert text(page, "#stores") == "2"
+    page.keyboard.press("u")
+    assert text(page, "#stores") == "1"
+    page.locator("#redo").click()
+    page.keyboard.press("Control+y")
+    assert text(page, "#stores") == "3"
+    page.locator("#clear").click()
+    assert text(page, "#stores") == "0"
+    page.keyboard.press("Control+z")
+    assert text(page, "#stores") == "3"
+    assert text(page, "#loads") == "6"
+
+
+def test_the_replay_shows_every_step_again(open_page):
+    page = open_page("game?m=3&n=3&slots=3&path=0.1.2.5.4.3.6.7.8")
+    steps = panel_trace(3, 3, [(0, 0), (0, 1), (0, 2), (1, 2), (1, 1), (1, 0), (2, 0), (2, 1), (2, 2)], 3)
+    slider = page.locator("#replay")
+    for at in (0, 4, 7, 9):
+        slider.fill(str(at))
+        assert text(page, "#place") == f"{at} / 9"
+        assert int(text(page, "#loads")) == (steps[at - 1].total_loads if at else 0)
+        assert page.locator(".tile.done").count() == at
+    page.locator("#play").click()
+    page.locator("#place", has_text="3 / 9").wait_for()
+    page.locator("#place", has_text="9 / 9").wait_for()
+    page.locator("#play", has_text="Play").wait_for()
+
+
+def test_a_click_on_the_past_goes_on_from_there(open_page):
+    page = open_page("game?m=3&n=3&slots=3&path=0.1.2.5")
+    page.locator("#replay").fill("2")
+    click(page, 2, 2)
+    assert text(page, "#place") == "3 / 3"
+    page.locator("#undo").click()
+    assert text(page, "#place") == "4 / 4"
+
+
+def test_best_from_here_finishes_the_game_at_the_least_cost(open_page):
+    page = open_page("game?m=3&n=3&slots=3")
+    click(page, 0, 0)
+    click(page, 2, 2)
+    page.locator("#best").click()
+    page.locator("#place", has_text="9 / 9").wait_for()
+    wanted = best_from({"m": 3, "n": 3, "slots": 3, "order": [[0, 0], [2, 2]]})
+    assert int(text(page, "#loads")) == wanted["loads"]
+    assert "fewest possible" in text(page, "#message")
+
+
+def test_a_step_is_explained_in_words(open_page):
+    page = open_page("game?m=3&n=3&slots=3&path=0.1.4.3")
+    page.locator("#explain").click()
+    said = text(page, "#explanation")
+    assert "C(1, 0) needs row panel A1 and column panel B0" in said
+    assert "In the cache already: A1" in said
+    assert "Loaded from memory: B0" in said
+    assert "A0 had to go (touched longest ago)" in said
+
+
+def test_a_shared_link_opens_the_same_game(open_page):
+    page = open_page("game?m=4&n=5&k=3&slots=9&unit=tiles&policy=fifo")
+    for tile in ((0, 0), (3, 4), (2, 1)):
+        click(page, *tile)
+    page.locator("#share").click()
+    page.locator("#message", has_text="ink").wait_for()
+    loads, place = text(page, "#loads"), page.url.partition("#")[2]
+    other = open_page(place)
+    assert text(other, "#loads") == loads
+    assert text(other, "#place") == "3 / 3"
+    assert other.locator(".tile").count() == 20
+    assert other.locator("[name=policy]").input_value() == "fifo"
+    assert other.locator("[name=unit]").input_value() == "tiles"
+
+
+def test_a_link_that_cannot_be_played_says_why_and_starts_afresh(open_page):
+    page = open_page()
+    for query, said in (
+        ("m=0", "M must be a whole number from 1 to 64"),
+        ("m=1000000000", "M must be a whole number from 1 to 64"),
+        ("slots=1", "Cache slots must be"),
+        ("m=64&n=64&k=64", "within 200,000 tiles"),
+        ("path=0.0", "does not fit its grid"),
+        ("path=zz", "does not fit its grid"),
+        ("path=<img src=x onerror=alert(1)>", "does not fit its grid"),
+    ):
+        click(page, 1, 1)
+        page.evaluate("query => { location.hash = `game?${query}` }", query)
+        page.locator("#message.error", has_text=said).wait_for()
+        assert page.locator(".tile").count() == 9
+        assert page.locator(".tile.done").count() == 0
+
+
+def test_a_bad_size_in_a_field_is_named_and_taken_back(open_page):
+    page = open_page()
+    for value in ("0", "65", "1000000000", "2.5", "-1", ""):
+        page.locator("[name=n]").fill(value)
+        page.locator("[name=n]").press("Tab")
+        page.locator("#message.error", has_text="N must be a whole number from 1 to 64").wait_for()
+        assert page.locator("[name=n]").input_value() == "3"
+        assert page.locator(".tile").count() == 9
+        page.evaluate("document.getElementById('message').hidden = true")
+
+
+def test_the_order_is_exported_as_the_command_reads_it(open_page, tmp_path: Path):
+    from onewave.tiles.orders import grid_order
+
+    page = open_page("game?m=2&n=3&slots=3&path=0.1.2.5.4.3")
+    with page.expect_download() as download:
+        page.locator("#export").click()
+    saved = tmp_path / "order.json"
+    download.value.save_as(saved)
+    assert json.loads(saved.read_text())["order"] == [[0, 0], [0, 1], [0, 2], [1, 2], [1, 1], [1, 0]]
+    assert grid_order(f"explicit:{saved}", 2, 3).to_list() == [(0, 0), (0, 1), (0, 2), (1, 2), (1, 1), (1, 0)]
+
+
+def test_the_game_is_played_by_keyboard_alone(open_page):
+    page = open_page()
+    page.locator('[data-tile="0,0"]').focus()
+    for key in ("Enter", "ArrowRight", "Enter", "ArrowDown", "Space", "ArrowLeft", "Enter"):
+        page.keyboard.press(key)
+    assert text(page, "#place") == "4 / 4"
+    assert page.locator('[data-tile="1,0"]').get_attribute("aria-label") == "C(1, 0), number 4, 1 loads"
+
+
+def test_the_largest_game_is_drawn_and_played(open_page):
+    page = open_page("game?m=64&n=64&k=1&slots=20")
+    click(page, 0, 0)
+    page.locator('tr[data-row="snake"] button').click()
+    page.locator("#place", has_text="4096 / 4096").wait_for()
+    assert page.locator(".tile.done").count() == 4096
