@@ -54,10 +54,15 @@ def test_a_measured_trace_has_the_same_properties():
     assert trace.busy.tolist() == [18, 5]
     assert trace.idle.tolist() == [2, 15]
     assert trace.waited.tolist() == [2, 4]
-    assert [(p.phase, p.tasks, p.first, p.last, p.busy, p.waited) for p in trace.phases()] == [
-        ("x", 2, 0, 20, 18, 2),
-        ("y", 1, 4, 9, 5, 4),
+    assert [(p.phase, p.tasks, p.first, p.last, p.busy, p.waited, p.running) for p in trace.phases()] == [
+        ("x", 2, 0, 20, 18, 2, 18),
+        ("y", 1, 4, 9, 5, 4, 5),
     ]
+
+
+def test_a_phase_runs_while_any_of_its_tasks_does():
+    trace = Trace.from_dict(measured(worker=[0, 1, 0], start=[0, 4, 12], end=[10, 11, 20], phase=["x", "x", "x"]))
+    assert trace.phases()[0].running == 11 + 8
 
 
 def test_a_measured_trace_may_leave_out_waits_names_and_phases():

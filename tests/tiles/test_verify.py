@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from onewave.tiles.graph import Task, Tensor, TileGraph
 from onewave.tiles.policies import POLICIES, plan
 from onewave.tiles.schedule import Csr, Mode, Ring, Schedule, Syncs, share_buffers
 from onewave.tiles.verify import VerifiedSchedule, verify
+from onewave.tiles.verify_file import parse_schedule
 from onewave.tiles.verify_order import Places, unordered_pairs
 
 
@@ -256,11 +259,17 @@ def reachable(schedule: Schedule, n: int) -> np.ndarray:
     return before
 
 
-@pytest.mark.parametrize(("mode", "clocks"), [(Mode.STATIC, 1024), (Mode.STATIC, 0), (Mode.TICKET, 1024)])
-def test_happens_before_equals_the_transitive_closure_on_random_schedules(mode, clocks, monkeypatch):
+@pytest.mark.parametrize(
+    ("mode", "clocks", "few"),
+    [(Mode.STATIC, 1024, 6), (Mode.STATIC, 1024, 0), (Mode.STATIC, 0, 0), (Mode.TICKET, 0, 6)],
+)
+def test_happens_before_equals_the_transitive_closure_on_random_schedules(mode, clocks, few, monkeypatch):
+    # Every way of following it: clocks or bits, counters one by one or all at once, direct waits in small portions.
     monkeypatch.setattr(verify_order, "MOST_CLOCKS", clocks)
+    monkeypatch.setattr(verify_order, "FEW", few)
+    monkeypatch.setattr(verify_order, "MOST_ENTRIES", 50)
     rng = np.random.default_rng(7)
-    for _ in range(40):
+    for _ in range(30):
         n, workers, counters = int(rng.integers(2, 90)), int(rng.integers(1, 6)), int(rng.integers(1, 40))
         owner = rng.integers(0, workers, n)
         queues = [np.flatnonzero(owner == w) for w in range(workers)]
@@ -314,3 +323,20 @@ def test_a_hundred_thousand_tasks_whose_overwrites_nobody_waits_for_directly_tak
     began = time.process_time()
     assert verify(schedule).num_pairs > 2 * n
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_barrier_that_posts_to_thousands_of_counters_takes_memory_in_proportion(mode):
+    # 4,000 readers, one task after all of them, and 4,000 writers after that one, each with a counter of its own.
+    n = 4000
+    tasks = [{"id": i, "reads": [i]} for i in range(n)] + [{"id": n, "after": list(range(n))}]
+    tasks += [{"id": n + 1 + i, "writes": [n - 1 - i], "after": [n]} for i in range(n)]
+    queues = [list(range(w, 2 * n + 1, 13)) for w in range(13)] if mode is Mode.STATIC else [list(range(2 * n + 1))]
+    document = {"tasks": tasks, "workers": queues, "co_resident": 13, "mode": mode.value}
+    schedule = parse_schedule(json.dumps(document).encode())
+    tracemalloc.start()
+    try:
+        assert verify(schedule).num_pairs == 3 * n
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()

@@ -342,7 +342,6 @@ def _facts(title: str, trace: Trace, found: tuple[Bound, ...], order: str) -> di
     report = trace.report
     assert report is not None
     moved, best = _moved(trace), best_bound(found)
-    idle = trace.idle
     return {
         "program": title,
         "order": order,
@@ -350,13 +349,7 @@ def _facts(title: str, trace: Trace, found: tuple[Bound, ...], order: str) -> di
         "tasks": len(trace),
         "workers": trace.workers,
         "waves": report.waves,
-        "makespan_ns": trace.makespan,
-        "critical_path_ns": report.critical_path,
-        "tail_ns": trace.tail,
-        "idle": {
-            "share": float(idle.sum()) / max(trace.makespan * trace.workers, 1e-9),
-            "per_worker_ns": idle.tolist(),
-        },
+        **tables.timing(trace),
         "loads_bytes": report.memory_loaded,
         "stores_bytes": report.memory_stored,
         "moved_bytes": moved,
@@ -367,15 +360,4 @@ def _facts(title: str, trace: Trace, found: tuple[Bound, ...], order: str) -> di
         "levels": report.to_dict()["levels"],
         "energy_mj": report.energy_mj,
         "flops": report.flops,
-        "phases": [
-            {
-                "phase": p.phase,
-                "tasks": p.tasks,
-                "first_ns": p.first,
-                "last_ns": p.last,
-                "busy_ns": p.busy,
-                "waited_ns": p.waited,
-            }
-            for p in trace.phases()
-        ],
     }

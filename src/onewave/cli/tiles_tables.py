@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onewave.base.errors import InvalidArgumentError
+import typer
+
+from onewave.base.errors import InvalidArgumentError, VerificationError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,10 +20,13 @@ __all__ = [
     "amount",
     "bound_row",
     "percent",
+    "phase_table",
     "print_simulation",
     "read_trace",
+    "rejected",
     "show",
     "table",
+    "timing",
     "write_text",
 ]
 
@@ -133,8 +139,48 @@ def print_simulation(facts: dict[str, Any]) -> None:
             )
         if len(largest) > MOST_TENSORS:
             tensors.add_row(f"{level['level']}: {len(largest) - MOST_TENSORS} more", "", "", "", "")
-    phases = table("phases", "phase", "tasks", "busy us", "waited us", "first us", "last us")
-    for phase in facts["phases"]:
-        times = [f"{phase[name] / 1000:,.2f}" for name in ("busy_ns", "waited_ns", "first_ns", "last_ns")]
-        phases.add_row(phase["phase"], f"{phase['tasks']:,}", *times)
-    show(*shown, *([levels, tensors] if facts["levels"] else []), phases)
+    show(*shown, *([levels, tensors] if facts["levels"] else []), phase_table(facts["phases"]))
+
+
+def timing(trace: Trace) -> dict[str, Any]:
+    """The times of a simulated trace as JSON's plain types: makespan, idle of every worker, phases."""
+    idle = trace.idle
+    return {
+        "makespan_ns": trace.makespan,
+        "critical_path_ns": trace.report.critical_path if trace.report is not None else None,
+        "tail_ns": trace.tail,
+        "idle": {
+            "share": float(idle.sum()) / max(trace.makespan * trace.workers, 1e-9),
+            "per_worker_ns": idle.tolist(),
+        },
+        "phases": [
+            {
+                "phase": phase.phase,
+                "tasks": phase.tasks,
+                "running_ns": phase.running,
+                "busy_ns": phase.busy,
+                "waited_ns": phase.waited,
+                "first_ns": phase.first,
+                "last_ns": phase.last,
+            }
+            for phase in trace.phases()
+        ],
+    }
+
+
+def phase_table(phases: list[dict[str, Any]]) -> Table:
+    """A row a phase. running: while any of its tasks ran; busy, waited: all of its tasks added up."""
+    made = table("phases", "phase", "tasks", "running us", "busy us", "waited us", "first us", "last us")
+    columns = ("running_ns", "busy_ns", "waited_ns", "first_ns", "last_ns")
+    for phase in phases:
+        made.add_row(phase["phase"], f"{phase['tasks']:,}", *(f"{phase[name] / 1000:,.2f}" for name in columns))
+    return made
+
+
+def rejected(error: VerificationError, as_json: bool) -> typer.Exit:
+    """Print a rejection; the exit to raise."""
+    if as_json:
+        print(json.dumps({"ok": False, "kind": error.kind, "witness": error.witness, "message": str(error)}))
+    else:
+        print(f"rejected: {error}")
+    return typer.Exit(1)

@@ -1,23 +1,19 @@
-"""`onewave tiles verify`, `lower` and `interpret`: prove a schedule, write the proved one as a table, run a table."""
+"""`onewave tiles verify` and `interpret`: prove a schedule; run a task table."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError, VerificationError
 from onewave.cli import options
-from onewave.cli import tiles_options as given
+from onewave.cli import tiles_tables as tables
 
-if TYPE_CHECKING:
-    from onewave.tiles.verify import VerifiedSchedule
-
-__all__ = ["interpret_command", "lower_command", "verify_command"]
+__all__ = ["interpret_command", "verify_command"]
 
 # Turns of all runs together that interpret takes on: about a minute.
 MOST_TURNS = 50_000_000
@@ -47,7 +43,7 @@ def verify_command(
     try:
         proved = verify(schedule)
     except VerificationError as error:
-        raise _rejected(error, as_json) from None
+        raise tables.rejected(error, as_json) from None
     tasks, workers = schedule.program.num_tasks, schedule.num_workers
     who = f"{workers} workers" if schedule.mode.value == "static" else "any number of workers by ticket"
     message = f"verified: {tasks} tasks on {who}, {proved.num_pairs} conflicting pairs ordered"
@@ -55,88 +51,6 @@ def verify_command(
         print(json.dumps({"ok": True, "kind": None, "witness": None, "message": message}))
     else:
         print(message)
-
-
-def lower_command(
-    program: given.Program,
-    sizes: given.Sizes = None,
-    tile: given.Tile = None,
-    order: given.Order = None,
-    policy: Annotated[
-        str, typer.Option("--policy", "--sync", help="none, row, tile, strided, conv2d-tile or consecutive.")
-    ] = "tile",
-    queues: given.Queues = "ticket",
-    workers: Annotated[
-        int, typer.Option("--workers", help="Queues to deal the tasks out to, with --queues static.")
-    ] = 132,
-    resident: Annotated[int, typer.Option("--resident", help="Workers that the device runs at once.")] = 132,
-    dtype: given.Dtype = "bf16",
-    splits: given.Splits = 1,
-    fused: given.Fused = False,
-    causal: given.Causal = False,
-    kv_heads: given.KvHeads = None,
-    context: given.Context = 4096,
-    batch: given.Batch = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the table: .npy, or raw int32 for other names.")
-    ] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Prove a program's schedule and write it as a task table (int32 words; onewave.tiles.table tells the layout).
-
-    Examples: lower chain 256 256 512 256 --order row-by-row --policy row --out chain.npy; lower decode llama-3.1-8b.
-    Exit status: 0 written, 1 the schedule was rejected, 2 bad input.
-    """
-    from onewave.tiles.orders import task_order
-    from onewave.tiles.policies import plan
-    from onewave.tiles.programs import ProgramOptions, build_program, parse_tile
-    from onewave.tiles.schedule import Mode
-    from onewave.tiles.table import lower
-    from onewave.tiles.verify import verify
-
-    if queues not in ("static", "ticket"):
-        raise InvalidArgumentError("queues", got=repr(queues), allowed="static, ticket")
-    if not 1 <= workers <= 1_000_000:
-        raise InvalidArgumentError("workers", got=str(workers), allowed="1 to 1000000")
-    cut = None if tile is None else parse_tile(tile)
-    stream_k = (order or "").startswith("stream-k")
-    shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, context, batch, workers, stream_k)
-    graph, prescribed = build_program(program, sizes or [], shape)
-    chosen = "sequential" if prescribed is not None else order or ("row" if program == "gemm" else "sequential")
-    tasks = task_order(graph, chosen, workers=workers)
-    mode = Mode.STATIC if prescribed is not None else Mode(queues)
-    schedule = plan(graph, tasks, policy, workers=workers, mode=mode, co_resident=resident, queues=prescribed)
-    try:
-        proved = verify(schedule)
-    except VerificationError as error:
-        raise _rejected(error, as_json) from None
-    table = lower(proved)
-    words = table.to_words()
-    if out is not None:
-        _write(out, table.save if out.suffix == ".npy" else lambda path: path.write_bytes(table.to_bytes()))
-    facts = _facts(proved) | {"words": len(words), "bytes": 4 * len(words), "file": None if out is None else str(out)}
-    if as_json:
-        print(json.dumps(facts))
-        return
-    title = " ".join((program, *(sizes or ())))
-    print(f"verified and lowered: {title}, order {order or chosen}, policy {policy}, {mode.value}")
-    print(f"  {facts['tasks']:,} tasks, {facts['pairs']:,} conflicting pairs, all ordered")
-    print(f"  {facts['counters']:,} counters, {facts['waits']:,} waits, {facts['posts']:,} posts")
-    print(f"  {facts['words']:,} words ({facts['bytes']:,} bytes){'' if out is None else f' in {out}'}")
-
-
-def _facts(proved: VerifiedSchedule) -> dict[str, object]:
-    schedule = proved.schedule
-    return {
-        "ok": True,
-        "tasks": schedule.program.num_tasks,
-        "mode": schedule.mode.value,
-        "workers": schedule.num_workers if schedule.mode.value == "static" else None,
-        "pairs": proved.num_pairs,
-        "counters": schedule.syncs.num_counters,
-        "waits": len(schedule.syncs.waits.first),
-        "posts": len(schedule.syncs.posts.first),
-    }
 
 
 def interpret_command(
@@ -184,23 +98,6 @@ def interpret_command(
         print(line + ("" if result.complaint is None else f", {facts['wrong']} went wrong: {result.complaint}"))
     if not result.ok:
         raise typer.Exit(1)
-
-
-def _rejected(error: VerificationError, as_json: bool) -> typer.Exit:
-    """Print a rejection; the exit to raise."""
-    if as_json:
-        print(json.dumps({"ok": False, "kind": error.kind, "witness": error.witness, "message": str(error)}))
-    else:
-        print(f"rejected: {error}")
-    return typer.Exit(1)
-
-
-def _write(out: Path, write: Callable[[Path], object]) -> None:
-    try:
-        write(out)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidArgumentError("out", got=f"{out}: {reason}", allowed="a file that can be written") from None
 
 
 def _read(file: str) -> bytes:

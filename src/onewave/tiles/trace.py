@@ -34,7 +34,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """One phase of a trace, times in its unit. busy, waited: summed over its tasks; first, last: its span."""
+    """One phase of a trace, times in its unit. busy, waited: summed over its tasks; first, last: its span.
+
+    running: time during which at least one of its tasks ran; phases that overlap count the common time each.
+    """
 
     phase: str
     tasks: int
@@ -42,6 +45,7 @@ class PhaseTime:
     last: float
     busy: float
     waited: float
+    running: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +80,8 @@ class Trace:
                 got = f"{len(getattr(self, column))} entries"
                 raise InvalidArgumentError(f"trace: {column}", got=got, allowed=f"{n}, as many as there are tasks")
         if n and (int(self.worker.min()) < 0 or int(self.worker.max()) >= self.workers):
-            raise InvalidArgumentError(
-                "trace: worker", got=str(int(self.worker.max())), allowed=f"0 to {self.workers - 1}"
-            )
+            wrong = self.worker[(self.worker < 0) | (self.worker >= self.workers)]
+            raise InvalidArgumentError("trace: worker", got=str(int(wrong[0])), allowed=f"0 to {self.workers - 1}")
         ordered = (self.wait_start >= 0) & (self.wait_start <= self.start) & (self.start <= self.end)
         wrong = np.flatnonzero(~(ordered & np.isfinite(self.end)))
         if len(wrong):
@@ -125,7 +128,8 @@ class Trace:
             mine = group.reshape(-1) == place
             busy, waited = self.end[mine] - self.start[mine], self.start[mine] - self.wait_start[mine]
             span = float(self.start[mine].min()), float(self.end[mine].max())
-            found.append(PhaseTime(str(name), int(mine.sum()), *span, float(busy.sum()), float(waited.sum())))
+            running = _covered(self.start[mine], self.end[mine])
+            found.append(PhaseTime(str(name), int(mine.sum()), *span, float(busy.sum()), float(waited.sum()), running))
         return tuple(sorted(found, key=lambda phase: phase.first))
 
     def to_dict(self) -> dict[str, Any]:
@@ -242,6 +246,15 @@ def compare(a: Trace, b: Trace) -> list[dict[str, Any]]:
         total[f"{key}_waited"] = float(trace.waited.sum())
         total[f"{key}_span"] = trace.makespan
     return [*rows, total | {"busy_ratio": total["b_busy"] / total["a_busy"] if total["a_busy"] else None}]
+
+
+def _covered(start: Floats, end: Floats) -> float:
+    """Length of the union of intervals."""
+    by_start = np.argsort(start, kind="stable")
+    start, end = start[by_start], end[by_start]
+    reached = np.maximum.accumulate(end)
+    begun = np.concatenate((start[:1], np.maximum(start[1:], reached[:-1])))
+    return float(np.maximum(reached - begun, 0).sum())
 
 
 def _one_of(what: str, value: str, allowed: Iterable[str]) -> None:

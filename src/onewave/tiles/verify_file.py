@@ -8,7 +8,7 @@ reader reads what the last writer before it in the list left. What a task waits 
 reads, and the tasks in its `after`. Nothing else is waited for. So a task that overwrites a tile must come after that
 tile's readers and its former writer by other means (`after`, a chain of waits, its place in a worker's queue); where it
 doesn't, that is a race. workers: static, one queue a worker; ticket, the order of the tickets (several lists are read
-one after the other; left out, it is program order).
+one after the other; left out, or without a single id, it is program order).
 
 More, where the plan has it:
   task "wait": n               the number of tasks it waits for, as its counter is set up (checked against the graph)
@@ -19,7 +19,7 @@ More, where the plan has it:
                                release of fill i - slots; the tiles that it writes live in the slot. A bounded buffer of
                                capacity c is a ring of c slots.
   "buffers": {name: [tile...]} tiles that share one place in memory
-  task "name", "phase", "flops", "index", "opcode", "comment"    ignored
+  "name", "title", "description", "version", "comment" and a task's "phase", "flops", "index", "opcode"    ignored
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["MAX_FILE_BYTES", "parse_schedule"]
 MAX_FILE_BYTES = 256 << 20
 """Larger files are refused: parsed they would take several GiB."""
 
-IGNORED = {"name", "phase", "flops", "index", "opcode", "comment"}
+IGNORED = {"name", "phase", "flops", "index", "opcode", "comment", "title", "description", "version"}
 TASK_KEYS = {"id", "reads", "writes", "after", "wait", "waits", "posts"} | IGNORED
 FILE_KEYS = {"tasks", "workers", "co_resident", "mode", "rings", "buffers"} | IGNORED
 MOST_NUMBER = 2**31 - 1
@@ -63,7 +63,8 @@ def parse_schedule(text: bytes) -> Schedule:
     except InvalidArgumentError:
         raise
     except ValueError as error:
-        raise _bad("JSON", str(error)[:200]) from None
+        reason = str(error) if "set_int_max_str_digits" not in str(error) else "a number of thousands of digits"
+        raise _bad("JSON", reason[:200]) from None
     finally:
         if collecting:
             gc.enable()
@@ -142,6 +143,16 @@ class _Task:
     wait: int | None
     waits: list[tuple[Hashable, int]]
     posts: list[tuple[Hashable, int]]
+
+
+def _read_after_write(program: Program) -> Ints:
+    """The last writer before each read of a tile, and the reader: [n, 2]."""
+    by_tile = np.argsort(program.tile, kind="stable")
+    tile, task, write = program.tile[by_tile], program.access_task[by_tile], program.is_write[by_tile]
+    last = np.maximum.accumulate(np.where(write, np.arange(len(tile), dtype=np.int64), -1))
+    read = np.flatnonzero(~write & (last >= 0))
+    read = read[tile[last[read]] == tile[read]]
+    return np.stack((task[last[read]], task[read]), axis=1)
 
 
 class _Reader:
@@ -279,14 +290,9 @@ class _Reader:
     def _implicit(self, program: Program, tasks: list[_Task], resources: Ints) -> Syncs:
         """Each task has a counter of its own; every task that it waits for posts 1 to it."""
         n = len(tasks)
-        pairs = [(int(a), int(b)) for a, b in resources]
-        writer: dict[int, int] = {}
-        for at, task in enumerate(tasks):
-            pairs += [(writer[tile], at) for tile in task.reads if tile in writer]
-            pairs += [(other, at) for other in task.after]
-            writer |= dict.fromkeys(task.writes, at)
-        unique = np.array(sorted(set(pairs)), dtype=np.int64).reshape(-1, 2)
-        producer, consumer = unique[:, 0], unique[:, 1]
+        after = np.array([(other, at) for at, task in enumerate(tasks) for other in task.after], dtype=np.int64)
+        pairs = np.concatenate((resources, after.reshape(-1, 2), _read_after_write(program)))
+        producer, consumer = np.divmod(np.unique(pairs[:, 0] * max(1, n) + pairs[:, 1]), max(1, n))
         value = np.bincount(consumer, minlength=n)
         for at, task in enumerate(tasks):
             if task.wait is not None:
@@ -308,7 +314,8 @@ class _Reader:
             tasks = [self._id(name, f"worker {at}") for name in _list(queue, f"worker {at}")]
             queues.append(np.array(tasks, dtype=np.int64))
         if mode is Mode.TICKET:
-            return (np.concatenate([*queues, np.zeros(0, dtype=np.int64)]),)
+            tickets = np.concatenate([*queues, np.zeros(0, dtype=np.int64)])
+            return (tickets if len(tickets) else np.arange(len(self.ids), dtype=np.int64),)
         return tuple(queues)
 
     def _places(self, program: Program, rings: list[Ring]) -> tuple[Ints, Callable[[int], object] | None]:

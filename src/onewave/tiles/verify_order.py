@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,10 @@ __all__ = ["Places", "Step", "find_cycle", "topological_order", "unordered_pairs
 # Numbers held at once while happens-before is followed; more columns are done in several passes.
 MOST_CELLS = 1 << 25
 BITS = 64
+# Waits or posts looked through at once.
+MOST_ENTRIES = 1 << 20
+# Up to so many counters of one task, a loop is faster than fancy indexing.
+FEW = 6
 # With more workers than this, one bit per task asked about is less than one clock per worker.
 MOST_CLOCKS = 1024
 
@@ -207,18 +212,33 @@ def unordered_pairs(schedule: Schedule, places: Places, order: Ints, earlier: In
 
 def _waits_directly(syncs: Syncs, earlier: Ints, later: Ints) -> npt.NDArray[np.bool_]:
     """Whether the later task of each pair waits for a counter to which the earlier one posts."""
-    waits = np.unique(syncs.waits.row * max(1, syncs.num_counters) + syncs.waits.first)
     found = np.zeros(len(earlier), dtype=np.bool_)
-    if not len(waits):
-        return found
-    posts = syncs.posts.start[earlier + 1] - syncs.posts.start[earlier]
-    pair = np.repeat(np.arange(len(earlier), dtype=np.int64), posts)
-    entry = np.arange(len(pair), dtype=np.int64) - np.repeat(np.cumsum(posts) - posts, posts)
-    counter = syncs.posts.first[syncs.posts.start[earlier[pair]] + entry]
-    key = later[pair] * max(1, syncs.num_counters) + counter
-    at = np.minimum(np.searchsorted(waits, key), len(waits) - 1)
-    found[pair[waits[at] == key]] = True
+    posts, waits = (np.diff(side.start)[task] for side, task in ((syncs.posts, earlier), (syncs.waits, later)))
+    # Of a barrier's 50,000 posts and one wait, look through the wait: the shorter list of each pair.
+    fewer = posts < waits
+    _find(found, np.flatnonzero(fewer), (syncs.posts, earlier), (syncs.waits, later), syncs.num_counters)
+    _find(found, np.flatnonzero(~fewer), (syncs.waits, later), (syncs.posts, earlier), syncs.num_counters)
     return found
+
+
+def _find(found: npt.NDArray[np.bool_], pairs: Ints, walked: tuple[Csr, Ints], other: tuple[Csr, Ints], counters: int):
+    """Set found for each of the pairs of which a counter in the walked task's row is in the other task's row too."""
+    rows, task = walked
+    keys = np.unique(other[0].row * max(1, counters) + other[0].first)
+    counts = np.diff(rows.start)[task[pairs]]
+    pairs, counts = pairs[counts > 0], counts[counts > 0]
+    ends = np.cumsum(counts)
+    low = 0
+    while low < len(pairs) and len(keys):
+        done = int(ends[low - 1]) if low else 0
+        high = max(low + 1, int(np.searchsorted(ends, done + MOST_ENTRIES, side="right")))
+        some, length = pairs[low:high], counts[low:high]
+        pair = np.repeat(some, length)
+        entry = np.arange(len(pair), dtype=np.int64) - np.repeat(np.cumsum(length) - length, length)
+        key = other[1][pair] * max(1, counters) + rows.first[rows.start[task[pair]] + entry]
+        at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        found[pair[keys[at] == key]] = True
+        low = high
 
 
 def _ask_clocks(schedule: Schedule, places: Places, order: Ints, earlier: Ints, later: Ints) -> npt.NDArray[np.bool_]:
@@ -243,16 +263,14 @@ def _ask_clocks(schedule: Schedule, places: Places, order: Ints, earlier: Ints, 
         for task in ordered:
             worker = at_worker[task]
             row = clock[worker]
-            for counter in waits[task]:
-                np.maximum(row, posted[counter], out=row)
+            _hear(np.maximum, row, posted, waits[task])
             asked = questions.get(task)
             if asked is not None:
                 before = earlier[asked]
                 missing[asked] = row[column[places.worker[before]]] <= places.position[before]
             if columns[worker] >= 0:
                 row[columns[worker]] = at_position[task] + 1
-            for counter in posts[task]:
-                np.maximum(posted[counter], row, out=posted[counter])
+            _tell(np.maximum, row, posted, posts[task])
     return missing
 
 
@@ -281,17 +299,33 @@ def _ask_bits(
             row = known[at_worker[task]]
             if ticket:
                 row[:] = 0
-            for counter in waits[task]:
-                np.bitwise_or(row, posted[counter], out=row)
+            _hear(np.bitwise_or, row, posted, waits[task])
             asked = questions.get(task)
             if asked is not None:
                 which = bit[earlier[asked]]
                 missing[asked] = (row[which // BITS] >> (which % BITS).astype(np.uint64)) & np.uint64(1) == 0
             if bits[task] >= 0:
                 row[bits[task] // BITS] |= np.uint64(1 << (bits[task] % BITS))
-            for counter in posts[task]:
-                np.bitwise_or(posted[counter], row, out=posted[counter])
+            _tell(np.bitwise_or, row, posted, posts[task])
     return missing
+
+
+def _hear(merge: np.ufunc, row: npt.NDArray[Any], posted: npt.NDArray[Any], counters: list[int]) -> None:
+    """Merge what was posted to the counters into a worker's knowledge."""
+    if len(counters) > FEW:
+        merge(row, merge.reduce(posted[counters], axis=0), out=row)
+        return
+    for counter in counters:
+        merge(row, posted[counter], out=row)
+
+
+def _tell(merge: np.ufunc, row: npt.NDArray[Any], posted: npt.NDArray[Any], counters: list[int]) -> None:
+    """Merge a worker's knowledge into the counters that it posts to."""
+    if len(counters) > FEW:
+        posted[counters] = merge(posted[counters], row)
+        return
+    for counter in counters:
+        merge(posted[counter], row, out=posted[counter])
 
 
 def _by_task(task: Ints, entry: Ints) -> dict[int, Ints]:
