@@ -11,6 +11,7 @@ const LOAD = {
 };
 const TITLES = { game: "Game", chains: "Chains", traces: "Traces", orders: "Orders" };
 const loaded = {};
+const asked = {};
 
 async function show() {
   const { view, query } = read(Object.keys(LOAD));
@@ -20,14 +21,18 @@ async function show() {
   }
   for (const name of Object.keys(LOAD)) document.getElementById(`view-${name}`).hidden = name !== view;
   document.title = `${TITLES[view]} · onewave tile lab`;
+  if (query) asked[view] = query;
   try {
     loaded[view] ??= await LOAD[view]();
   } catch (error) {
     say(`This view failed to open: ${error.message}`, true);
     return;
   }
-  // While it loaded, another may have been chosen.
-  if (read(Object.keys(LOAD)).view === view) loaded[view].show(document.getElementById(`view-${view}`), query);
+  // While it loaded, another may have been chosen; its question then waits until it is shown.
+  if (read(Object.keys(LOAD)).view !== view) return;
+  const question = asked[view] ?? "";
+  delete asked[view];
+  loaded[view].show(document.getElementById(`view-${view}`), question);
 }
 
 const NEXT = { system: "dark", dark: "light", light: "system" };

@@ -1,0 +1,299 @@
+"""Chains, traces and orders in a real Chromium, and the page's frame around them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onewave.lab.programs import CHAIN_ORDERS, chain
+from onewave.tiles.policies import POLICIES
+from onewave.tiles.trace import Trace
+
+
+def text(page: Any, selector: str) -> str:
+    return page.locator(selector).inner_text()
+
+
+def made_trace(tasks: int, workers: int, seed: int = 0, slower: float = 1.0) -> Trace:
+    """A measured trace as a card would give it: irregular waits and runs on every worker."""
+    chance = np.random.default_rng(seed)
+    worker = np.arange(tasks) % workers
+    wait, run = chance.exponential(0.4, tasks), chance.exponential(2.0, tasks) * slower + 0.1
+    # Each worker's tasks follow each other: a running sum along its column.
+    rows = -(-tasks // workers)
+    spent = np.zeros(rows * workers)
+    spent[:tasks] = wait + run
+    before = (np.cumsum(spent.reshape(rows, workers), axis=0) - spent.reshape(rows, workers)).reshape(-1)[:tasks]
+    names = tuple(("load", "gemm", "store")[i % 3] for i in range(tasks))
+    return Trace(
+        "measured", "us", workers, np.arange(tasks), worker, before, before + wait, before + wait + run, names, names
+    )
+
+
+def send(page: Any, place: str, trace: Trace | bytes, name: str = "measured.json") -> None:
+    body = trace if isinstance(trace, bytes) else trace.to_json().encode()
+    page.locator(f"#file-{place}").set_input_files({"name": name, "mimeType": "application/json", "buffer": body})
+
+
+def test_chains_show_what_every_tile_does_at_every_moment(open_page):
+    page = open_page("chains?program=gemms&rows=3&cols=3&inner=4&workers=5&a=sequential.none&b=critical-path.tile")
+    wanted = {"rows": 3, "cols": 3, "inner": 4, "workers": 5, "cache": 24}
+    found = {
+        "A": chain(wanted | {"order": "sequential", "sync": "none"}),
+        "B": chain(wanted | {"order": "critical-path", "sync": "tile"}),
+    }
+    page.locator(".matrix").wait_for()
+    wide = max(one["makespan"] for one in found.values())
+    for part in (0, 400, 1000):
+        page.locator("#moment").fill(str(part))
+        now = part / 1000 * wide
+        for name, one in found.items():
+            trace = Trace.from_dict(one["trace"])
+            side = page.locator(f'[aria-label="Launch {name}"]')
+            shown = {kind: side.locator(f"rect.state-{kind}").count() for kind in ("done", "running", "waiting")}
+            assert shown["done"] == int((trace.end <= now + 1e-9).sum())
+            assert shown["running"] == int(((trace.start <= now) & (trace.end > now + 1e-9)).sum())
+            assert shown["running"] + shown["waiting"] <= 5
+            assert sum(int(b) for b in side.locator(".keys b").all_inner_texts()) == len(trace)
+    idle = {name: round(100 * one["idle_share"]) for name, one in found.items()}
+    assert f"{idle['A']} %" in text(page, '[aria-label="Launch A"] .figures')
+
+
+def test_every_order_and_policy_stands_in_one_table_and_can_be_opened(open_page):
+    page = open_page("chains?workers=3")
+    page.locator(".matrix").wait_for()
+    assert page.locator(".matrix tbody tr").count() == len(CHAIN_ORDERS)
+    assert page.locator(".matrix thead th").count() == len(POLICIES) + 2
+    page.locator(".matrix tr", has_text="bpt").locator("button").nth(1).click()
+    assert page.locator("[name=order-b]").input_value() == "bpt"
+    page.locator('[aria-label="Launch B"] .figures').wait_for()
+    assert f"b=bpt.{list(POLICIES)[1]}" in page.url
+
+
+def test_idle_time_is_red(open_page):
+    page = open_page("chains?workers=6&a=sequential.none")
+    page.locator(".matrix").wait_for()
+    reds = page.evaluate("""() => {
+      const canvas = document.querySelector('[aria-label="Launch A"] canvas');
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      let count = 0;
+      for (let i = 0; i < data.length; i += 4) {
+        count += data[i] > 180 && data[i] > 1.8 * data[i + 1] && data[i + 2] < 140;
+      }
+      return count / (data.length / 4);
+    }""")
+    assert reds > 0.2  # the workers wait for the whole first stage
+
+
+def test_the_chain_is_played_over_time(open_page):
+    page = open_page("chains")
+    page.locator(".matrix").wait_for()
+    page.locator("#chain-play").click()
+    page.locator('output[for="moment"]', has_text="µs").wait_for()
+    page.locator("#chain-play", has_text="Pause").click()
+    page.locator("#chain-play", has_text="Play").wait_for()
+
+
+SCROLL = """async ({ seconds, zoomed }) => {
+  const canvas = [...document.querySelectorAll("#view-traces canvas.timeline")].find((one) => one.clientWidth);
+  const wheel = (more) => canvas.dispatchEvent(new WheelEvent("wheel", { bubbles: true, cancelable: true, ...more }));
+  const box = canvas.getBoundingClientRect();
+  const place = { clientX: box.left + 500, clientY: box.top + 60 };
+  for (let i = 0; i < zoomed; i++) wheel({ deltaY: -150, ctrlKey: true, ...place });
+  const frame = () => new Promise(requestAnimationFrame);
+  await frame();
+  const drawn = Number(canvas.dataset.frames);
+  const began = performance.now();
+  let step = 0;
+  while (performance.now() - began < 1000 * seconds) {
+    step++;
+    wheel({ deltaX: Math.floor(step / 40) % 2 ? -14 : 14, deltaY: 0 });
+    if (step % 3 === 0) wheel({ deltaX: 0, deltaY: Math.floor(step / 30) % 2 ? -9 : 9 });
+    await frame();
+  }
+  return (Number(canvas.dataset.frames) - drawn) / ((performance.now() - began) / 1000);
+}"""
+
+
+def test_a_trace_of_20_000_tasks_scrolls_at_30_frames_a_second_or_more(open_page):
+    page = open_page("traces")
+    page.locator("#view-traces .figures b").first.wait_for()
+    send(page, "a", made_trace(20_000, 132))
+    page.locator("#view-traces .figures b", has_text="20,000").wait_for()
+    # Everything visible; some tasks a lane; and tasks wide enough for their names.
+    for zoomed in (0, 4, 4):
+        assert page.evaluate(SCROLL, {"seconds": 0.8, "zoomed": zoomed}) >= 30
+
+
+def test_a_task_tells_when_it_waited_and_ran(open_page):
+    trace = made_trace(40, 4)
+    page = open_page("traces")
+    page.locator("#view-traces .figures b").first.wait_for()
+    send(page, "a", trace)
+    page.locator("#view-traces .figures b", has_text="40").wait_for()
+    page.locator('canvas[aria-label^="Trace A"]').focus()
+    for _ in range(3):
+        page.keyboard.press("n")
+    # The third task of worker 0 is task 8.
+    said = text(page, "#task-detail")
+    assert said.startswith("store 8: worker 0")
+    assert f"runs {trace.end[8] - trace.start[8]:.2f} µs" in said
+    assert f"starts at {trace.start[8]:.2f} µs" in said or "µs" in said
+    page.keyboard.press("Escape")
+    page.locator("#task-detail").wait_for(state="hidden")
+
+
+def test_two_traces_are_shown_with_their_difference(open_page):
+    page = open_page("traces")
+    page.locator("#view-traces .figures b").first.wait_for()
+    send(page, "a", made_trace(60, 4))
+    page.locator("#view-traces .figures b", has_text="60").wait_for()
+    send(page, "b", made_trace(60, 4, slower=3.0))
+    total = page.locator('[aria-label="Differences"] tr', has_text="total")
+    total.wait_for()
+    assert "2." in total.locator("td").first.inner_text()  # some 2.9 times as long, with the fixed part
+    assert page.locator("canvas.timeline:visible").count() == 2
+    page.locator("[name=colour]").select_option("run")
+    page.locator('[aria-label="Differences"] .plain button').first.click()
+    assert ". A: " in text(page, "#task-detail")
+    page.locator("#remove-b").click()
+    assert page.locator("canvas.timeline:visible").count() == 1
+
+
+def test_a_trace_is_saved_for_perfetto(open_page, tmp_path: Path):
+    page = open_page("traces?program=gemm&sizes=256,256,128&workers=2")
+    page.locator("#view-traces .figures b").first.wait_for()
+    with page.expect_download() as download:
+        page.locator("#perfetto").click()
+    saved = tmp_path / "trace.json"
+    download.value.save_as(saved)
+    events = json.loads(saved.read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" and event["cat"] != "wait" for event in events) == 4
+
+
+def test_a_file_that_is_no_trace_gets_a_clear_message_and_changes_nothing(open_page):
+    page = open_page("traces")
+    page.locator("#view-traces .figures b").first.wait_for()
+    before = text(page, "#view-traces .figures")
+    small = made_trace(4, 2).to_json()
+    for body, said in (
+        (b"", "the file is empty"),
+        (b"{", "malformed JSON"),
+        (b"\x00\xff\xfe", "malformed JSON"),
+        (b"[1, 2]", "allowed: an object"),
+        (b'{"format": "chrome"}', 'allowed: format "onewave-trace"'),
+        (small.replace('"workers":2', '"workers":1').encode(), "allowed: 0 to 0"),
+        (small.replace('"end":[', '"end":[-5,').encode(), "allowed"),
+    ):
+        send(page, "a", body, "broken.json")
+        page.locator("#message.error", has_text=said).wait_for()
+        assert text(page, "#message").startswith("broken.json: ")
+        assert "Traceback" not in text(page, "body")
+        page.evaluate("document.getElementById('message').textContent = ''")
+    assert text(page, "#view-traces .figures") == before
+
+
+def test_a_name_in_a_trace_is_text_and_never_markup(open_page):
+    page = open_page("traces")
+    page.locator("#view-traces .figures b").first.wait_for()
+    evil = made_trace(6, 2).to_json().replace("gemm", "<img src=x onerror=document.title=1>")
+    send(page, "a", evil.encode())
+    page.locator("#view-traces .figures b", has_text="6").first.wait_for()
+    assert "<img src=x" in text(page, '[aria-label="Phases"]')
+    assert page.locator("#view-traces img").count() == 0
+
+
+def test_sizes_that_would_take_too_long_are_refused_in_words(open_page):
+    page = open_page("traces")
+    page.locator("#view-traces .figures b").first.wait_for()
+    page.locator("[name=sizes]").fill("1000000000,1")
+    page.locator("#simulate").click()
+    page.locator("#message.error", has_text="sizes").wait_for()
+
+
+def test_all_orders_stand_in_one_chart_with_the_bound(open_page):
+    page = open_page("orders?m=8&n=8&rows=3&cols=3&inner=3&most=1024")
+    page.locator(".chart").nth(2).wait_for()
+    gemm, chains = page.locator(".chart-pair").nth(0), page.locator(".chart-pair").nth(1)
+    assert gemm.locator(".line:not(.limit)").count() == 10
+    assert chains.locator(".line:not(.limit)").count() == len(CHAIN_ORDERS)
+    gemm.locator(".chart").focus()
+    page.keyboard.press("ArrowRight")
+    assert "At 2 panels of cache" in gemm.inner_text()
+    values = [int(b) for b in gemm.locator(".legend li:not(.limit) b").all_inner_texts()]
+    assert values == sorted(values)
+    assert values[0] >= int(gemm.locator(".legend .limit b").inner_text())
+    gemm.locator("summary").click()
+    gemm.locator("table").wait_for()
+    assert gemm.locator("table tbody tr").count() == 11
+    gemm.locator(".legend button", has_text="random").click()
+    assert gemm.locator(".line:not(.limit)").count() == 9
+    assert "waves at M = 1,024" in page.locator("section.card", has_text="Latency staircase").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_view_is_wider_than_a_phone(open_page, scheme):
+    page = open_page(viewport={"width": 360, "height": 740}, color_scheme=scheme, has_touch=True, is_mobile=True)
+    for view, ready in (
+        ("game", ".score tr.best"),
+        ("chains", ".matrix"),
+        ("traces", "#task-detail"),
+        ("orders", ".chart"),
+    ):
+        page.evaluate("view => { location.hash = view }", view)
+        page.locator(f"#view-{view} {ready}").first.wait_for(state="attached")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+        if view == "game":
+            page.locator('[data-tile="1,1"]').tap()
+            assert text(page, "#loads") == "2"
+            assert min(page.locator(".tile").first.bounding_box()[side] for side in ("width", "height")) >= 34
+
+
+NAMELESS = """view => {
+  const kinds = ["input", "select", "button", "canvas:not([aria-hidden])", "svg[role=img]"];
+  return [...document.querySelectorAll(kinds.map((kind) => `#view-${view} ${kind}`).join())]
+    .filter((node) => !(node.getAttribute("aria-label") || node.labels?.length || node.textContent.trim()))
+    .map((node) => node.outerHTML.slice(0, 80));
+}"""
+
+
+def test_every_control_has_a_name(open_page):
+    page = open_page()
+    for view, ready in (
+        ("game", ".score tr.best"),
+        ("chains", ".matrix"),
+        ("traces", "#simulate"),
+        ("orders", ".legend button"),
+    ):
+        page.evaluate("view => { location.hash = view }", view)
+        page.locator(f"#view-{view} {ready}").first.wait_for(state="attached")
+        nameless = page.evaluate(NAMELESS, view)
+        assert nameless == [], view
+        assert page.locator(f"#view-{view} h1").count() == 1
+
+
+def test_the_colours_change_and_stay_changed(open_page):
+    page = open_page(color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.locator("#theme").click()
+    dark = page.evaluate(paper)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(paper) == dark
+    assert page.locator("#theme").get_attribute("aria-label") == "Colours: dark"
+
+
+def test_views_keep_their_state_and_the_address_follows(open_page):
+    page = open_page("game?m=2&n=2&slots=3&path=0.1")
+    page.locator("nav a", has_text="Chains").click()
+    page.locator(".matrix").wait_for()
+    assert "chains?program=gemms" in page.url
+    page.locator("nav a", has_text="Game").click()
+    assert text(page, "#place") == "2 / 2"
+    assert "m=2&n=2" in page.url
+    assert page.locator("nav a[aria-current]").inner_text() == "Game"
