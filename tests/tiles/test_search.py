@@ -13,6 +13,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.bounds import panel_bound
 from onewave.tiles.panels import panel_loads, strip_snake_loads
 from onewave.tiles.search import search_panels
+from onewave.tiles.search_bounds import pair_bound
 from onewave.tiles.search_spaces import BeladySpace, LruSpace
 from onewave.tiles.search_starts import block_snake, block_snake_loads, renamed, starting_orders
 from onewave.tiles.search_tree import astar, beam
@@ -25,6 +26,9 @@ LEAST = {
     ("belady", 4): (17, 11, 10, 8, 8, 8, 8),
     ("lru", 4): (17, 17, 10, 9, 8, 8, 8),
 }
+
+
+LRU_CASES = (("lru", 3, 3, 3), ("lru", 3, 3, 4))
 
 
 def every_order(rows, cols):
@@ -183,26 +187,48 @@ def test_astar_without_a_known_order_finds_one_with_the_loads_it_says(policy):
         assert panel_loads(rows, cols, order, capacity, policy) == found.loads == found.bound
 
 
-@pytest.mark.parametrize("policy", SPACES)
-def test_states_with_one_key_have_one_future_and_no_floor_above_it(policy):
+@pytest.mark.parametrize(
+    ("policy", "rows", "cols", "capacity"),
+    [
+        ("belady", 3, 3, 2),
+        ("belady", 3, 4, 3),
+        ("belady", 4, 3, 4),
+        ("belady", 3, 4, 5),
+        ("lru", 3, 3, 3),
+        ("lru", 3, 3, 4),
+    ],
+)
+def test_states_with_one_key_have_one_future_and_no_floor_above_it(policy, rows, cols, capacity):
     """Solve random states by plain recursion, which also holds every floor against the truth."""
-    space = SPACES[policy](3, 3, 3)
+    space = SPACES[policy](rows, cols, capacity)
     chance = random.Random(1)
     futures: dict[object, set[int]] = {}
+    known: dict[object, int] = {}
     for _ in range(60):
         state, _ = space.first()
         for _ in range(chance.randrange(1, 5)):
             moves = list(space.moves(state, False))
             if moves:
                 state = chance.choice(moves)[0]
-        futures.setdefault(space.key(state), set()).add(least_from(space, state))
+        futures.setdefault(space.key(state), set()).add(least_from(space, state, known))
     assert all(len(costs) == 1 for costs in futures.values())
-    assert len(futures) > 10
+    assert len(futures) > 5
 
 
-def least_from(space, state, known=None):
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("cols", [1, 2, 4, 5])
+def test_the_pair_bound_is_below_every_proven_least(rows, cols):
+    for capacity in range(2, 8):
+        assert pair_bound(rows, cols, capacity) <= search_panels(rows, cols, capacity, method="exact").loads
+
+
+def test_the_pair_bound_is_above_page_fetch_on_large_grids():
+    for size, capacity in ((16, 6), (32, 10), (64, 17)):
+        assert pair_bound(size, size, capacity) > 1.05 * panel_bound(size, size, capacity)
+
+
+def least_from(space, state, known):
     """Exhaustive recursion with memory, on states as they are; every move computes a tile, so it ends."""
-    known = {} if known is None else known
     if not space.undone(state):
         return 0
     if state not in known:

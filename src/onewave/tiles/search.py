@@ -14,6 +14,7 @@ from typing import Any
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.bounds import panel_bound
 from onewave.tiles.panels import MAX_PANEL_TILES, panel_loads
+from onewave.tiles.search_bounds import pair_bound
 from onewave.tiles.search_local import improve
 from onewave.tiles.search_spaces import BeladySpace, LruSpace
 from onewave.tiles.search_starts import Path, block_snake, renamed, starting_orders
@@ -44,8 +45,8 @@ class Step:
 class SearchResult:
     """The best order found. order: (row, column) pairs. bound: no order from that start has fewer loads.
 
-    page_fetch: the bound by formula, before the search raised it. proven: loads equals bound. expanded: states that
-    the exact search looked at. history: every improvement of loads or bound.
+    page_fetch: the simplest bound by formula, before pairs of panels and the search raised it. proven: loads equals
+    bound. expanded: states that the exact search looked at. history: every improvement of loads or bound.
     """
 
     rows: int
@@ -155,6 +156,7 @@ def search_panels(
     loads = panel_loads(rows, cols, order, capacity, policy)
     hunt = Hunt(rows, cols, capacity, policy, began, began + time_limit, page_fetch, loads, order)
     hunt.note("strip snake")
+    hunt.raise_bound(pair_bound(rows, cols, capacity), "pairs of panels")
     for make in starting_orders(rows, cols, capacity):
         if hunt.over:
             break

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
+from onewave.tiles.search_bounds import loads_to_come
+
 __all__ = ["BeladySpace", "BeladyState", "LruSpace", "LruState", "Space", "Tiles"]
 
 Tiles = tuple[int, ...]
@@ -62,6 +64,7 @@ class Grid:
         one_column = sum(1 << (row * cols) for row in range(rows))
         self.row_masks = [self.row_bits << (row * cols) for row in range(rows)]
         self.column_masks = [one_column << col for col in range(cols)]
+        self.masks = self.row_masks + self.column_masks
 
     def row_of(self, undone: int, row: int) -> int:
         return (undone >> (row * self.cols)) & self.row_bits
@@ -69,6 +72,22 @@ class Grid:
     def column_of(self, undone: int, col: int) -> int:
         """A column's undone tiles; not packed, but equal exactly where the columns are."""
         return (undone & self.column_masks[col]) >> col
+
+    def needed(self, undone: int, rows: int, cols: int) -> tuple[int, int]:
+        """How many absent panels some undone tile needs, and the larger number of rows or columns with undone tiles.
+
+        rows, cols: the resident ones, as bits.
+        """
+        absent = tall = wide = 0
+        for row, mask in enumerate(self.row_masks):
+            if undone & mask:
+                tall += 1
+                absent += not rows >> row & 1
+        for col, mask in enumerate(self.column_masks):
+            if undone & mask:
+                wide += 1
+                absent += not cols >> col & 1
+        return absent, max(tall, wide)
 
     def different(self, undone: int, rows: Iterable[int], cols: Iterable[int]) -> tuple[list[int], list[int]]:
         """One row of each set with the same undone tiles, and one column; those with none are left out."""
@@ -138,13 +157,12 @@ class BeladySpace(Grid):
         return state[0].bit_count()
 
     def live(self, state: BeladyState) -> int:
-        undone, rows, cols = state
-        absent = sum(1 for i, mask in enumerate(self.row_masks) if undone & mask and not rows >> i & 1)
-        return absent + sum(1 for j, mask in enumerate(self.column_masks) if undone & mask and not cols >> j & 1)
+        return self.needed(*state)[0]
 
     def floor(self, state: BeladyState) -> int:
-        # A load pairs one panel with at most capacity - 1 others.
-        return max(self.live(state), -(-state[0].bit_count() // (self.capacity - 1)))
+        undone, rows, cols = state
+        absent, side = self.needed(undone, rows, cols)
+        return max(absent, loads_to_come(undone.bit_count(), rows.bit_count(), cols.bit_count(), side, self.capacity))
 
     def key(self, state: BeladyState) -> Hashable:
         undone, rows, cols = state
@@ -230,27 +248,27 @@ class LruSpace(Grid):
         return (undone, self.trimmed(undone, (0, self.rows))), 2
 
     def trimmed(self, undone: int, resident: Tiles) -> Tiles:
-        marked = [panel if panel >= 0 and self.needed(undone, panel) else DEAD for panel in resident]
+        marked = [panel if panel >= 0 and undone & self.masks[panel] else DEAD for panel in resident]
         first = next((place for place, panel in enumerate(marked) if panel >= 0), len(marked))
         return tuple(marked[first:])
-
-    def needed(self, undone: int, panel: int) -> int:
-        return undone & (self.row_masks[panel] if panel < self.rows else self.column_masks[panel - self.rows])
 
     def undone(self, state: LruState) -> int:
         return state[0].bit_count()
 
+    def resident_bits(self, resident: Tiles) -> tuple[int, int]:
+        rows = sum(1 << panel for panel in resident if 0 <= panel < self.rows)
+        return rows, sum(1 << (panel - self.rows) for panel in resident if panel >= self.rows)
+
     def live(self, state: LruState) -> int:
-        undone, resident = state
-        held = set(resident)
-        return sum(1 for panel in range(self.rows + self.cols) if panel not in held and self.needed(undone, panel))
+        return self.needed(state[0], *self.resident_bits(state[1]))[0]
 
     def floor(self, state: LruState) -> int:
         undone, resident = state
-        # Tiles whose panels are both resident may come free; every other needs a load, each good for capacity - 1.
-        cols = sum(1 << (panel - self.rows) for panel in resident if panel >= self.rows)
-        free = sum((self.row_of(undone, row) & cols).bit_count() for row in resident if 0 <= row < self.rows)
-        return max(self.live(state), -(-(undone.bit_count() - free) // (self.capacity - 1)))
+        rows, cols = self.resident_bits(resident)
+        absent, side = self.needed(undone, rows, cols)
+        # Tiles whose panels are both resident may come free.
+        left = undone.bit_count() - sum((self.row_of(undone, row) & cols).bit_count() for row in bits(rows))
+        return max(absent, loads_to_come(left, rows.bit_count(), cols.bit_count(), side, self.capacity))
 
     def key(self, state: LruState) -> Hashable:
         undone, resident = state
