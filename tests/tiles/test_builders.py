@@ -140,6 +140,14 @@ def test_a_decode_step_reads_each_weight_and_each_cached_key_once():
     assert loads == 2 * (shape.weight_elements + norms + cache + embedded)
 
 
+def test_a_task_of_attention_streams_a_bounded_part_of_a_long_context():
+    graph = decode_step(small(context=1_000_000, layers=1, batch=1), workers=1)
+    tiles = [tile for task in graph.tasks if task.name == "attention" for tile in task.reads]
+    assert max(graph.bytes_of(tile) for tile in tiles) <= 8 * 1024 * 1024
+    whole = {tile: graph.bytes_of(tile) for tile in tiles if tile[0] in ("K0", "V0")}
+    assert sum(whole.values()) == graph.tensors["K0"].nbytes + graph.tensors["V0"].nbytes
+
+
 def test_the_appended_row_is_attended_to_with_the_last_split():
     graph = decode_step(small(), workers=4, split=64)
     made = {(graph.tasks[p].name, graph.tile_at(int(t))) for p, _, _, t in zip(*graph.edges(), strict=True)}

@@ -250,6 +250,7 @@ def test_queues_that_wait_for_each_other_are_a_deadlock_that_names_the_task():
         (lambda: Machine(queues="heap"), "ticket, static"),
         (lambda: Machine(flops_per_ns=0.0), "flops_per_ns"),
         (lambda: Machine(skew=float("nan")), "skew"),
+        (lambda: Machine(skew=1e300), "skew"),
         (lambda: Machine(levels=(CacheLevel("a", 1), CacheLevel("a", 2))), "different names"),
         (lambda: CacheLevel("a", 0), "1 byte"),
         (lambda: CacheLevel("a", 1, policy="clock"), "lru"),

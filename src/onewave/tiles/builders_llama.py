@@ -19,6 +19,7 @@ __all__ = ["DecodeShape", "built_in_models", "decode_shape", "decode_step"]
 # memory's bandwidth is ~36 kB on an H200), short enough that the last wave of a layer's GEMM stays a small part of it.
 WEIGHT_TILE_BYTES = 256 * 1024
 SILU_COLUMNS = 1024
+KV_TILE_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def decode_step(
     quarter of the batch. What every task of a stage reads is one tile a block, written by one task; what many tasks
     write is gathered by norm, silu and combine, so the accesses stay linear in the tasks. The row that rope+append adds
     to the cache is a tile of its own. split: keys a task of attention; by default about two tasks a worker, 64 keys at
-    least. Task.index is (layer, place in the stage). Raises InvalidArgumentError.
+    least and 8 MiB of K at most. Task.index is (layer, place in the stage). Raises InvalidArgumentError.
     """
     step = _Step(shape, workers, split, dtype, kv_dtype or dtype)
     x = step.tensor("x0", (shape.batch, shape.hidden), (step.rows, shape.hidden))
@@ -137,7 +138,9 @@ class _Step:
         self.shape, self.workers = shape, workers
         check_sizes({"workers": workers, "split": 1 if split is None else split})
         total = shape.batch * shape.kv_heads * shape.context
-        self.split = split or max(64, -(-cuts(total, 2 * workers) // 64) * 64)
+        # A task's keys stay a small part of a cache however long the context is.
+        most = max(64, int(KV_TILE_BYTES / (shape.head_dim * self.kv_build.itemsize)))
+        self.split = split or min(most, max(64, -(-cuts(total, 2 * workers) // 64) * 64))
         self.splits = max(1, cuts(shape.context, self.split))
         self.rows = min(shape.batch, max(8, cuts(shape.batch, 4)))  # sequences a block of activations
         self.blocks = cuts(shape.batch, self.rows)

@@ -12,6 +12,7 @@ from onewave.tiles.caches import CACHES
 __all__ = ["H200_LEVELS", "CacheLevel", "Machine"]
 
 MOST_WORKERS = 65536
+MOST_SKEW = 1_000_000
 
 
 def _positive(what: str, value: float) -> None:
@@ -93,6 +94,8 @@ class Machine:
         ):
             if not (value >= 0 and math.isfinite(value)):
                 raise InvalidArgumentError(what, got=str(value), allowed="0 or more")
+        if self.skew > MOST_SKEW:
+            raise InvalidArgumentError("skew", got=str(self.skew), allowed=f"0 to {MOST_SKEW:,}")
         if len({level.name for level in self.levels} | {"memory"}) != len(self.levels) + 1:
             raise InvalidArgumentError("levels", got=", ".join(x.name for x in self.levels), allowed="different names")
 
