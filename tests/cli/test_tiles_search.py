@@ -125,6 +125,7 @@ def test_related_searches_print_tables_and_json(onewave, command, arguments):
         (["chimera", "256", "256", "256", "0"], "L"),
         (["chimera", "256", "256", "256", "256", "--cache", "100B"], "or more"),
         (["chimera", "256", "256", "256", "256", "--dtype", "fp1"], "bf16"),
+        (["chimera", "65536", "65536", "65536", "65536", "--cache", "8KiB"], "Raise --cache"),
         (["chimera", "99999999", "256", "256", "256"], "65,536"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

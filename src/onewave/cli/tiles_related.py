@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["chimera_command", "fuse_command", "place_command", "reuse_command", "sync_command"]
 
+MOST_CHAIN_SIDE = 65_536
+MOST_CHAIN_TASKS = 400_000
+
 OnChip = Annotated[str, typer.Option("--cache", help="On-chip memory, as 4MB or 228KiB.")]
 
 
@@ -86,7 +89,9 @@ def place_command(
     program: given.Program,
     sizes: given.Sizes = None,
     tile: given.Tile = None,
-    level: given.Level = None,
+    level: Annotated[
+        list[str] | None, typer.Option("--level", help="NAME=SIZE[:private], from the workers outwards. Repeatable.")
+    ] = None,
     workers: given.Workers = 132,
     dtype: given.Dtype = "bf16",
     splits: given.Splits = 1,
@@ -95,10 +100,11 @@ def place_command(
     kv_heads: given.KvHeads = None,
     as_json: options.Json = False,
 ) -> None:
-    """On which level each intermediate should live: as near as it fits.
+    """On which level each intermediate should live.
 
-    Workers take whole row blocks. Levels from the workers outwards; by default --level smem=228KiB:private --level
-    L2=50MB. Searches all placements and a few interleavings for the fewest bytes in memory, then in the next level.
+    As near to the workers as it fits. Workers take whole row blocks. Levels from the workers outwards; by default
+    --level smem=228KiB:private --level L2=50MB. Searches all placements and a few interleavings for the fewest bytes in
+    memory, then in the next level.
     """
     from onewave.tiles.placement import place_intermediates
 
@@ -192,10 +198,10 @@ def reuse_command(
     batch: given.Batch = 1,
     as_json: options.Json = False,
 ) -> None:
-    """How often each tensor's bytes are used again, and what bandwidth the rest asks for.
+    """How often each tensor's bytes are used again.
 
-    spatial: by other tasks of the same wave; temporal: since the wave before; later: after a pause. live peak: the most
-    bytes of intermediates alive at once.
+    And what bandwidth the rest asks for. spatial: by other tasks of the same wave; temporal: since the wave before;
+    later: after a pause. live peak: the most bytes of intermediates alive at once.
     """
     from onewave.tiles.machine import Machine
     from onewave.tiles.reuse import reuse_report
@@ -255,7 +261,7 @@ def chimera_command(
     Beside the closed form: the best of all block sizes by the same count, what the simulator moves in that order, and
     the two products on their own.
     """
-    from onewave.tiles.builders import DTYPES, check_sizes
+    from onewave.tiles.builders import DTYPES, check_sizes, cuts
     from onewave.tiles.chimera import best_blocks, chain_graph, closed_form, movement, needed_bytes, separate_bytes
     from onewave.tiles.programs import parse_bytes
     from onewave.tiles.stages import part_traffic, stages_of
@@ -272,10 +278,12 @@ def chimera_command(
     best = best_blocks(whole, capacity, itemsize, inner=(inner,))
     facts: dict[str, Any] = {"program": f"chain M={m} N={n} K={k} L={l_}", "cache": capacity, "block": block}
     for name, order, cut in (("closed_form", "ml", blocks), ("best", best.order, best.blocks)):
+        turns = {dim: cuts(size, cut[dim]) for dim, size in whole.items()}
+        tasks = turns["m"] * turns["l"] * (turns["k"] + turns["n"])
+        if tasks > MOST_CHAIN_TASKS:
+            allowed = f"up to {MOST_CHAIN_TASKS:,}"
+            raise InvalidArgumentError("blocks to simulate", got=f"{tasks:,}", allowed=allowed, next="Raise --cache.")
         graph = chain_graph(order, whole, cut, dtype)
-        if len(graph.accesses.tile) > MOST_CHAIN_ACCESSES:
-            got = f"{len(graph.accesses.tile):,}"
-            raise InvalidArgumentError("tile accesses", got=got, allowed=f"up to {MOST_CHAIN_ACCESSES:,}")
         every = stages_of(graph).tasks(range(len(graph.tasks)))
         facts[name] = {
             "order": order,
@@ -301,10 +309,6 @@ def chimera_command(
     apart.add_row("two launches, each at its best", tables.amount(facts["separate_bytes"]))
     apart.add_row("of that C, written and read once", tables.amount(facts["intermediate_bytes"]))
     tables.show(table, apart)
-
-
-MOST_CHAIN_SIDE = 65_536
-MOST_CHAIN_ACCESSES = 2_000_000
 
 
 def _graph(
