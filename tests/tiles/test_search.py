@@ -135,10 +135,11 @@ def test_a_block_snake_costs_what_its_formula_says(rows, cols, height, width):
 
 @pytest.mark.parametrize("policy", SPACES)
 def test_any_start_has_the_same_least_loads_and_comes_first(policy):
-    for start in itertools.product(range(3), range(4)):
+    least = search_panels(3, 4, 3, policy).loads
+    for start in ((0, 0), (2, 3), (0, 3), (1, 1), (1, 2)):
         result = search_panels(3, 4, 3, policy, start=start)
         assert result.proven
-        assert result.loads == search_panels(3, 4, 3, policy).loads
+        assert result.loads == least
         assert result.order[0] == start
         assert panel_loads(3, 4, result.order, 3, policy) == result.loads
 
@@ -175,7 +176,7 @@ def test_bounds_of_a_stopped_search_never_pass_what_a_finished_one_proves():
 @pytest.mark.parametrize("policy", SPACES)
 def test_a_beam_wide_enough_finds_the_least_of_a_small_grid(policy):
     for capacity in (3, 4, 5):
-        found = beam(SPACES[policy](4, 4, capacity), 500, 1000, time.monotonic() + 60)
+        found = beam(SPACES[policy](4, 4, capacity), 150, 1000, time.monotonic() + 60)
         assert found.loads == LEAST[policy, 4][capacity - 2]
 
 
