@@ -86,6 +86,19 @@ def test_a_ticket_order_must_be_a_linear_extension(tmp_path):
     assert verdict(tmp_path, without)["ok"]
 
 
+def test_without_a_single_ticket_tickets_are_taken_in_program_order(tmp_path):
+    for queues in ([], [[], []]):
+        assert verdict(tmp_path, plan(CHAIN, queues, mode="ticket"))["ok"]
+        assert verdict(tmp_path, plan(CHAIN, queues))["kind"] == "once"
+    assert verdict(tmp_path, plan(CHAIN, [["a"]], mode="ticket"))["kind"] == "once"
+
+
+def test_a_description_beside_the_plan_is_ignored_and_a_misspelt_key_is_not(tmp_path):
+    document = plan(CHAIN, [["a", "b", "c", "d"]])
+    assert verdict(tmp_path, document | {"title": "a chain", "version": 1})["ok"]
+    assert "unknown key: co_residents" in str(run(tmp_path, document | {"co_residents": 2}).exception)
+
+
 def test_tickets_give_no_order_by_themselves(tmp_path):
     # One worker's queue orders b before c; by ticket another worker may run c while b still reads.
     tasks = [task("a", [], ["x"]), task("b", ["x"], ["y"]), task("c", [], ["x"])]
