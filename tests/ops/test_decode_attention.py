@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.decode_attention import decode_attention
-from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
 from onewave.ops.decode_attention.reference import decode_attention as reference
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -329,5 +329,20 @@ def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:
         )
         for capacity in (64, 4096, 131072)
     ]
-    assert [plan.max_splits for plan in plans] == [1, 17, 129]
+    assert [plan.max_splits for plan in plans] == [1, 16, 128]
     assert len({(plan.smallest, plan.doublings, plan.target, plan.block_n) for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 300}, {"split_size": 128, "softcap": 5.0}])
+def test_a_row_has_the_same_bits_however_many_programs_share_the_keys(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case([300, 1723, -1, 0, 1600], 2, 1, head_dim=32, capacity=1792, options=options)
+    results: list[tuple[Tensor, Tensor]] = []
+    for shares in (1, 3, 4, 100):
+        monkeypatch.setattr(DecodePlan, "shares", lambda *_, shares=shares: shares)
+        results.append(case.run())
+    case.check(*results[0])
+    for out, lse in results[1:]:
+        assert torch.equal(out.nan_to_num(7), results[0][0].nan_to_num(7))
+        assert torch.equal(lse.nan_to_num(7), results[0][1].nan_to_num(7))

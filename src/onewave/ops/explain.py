@@ -35,6 +35,7 @@ _DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
 _LINEAR_TILE_TOKENS = 64
+_SMS_OF_AN_H200 = 132
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,9 @@ def _decode(question: _Question) -> Explanation:
         backend = "triton" if question.cuda else "cpu" if loops else "reference"
     if backend != "triton":
         return _elsewhere(question, backend, "one query a row, float32, whole rows of an unpacked cache, no extras")
+    num_sms = _SMS_OF_AN_H200
+    if torch.cuda.is_available():
+        num_sms = int(torch.cuda.get_device_properties(0).multi_processor_count)  # pyright: ignore
     length = min(int(options.get("seq_len", capacity)), capacity)
     split = plan.split or _split_of(length, plan.smallest, plan.doublings, plan.target)
     splits = max(1, -(-length // split))
@@ -219,7 +223,7 @@ def _decode(question: _Question) -> Explanation:
         tile=f"{plan.block_m} query rows x {plan.block_n} keys x {plan.block_d}, {plan.num_warps} warps, "
         f"{plan.num_stages} stages",
         split=f"{split} keys, {splits} of a row of {length}",
-        programs=f"{cache[1] * plan.tiles} x {q[0]} rows x {plan.max_splits} splits at most, {splits} of them at work",
+        programs=f"{plan.shares(q[0], num_sms)} shares x {cache[1] * plan.tiles}, on {num_sms} SMs",
     )
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-__all__ = ["finish", "merge_kernel", "splits"]
+__all__ = ["finish", "fold", "merge_kernel", "row_starts", "splits", "store_partial"]
 
 _LN2 = tl.constexpr(0.6931471805599453)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -110,29 +110,74 @@ def finish(
 
 
 @triton.jit
-def _merged(part_ptr, stats_ptr, first_at, count, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr):
-    """(output, maximum, sum) of `count` partials that lie one after another, merged in order, UNROLL at a time."""
-    member, dim = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
-    top = tl.full([BLOCK_H], _NEGATIVE_INFINITY, tl.float32)
-    total = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+def store_partial(
+    part_ptr, stats_ptr, at, top, total, acc, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Keep a split's maxima, sums and output [dims, rows of the tile] as partial number `at`."""
+    slot, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    kept = slot < BLOCK_H
+    tl.store(stats_ptr + at * (2 * BLOCK_H) + slot, top, mask=kept)
+    tl.store(stats_ptr + at * (2 * BLOCK_H) + BLOCK_H + slot, total, mask=kept)
+    part_at = at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
+    tl.store(part_ptr + part_at, acc, mask=kept[None, :] & (dim >= 0)[:, None])
+
+
+@triton.jit
+def fold(top, total, acc, top_2, total_2, acc_2):
+    """Two partial results of the same rows as one: (maxima [M], sums [M], outputs [D, M]).
+
+    The sums are written as fused multiply-adds, so that every place that folds the same partials gets the same bits.
+    """
+    highest = tl.maximum(top, top_2)
+    # Both may be empty: -inf - -inf would be NaN.
+    finite = tl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
+    keep, weight = tl.exp2(top - finite), tl.exp2(top_2 - finite)
+    total = tl.fma(total, keep, total_2 * weight)
+    acc = tl.fma(acc, tl.broadcast_to(keep[None, :], acc.shape), acc_2 * weight[None, :])
+    return highest, total, acc
+
+
+@triton.jit
+def row_starts(
+    lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT: tl.constexpr, SMALLEST: tl.constexpr,
+    DOUBLINGS: tl.constexpr, target, ROWS: tl.constexpr,
+):  # fmt: skip
+    """(begin [ROWS], end [ROWS]) of each row in the list of all rows' visible keys, int64.
+
+    A row counts from the begin of its first split and at least for one, so that a row without keys is somebody's.
+    """
+    row = tl.arange(0, ROWS)
+    length = tl.load(lengths_ptr + row, mask=row < num_rows, other=-1).to(tl.int32)
+    length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
+    _, size, first_split, _ = splits(length, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target)
+    keys = tl.where(length < 0, 0, tl.maximum(length - first_split * size, 1)).to(tl.int64)
+    ends = tl.cumsum(keys, axis=0)
+    return ends - keys, ends
+
+
+@triton.jit
+def _merged(
+    part_ptr, stats_ptr, first_at, kept, count, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr
+):
+    """(maximum [1], sum [1], output [dims, 1]) of a query row's partials, folded in order, UNROLL loaded at a time."""
+    dim, one = tl.arange(0, BLOCK_D), tl.arange(0, 1)
+    top, total = tl.full([1], _NEGATIVE_INFINITY, tl.float32), tl.zeros([1], tl.float32)
+    acc = tl.zeros([BLOCK_D, 1], tl.float32)
     for begin in range(0, count, UNROLL):
-        split = begin + tl.arange(0, UNROLL)
-        at = (first_at + split)[:, None].to(tl.int64) * (2 * BLOCK_H) + member[None, :]
-        here = (split < count)[:, None] & (member >= 0)[None, :]
-        # Written by other SMs: past the L1.
-        tops = tl.load(stats_ptr + at, mask=here, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
-        totals = tl.load(stats_ptr + at + BLOCK_H, mask=here, other=0.0, cache_modifier=".cg")
-        block = (first_at + split)[:, None, None].to(tl.int64) * (BLOCK_H * BLOCK_D)
-        block += member[None, :, None] * BLOCK_D + dim[None, None, :]
-        parts = tl.load(part_ptr + block, mask=(split < count)[:, None, None], other=0.0, cache_modifier=".cg")
-        highest = tl.maximum(top, tl.max(tops, axis=0))
-        finite = tl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
-        keep, weight = tl.exp2(top - finite), tl.exp2(tops - finite[None, :])
-        total = total * keep + tl.sum(totals * weight, axis=0)
-        acc = acc * keep[:, None] + tl.sum(parts * weight[:, :, None], axis=0)
-        top = highest
-    return acc, top, total
+        loaded = ()
+        for ahead in tl.static_range(UNROLL):
+            here = begin + ahead < count
+            at = first_at + begin + ahead
+            stats = stats_ptr + at * (2 * BLOCK_H) + kept + one
+            part = part_ptr + at * (BLOCK_H * BLOCK_D) + kept * BLOCK_D + dim[:, None] + one[None, :]
+            loaded += (
+                tl.load(stats, mask=here, other=_NEGATIVE_INFINITY),
+                tl.load(stats + BLOCK_H, mask=here, other=0.0),
+                tl.load(part, mask=here, other=0.0),
+            )
+        for ahead in tl.static_range(UNROLL):
+            top, total, acc = fold(top, total, acc, loaded[3 * ahead], loaded[3 * ahead + 1], loaded[3 * ahead + 2])
+    return top, total, acc
 
 
 @triton.jit
@@ -145,6 +190,8 @@ def merge_kernel(
     lse_ptr,
     part_ptr,
     stats_ptr,
+    num_rows,
+    num_shares,
     num_queries,
     num_heads,
     num_kv_heads,
@@ -166,6 +213,7 @@ def merge_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr,
     UNROLL: tl.constexpr,
+    ROWS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
     FUSED: tl.constexpr,
@@ -173,30 +221,37 @@ def merge_kernel(
     HAS_SMOOTH: tl.constexpr,
     QUANTISED: tl.constexpr,
     HALF_AWAY: tl.constexpr,
-    LEAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the partials of one row and KV head in order. Rows of fewer than LEAST splits are finished already."""
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
-    head_tile, row = tl.program_id(0), tl.program_id(1)
+    """Merge the partials of one query head and token, in order. Rows of one split or in one share are finished."""
+    kept, head_tile, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group = num_heads // num_kv_heads
     tile_rows = group * num_queries
     tiles = tl.cdiv(tile_rows, BLOCK_M)
+    extra: tl.constexpr = 1 if FUSED else 0
+    # The lengths are older than the kernel that this one waits for.
     length = tl.load(lengths_ptr + row).to(tl.int32)
-    length = tl.where(length < 0, -1, tl.minimum(length + (1 if FUSED else 0), capacity))
-    _, _, _, count = splits(length, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target)
-    if count < LEAST:
+    length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
+    _, size, _, count = splits(length, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target)
+    starts, ends = row_starts(
+        lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target, ROWS
+    )
+    keys, at = tl.max(ends, axis=0), tl.sum(tl.where(tl.arange(0, ROWS) == row, starts, 0), axis=0)
+    in_one_share = at * num_shares // keys == (at + (count - 1) * size) * num_shares // keys
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+    if (count < 2) | in_one_share:
         return
     kv_head, tile = head_tile // tiles, head_tile % tiles
     dim = tl.arange(0, BLOCK_D)
-    member = tile * BLOCK_M + tl.arange(0, BLOCK_H)
+    member = tile * BLOCK_M + kept + tl.arange(0, 1)
     inside = (member < tile_rows)[:, None] & (dim < head_dim)[None, :]
-    first_at = (row.to(tl.int64) * tl.num_programs(0) + head_tile) * max_splits
-    acc, top, total = _merged(part_ptr, stats_ptr, first_at, count, BLOCK_H, BLOCK_D, UNROLL)
+    first_at = (row.to(tl.int64) * tl.num_programs(1) + head_tile) * max_splits
+    top, total, acc = _merged(part_ptr, stats_ptr, first_at, kept, count, BLOCK_H, BLOCK_D, UNROLL)
     finish(
-        acc, top, total, row, kv_head * group + member % group, member // group, dim, inside, out_ptr, lse_ptr,
-        sinks_ptr, shift_ptr, smooth_ptr, stride_out_row, stride_out_head, stride_out_query, num_heads, num_queries,
-        head_dim, out_scale, max_bound, min_bound, HAS_SINKS, HAS_LSE, HAS_SHIFT, HAS_SMOOTH, QUANTISED, HALF_AWAY,
+        tl.trans(acc), top, total, row, kv_head * group + member % group, member // group, dim, inside, out_ptr,
+        lse_ptr, sinks_ptr, shift_ptr, smooth_ptr, stride_out_row, stride_out_head, stride_out_query, num_heads,
+        num_queries, head_dim, out_scale, max_bound, min_bound, HAS_SINKS, HAS_LSE, HAS_SHIFT, HAS_SMOOTH, QUANTISED,
+        HALF_AWAY,
     )  # fmt: skip

@@ -46,7 +46,8 @@ def decode_attention(
     row of length 0 gives 0 and -inf. A negative length leaves the row's output as it is.
     scale: default 1/sqrt(head_dim). window: a query sees at most the last `window` of its keys. softcap: scores become
     softcap * tanh(score / softcap). sinks: [heads], logits that take part in the softmax and carry no value.
-    split_size: keys a program handles; default: by the row's length. out: written and returned.
+    split_size: keys of a partial result, in whole tiles of 64 or 128; default: by the row's length.
+    out: written and returned.
 
     Returns out like q, and with return_lse also the natural-log sum of exponentials, float32 [rows, heads, queries].
     Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity.

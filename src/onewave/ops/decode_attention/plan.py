@@ -5,23 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["MAX_QUERIES", "DecodePlan", "plan_decode"]
+__all__ = ["MAX_QUERIES", "MOST_ROWS_LOOKED_AT", "DecodePlan", "plan_decode"]
 
 MAX_QUERIES = 8
+# Rows whose lengths a program looks at to find its share; with more of them each row is one.
+MOST_ROWS_LOOKED_AT = 256
 # Programs that one row should give the card: about one for every SM of a large one.
 _PROGRAMS_PER_ROW = 128
 _SMALLEST_SPLIT, _DOUBLINGS = 64, 4
-_LARGEST_TILE = 64
-_FLOATS_IN_MERGE = 8192
+# More query rows would spill.
+_LARGEST_TILE = 32
 
 
 @dataclass(frozen=True)
 class DecodePlan:
     """One launch of the split-KV kernel.
 
-    split: keys a split as the caller fixed it, or 0 for smallest * 2^n, n <= doublings, the smallest that cuts a row in
-    at most `target` splits. block_m: query rows of a tile (query tokens x heads of a group, padded), block_h: those
-    kept in a partial. max_splits: the most splits of a row over all lengths that the cache can hold.
+    split: keys a split as the caller fixed it, in whole tiles, or 0 for smallest * 2^n, n <= doublings, the smallest
+    that cuts a row in at most `target` splits. block_m: query rows of a tile (query tokens x heads of a group, padded),
+    block_h: those kept in a partial. max_splits: the most splits of a row over all lengths that the cache can hold.
     """
 
     split: int
@@ -37,6 +39,19 @@ class DecodePlan:
     unroll: int
     num_warps: int
     num_stages: int
+    num_kv_heads: int
+
+    def shares(self, rows: int, num_sms: int) -> int:
+        """Programs of a KV head (or of a tile of its query rows): the keys of all rows are shared among them."""
+        if rows > MOST_ROWS_LOOKED_AT:
+            return rows
+        # Where a program has little to do, two on an SM hide each other's beginning and end.
+        programs = num_sms * (2 if rows == 1 else 1)
+        return min(rows * self.max_splits, max(1, programs // (self.num_kv_heads * self.tiles)))
+
+    def rows_looked_at(self, rows: int) -> int:
+        """The kernels' ROWS: the length of their list of rows."""
+        return _power_of_two(min(rows, MOST_ROWS_LOOKED_AT))
 
     @property
     def why(self) -> str:
@@ -48,7 +63,8 @@ class DecodePlan:
             rule = f"splits of {self.smallest} to {largest} keys, the smallest that gives a row at most {self.target}"
         return (
             f"{rule}; {self.block_h} query rows share each key, in a tile of {self.block_m}x{self.block_n}; "
-            "a dependent kernel merges the partials of a row in order"
+            "the keys of all rows are shared evenly among the programs; a dependent kernel merges, in order, the "
+            "splits of rows that several programs had"
         )
 
 
@@ -62,24 +78,26 @@ def plan_decode(
     capacity: int,
     kv_itemsize: int,
     split_size: int | None,
+    windowed: bool = False,
 ) -> DecodePlan:
     """Plan for sequences of at most `capacity` keys. kv_itemsize: bytes of a cached element."""
     tile_rows = num_heads // num_kv_heads * num_queries
-    block_m = min(_LARGEST_TILE, max(16, _power_of_two(tile_rows)))
-    tiles = -(-tile_rows // block_m)
     block_d = max(16, _power_of_two(head_dim))
+    block_m = min(_LARGEST_TILE if block_d <= 128 else _LARGEST_TILE // 2, max(8, _power_of_two(tile_rows)))
+    tiles = -(-tile_rows // block_m)
     block_h = min(block_m, _power_of_two(tile_rows))
     target = max(1, -(-_PROGRAMS_PER_ROW // num_kv_heads))
-    block_n = 128 if block_d <= 64 else 64 if block_d <= 128 else 32
+    block_n = 128 if block_d <= 64 else 64
     smallest = max(_SMALLEST_SPLIT, block_n)
     if split_size is None:
         largest = smallest << _DOUBLINGS
-        # One more where a window begins inside a split.
-        max_splits = min(-(-capacity // smallest), max(target, -(-capacity // largest)) + 1)
+        max_splits = min(-(-capacity // smallest), max(target, -(-capacity // largest)))
+        max_splits += windowed  # a window may begin inside a split
     else:
+        # A program goes from one split to the next, so a tile must not lie in two.
+        split_size = -(-split_size // block_n) * block_n
         max_splits = -(-capacity // split_size)
     max_splits = max(1, max_splits)
-    tile_bytes = 2 * block_n * block_d * kv_itemsize
     return DecodePlan(
         split=split_size or 0,
         smallest=smallest,
@@ -91,10 +109,11 @@ def plan_decode(
         block_n=block_n,
         block_d=block_d,
         block_h=block_h,
-        unroll=max(1, min(16, _FLOATS_IN_MERGE // (block_h * block_d))),
-        num_warps=4,
-        # Three programs fit on an SM.
-        num_stages=max(2, min(4, (96 << 10) // tile_bytes)),
+        unroll=min(32, _power_of_two(max_splits)),
+        num_warps=8 if block_m >= 32 or block_d > 128 else 4,
+        # More bytes under way make every load wait longer: 6 stages were 3 % slower (docs/log.md).
+        num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * kv_itemsize))),
+        num_kv_heads=num_kv_heads,
     )
 
 

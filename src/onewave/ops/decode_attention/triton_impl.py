@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.decode_attention.merge_impl import merge_kernel
-from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
+from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
 from onewave.ops.scratch import scratch
 
@@ -30,6 +30,7 @@ __all__ = [
 
 LOG2E = 1.4426950408889634
 NO_WINDOW = 1 << 30
+SPLIT_PDL = True
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def launch(
         capacity=capacity,
         kv_itemsize=k_cache.element_size(),
         split_size=split_size,
+        windowed=window is not None,
     )
     outputs, floats = partial_floats(plan, rows, num_kv_heads)
     room = scratch(out.device, floats if plan.max_splits > 1 else 0)
@@ -128,12 +130,13 @@ def launch(
     def given(tensor: Tensor | None) -> Tensor:
         return unused if tensor is None else tensor
 
-    split_kv_kernel[(plan.max_splits, num_kv_heads * plan.tiles, rows)](
+    shares = plan.shares(rows, num_sms(out.device))
+    split_kv_kernel[(shares, num_kv_heads * plan.tiles)](
         given(q), k_cache, v_cache, seq_lens, given(block_table), given(k_scale), given(v_scale), given(sinks),
         given(mask), given(f and f.qkv), given(f and f.bias), given(f and f.qkv_out_scale), given(rotary),
         given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room, stats,
         num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, plan.max_splits,
-        NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
+        rows, NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
         0 if rotary is None else rotary.shape[1] // 2,
         (head_dim**-0.5 if scale is None else scale) * LOG2E, 0.0 if softcap is None else softcap * LOG2E,
         1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
@@ -152,13 +155,14 @@ def launch(
         HAS_BIAS=f is not None and f.bias is not None, HAS_QKV_SCALE=f is not None and f.qkv_out_scale is not None,
         INTERLEAVED=f is not None and f.interleaved, HAS_SHIFT=f is not None and f.out_shift is not None,
         HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
-        HALF_AWAY=f is not None and f.half_away, PDL=pdl,
+        HALF_AWAY=f is not None and f.half_away, ROWS=plan.rows_looked_at(rows),
+        MANY=rows > MOST_ROWS_LOOKED_AT, PDL=pdl,
         num_warps=plan.num_warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
-    if plan.max_splits > 1:
+    if plan.max_splits > 1 and rows <= MOST_ROWS_LOOKED_AT:
         launch_merge(
             plan, out, lse, seq_lens, room, num_kv_heads=num_kv_heads, capacity=capacity, window=window, sinks=sinks,
-            fused=f, least=2,
+            fused=f,
         )  # fmt: skip
 
 
@@ -180,27 +184,34 @@ def launch_merge(
     window: int | None,
     sinks: Tensor | None,
     fused: FusedProjection | None,
-    least: int,
 ) -> None:
-    """Merge the partials in `room` of every row that has at least `least` splits, and write its result."""
+    """Merge the partials in `room` of every row that has several, and write its result."""
     rows, num_heads, num_queries, head_dim = out.shape
     f = fused
     outputs, _ = partial_floats(plan, rows, num_kv_heads)
     pdl = has_dependent_launch(out)
-    merge_kernel[(num_kv_heads * plan.tiles, rows)](
+    merge_kernel[(plan.block_h, num_kv_heads * plan.tiles, rows)](
         seq_lens, seq_lens if sinks is None else sinks, seq_lens if f is None or f.out_shift is None else f.out_shift,
         seq_lens if f is None or f.out_smooth is None else f.out_smooth, out, seq_lens if lse is None else lse, room,
-        room[outputs:], num_queries, num_heads, num_kv_heads, head_dim, capacity, plan.max_splits,
+        room[outputs:], rows, plan.shares(rows, num_sms(out.device)), num_queries, num_heads, num_kv_heads,
+        head_dim, capacity, plan.max_splits,
         NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
         1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
         0.0 if f is None else f.min_bound, *out.stride()[:3],
         SPLIT=plan.split, SMALLEST=plan.smallest, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
-        BLOCK_D=plan.block_d, BLOCK_H=plan.block_h, UNROLL=plan.unroll, HAS_SINKS=sinks is not None,
+        BLOCK_D=plan.block_d, BLOCK_H=plan.block_h, UNROLL=plan.unroll,
+        ROWS=plan.rows_looked_at(rows), HAS_SINKS=sinks is not None,
         HAS_LSE=lse is not None, FUSED=f is not None, HAS_SHIFT=f is not None and f.out_shift is not None,
         HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
-        HALF_AWAY=f is not None and f.half_away, LEAST=least, PDL=pdl,
+        HALF_AWAY=f is not None and f.half_away, PDL=pdl,
         num_warps=4, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """Streaming multiprocessors of a card; 1 elsewhere."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @cache
