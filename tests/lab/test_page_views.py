@@ -13,6 +13,8 @@ from onewave.lab.programs import CHAIN_ORDERS, chain
 from onewave.tiles.policies import POLICIES
 from onewave.tiles.trace import Trace
 
+SMALL_TRACE = "traces?program=gemm&sizes=256,256,128&workers=2&order=row&sync=tile"
+
 
 def text(page: Any, selector: str) -> str:
     return page.locator(selector).inner_text()
@@ -64,7 +66,7 @@ def test_chains_show_what_every_tile_does_at_every_moment(open_page):
 
 
 def test_every_order_and_policy_stands_in_one_table_and_can_be_opened(open_page):
-    page = open_page("chains?workers=3")
+    page = open_page("chains?workers=3&rows=2&cols=2&inner=3")
     page.locator(".matrix").wait_for()
     assert page.locator(".matrix tbody tr").count() == len(CHAIN_ORDERS)
     assert page.locator(".matrix thead th").count() == len(POLICIES) + 2
@@ -75,7 +77,7 @@ def test_every_order_and_policy_stands_in_one_table_and_can_be_opened(open_page)
 
 
 def test_idle_time_is_red(open_page):
-    page = open_page("chains?workers=6&a=sequential.none")
+    page = open_page("chains?workers=6&rows=3&cols=3&inner=4&a=sequential.none")
     page.locator(".matrix").wait_for()
     reds = page.evaluate("""() => {
       const canvas = document.querySelector('[aria-label="Launch A"] canvas');
@@ -90,7 +92,7 @@ def test_idle_time_is_red(open_page):
 
 
 def test_the_chain_is_played_over_time(open_page):
-    page = open_page("chains")
+    page = open_page("chains?rows=2&cols=2&inner=2")
     page.locator(".matrix").wait_for()
     page.locator("#chain-play").click()
     page.locator('output[for="moment"]', has_text="µs").wait_for()
@@ -120,7 +122,7 @@ SCROLL = """async ({ seconds, zoomed }) => {
 
 
 def test_a_trace_of_20_000_tasks_scrolls_at_30_frames_a_second_or_more(open_page):
-    page = open_page("traces")
+    page = open_page(SMALL_TRACE)
     page.locator("#view-traces .figures b").first.wait_for()
     send(page, "a", made_trace(20_000, 132))
     page.locator("#view-traces .figures b", has_text="20,000").wait_for()
@@ -131,7 +133,7 @@ def test_a_trace_of_20_000_tasks_scrolls_at_30_frames_a_second_or_more(open_page
 
 def test_a_task_tells_when_it_waited_and_ran(open_page):
     trace = made_trace(40, 4)
-    page = open_page("traces")
+    page = open_page(SMALL_TRACE)
     page.locator("#view-traces .figures b").first.wait_for()
     send(page, "a", trace)
     page.locator("#view-traces .figures b", has_text="40").wait_for()
@@ -148,7 +150,7 @@ def test_a_task_tells_when_it_waited_and_ran(open_page):
 
 
 def test_two_traces_are_shown_with_their_difference(open_page):
-    page = open_page("traces")
+    page = open_page(SMALL_TRACE)
     page.locator("#view-traces .figures b").first.wait_for()
     send(page, "a", made_trace(60, 4))
     page.locator("#view-traces .figures b", has_text="60").wait_for()
@@ -165,7 +167,7 @@ def test_two_traces_are_shown_with_their_difference(open_page):
 
 
 def test_a_trace_is_saved_for_perfetto(open_page, tmp_path: Path):
-    page = open_page("traces?program=gemm&sizes=256,256,128&workers=2")
+    page = open_page(SMALL_TRACE)
     page.locator("#view-traces .figures b").first.wait_for()
     with page.expect_download() as download:
         page.locator("#perfetto").click()
@@ -176,7 +178,7 @@ def test_a_trace_is_saved_for_perfetto(open_page, tmp_path: Path):
 
 
 def test_a_file_that_is_no_trace_gets_a_clear_message_and_changes_nothing(open_page):
-    page = open_page("traces")
+    page = open_page(SMALL_TRACE)
     page.locator("#view-traces .figures b").first.wait_for()
     before = text(page, "#view-traces .figures")
     small = made_trace(4, 2).to_json()
@@ -198,7 +200,7 @@ def test_a_file_that_is_no_trace_gets_a_clear_message_and_changes_nothing(open_p
 
 
 def test_a_name_in_a_trace_is_text_and_never_markup(open_page):
-    page = open_page("traces")
+    page = open_page(SMALL_TRACE)
     page.locator("#view-traces .figures b").first.wait_for()
     evil = made_trace(6, 2).to_json().replace("gemm", "<img src=x onerror=document.title=1>")
     send(page, "a", evil.encode())
@@ -208,7 +210,7 @@ def test_a_name_in_a_trace_is_text_and_never_markup(open_page):
 
 
 def test_sizes_that_would_take_too_long_are_refused_in_words(open_page):
-    page = open_page("traces")
+    page = open_page(SMALL_TRACE)
     page.locator("#view-traces .figures b").first.wait_for()
     page.locator("[name=sizes]").fill("1000000000,1")
     page.locator("#simulate").click()

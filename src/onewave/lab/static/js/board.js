@@ -34,7 +34,11 @@ export class Board {
       this.node.append(this.panel("A", row, along));
       for (let col = 0; col < n; col++) this.node.append(this.tile(row, col, choose, look));
     }
-    this.path = svg("svg", { class: "path", "aria-hidden": "true", viewBox: `0 0 ${this.pixels(n)} ${this.pixels(m)}` });
+    this.path = svg("svg", {
+      class: "path",
+      "aria-hidden": "true",
+      viewBox: `0 0 ${this.pixels(n)} ${this.pixels(m)}`,
+    });
     this.path.style.width = `${this.pixels(n)}px`;
     this.path.style.height = `${this.pixels(m)}px`;
     this.node.append(this.path);
@@ -47,8 +51,12 @@ export class Board {
   panel(letter, at, along) {
     const boxes = Array.from({ length: along }, () => h("i"));
     this.boxes.set(`${letter}${at}`, boxes);
-    return h("div", { class: `panel panel-${letter}`, "data-panel": `${letter}${at}` },
-      this.size >= 24 ? h("b", {}, `${letter}${at}`) : null, boxes);
+    return h(
+      "div",
+      { class: `panel panel-${letter}`, "data-panel": `${letter}${at}` },
+      this.size >= 24 ? h("b", {}, `${letter}${at}`) : null,
+      boxes,
+    );
   }
 
   tile(row, col, choose, look) {
@@ -122,13 +130,17 @@ export class Board {
       const far = Math.hypot(x1 - x0, y1 - y0);
       const [dx, dy] = [(x1 - x0) / far, (y1 - y0) / far];
       // From border to border, so that the numbers stay readable.
-      const off = Math.min(0.36 * this.size, far / 2 - 2);
+      const off = Math.min((this.size < 40 ? 0.46 : 0.36) * this.size, far / 2 - 2);
       const [bx, by] = [x1 - dx * off, y1 - dy * off];
       const line = `M${(x0 + dx * off).toFixed(1)} ${(y0 + dy * off).toFixed(1)}L${bx.toFixed(1)} ${by.toFixed(1)}`;
-      const wing = (side) => `${(bx - head * (dx + side * 0.7 * dy)).toFixed(1)} ${(by - head * (dy - side * 0.7 * dx)).toFixed(1)}`;
+      const wing = (side) =>
+        `${(bx - head * (dx + side * 0.7 * dy)).toFixed(1)} ${(by - head * (dy - side * 0.7 * dx)).toFixed(1)}`;
       lines[i < at ? "done" : "ahead"] += `${line}M${wing(1)}L${bx.toFixed(1)} ${by.toFixed(1)}L${wing(-1)}`;
     }
-    this.path.replaceChildren(svg("path", { d: lines.ahead, class: "ahead" }), svg("path", { d: lines.done, class: "done" }));
+    this.path.replaceChildren(
+      svg("path", { d: lines.ahead, class: "ahead" }),
+      svg("path", { d: lines.done, class: "done" }),
+    );
     this.path.dataset.arrows = Math.max(0, Math.min(at, steps.length) - 1);
   }
 
@@ -170,7 +182,8 @@ export class Board {
         const kind = seen?.loaded ? " loaded" : seen?.hit ? " hit" : seen?.evicted ? " evicted" : "";
         box.className = (share ? "in" : "") + kind;
       });
-      boxes[0].parentElement.title = `${panel}: ${inside ? `${percent(Math.min(inside, 1))} in the cache` : "in memory only"}`;
+      const where = inside ? `${percent(Math.min(inside, 1))} in the cache` : "in memory only";
+      boxes[0].parentElement.title = `${panel}: ${where}`;
     }
   }
 }

@@ -5,11 +5,23 @@ import { bytes, button, field, h, number, percent, say, select } from "./dom.js"
 import { time } from "./lanes.js";
 import { copyLink, remember } from "./route.js";
 import { Stages } from "./stages.js";
-import { Timeline } from "./timeline.js";
+import { TIMELINE_KEYS, Timeline } from "./timeline.js";
 
 const PROGRAMS = { gemms: "Two GEMMs: H = X W0, Y = H W1", attention: "Attention → projection → FFN" };
-const SIZES = { gemms: { rows: "Row blocks", cols: "Columns of Y", inner: "Columns of H" }, attention: { rows: "Row blocks", cols: "Heads", inner: "FFN columns" } };
-const DEFAULTS = { program: "gemms", rows: 4, cols: 4, inner: 4, workers: 6, cache: 24, a: "sequential.none", b: "half-row.tile" };
+const SIZES = {
+  gemms: { rows: "Row blocks", cols: "Columns of Y", inner: "Columns of H" },
+  attention: { rows: "Row blocks", cols: "Heads", inner: "FFN columns" },
+};
+const DEFAULTS = {
+  program: "gemms",
+  rows: 4,
+  cols: 4,
+  inner: 4,
+  workers: 6,
+  cache: 24,
+  a: "sequential.none",
+  b: "half-row.tile",
+};
 const LEAST = { rows: 1, cols: 1, inner: 1, workers: 1, cache: 4 };
 const MOST = { rows: 32, cols: 32, inner: 32, workers: 132, cache: 100000 };
 const state = { ...DEFAULTS, at: 0, sides: { a: null, b: null } };
@@ -43,14 +55,19 @@ function read(query) {
     if (key in LEAST) {
       const size = Number(value);
       if (Number.isInteger(size) && size >= LEAST[key] && size <= MOST[key]) found[key] = size;
-      else say(`The link's ${key} is not a whole number from ${LEAST[key]} to ${MOST[key]}; it starts as ${DEFAULTS[key]}.`, true);
+      else
+        say(
+          `The link's ${key} is not a whole number from ${LEAST[key]} to ${MOST[key]}; it starts as ${DEFAULTS[key]}.`,
+          true,
+        );
     } else if (key === "program" && value in PROGRAMS) found.program = value;
     else if ((key === "a" || key === "b") && /^[a-z0-9-]+\.[a-z0-9-]+$/.test(value)) found[key] = value;
   }
   return found;
 }
 
-const publish = () => remember("chains", new URLSearchParams(Object.keys(DEFAULTS).map((key) => [key, state[key]])).toString());
+const publish = () =>
+  remember("chains", new URLSearchParams(Object.keys(DEFAULTS).map((key) => [key, state[key]])).toString());
 
 function build() {
   const change = (key) => (event) => {
@@ -66,12 +83,28 @@ function build() {
   };
   const size = (key, label) => field(label, number(state[key], LEAST[key], MOST[key], change(key), { name: key }));
   const labels = SIZES[state.program];
-  const settings = h("form", { class: "card bar chain-settings", "aria-label": "Chain settings", onsubmit: (event) => event.preventDefault() },
+  const settings = h(
+    "form",
+    { class: "card bar chain-settings", "aria-label": "Chain settings", onsubmit: (event) => event.preventDefault() },
     field("Program", select(PROGRAMS, state.program, change("program"), { name: "program" })),
-    Object.entries(labels).map(([key, label]) => size(key, label)), size("workers", "Workers"), size("cache", "Cache (tiles)"),
-    button("Share", async () => { publish(); say(await copyLink()); }));
+    Object.entries(labels).map(([key, label]) => size(key, label)),
+    size("workers", "Workers"),
+    size("cache", "Cache (tiles)"),
+    button("Share", async () => {
+      publish();
+      say(await copyLink());
+    }),
+  );
   parts = {
-    slider: h("input", { type: "range", min: 0, max: 1000, value: 0, "aria-label": "Moment of the launch", id: "moment", oninput: (event) => seek(event.target.valueAsNumber / 1000) }),
+    slider: h("input", {
+      type: "range",
+      min: 0,
+      max: 1000,
+      value: 0,
+      "aria-label": "Moment of the launch",
+      id: "moment",
+      oninput: (event) => seek(event.target.valueAsNumber / 1000),
+    }),
     place: h("output", { for: "moment" }),
     play: button("Play", toggle, { id: "chain-play" }),
     a: side("a"),
@@ -79,10 +112,21 @@ function build() {
     matrix: h("section", { class: "card", "aria-label": "All orders and policies" }),
   };
   root.replaceChildren(
-    h("div", { class: "intro" }, h("h1", {}, "Chains"), h("p", { class: "soft" }, "One program, two launches. What a worker waits for depends on the order of the tiles and on who waits for what.")),
+    h(
+      "div",
+      { class: "intro" },
+      h("h1", {}, "Chains"),
+      h(
+        "p",
+        { class: "soft" },
+        "One program, two launches: who waits how long depends on the order of the tiles and on what they wait by.",
+      ),
+    ),
     settings,
     h("div", { class: "card replay" }, parts.play, parts.slider, parts.place),
-    h("div", { class: "pair" }, parts.a.node, parts.b.node), parts.matrix);
+    h("div", { class: "pair" }, parts.a.node, parts.b.node),
+    parts.matrix,
+  );
 }
 
 function side(key) {
@@ -93,9 +137,12 @@ function side(key) {
     refresh();
   };
   const option = (name) => h("option", { value: name, title: choices.orders[name] }, name);
-  const orders = h("select", { onchange: set, name: `order-${key}` },
+  const orders = h(
+    "select",
+    { onchange: set, name: `order-${key}` },
     h("optgroup", { label: "Interleavings" }, choices.interleavings.map(option)),
-    h("optgroup", { label: "Stage by stage" }, others.map(option)));
+    h("optgroup", { label: "Stage by stage" }, others.map(option)),
+  );
   orders.value = order;
   const policy = select(choices.policies, sync, set, { name: `sync-${key}` });
   policy.value = sync;
@@ -105,11 +152,27 @@ function side(key) {
     facts: h("div", { class: "figures" }),
     note: h("p", { class: "hint", "aria-live": "polite" }),
     stages: new Stages(),
-    timeline: new Timeline({ label: `Launch ${key.toUpperCase()}: a lane per worker. Arrows move, plus and minus zoom, N and P walk through the tasks.`, height: 300, onpick: (index) => told(made, index) }),
+    timeline: new Timeline({
+      label: `Launch ${key.toUpperCase()}: a lane per worker. ${TIMELINE_KEYS}`,
+      height: 300,
+      onpick: (index) => told(made, index),
+    }),
   };
-  made.node = h("section", { class: "card stack side", "aria-label": `Launch ${key.toUpperCase()}` },
-    h("div", { class: "bar" }, h("h2", { class: `badge badge-${key}` }, key.toUpperCase()), field("Order", orders), field("Waits by", policy)),
-    made.facts, made.stages.node, made.timeline.canvas, made.note);
+  made.node = h(
+    "section",
+    { class: "card stack side", "aria-label": `Launch ${key.toUpperCase()}` },
+    h(
+      "div",
+      { class: "bar" },
+      h("h2", { class: `badge badge-${key}` }, key.toUpperCase()),
+      field("Order", orders),
+      field("Waits by", policy),
+    ),
+    made.facts,
+    made.stages.node,
+    made.timeline.canvas,
+    made.note,
+  );
   return made;
 }
 
@@ -143,9 +206,13 @@ function fill(made, found, wide) {
   made.note.textContent = found.error ?? "";
   made.note.classList.toggle("bad", broken);
   if (broken) return;
-  const figure = (text, label, kind) => h("div", { class: "figure" }, h("b", { class: kind ?? "" }, text), h("span", {}, label));
-  made.facts.replaceChildren(figure(time(found.makespan, "ns"), "from launch to end"),
-    figure(percent(found.idle_share), "of the workers' time idle", found.idle_share > 0.005 ? "bad" : ""), figure(bytes(found.moved), "through device memory"));
+  const figure = (text, label, kind) =>
+    h("div", { class: "figure" }, h("b", { class: kind ?? "" }, text), h("span", {}, label));
+  made.facts.replaceChildren(
+    figure(time(found.makespan, "ns"), "from launch to end"),
+    figure(percent(found.idle_share), "of the workers' time idle", found.idle_share > 0.005 ? "bad" : ""),
+    figure(bytes(found.moved), "through device memory"),
+  );
   made.timeline.options.wide = wide;
   made.timeline.load(found.trace);
   made.stages.load(found);
@@ -161,7 +228,10 @@ function told(made, index) {
   }
   made.stages.mark(lanes.source[index]);
   const waited = lanes.start[index] - lanes.wait[index];
-  made.note.textContent = `${lanes.name[index]} ${lanes.task[index]} on worker ${lanes.worker[index]}: starts at ${time(lanes.start[index], "ns")}, runs ${time(lanes.end[index] - lanes.start[index], "ns")}${waited > 0 ? `, after waiting ${time(waited, "ns")}` : ", without waiting"}.`;
+  const [starts, runs] = [lanes.start[index], lanes.end[index] - lanes.start[index]].map((value) => time(value, "ns"));
+  const after = waited > 0 ? `after waiting ${time(waited, "ns")}` : "without waiting";
+  const task = `${lanes.name[index]} ${lanes.task[index]} on worker ${lanes.worker[index]}`;
+  made.note.textContent = `${task}: starts at ${starts}, runs ${runs}, ${after}.`;
 }
 
 const wideTime = () => Math.max(state.sides.a?.makespan ?? 0, state.sides.b?.makespan ?? 0, 1);
@@ -208,26 +278,67 @@ async function matrix(mine, sizes) {
   try {
     found = await get("/api/chain-matrix", sizes);
   } catch (error) {
-    if (mine === turn) parts.matrix.replaceChildren(h("h2", {}, "Every order under every policy"), h("p", { class: "soft" }, error.message));
+    if (mine === turn)
+      parts.matrix.replaceChildren(
+        h("h2", {}, "Every order under every policy"),
+        h("p", { class: "soft" }, error.message),
+      );
     return;
   }
   if (mine !== turn) return;
-  const times = Object.values(found.cells).flat().filter(Boolean).map((cell) => cell.makespan);
+  const times = Object.values(found.cells)
+    .flat()
+    .filter(Boolean)
+    .map((cell) => cell.makespan);
   const [least, most] = [Math.min(...times), Math.max(...times)];
   const cell = (order, sync, result) => {
-    if (!result) return h("td", { class: "n bad", title: "The workers would all hold tasks that wait for later ones" }, "hangs");
+    if (!result)
+      return h("td", { class: "n bad", title: "The workers would all hold tasks that wait for later ones" }, "hangs");
     const part = most > least ? (result.makespan - least) / (most - least) : 0;
     const title = `${percent(result.idle_share)} idle, ${bytes(result.moved)} moved. Show as launch B`;
-    return h("td", { class: "n heat", style: { "--heat": part.toFixed(3) } },
-      button((result.makespan / 1000).toFixed(1), () => take(order, sync), { class: "link", title, "aria-label": `${order}, ${sync}: ${time(result.makespan, "ns")}. ${title}` }));
+    return h(
+      "td",
+      { class: "n heat", style: { "--heat": part.toFixed(3) } },
+      button((result.makespan / 1000).toFixed(1), () => take(order, sync), {
+        class: "link",
+        title,
+        "aria-label": `${order}, ${sync}: ${time(result.makespan, "ns")}. ${title}`,
+      }),
+    );
   };
-  const rows = Object.entries(found.cells).map(([order, cells]) => h("tr", {}, h("th", { scope: "row", title: choices.orders[order] }, order),
-    cells.map((result, i) => cell(order, found.policies[i], result)), h("td", { class: "n soft" }, bytes(cells.find(Boolean)?.moved ?? 0))));
-  parts.matrix.replaceChildren(h("h2", {}, "Every order under every policy"),
-    h("p", { class: "soft" }, `Time from launch to end in µs, ${found.tasks} tasks. Choose one to see it as launch B.`),
-    h("div", { class: "scroll" }, h("table", { class: "matrix" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "order"), found.policies.map((name) => h("th", { scope: "col", class: "n" }, name)), h("th", { scope: "col", class: "n" }, "moved"))),
-      h("tbody", {}, rows))));
+  const rows = Object.entries(found.cells).map(([order, cells]) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row", title: choices.orders[order] }, order),
+      cells.map((result, i) => cell(order, found.policies[i], result)),
+      h("td", { class: "n soft" }, bytes(cells.find(Boolean)?.moved ?? 0)),
+    ),
+  );
+  parts.matrix.replaceChildren(
+    h("h2", {}, "Every order under every policy"),
+    h("p", { class: "soft" }, `Time from launch to end in µs, ${found.tasks} tasks. Choose one to see it as B.`),
+    h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { class: "matrix" },
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            h("th", { scope: "col" }, "order"),
+            found.policies.map((name) => h("th", { scope: "col", class: "n" }, name)),
+            h("th", { scope: "col", class: "n" }, "moved"),
+          ),
+        ),
+        h("tbody", {}, rows),
+      ),
+    ),
+  );
 }
 
 function take(order, sync) {
@@ -235,7 +346,10 @@ function take(order, sync) {
   parts.b.policy.value = sync;
   state.b = `${order}.${sync}`;
   refresh();
-  parts.b.node.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  parts.b.node.scrollIntoView({
+    block: "nearest",
+    behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
+  });
 }
 
 window.addEventListener("themechange", () => root && state.sides.a && seek(state.at));

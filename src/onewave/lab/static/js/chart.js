@@ -1,6 +1,6 @@
 // A line chart with logarithmic axes, read by pointer, arrow keys or as a table.
 
-import { button, h, svg } from "./dom.js";
+import { button, h, svg, table } from "./dom.js";
 
 export const COLOURS = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6", "--s7", "--s8", "--s9", "--s10"];
 const DASHES = ["", "7 4", "2 4"];
@@ -23,7 +23,8 @@ function marks(low, high, logarithmic, most = 7) {
   for (const factors of [[1, 2, 5], [1, 3], [1]]) {
     const found = [];
     for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
-      for (const factor of factors) if (factor * power >= low * 0.999 && factor * power <= high * 1.001) found.push(factor * power);
+      for (const factor of factors)
+        if (factor * power >= low * 0.999 && factor * power <= high * 1.001) found.push(factor * power);
     }
     if (found.length <= most + 3) return found.length > 1 ? found : [low, high];
   }
@@ -31,20 +32,39 @@ function marks(low, high, logarithmic, most = 7) {
 }
 
 export class Chart {
-  // data: {x: [...], series: {name: [...]}, bound: [...] or null}. options: label, xName, yName, xText(value), yText(value),
-  // logarithmic, steps, thumb(name) -> node or null, titles: {name: text}.
+  // data: {x: [...], series: {name: [...]}, bound: [...] or null}. options: label, xName, axis, yName,
+  // xText(value), yText(value), logarithmic, steps, thumb(name) -> node or null, titles: {name: text}.
   constructor(data, options) {
     this.data = data;
-    this.options = { xText: String, yText: String, logarithmic: true, steps: false, titles: {}, thumb: () => null, ...options };
+    this.options = {
+      xText: String,
+      yText: String,
+      logarithmic: true,
+      steps: false,
+      titles: {},
+      thumb: () => null,
+      ...options,
+    };
     this.at = null;
     this.hidden = new Set();
     this.strong = null;
-    this.drawing = svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: 0, role: "img", "aria-label": `${this.options.label}. Left and right arrows read off values; a table follows.` });
+    this.drawing = svg("svg", {
+      class: "chart",
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      tabindex: 0,
+      role: "img",
+      "aria-label": `${this.options.label}. Left and right arrows read off values; a table follows.`,
+    });
     this.legend = h("ul", { class: "legend" });
     this.place = h("p", { class: "soft legend-head", "aria-live": "polite" });
     this.rows = h("details", {}, h("summary", {}, "Show as table"));
     this.rows.addEventListener("toggle", () => this.rows.open && this.table());
-    this.node = h("div", { class: "chart-pair" }, h("div", { class: "stack" }, this.drawing, this.rows), h("div", {}, this.place, this.legend));
+    this.node = h(
+      "div",
+      { class: "chart-pair" },
+      h("div", { class: "stack" }, this.drawing, this.rows),
+      h("div", {}, this.place, this.legend),
+    );
     this.drawing.addEventListener("pointermove", (event) => this.point(event));
     this.drawing.addEventListener("pointerdown", (event) => this.point(event));
     this.drawing.addEventListener("keydown", (event) => this.key(event));
@@ -53,28 +73,45 @@ export class Chart {
 
   draw() {
     const { x, series, bound } = this.data;
-    const { logarithmic, steps, xText, yText, xName, yName } = this.options;
+    const { logarithmic, steps, xText, yText, xName, axis, yName } = this.options;
     const shown = Object.entries(series).filter(([name]) => !this.hidden.has(name));
     const values = [...shown.flatMap(([, column]) => column), ...(bound ?? [])].filter((value) => value !== null);
-    const most = Math.max(...values, 1);
-    const least = logarithmic ? Math.max(Math.min(...values), 1e-9) : 0;
+    const most = 1.04 * Math.max(...values, 1);
+    const least = logarithmic ? 0.93 * Math.max(Math.min(...values), 1e-9) : 0;
     this.x = scale(x[0], x.at(-1), EDGE.left, WIDTH - EDGE.right, logarithmic);
     const y = scale(least, most, HEIGHT - EDGE.bottom, EDGE.top, logarithmic);
     const text = (at, content, more) => svg("text", { ...at, ...more }, content);
     const frame = [
-      ...marks(least, most, logarithmic).flatMap((value) => [svg("path", { class: "grid", d: `M${EDGE.left} ${y(value)}H${WIDTH - EDGE.right}` }), text({ x: EDGE.left - 8, y: y(value) }, yText(value), { class: "left" })]),
-      ...marks(x[0], x.at(-1), logarithmic).flatMap((value) => [svg("path", { class: "grid", d: `M${this.x(value)} ${HEIGHT - EDGE.bottom}v5` }), text({ x: this.x(value), y: HEIGHT - EDGE.bottom + 17 }, xText(value), { class: "below" })]),
-      text({ x: (EDGE.left + WIDTH) / 2, y: HEIGHT - 8 }, xName, { class: "below name" }),
+      ...marks(least, most, logarithmic).flatMap((value) => [
+        svg("path", { class: "grid", d: `M${EDGE.left} ${y(value)}H${WIDTH - EDGE.right}` }),
+        text({ x: EDGE.left - 8, y: y(value) }, yText(value), { class: "left" }),
+      ]),
+      ...marks(x[0], x.at(-1), logarithmic).flatMap((value) => [
+        svg("path", { class: "grid", d: `M${this.x(value)} ${HEIGHT - EDGE.bottom}v5` }),
+        // The last one would stand out on the right.
+        text({ x: Math.min(this.x(value), WIDTH - 22), y: HEIGHT - EDGE.bottom + 17 }, xText(value), {
+          class: "below",
+        }),
+      ]),
+      text({ x: (EDGE.left + WIDTH) / 2, y: HEIGHT - 8 }, axis ?? xName, { class: "below name" }),
       text({ x: 0, y: 0, transform: `translate(13 ${HEIGHT / 2 - 20}) rotate(-90)` }, yName, { class: "below name" }),
     ];
-    const path = (column) => column.map((value, i) => {
-      const point = `${this.x(x[i]).toFixed(1)} ${y(value).toFixed(1)}`;
-      return steps && i ? `H${this.x(x[i]).toFixed(1)}V${y(value).toFixed(1)}` : `${i ? "L" : "M"}${point}`;
-    }).join("");
+    const path = (column) =>
+      column
+        .map((value, i) => {
+          const point = `${this.x(x[i]).toFixed(1)} ${y(value).toFixed(1)}`;
+          return steps && i ? `H${this.x(x[i]).toFixed(1)}V${y(value).toFixed(1)}` : `${i ? "L" : "M"}${point}`;
+        })
+        .join("");
     const lines = Object.keys(series).map((name, i) => {
       if (this.hidden.has(name)) return null;
       const faded = this.strong && this.strong !== name;
-      return svg("path", { class: `line${this.strong === name ? " strong" : ""}${faded ? " faded" : ""}`, d: path(series[name]), "stroke-dasharray": DASHES[Math.floor(i / COLOURS.length)], style: { stroke: `var(${COLOURS[i % COLOURS.length]})` } });
+      return svg("path", {
+        class: `line${this.strong === name ? " strong" : ""}${faded ? " faded" : ""}`,
+        d: path(series[name]),
+        "stroke-dasharray": DASHES[Math.floor(i / COLOURS.length)],
+        style: { stroke: `var(${COLOURS[i % COLOURS.length]})` },
+      });
     });
     if (bound) lines.push(svg("path", { class: "line limit", d: path(bound) }));
     this.ruler = svg("path", { class: "ruler" });
@@ -86,7 +123,9 @@ export class Chart {
     const box = this.drawing.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
     let nearest = 0;
-    this.data.x.forEach((value, i) => { if (Math.abs(this.x(value) - at) < Math.abs(this.x(this.data.x[nearest]) - at)) nearest = i; });
+    this.data.x.forEach((value, i) => {
+      if (Math.abs(this.x(value) - at) < Math.abs(this.x(this.data.x[nearest]) - at)) nearest = i;
+    });
     if (nearest === this.at) return;
     this.at = nearest;
     this.read();
@@ -110,28 +149,67 @@ export class Chart {
     const sorted = [...names].sort((a, b) => series[a][at] - series[b][at]);
     const entry = (name) => {
       const i = names.indexOf(name);
-      const mark = svg("svg", { viewBox: "0 0 28 10", class: "mark", "aria-hidden": "true" }, svg("path", { d: "M1 5H27", "stroke-dasharray": DASHES[Math.floor(i / COLOURS.length)], style: { stroke: `var(${COLOURS[i % COLOURS.length]})` } }));
-      return h("li", {}, button([mark, thumb(name, `var(${COLOURS[i % COLOURS.length]})`), h("span", {}, name), h("b", {}, yText(series[name][at]))].filter(Boolean), () => this.toggle(name), {
-        "aria-pressed": String(!this.hidden.has(name)),
-        title: titles[name] ?? "",
-        "data-name": name,
-        onpointerenter: () => this.stress(name),
-        onpointerleave: () => this.stress(null),
-      }));
+      const mark = svg(
+        "svg",
+        { viewBox: "0 0 28 10", class: "mark", "aria-hidden": "true" },
+        svg("path", {
+          d: "M1 5H27",
+          "stroke-dasharray": DASHES[Math.floor(i / COLOURS.length)],
+          style: { stroke: `var(${COLOURS[i % COLOURS.length]})` },
+        }),
+      );
+      return h(
+        "li",
+        {},
+        button(
+          [
+            mark,
+            thumb(name, `var(${COLOURS[i % COLOURS.length]})`),
+            h("span", {}, name),
+            h("b", {}, yText(series[name][at])),
+          ].filter(Boolean),
+          () => this.toggle(name),
+          {
+            "aria-pressed": String(!this.hidden.has(name)),
+            title: titles[name] ?? "",
+            "data-name": name,
+            onpointerenter: () => this.stress(name),
+            onpointerleave: () => this.stress(null),
+          },
+        ),
+      );
     };
     const focused = this.legend.contains(document.activeElement) ? document.activeElement.dataset.name : null;
-    this.legend.replaceChildren(...sorted.map(entry),
-      ...(bound ? [h("li", { class: "limit" }, svg("svg", { viewBox: "0 0 28 10", class: "mark", "aria-hidden": "true" }, svg("path", { class: "limit", d: "M1 5H27" })), h("span", {}, "lower bound"), h("b", {}, yText(bound[at])))] : []));
+    this.legend.replaceChildren(
+      ...sorted.map(entry),
+      ...(bound
+        ? [
+            h(
+              "li",
+              { class: "limit" },
+              svg(
+                "svg",
+                { viewBox: "0 0 28 10", class: "mark", "aria-hidden": "true" },
+                svg("path", { class: "limit", d: "M1 5H27" }),
+              ),
+              h("span", {}, "lower bound"),
+              h("b", {}, yText(bound[at])),
+            ),
+          ]
+        : []),
+    );
     if (focused) this.legend.querySelector(`[data-name="${focused}"]`)?.focus();
   }
 
   stress(name) {
     this.strong = name;
-    Object.keys(this.data.series).filter((other) => !this.hidden.has(other)).forEach((other, i) => {
-      const line = this.drawing.querySelectorAll(".line:not(.limit)")[i];
-      line.classList.toggle("strong", name === other);
-      line.classList.toggle("faded", name !== null && name !== other);
-    });
+    Object.keys(this.data.series)
+      .filter((other) => !this.hidden.has(other))
+      .forEach((other, i) => {
+        const line = this.drawing.querySelectorAll(".line:not(.limit)")[i];
+        line.classList.toggle("strong", name === other);
+        line.classList.toggle("faded", name !== null && name !== other);
+      });
   }
 
   toggle(name) {
@@ -143,9 +221,9 @@ export class Chart {
   table() {
     const { x, series, bound } = this.data;
     const { xName, xText, yText } = this.options;
-    const line = (name, column) => h("tr", {}, h("th", { scope: "row" }, name), column.map((value) => h("td", { class: "n" }, yText(value))));
-    this.rows.replaceChildren(this.rows.firstChild, h("div", { class: "scroll" }, h("table", {},
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, xName), x.map((value) => h("th", { scope: "col", class: "n" }, xText(value))))),
-      h("tbody", {}, Object.entries(series).map(([name, column]) => line(name, column)), bound ? line("lower bound", bound) : null))));
+    const line = (head, column) => ({ head, cells: column.map(yText) });
+    const lines = Object.entries(series).map(([name, column]) => line(name, column));
+    if (bound) lines.push(line("lower bound", bound));
+    this.rows.replaceChildren(this.rows.firstChild, table([xName, ...x.map(xText)], lines));
   }
 }

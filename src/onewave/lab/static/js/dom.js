@@ -29,12 +29,26 @@ export const number = (value, least, most, onchange, more = {}) =>
 
 export function select(options, value, onchange, more = {}) {
   const pairs = Array.isArray(options) ? options.map((name) => [name, name]) : Object.entries(options);
-  const node = h("select", { onchange, ...more }, pairs.map(([key, text]) => h("option", { value: key }, text)));
+  const node = h(
+    "select",
+    { onchange, ...more },
+    pairs.map(([key, text]) => h("option", { value: key }, text)),
+  );
   node.value = value;
   return node;
 }
 
 export const button = (text, onclick, more = {}) => h("button", { type: "button", onclick, ...more }, text);
+
+// A table that scrolls by itself where it is too wide. rows: {head, cells, kind}; all but the first column are numbers.
+export function table(heads, rows) {
+  const title = (text, i) => h("th", { scope: "col", class: i ? "n" : false }, text);
+  const number = (cell) => h("td", { class: "n" }, cell);
+  const line = ({ head, cells, kind }) =>
+    h("tr", { class: kind || false }, h("th", { scope: "row" }, head), cells.map(number));
+  const body = h("tbody", {}, rows.map(line));
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(title))), body));
+}
 
 export function save(name, text, type = "application/json") {
   const url = URL.createObjectURL(new Blob([text], { type }));
@@ -47,7 +61,7 @@ export function save(name, text, type = "application/json") {
 
 export const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 export const whole = new Intl.NumberFormat("en");
-export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+export const percent = (share) => (share === 0 ? "0 %" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);
 
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB"];

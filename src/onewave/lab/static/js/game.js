@@ -8,7 +8,16 @@ import { copyLink, remember } from "./route.js";
 import { drawCache, drawScore } from "./score.js";
 
 const MOST_HISTORY = 500;
-const state = { setting: DEFAULTS, path: [], past: [], future: [], at: 0, overview: null, best: null, explained: false };
+const state = {
+  setting: DEFAULTS,
+  path: [],
+  past: [],
+  future: [],
+  at: 0,
+  overview: null,
+  best: null,
+  explained: false,
+};
 let counted = play(DEFAULTS, []);
 let root = null;
 let parts = {};
@@ -34,38 +43,89 @@ export function show(panel, query) {
 
 function build() {
   const { setting } = state;
-  const change = (key) => (event) => apply({ [key]: event.target.type === "number" ? event.target.valueAsNumber : event.target.value });
-  const sized = (label, key, least, most) => field(label, number(setting[key], least, most, change(key), { name: key }));
-  const settings = h("form", { class: "card bar settings", "aria-label": "Game settings", onsubmit: (event) => event.preventDefault() },
-    sized("M: tile rows of C", "m", 1, 64), sized("N: tile columns", "n", 1, 64), sized("K: tiles deep", "k", 1, 64),
+  const change = (key) => (event) =>
+    apply({ [key]: event.target.type === "number" ? event.target.valueAsNumber : event.target.value });
+  const sized = (label, key, least, most) =>
+    field(label, number(setting[key], least, most, change(key), { name: key }));
+  const settings = h(
+    "form",
+    { class: "card bar settings", "aria-label": "Game settings", onsubmit: (event) => event.preventDefault() },
+    sized("M: tile rows of C", "m", 1, 64),
+    sized("N: tile columns", "n", 1, 64),
+    sized("K: tiles deep", "k", 1, 64),
     sized("Cache slots", "slots", 2, 100000),
-    field("A slot holds", select({ panels: "a whole panel", tiles: "one tile" }, setting.unit, change("unit"), { name: "unit" })),
-    field("Evicts by", select(POLICIES, setting.policy, change("policy"), { name: "policy" })));
+    field(
+      "A slot holds",
+      select({ panels: "a panel", tiles: "a tile" }, setting.unit, change("unit"), { name: "unit" }),
+    ),
+    field("Evicts by", select(POLICIES, setting.policy, change("policy"), { name: "policy" })),
+  );
   parts = {
     board: h("div", { class: "board-scroll" }),
     score: h("section", { class: "card", "aria-label": "Score" }),
     cache: h("section", { class: "card", "aria-label": "Cache" }),
     hint: h("p", { class: "hint", id: "hint" }),
     text: h("p", { class: "explain", "aria-live": "polite", id: "explanation", hidden: true }),
-    slider: h("input", { type: "range", min: 0, id: "replay", "aria-label": "Replay: step", oninput: (event) => seek(event.target.valueAsNumber) }),
+    slider: h("input", {
+      type: "range",
+      min: 0,
+      id: "replay",
+      "aria-label": "Replay: step",
+      oninput: (event) => seek(event.target.valueAsNumber),
+    }),
     place: h("output", { for: "replay", id: "place" }),
     undo: button("Undo", undo, { title: "Ctrl+Z or U", id: "undo" }),
     redo: button("Redo", redo, { title: "Ctrl+Y or R", id: "redo" }),
     clear: button("Clear", () => act([]), { id: "clear" }),
     best: button("Best from here", bestFromHere, { class: "primary", id: "best" }),
-    explain: button("Explain this step", () => { state.explained = !state.explained; draw(); }, { id: "explain", "aria-pressed": "false" }),
+    explain: button(
+      "Explain this step",
+      () => {
+        state.explained = !state.explained;
+        draw();
+      },
+      { id: "explain", "aria-pressed": "false" },
+    ),
     play: button("Play", toggleReplay, { id: "play", title: "Replay the path" }),
   };
-  const tools = h("div", { class: "tools" }, parts.undo, parts.redo, parts.clear, parts.best, parts.explain,
-    button("Share", share, { id: "share", title: "Copy a link to this game" }), button("Export", exportOrder, { id: "export", title: "Save the order as JSON" }));
+  const tools = h(
+    "div",
+    { class: "tools" },
+    parts.undo,
+    parts.redo,
+    parts.clear,
+    parts.best,
+    parts.explain,
+    button("Share", share, { id: "share", title: "Copy a link to this game" }),
+    button("Export", exportOrder, { id: "export", title: "Save the order as JSON" }),
+  );
   root.replaceChildren(
-    h("div", { class: "intro" }, h("h1", {}, "Tile game"),
-      h("p", { class: "soft" }, "Compute every tile of C, in any order. Each needs its row of A and its column of B: load as little as you can.")),
+    h(
+      "div",
+      { class: "intro" },
+      h("h1", {}, "Tile game"),
+      h(
+        "p",
+        { class: "soft" },
+        "Compute all tiles of C in any order. Each needs its row of A and its column of B. Load as little as you can.",
+      ),
+    ),
     settings,
-    h("div", { class: "split" },
-      h("section", { class: "card board-card", "aria-label": "Board" }, parts.board, parts.hint,
-        h("div", { class: "replay" }, parts.play, parts.slider, parts.place), tools, parts.text),
-      h("div", { class: "stack" }, parts.score, parts.cache)));
+    h(
+      "div",
+      { class: "split" },
+      h(
+        "section",
+        { class: "card board-card", "aria-label": "Board" },
+        parts.board,
+        parts.hint,
+        parts.text,
+        h("div", { class: "replay" }, parts.play, parts.slider, parts.place),
+        tools,
+      ),
+      h("div", { class: "stack" }, parts.score, parts.cache),
+    ),
+  );
   layBoard();
   recount();
   draw();
@@ -73,7 +133,7 @@ function build() {
 
 function layBoard() {
   const width = parts.board.clientWidth || 600;
-  const height = Math.max(240, window.innerHeight - 400);
+  const height = Math.max(240, window.innerHeight - 430);
   board = new Board(state.setting, { width: width - 10, height }, choose, look);
   parts.board.replaceChildren(board.node);
 }
@@ -122,7 +182,10 @@ async function ask() {
 }
 
 function offerBest(found) {
-  const better = !state.best || found.loads < state.best.loads || (found.proven && found.loads === state.best.loads && !state.best.proven);
+  const better =
+    !state.best ||
+    found.loads < state.best.loads ||
+    (found.proven && found.loads === state.best.loads && !state.best.proven);
   if (better) state.best = { ...found, steps: play(state.setting, found.path).steps };
 }
 
@@ -136,8 +199,9 @@ async function bestFromHere() {
     if (setting !== state.setting) return;
     if (!prefix.length) offerBest({ label: "searched", path: found.order, loads: found.loads, proven: found.proven });
     act(found.order);
-    say(found.proven ? `${whole.format(found.loads)} loads: the fewest possible from here.`
-      : `${whole.format(found.loads)} loads, the fewest of ${whole.format(found.tried)} paths tried; the lower bound is ${whole.format(found.bound)}.`);
+    const loads = `${whole.format(found.loads)} loads`;
+    const known = `the fewest of ${whole.format(found.tried)} tries; ${whole.format(found.bound)} or more are needed`;
+    say(found.proven ? `${loads}: the fewest possible from here.` : `${loads}, ${known}.`);
     if (found.order.length > prefix.length && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
       seek(prefix.length);
       toggleReplay();
@@ -166,7 +230,10 @@ function put(path, at = path.length) {
 
 // Something a person did: undo takes it back.
 function act(path, at = path.length) {
-  if (path.length === state.path.length && path.every(([row, col], i) => row === state.path[i][0] && col === state.path[i][1])) {
+  if (
+    path.length === state.path.length &&
+    path.every(([row, col], i) => row === state.path[i][0] && col === state.path[i][1])
+  ) {
     seek(at);
     return;
   }
@@ -265,8 +332,13 @@ function preview(row, col) {
   if ((prefix.length + 1) * 2 * setting.k > 20_000) return `C(${row}, ${col})`;
   const { loads } = play(setting, [...prefix, tile]).steps.at(-1);
   const unit = setting.unit === "panels" ? "panel" : "tile";
-  const names = loads.slice(0, 4).map((id) => name(setting, id)).join(", ") + (loads.length > 4 ? ", …" : "");
-  return loads.length ? `C(${row}, ${col}) would load ${loads.length} ${unit}${loads.length > 1 ? "s" : ""}: ${names}.`
+  const names =
+    loads
+      .slice(0, 4)
+      .map((id) => name(setting, id))
+      .join(", ") + (loads.length > 4 ? ", …" : "");
+  return loads.length
+    ? `C(${row}, ${col}) would load ${loads.length} ${unit}${loads.length > 1 ? "s" : ""}: ${names}.`
     : `C(${row}, ${col}) is free: all ${touches(setting, tile).flat().length} it needs are in the cache.`;
 }
 
@@ -276,7 +348,15 @@ function draw() {
   const { slots, order } = cacheAt(setting, counted.steps, at);
   board.draw(counted.steps, at, order);
   const others = overview ? ["row", "snake"].map((label) => ({ label, ...overview.orders[label] })) : [];
-  drawScore(parts.score, { setting, counted, at, others, best: state.best, bound: overview?.bound ?? null, take: (found) => act(found.map((tile) => [...tile])) });
+  drawScore(parts.score, {
+    setting,
+    counted,
+    at,
+    others,
+    best: state.best,
+    bound: overview?.bound ?? null,
+    take: (found) => act(found.map((tile) => [...tile])),
+  });
   drawCache(parts.cache, { setting, now, slots, order });
   parts.slider.max = path.length;
   parts.slider.value = at;
@@ -284,11 +364,16 @@ function draw() {
   parts.slider.disabled = parts.play.disabled = !path.length;
   parts.place.textContent = `${at} / ${path.length}`;
   // Not "disabled": a button that has the focus keeps it.
-  for (const [key, idle] of [["undo", !path.length && !state.past.length], ["redo", !state.future.length], ["clear", !path.length]]) {
+  for (const [key, idle] of [
+    ["undo", !path.length && !state.past.length],
+    ["redo", !state.future.length],
+    ["clear", !path.length],
+  ]) {
     parts[key].setAttribute("aria-disabled", String(idle));
   }
   parts.explain.setAttribute("aria-pressed", String(state.explained));
   parts.text.hidden = !state.explained;
+  parts.hint.hidden = state.explained;
   if (state.explained) parts.text.textContent = explain(setting, counted.steps, at - 1);
   parts.hint.textContent = rest();
 }

@@ -10,8 +10,9 @@ export class Lanes {
     const count = worker.length;
     this.workers = trace.workers;
     this.unit = trace.unit;
-    this.source = Uint32Array.from({ length: count }, (_, i) => i)
-      .sort((a, b) => worker[a] - worker[b] || start[a] - start[b] || end[a] - end[b]);
+    this.source = Uint32Array.from({ length: count }, (_, i) => i).sort(
+      (a, b) => worker[a] - worker[b] || start[a] - start[b] || end[a] - end[b],
+    );
     const sorted = (column, Kind) => Kind.from(this.source, (from) => column[from]);
     this.worker = sorted(worker, Int32Array);
     this.wait = sorted(wait ?? start, Float64Array);
@@ -30,7 +31,8 @@ export class Lanes {
     // A measured lane may overlap by a tick: the latest end so far stays monotonic.
     this.latest = Float64Array.from(this.end);
     for (let w = 0; w < this.workers; w++) {
-      for (let i = this.first[w] + 1; i < this.first[w + 1]; i++) this.latest[i] = Math.max(this.latest[i], this.latest[i - 1]);
+      for (let i = this.first[w] + 1; i < this.first[w + 1]; i++)
+        this.latest[i] = Math.max(this.latest[i], this.latest[i - 1]);
     }
     this.busy = this.end.reduce((sum, end, i) => sum + end - this.start[i], 0);
     this.waited = this.start.reduce((sum, start, i) => sum + start - this.wait[i], 0);
@@ -54,7 +56,8 @@ export class Lanes {
   // The task at a point of a lane, its wait included, or -1.
   at(lane, time, slack = 0) {
     if (lane < 0 || lane >= this.workers) return -1;
-    for (let i = this.after(lane, time - slack); i < this.first[lane + 1] && this.wait[i] <= time + slack; i++) return i;
+    for (let i = this.after(lane, time - slack); i < this.first[lane + 1] && this.wait[i] <= time + slack; i++)
+      return i;
     return -1;
   }
 
@@ -87,7 +90,7 @@ export const isDark = (colour) => {
   return 0.299 * r + 0.587 * g + 0.114 * b < 140;
 };
 
-// Paint lanes into an ImageData. view: {from, to (times), top (pixels scrolled), lane (pixels a lane, its gap included)}.
+// Paint lanes into an ImageData. view: {from, to (times), top (pixels scrolled), lane (pixels a lane with its gap)}.
 // colours: {paper, idle, wait, tasks: pixels}; `colourOf`, where given, is a pixel per task instead of its phase's.
 export function paint(image, lanes, view, colours, colourOf) {
   const { width, height } = image;
@@ -107,7 +110,11 @@ export function paint(image, lanes, view, colours, colourOf) {
       if (lanes.wait[i] < lanes.start[i]) row.fill(colours.wait, x(lanes.wait[i]), begin);
       const end = Math.max(begin + 1, x(lanes.end[i]));
       // A seam between neighbours, where there is room for one.
-      row.fill(colourOf ? colourOf[i] : colours.tasks[lanes.colour[i] % colours.tasks.length], begin, end - begin >= 4 ? end - 1 : end);
+      row.fill(
+        colourOf ? colourOf[i] : colours.tasks[lanes.colour[i] % colours.tasks.length],
+        begin,
+        end - begin >= 4 ? end - 1 : end,
+      );
     }
     const from = Math.max(0, Math.round(lane * view.lane - view.top));
     const to = Math.min(height, Math.max(from + 1, Math.round((lane + 1) * view.lane - view.top - gap)));
@@ -130,7 +137,14 @@ export function time(value, unit, step = 0) {
   if (unit === "cycles") return `${Math.round(value).toLocaleString("en")} cycles`;
   const ns = unit === "us" ? value * 1000 : value;
   const stepNs = unit === "us" ? step * 1000 : step;
-  const [name, size] = Math.abs(ns) >= 1e6 ? ["ms", 1e6] : Math.abs(ns) >= 1000 || stepNs >= 1000 ? ["µs", 1000] : ["ns", 1];
-  const digits = step ? Math.max(0, Math.min(6, Math.ceil(-Math.log10(stepNs / size) - 1e-9))) : size === 1 ? 0 : Math.abs(ns / size) < 10 ? 2 : 1;
+  const [name, size] =
+    Math.abs(ns) >= 1e6 ? ["ms", 1e6] : Math.abs(ns) >= 1000 || stepNs >= 1000 ? ["µs", 1000] : ["ns", 1];
+  const digits = step
+    ? Math.max(0, Math.min(6, Math.ceil(-Math.log10(stepNs / size) - 1e-9)))
+    : size === 1
+      ? 0
+      : Math.abs(ns / size) < 10
+        ? 2
+        : 1;
   return `${(ns / size).toFixed(digits)} ${name}`;
 }

@@ -118,10 +118,14 @@ export function explain(setting, steps, index) {
     return names.join(", ") + (ids.length > 6 ? ` and ${ids.length - 6} more` : "");
   };
   const [row, col] = step.tile;
-  const needs = setting.unit === "panels" ? `row panel A${row} and column panel B${col}` : `A${row},k and B k,${col} for every k`;
+  const needs =
+    setting.unit === "panels" ? `row panel A${row} and column panel B${col}` : `A${row},k and B k,${col} for every k`;
   const said = [`C(${row}, ${col}) needs ${needs}.`];
   if (step.hits.length) said.push(`In the cache already: ${list(step.hits)}.`);
-  if (step.loads.length) said.push(`Loaded from memory: ${list(step.loads)}, ${step.loads.length} ${kind}${step.loads.length > 1 ? "s" : ""}.`);
+  if (step.loads.length)
+    said.push(
+      `Loaded from memory: ${list(step.loads)}, ${step.loads.length} ${kind}${step.loads.length > 1 ? "s" : ""}.`,
+    );
   else said.push("Nothing had to be loaded: a free step.");
   if (step.evictions.length) {
     const why = {
@@ -133,7 +137,8 @@ export function explain(setting, steps, index) {
     const again = steps.slice(index + 1).find((later) => later.loads.some((id) => step.evictions.includes(id)));
     if (again) said.push(`That costs a load again at C(${again.tile.join(", ")}).`);
   }
-  const shared = index > 0 && (steps[index - 1].tile[0] === row ? "row" : steps[index - 1].tile[1] === col ? "column" : "");
+  const shared =
+    index > 0 && (steps[index - 1].tile[0] === row ? "row" : steps[index - 1].tile[1] === col ? "column" : "");
   if (shared) said.push(`It shares its ${shared} with the tile before.`);
   else if (index > 0) said.push("It shares neither row nor column with the tile before.");
   return said.join(" ");
@@ -156,7 +161,10 @@ export function problem(setting) {
 
 // The game as text for a link, and back; anything malformed falls back to the defaults, with a note.
 export const encode = (setting, path) =>
-  new URLSearchParams({ ...setting, path: path.map(([row, col]) => (row * setting.n + col).toString(36)).join(".") }).toString();
+  new URLSearchParams({
+    ...setting,
+    path: path.map(([row, col]) => (row * setting.n + col).toString(36)).join("."),
+  }).toString();
 
 export function decode(text) {
   const query = new URLSearchParams(text);

@@ -6,8 +6,30 @@ import { button, bytes, compact, field, h, number, percent, say, select, svg, wh
 import { POLICIES } from "./model.js";
 import { copyLink, remember } from "./route.js";
 
-const DEFAULTS = { m: 16, n: 16, policy: "lru", program: "gemms", rows: 6, cols: 6, inner: 6, sn: 4096, sk: 4096, most: 8192, workers: 132 };
-const LIMITS = { m: [1, 64], n: [1, 64], rows: [1, 16], cols: [1, 16], inner: [1, 16], sn: [128, 16384], sk: [64, 65536], most: [128, 16384], workers: [1, 1024] };
+const DEFAULTS = {
+  m: 16,
+  n: 16,
+  policy: "lru",
+  program: "gemms",
+  rows: 6,
+  cols: 6,
+  inner: 6,
+  sn: 4096,
+  sk: 4096,
+  most: 8192,
+  workers: 132,
+};
+const LIMITS = {
+  m: [1, 64],
+  n: [1, 64],
+  rows: [1, 16],
+  cols: [1, 16],
+  inner: [1, 16],
+  sn: [128, 16384],
+  sk: [64, 65536],
+  most: [128, 16384],
+  workers: [1, 1024],
+};
 const state = { ...DEFAULTS };
 let choices = null;
 let thumbs = {};
@@ -21,8 +43,10 @@ export async function show(panel, query) {
     Object.assign(state, DEFAULTS);
     for (const [key, value] of new URLSearchParams(query)) {
       const size = Number(value);
-      if (key in LIMITS && Number.isInteger(size) && size >= LIMITS[key][0] && size <= LIMITS[key][1]) state[key] = size;
-      else if ((key === "policy" && value in POLICIES) || (key === "program" && ["gemms", "attention"].includes(value))) state[key] = value;
+      if (key in LIMITS && Number.isInteger(size) && size >= LIMITS[key][0] && size <= LIMITS[key][1])
+        state[key] = size;
+      else if ((key === "policy" && value in POLICIES) || (key === "program" && ["gemms", "attention"].includes(value)))
+        state[key] = value;
     }
   }
   publish();
@@ -44,24 +68,75 @@ const publish = () => remember("orders", new URLSearchParams(state).toString());
 
 function build() {
   for (const name of ["sweep", "chains", "stairs"]) boxes[name] = h("div", { class: "chart-box" });
-  const size = (key, label, then) => field(label, number(state[key], ...LIMITS[key], (event) => change(event, key, then), { name: key }));
-  const pick = (key, label, options, then) => field(label, select(options, state[key], (event) => change(event, key, then), { name: key }));
-  const card = (title, text, controls, box) => h("section", { class: "card stack", "aria-label": title }, h("h2", {}, title), h("p", { class: "soft" }, text),
-    h("form", { class: "bar", "aria-label": `${title}: settings`, onsubmit: (event) => event.preventDefault() }, controls), box);
+  const size = (key, label, then) =>
+    field(
+      label,
+      number(state[key], ...LIMITS[key], (event) => change(event, key, then), { name: key }),
+    );
+  const pick = (key, label, options, then) =>
+    field(
+      label,
+      select(options, state[key], (event) => change(event, key, then), { name: key }),
+    );
+  const card = (title, text, controls, box) =>
+    h(
+      "section",
+      { class: "card stack", "aria-label": title },
+      h("h2", {}, title),
+      h("p", { class: "soft" }, text),
+      h(
+        "form",
+        { class: "bar", "aria-label": `${title}: settings`, onsubmit: (event) => event.preventDefault() },
+        controls,
+      ),
+      box,
+    );
   root.replaceChildren(
-    h("div", { class: "intro" }, h("h1", {}, "Orders"), h("p", { class: "soft" }, "The same work in another order moves more or less. How much depends on the cache."),
-      button("Share", async () => { publish(); say(await copyLink()); })),
-    card("One GEMM", "Whole panels loaded by every order of C's tiles.", [size("m", "Tile rows", sweep), size("n", "Tile columns", sweep), pick("policy", "Evicts by", POLICIES, sweep)], boxes.sweep),
-    card("Chains", "Bytes that every order and interleaving moves, task after task.", [
-      pick("program", "Program", { gemms: "Two GEMMs", attention: "Attention → FFN" }, chains), size("rows", "Row blocks", chains), size("cols", "Columns or heads", chains), size("inner", "Inner columns", chains)], boxes.chains),
-    card("Latency staircase", "The time of C[M, N] = A[M, K] B[K, N] stands still while the last wave of tiles fills up, and steps where another begins.", [
-      size("sn", "N", staircase), size("sk", "K", staircase), size("most", "M up to", staircase), size("workers", "Workers", staircase)], boxes.stairs));
+    h(
+      "div",
+      { class: "intro" },
+      h("h1", {}, "Orders"),
+      h("p", { class: "soft" }, "The same work in another order moves more or less. How much depends on the cache."),
+      button("Share", async () => {
+        publish();
+        say(await copyLink());
+      }),
+    ),
+    card(
+      "One GEMM",
+      "Whole panels loaded by every order of C's tiles.",
+      [size("m", "Tile rows", sweep), size("n", "Tile columns", sweep), pick("policy", "Evicts by", POLICIES, sweep)],
+      boxes.sweep,
+    ),
+    card(
+      "Chains",
+      "Bytes that every order and interleaving moves, task after task.",
+      [
+        pick("program", "Program", { gemms: "Two GEMMs", attention: "Attention → FFN" }, chains),
+        size("rows", "Row blocks", chains),
+        size("cols", "Columns or heads", chains),
+        size("inner", "Inner columns", chains),
+      ],
+      boxes.chains,
+    ),
+    card(
+      "Latency staircase",
+      "Time of C[M, N] = A[M, K] B[K, N]: flat while the last wave of tiles fills up, a step where another begins.",
+      [
+        size("sn", "N", staircase),
+        size("sk", "K", staircase),
+        size("most", "M up to", staircase),
+        size("workers", "Workers", staircase),
+      ],
+      boxes.stairs,
+    ),
+  );
 }
 
 function change(event, key, then) {
   const { target } = event;
   if (target.type === "number" && !(target.checkValidity() && Number.isInteger(target.valueAsNumber))) {
-    say(`${target.labels[0].textContent} must be a whole number from ${whole.format(target.min)} to ${whole.format(target.max)}.`, true);
+    say(`${target.labels[0].textContent} must be a whole number from ${target.min} to ${target.max}.`, true);
     target.value = state[key];
     return;
   }
@@ -88,28 +163,66 @@ function thumb(name, colour) {
   const path = thumbs[name];
   if (!path) return null;
   const d = path.map(([row, col], i) => `${i ? "L" : "M"}${col * 5 + 3} ${row * 5 + 3}`).join("");
-  return svg("svg", { viewBox: "0 0 26 26", class: "thumb", "aria-hidden": "true" }, svg("path", { d, style: { stroke: colour } }));
+  return svg(
+    "svg",
+    { viewBox: "0 0 26 26", class: "thumb", "aria-hidden": "true" },
+    svg("path", { d, style: { stroke: colour } }),
+  );
 }
 
 function sweep() {
   return fill("sweep", get("/api/orders", { m: state.m, n: state.n, policy: state.policy }), (found) => [
-    new Chart(found, { label: "Panel loads of every order against cache size", xName: "panels of cache", yName: "panel loads", yText: (v) => compact.format(v), thumb, titles: choices.orders }).node,
+    new Chart(found, {
+      label: "Panel loads of every order against cache size",
+      xName: "panels of cache",
+      yName: "panel loads",
+      yText: (v) => compact.format(v),
+      thumb,
+      titles: choices.orders,
+    }).node,
   ]);
 }
 
 function chains() {
   const { program, rows, cols, inner } = state;
   return fill("chains", get("/api/chain-orders", { program, rows, cols, inner }), (found) => [
-    new Chart(found, { label: "Bytes moved by every order against cache size", xName: "of cache", yName: "bytes moved", xText: bytes, yText: bytes, thumb, titles: choices.orders }).node,
+    new Chart(found, {
+      label: "Bytes moved by every order against cache size",
+      xName: "of cache",
+      axis: "bytes of cache",
+      yName: "bytes moved",
+      xText: bytes,
+      yText: bytes,
+      thumb,
+      titles: choices.orders,
+    }).node,
   ]);
 }
 
 function staircase() {
-  return fill("stairs", get("/api/staircase", { n: state.sn, k: state.sk, most_m: state.most, workers: state.workers }), (found) => {
-    const chart = new Chart({ x: found.m, series: { time: found.us }, bound: null }, {
-      label: "Time over M", xName: "rows (M)", yName: "µs", logarithmic: false, steps: true, xText: (v) => whole.format(v), yText: (v) => whole.format(Math.round(v * 10) / 10) });
-    const worst = found.used.indexOf(Math.min(...found.used));
-    const last = found.waves.at(-1);
-    return [chart.node, h("p", { class: "soft" }, `${whole.format(last)} wave${last > 1 ? "s" : ""} at M = ${whole.format(found.m.at(-1))}. The emptiest: M = ${whole.format(found.m[worst])}, ${whole.format(found.tiles[worst])} tiles in ${found.waves[worst]} wave${found.waves[worst] > 1 ? "s" : ""}, ${percent(found.used[worst])} of the lanes used.`)];
-  });
+  return fill(
+    "stairs",
+    get("/api/staircase", { n: state.sn, k: state.sk, most_m: state.most, workers: state.workers }),
+    (found) => {
+      const chart = new Chart(
+        { x: found.m, series: { "time, µs": found.us }, bound: null },
+        {
+          label: "Time over M",
+          xName: "rows (M)",
+          yName: "µs",
+          logarithmic: false,
+          steps: true,
+          xText: (v) => whole.format(v),
+          yText: (v) => whole.format(Math.round(v * 10) / 10),
+        },
+      );
+      const worst = found.used.indexOf(Math.min(...found.used));
+      const waves = (count) => `${whole.format(count)} wave${count > 1 ? "s" : ""}`;
+      const [top, low] = [found.m.at(-1), found.m[worst]].map((m) => `M = ${whole.format(m)}`);
+      const tiles = `${whole.format(found.tiles[worst])} tiles in ${waves(found.waves[worst])}`;
+      const full = `${percent(found.used[worst])} full`;
+      const text = `${waves(found.waves.at(-1))} at ${top}. Emptiest: ${low}, ${tiles}, ${full}.`;
+      return [chart.node, h("p", { class: "soft" }, text)];
+    },
+  );
 }

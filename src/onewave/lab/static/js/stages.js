@@ -2,14 +2,30 @@
 
 import { h, svg } from "./dom.js";
 
-const KINDS = { running: "running", waiting: "held by a waiting worker", ready: "ready", blocked: "blocked", done: "done" };
+const KINDS = {
+  running: "running",
+  waiting: "held by a waiting worker",
+  ready: "ready",
+  blocked: "blocked",
+  done: "done",
+};
 
 export class Stages {
   constructor() {
     this.grids = h("div", { class: "grids" });
     this.counts = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, h("b", {}, "0")]));
-    this.node = h("div", { class: "stages" }, this.grids,
-      h("ul", { class: "keys" }, Object.entries(KINDS).map(([kind, text]) => h("li", {}, h("span", { class: `swatch state-${kind}` }), `${text} `, this.counts[kind]))));
+    this.node = h(
+      "div",
+      { class: "stages" },
+      this.grids,
+      h(
+        "ul",
+        { class: "keys" },
+        Object.entries(KINDS).map(([kind, text]) =>
+          h("li", {}, h("span", { class: `swatch state-${kind}` }), `${text} `, this.counts[kind]),
+        ),
+      ),
+    );
     this.marked = -1;
   }
 
@@ -22,17 +38,32 @@ export class Stages {
     this.worker = tasks.worker;
     this.ready = found.producers.map((list) => list.reduce((latest, task) => Math.max(latest, tasks.end[task]), 0));
     const extent = found.stages.map(() => [0, 0, 0]);
-    for (const [stage, ...place] of found.places) place.forEach((at, i) => { extent[stage][i] = Math.max(extent[stage][i], at + 1); });
+    for (const [stage, ...place] of found.places)
+      place.forEach((at, i) => {
+        extent[stage][i] = Math.max(extent[stage][i], at + 1);
+      });
     const size = Math.max(11, Math.min(34, 130 / Math.max(...extent.map(([rows, cols]) => Math.max(rows, cols)))));
     this.boxes = [];
     const frames = extent.map(([rows, cols], stage) => {
-      const drawing = svg("svg", { width: cols * size, height: rows * size, viewBox: `0 0 ${cols * size} ${rows * size}`, "aria-hidden": "true" });
+      const drawing = svg("svg", {
+        width: cols * size,
+        height: rows * size,
+        viewBox: `0 0 ${cols * size} ${rows * size}`,
+        "aria-hidden": "true",
+      });
       return { drawing, node: h("figure", {}, h("figcaption", {}, found.stages[stage]), drawing) };
     });
     found.places.forEach(([stage, row, col, split], task) => {
       const strip = (size - 2) / extent[stage][2];
-      const box = svg("rect", { x: col * size + 1 + split * strip, y: row * size + 1, width: Math.max(strip - (extent[stage][2] > 1 ? 0.5 : 0), 0.8), height: size - 2, rx: Math.min(3, strip / 3) });
-      const label = strip >= 18 ? svg("text", { x: col * size + 1 + (split + 0.5) * strip, y: row * size + size / 2 + 1 }) : null;
+      const box = svg("rect", {
+        x: col * size + 1 + split * strip,
+        y: row * size + 1,
+        width: Math.max(strip - (extent[stage][2] > 1 ? 0.5 : 0), 0.8),
+        height: size - 2,
+        rx: Math.min(3, strip / 3),
+      });
+      const label =
+        strip >= 18 ? svg("text", { x: col * size + 1 + (split + 0.5) * strip, y: row * size + size / 2 + 1 }) : null;
       frames[stage].drawing.append(box, ...(label ? [label] : []));
       this.boxes[task] = { box, label, kind: "" };
     });

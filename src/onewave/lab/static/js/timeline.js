@@ -3,15 +3,23 @@
 import { css, h } from "./dom.js";
 import { Lanes, PALETTE, isDark, paint, pixel, ticks, time } from "./lanes.js";
 
+export const TIMELINE_KEYS = "Arrows move, plus and minus zoom, 0 fits, N and P walk through the tasks.";
+
 const GUTTER = 42;
 const AXIS = 22;
 
 export class Timeline {
-  // options: label; height: most CSS pixels; lane: CSS pixels a lane (fits when left out); wide: the time that the width
-  // shows at first (the makespan); onview(view), onpick(index or -1), oncursor(time).
+  // options: label; height: most CSS pixels; lane: CSS pixels a lane (fits when left out); wide: the time that the
+  // width shows at first (by default the makespan); onview(view), onpick(index or -1).
   constructor(options) {
     this.options = { height: 420, onview() {}, onpick() {}, ...options };
-    this.canvas = h("canvas", { class: "timeline", tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-label": options.label });
+    this.canvas = h("canvas", {
+      class: "timeline",
+      tabindex: 0,
+      role: "application",
+      "aria-roledescription": "timeline",
+      "aria-label": options.label,
+    });
     this.lanes = null;
     this.picked = -1;
     this.hovered = -1;
@@ -35,7 +43,12 @@ export class Timeline {
   resize() {
     if (!this.lanes) return;
     const { height, lane } = this.options;
-    const each = lane ?? Math.max(matchMedia("(pointer: coarse)").matches ? 6 : 4, Math.min(24, Math.floor((height - AXIS) / this.lanes.workers)));
+    const each =
+      lane ??
+      Math.max(
+        matchMedia("(pointer: coarse)").matches ? 6 : 4,
+        Math.min(24, Math.floor((height - AXIS) / this.lanes.workers)),
+      );
     this.ratio = Math.min(window.devicePixelRatio || 1, 2);
     this.view.lane = each;
     this.tall = Math.min(height - AXIS, each * this.lanes.workers);
@@ -95,7 +108,11 @@ export class Timeline {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.drawAxis(context, colours);
     this.drawNames(context, colours);
-    for (const [index, colour] of [[this.hovered, colours.soft], [this.picked, colours.ink]]) this.outline(context, index, colour);
+    for (const [index, colour] of [
+      [this.hovered, colours.soft],
+      [this.picked, colours.ink],
+    ])
+      this.outline(context, index, colour);
     if (this.cursor !== null && this.cursor >= view.from && this.cursor <= view.to) {
       context.fillStyle = colours.ink;
       context.fillRect(this.x(this.cursor) - 1, AXIS - 6, 2, this.tall + 6);
@@ -146,7 +163,8 @@ export class Timeline {
         const right = Math.min(this.x(lanes.end[i]), GUTTER + this.width);
         const text = wide > 90 ? `${lanes.name[i]} ${lanes.task[i]}` : String(lanes.task[i]);
         if (context.measureText(text).width + 8 > right - left) continue;
-        context.fillStyle = this.colourOf || isDark(colours.names[lanes.colour[i] % PALETTE.length]) ? "#fff" : "#0b1419";
+        context.fillStyle =
+          this.colourOf || isDark(colours.names[lanes.colour[i] % PALETTE.length]) ? "#fff" : "#0b1419";
         context.fillText(text, left + 4, y);
       }
     }
@@ -183,7 +201,11 @@ export class Timeline {
     let span = Math.max(all / 1e6, Math.min(view.to - view.from, all * 1.02));
     if (!Number.isFinite(span)) span = all;
     const from = Math.max(-0.01 * all, Math.min(view.from, all * 1.01 - span));
-    Object.assign(this.view, { from, to: from + span, top: Math.max(0, Math.min(view.top ?? this.view.top, this.most())) });
+    Object.assign(this.view, {
+      from,
+      to: from + span,
+      top: Math.max(0, Math.min(view.top ?? this.view.top, this.most())),
+    });
     this.redraw();
     if (!quiet) this.options.onview(this.view);
   }
@@ -227,7 +249,10 @@ export class Timeline {
     canvas.addEventListener("pointerdown", (event) => this.down(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
     for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, (event) => this.up(event));
-    canvas.addEventListener("pointerleave", () => { this.hovered = -1; this.redraw(); });
+    canvas.addEventListener("pointerleave", () => {
+      this.hovered = -1;
+      this.redraw();
+    });
     canvas.addEventListener("dblclick", (event) => this.zoom(2, event.offsetX));
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
@@ -235,10 +260,12 @@ export class Timeline {
   wheel(event) {
     if (!this.lanes) return;
     const unit = event.deltaMode === 1 ? 16 : 1;
-    const [dx, dy] = event.shiftKey && !event.deltaX ? [event.deltaY * unit, 0] : [event.deltaX * unit, event.deltaY * unit];
+    const [dx, dy] =
+      event.shiftKey && !event.deltaX ? [event.deltaY * unit, 0] : [event.deltaX * unit, event.deltaY * unit];
     if (event.ctrlKey || event.metaKey) this.zoom(Math.exp(-dy / 300), event.offsetX);
     else if (Math.abs(dx) > Math.abs(dy)) this.pan(dx);
-    else if (this.most() > 0 && !(dy < 0 && this.view.top <= 0) && !(dy > 0 && this.view.top >= this.most())) this.pan(0, dy);
+    else if (this.most() > 0 && !(dy < 0 && this.view.top <= 0) && !(dy > 0 && this.view.top >= this.most()))
+      this.pan(0, dy);
     else return;
     event.preventDefault();
   }
@@ -280,8 +307,14 @@ export class Timeline {
     if (found === this.hovered) return;
     this.hovered = found;
     const { lanes } = this;
-    this.canvas.title = found < 0 ? "" : `${lanes.name[found]} ${lanes.task[found]}, worker ${lanes.worker[found]}: ran ${time(lanes.end[found] - lanes.start[found], lanes.unit)}, waited ${time(lanes.start[found] - lanes.wait[found], lanes.unit)}`;
+    this.canvas.title = found < 0 ? "" : this.describe(found);
     this.redraw();
+  }
+
+  describe(index) {
+    const { name, task, worker, wait, start, end, unit } = this.lanes;
+    const [ran, waited] = [end[index] - start[index], start[index] - wait[index]].map((value) => time(value, unit));
+    return `${name[index]} ${task[index]}, worker ${worker[index]}: ran ${ran}, waited ${waited}`;
   }
 
   find(x, y) {

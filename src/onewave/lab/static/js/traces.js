@@ -1,11 +1,12 @@
 // Traces: when every task of a launch waited and ran, simulated or measured; zoom, differences, export to Perfetto.
 
 import { get, post, postText } from "./api.js";
-import { button, css, field, h, number, percent, save, say, select, whole } from "./dom.js";
-import { Lanes, PALETTE, pixel, time } from "./lanes.js";
+import { showDifferences, showPhases, shades } from "./compare.js";
+import { button, field, h, number, percent, save, say, select, whole } from "./dom.js";
+import { Lanes, time } from "./lanes.js";
 import { Overview } from "./overview.js";
 import { copyLink, remember } from "./route.js";
-import { Timeline } from "./timeline.js";
+import { TIMELINE_KEYS, Timeline } from "./timeline.js";
 
 const MOST_FILE = 60 * 1024 * 1024;
 const PROGRAMS = {
@@ -15,7 +16,7 @@ const PROGRAMS = {
   attention: ["Attention: Sq, Sk, heads, head_dim", "1024,1024,8,128"],
   block: ["Attention → FFN: seq, heads, head_dim, intermediate", "1024,8,128,4096"],
 };
-const DEFAULTS = { program: "block", sizes: PROGRAMS.block[1], workers: 48, order: "sequential", sync: "tile" };
+const DEFAULTS = { program: "attention", sizes: PROGRAMS.attention[1], workers: 24, order: "bpt", sync: "row" };
 const state = { asked: { ...DEFAULTS }, a: null, b: null, colour: "phase" };
 let choices = null;
 let root = null;
@@ -46,16 +47,53 @@ const publish = () => remember("traces", state.a?.asked ? new URLSearchParams(st
 
 function build() {
   const { asked } = state;
-  const sizes = h("input", { type: "text", value: asked.sizes, name: "sizes", spellcheck: "false", autocomplete: "off" });
-  const program = select(Object.fromEntries(Object.entries(PROGRAMS).map(([key, [text]]) => [key, text])), asked.program, () => { sizes.value = PROGRAMS[program.value][1]; }, { name: "program" });
+  const sizes = h("input", {
+    type: "text",
+    value: asked.sizes,
+    name: "sizes",
+    spellcheck: "false",
+    autocomplete: "off",
+  });
+  const program = select(
+    Object.fromEntries(Object.entries(PROGRAMS).map(([key, [text]]) => [key, text])),
+    asked.program,
+    () => {
+      sizes.value = PROGRAMS[program.value][1];
+    },
+    { name: "program" },
+  );
   const workers = number(asked.workers, 1, 1024, null, { name: "workers" });
   const order = select(Object.keys(choices.orders), asked.order, null, { name: "order" });
   const sync = select(choices.policies, asked.sync, null, { name: "sync" });
-  const read = () => ({ program: program.value, sizes: sizes.value.replaceAll(" ", ""), workers: workers.value, order: order.value, sync: sync.value });
-  const run = (place) => () => { state.asked = read(); simulate(place); };
-  const form = h("form", { class: "bar trace-settings", "aria-label": "Simulate a program", onsubmit: (event) => { event.preventDefault(); run("a")(); } },
-    field("Program", program), field("Sizes", sizes), field("Workers", workers), field("Order", order), field("Waits by", sync),
-    h("button", { type: "submit", class: "primary", id: "simulate" }, "Simulate"), button("Simulate as B", run("b"), { id: "simulate-b", title: "Beside the first, for comparison" }));
+  const read = () => ({
+    program: program.value,
+    sizes: sizes.value.replaceAll(" ", ""),
+    workers: workers.value,
+    order: order.value,
+    sync: sync.value,
+  });
+  const run = (place) => () => {
+    state.asked = read();
+    simulate(place);
+  };
+  const form = h(
+    "form",
+    {
+      class: "bar trace-settings",
+      "aria-label": "Simulate a program",
+      onsubmit: (event) => {
+        event.preventDefault();
+        run("a")();
+      },
+    },
+    field("Program", program),
+    field("Sizes", sizes),
+    field("Workers", workers),
+    field("Order", order),
+    field("Waits by", sync),
+    h("button", { type: "submit", class: "primary", id: "simulate" }, "Simulate"),
+    button("Simulate as B", run("b"), { id: "simulate-b", title: "Beside the first, for comparison" }),
+  );
   parts = {
     figures: h("div", { class: "figures five" }),
     overview: new Overview((share, span) => slide(share, span)),
@@ -64,20 +102,63 @@ function build() {
     detail: h("p", { class: "explain", "aria-live": "polite", id: "task-detail" }),
     phases: h("section", { class: "card", "aria-label": "Phases" }),
     differences: h("section", { class: "card", "aria-label": "Differences", hidden: true }),
-    colour: select({ phase: "phase", run: "run time against A", begin: "start against A" }, state.colour, (event) => { state.colour = event.target.value; recolour(); }, { name: "colour" }),
-    drop: button("Remove B", () => { state.b = null; fill(); }, { id: "remove-b" }),
+    colour: select(
+      { phase: "phase", run: "run time against A", begin: "start against A" },
+      state.colour,
+      (event) => {
+        state.colour = event.target.value;
+        recolour();
+      },
+      { name: "colour" },
+    ),
+    drop: button(
+      "Remove B",
+      () => {
+        state.b = null;
+        fill();
+      },
+      { id: "remove-b" },
+    ),
   };
   parts.colourField = field("Colour B by", parts.colour);
-  const files = h("div", { class: "tools" }, opener("Open trace…", "a"), opener("Compare with…", "b"), button("Save", saveTrace, { title: "Save the trace as JSON" }),
-    button("Perfetto", perfetto, { id: "perfetto", title: "Save for ui.perfetto.dev" }), button("Share", share));
-  const zooms = h("div", { class: "tools zooms" }, button("−", () => zoom(1 / 1.6), { "aria-label": "Zoom out" }), button("+", () => zoom(1.6), { "aria-label": "Zoom in", id: "zoom-in" }),
-    button("Fit", () => parts.a.timeline.fit(), { id: "fit" }), h("span", { class: "soft" }, matchMedia("(pointer: coarse)").matches ? "Drag to move, pinch to zoom, tap a task." : "Drag to move, Ctrl + wheel to zoom, click a task."));
+  const files = h(
+    "div",
+    { class: "tools" },
+    opener("Open trace…", "a"),
+    opener("Compare with…", "b"),
+    button("Save", saveTrace, { title: "Save the trace as JSON" }),
+    button("Perfetto", perfetto, { id: "perfetto", title: "Save for ui.perfetto.dev" }),
+    button("Share", share),
+  );
+  const zooms = h(
+    "div",
+    { class: "tools zooms" },
+    button("−", () => zoom(1 / 1.6), { "aria-label": "Zoom out" }),
+    button("+", () => zoom(1.6), { "aria-label": "Zoom in", id: "zoom-in" }),
+    button("Fit", () => parts.a.timeline.fit(), { id: "fit" }),
+    h(
+      "span",
+      { class: "soft" },
+      matchMedia("(pointer: coarse)").matches
+        ? "Drag to move, pinch to zoom, tap a task."
+        : "Drag to move, Ctrl + wheel to zoom, click a task.",
+    ),
+  );
   root.replaceChildren(
-    h("div", { class: "intro" }, h("h1", {}, "Traces"), h("p", { class: "soft" }, "A lane per worker: running in colour, waiting in red, idle in pale red.")),
+    h("div", { class: "intro" }, h("h1", {}, "Traces"), legend()),
     h("div", { class: "card stack" }, form, files),
-    h("section", { class: "card stack", "aria-label": "Timeline" }, parts.figures, parts.overview.canvas, h("div", { class: "bar between" }, zooms, h("div", { class: "bar" }, parts.colourField, parts.drop)),
-      parts.a.node, parts.b.node, parts.detail),
-    h("div", { class: "pair" }, parts.phases, parts.differences));
+    h(
+      "section",
+      { class: "card stack", "aria-label": "Timeline" },
+      parts.figures,
+      parts.overview.canvas,
+      h("div", { class: "bar between" }, zooms, h("div", { class: "bar" }, parts.colourField, parts.drop)),
+      parts.a.node,
+      parts.b.node,
+      parts.detail,
+    ),
+    h("div", { class: "pair" }, parts.phases, parts.differences),
+  );
   root.ondragover = (event) => event.preventDefault();
   root.ondrop = (event) => {
     event.preventDefault();
@@ -87,10 +168,16 @@ function build() {
 }
 
 function opener(text, place) {
-  const input = h("input", { type: "file", accept: ".json,application/json", class: "hush", id: `file-${place}`, onchange: async () => {
-    if (input.files[0]) await open(input.files[0], place);
-    input.value = "";
-  } });
+  const input = h("input", {
+    type: "file",
+    accept: ".json,application/json",
+    class: "hush",
+    id: `file-${place}`,
+    onchange: async () => {
+      if (input.files[0]) await open(input.files[0], place);
+      input.value = "";
+    },
+  });
   return h("label", { class: "like-button" }, text, input);
 }
 
@@ -98,7 +185,7 @@ function line(key) {
   const made = {
     title: h("h2", {}),
     timeline: new Timeline({
-      label: `Trace ${key.toUpperCase()}: a lane per worker. Arrows move, plus and minus zoom, 0 fits, N and P walk through the tasks.`,
+      label: `Trace ${key.toUpperCase()}: a lane per worker. ${TIMELINE_KEYS}`,
       height: 520,
       onview: (view) => follow(key, view),
       onpick: (index) => told(key, index),
@@ -106,6 +193,19 @@ function line(key) {
   };
   made.node = h("div", { class: "line" }, made.title, made.timeline.canvas);
   return made;
+}
+
+function legend() {
+  const key = (variable, text) =>
+    h("li", {}, h("span", { class: "swatch", style: { "--swatch": `var(${variable})` } }), text);
+  return h(
+    "ul",
+    { class: "keys" },
+    h("li", {}, "A lane per worker:"),
+    key("--s1", "running, coloured by phase"),
+    key("--idle", "waiting with a task"),
+    key("--idle-tint", "idle"),
+  );
 }
 
 // ---- getting traces ----
@@ -150,7 +250,9 @@ function accept(place, trace, name, asked) {
   }
   const lanes = new Lanes(trace);
   const byTask = new Map();
-  lanes.task.forEach((task, index) => { if (!byTask.has(task)) byTask.set(task, index); });
+  lanes.task.forEach((task, index) => {
+    if (!byTask.has(task)) byTask.set(task, index);
+  });
   state[place] = { trace, lanes, name, asked, byTask };
   if (place === "a" && state.b && state.b.trace.unit !== trace.unit) state.b = null;
   if (!state.a) state.a = state[place];
@@ -176,93 +278,35 @@ function fill() {
   parts.detail.hidden = true;
   parts.overview.load(a.lanes, wide);
   figures(a.lanes);
-  phases();
+  showPhases(parts.phases, a.lanes, b ? "Phases of A" : "Phases");
   if (b) {
     recolour();
-    differences();
+    showDifferences(parts.differences, a, b, (index) => parts.b.timeline.pick(index, true));
   }
 }
 
 function figures(lanes) {
   const total = Math.max(lanes.makespan * lanes.workers, 1e-9);
-  const figure = (text, label, kind = "") => h("div", { class: "figure" }, h("b", { class: kind }, text), h("span", {}, label));
-  parts.figures.replaceChildren(figure(whole.format(lanes.length), "tasks"), figure(whole.format(lanes.workers), "workers"), figure(time(lanes.makespan, lanes.unit), "from launch to end"),
-    figure(percent(lanes.busy / total), "of the workers' time running"), figure(percent(Math.max(0, 1 - lanes.busy / total)), `idle, of which ${percent(lanes.waited / total)} waiting with a task`, "bad"));
+  const figure = (text, label, kind = "") =>
+    h("div", { class: "figure" }, h("b", { class: kind }, text), h("span", {}, label));
+  parts.figures.replaceChildren(
+    figure(whole.format(lanes.length), "tasks"),
+    figure(whole.format(lanes.workers), "workers"),
+    figure(time(lanes.makespan, lanes.unit), "from launch to end"),
+    figure(percent(lanes.busy / total), "of the workers' time running"),
+    figure(
+      percent(Math.max(0, 1 - lanes.busy / total)),
+      `idle, of which ${percent(lanes.waited / total)} waiting with a task`,
+      "bad",
+    ),
+  );
 }
 
-function phases() {
-  const { lanes } = state.a;
-  const rows = lanes.phases.map((phase) => ({ phase, tasks: 0, busy: 0, waited: 0, first: Infinity, last: 0 }));
-  for (let i = 0; i < lanes.length; i++) {
-    const row = rows[lanes.colour[i]];
-    row.tasks++;
-    row.busy += lanes.end[i] - lanes.start[i];
-    row.waited += lanes.start[i] - lanes.wait[i];
-    row.first = Math.min(row.first, lanes.start[i]);
-    row.last = Math.max(row.last, lanes.end[i]);
-  }
-  const cell = (text) => h("td", { class: "n" }, text);
-  const shown = rows.slice(0, 40).map((row, i) => h("tr", {},
-    h("th", { scope: "row" }, h("span", { class: "swatch", style: { "--swatch": `var(${PALETTE[i % PALETTE.length]})` } }), row.phase),
-    cell(whole.format(row.tasks)), cell(time(row.busy / row.tasks, lanes.unit)), cell(time(row.waited / row.tasks, lanes.unit)), cell(time(row.first, lanes.unit)), cell(time(row.last, lanes.unit))));
-  parts.phases.replaceChildren(h("h2", {}, state.b ? "Phases of A" : "Phases"), h("div", { class: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["phase", "tasks", "mean run", "mean wait", "first start", "last end"].map((text, i) => h("th", { scope: "col", class: i ? "n" : "" }, text)))),
-    h("tbody", {}, shown))), rows.length > 40 ? h("p", { class: "soft" }, `and ${rows.length - 40} phases more`) : "");
-}
-
-async function differences() {
-  const { a, b } = state;
-  const node = parts.differences;
-  node.replaceChildren(h("h2", {}, "B against A"));
-  let found;
-  try {
-    found = await post("/api/compare", { a: a.trace, b: b.trace });
-  } catch (error) {
-    node.append(h("p", { class: "bad" }, error.message));
-    return;
-  }
-  if (state.a !== a || state.b !== b) return;
-  const { unit } = a.trace;
-  const signed = (value) => `${value < 0 ? "−" : "+"}${time(Math.abs(value), unit)}`;
-  const cell = (text) => h("td", { class: "n" }, text);
-  const rows = found.phases.map((row) => h("tr", { class: row.phase === "total" ? "you" : "" }, h("th", { scope: "row" }, row.phase), cell(row.busy_ratio === null ? "–" : `${row.busy_ratio.toFixed(3)} ×`),
-    cell(signed(row.b_busy - row.a_busy)), cell(signed(row.b_waited - row.a_waited)), cell(signed(row.b_span - row.a_span))));
-  node.append(h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["phase", "running", "running", "waiting", "span"].map((text, i) => h("th", { scope: "col", class: i ? "n" : "" }, text)))), h("tbody", {}, rows))));
-  const most = [];
-  b.lanes.task.forEach((task, index) => {
-    const other = a.byTask.get(task);
-    if (other !== undefined) most.push([index, b.lanes.end[index] - b.lanes.start[index] - (a.lanes.end[other] - a.lanes.start[other])]);
-  });
-  most.sort((x, y) => Math.abs(y[1]) - Math.abs(x[1]));
-  const worth = most.slice(0, 6).filter(([, change]) => change !== 0);
-  node.append(h("h3", { class: "above" }, worth.length ? "Tasks whose run time differs most" : `${whole.format(most.length)} tasks in common, none runs longer or shorter.`),
-    h("ul", { class: "plain" }, worth.map(([index, change]) => h("li", {}, button(`${b.lanes.name[index]} ${b.lanes.task[index]}`, () => parts.b.timeline.pick(index, true), { class: "link" }), ` ${signed(change)}`))));
-}
-
-// Blue where B is faster or earlier than A, orange where it is slower or later, grey where they agree or A has no such task.
 function recolour() {
   const { a, b, colour } = state;
   if (!b) return;
-  const { timeline } = parts.b;
-  timeline.colourOf = null;
-  if (colour !== "phase") {
-    const [less, same, more] = ["--s6", "--soft", "--s2"].map((name) => css(name).match(/[\d.]+/g).map(Number));
-    const shade = (part) => {
-      const to = part < 0 ? less : more;
-      const share = Math.min(1, Math.abs(part));
-      return pixel(`rgb(${same.map((value, i) => value + (to[i] - value) * share).join(",")})`);
-    };
-    const { lanes } = b;
-    timeline.colourOf = Int32Array.from(lanes.task, (task, i) => {
-      const other = a.byTask.get(task);
-      if (other === undefined) return shade(0);
-      if (colour === "begin") return shade((lanes.start[i] - a.lanes.start[other]) / Math.max(0.2 * a.lanes.makespan, 1e-9));
-      const before = a.lanes.end[other] - a.lanes.start[other];
-      const after = lanes.end[i] - lanes.start[i];
-      return shade(before > 0 && after > 0 ? 2 * Math.log2(after / before) : Math.sign(after - before));
-    });
-  }
-  timeline.redraw();
+  parts.b.timeline.colourOf = shades(a, b, colour);
+  parts.b.timeline.redraw();
 }
 
 function told(key, index) {
@@ -270,13 +314,22 @@ function told(key, index) {
   parts.detail.hidden = index < 0;
   if (index < 0) return;
   const { lanes } = state[key];
-  const describe = (found, i) => `worker ${found.worker[i]}, starts at ${time(found.start[i], found.unit)}, runs ${time(found.end[i] - found.start[i], found.unit)}, waited ${time(found.start[i] - found.wait[i], found.unit)}`;
-  let text = `${lanes.name[index]} ${lanes.task[index]}${lanes.phase[index] !== lanes.name[index] ? ` (${lanes.phase[index]})` : ""}: `;
+  const describe = (found, i) => {
+    const [starts, runs, waited] = [found.start[i], found.end[i] - found.start[i], found.start[i] - found.wait[i]].map(
+      (value) => time(value, found.unit),
+    );
+    return `worker ${found.worker[i]}, starts at ${starts}, runs ${runs}, waited ${waited}`;
+  };
+  const [name, phase] = [lanes.name[index], lanes.phase[index]];
+  let text = `${name} ${lanes.task[index]}${phase === name ? "" : ` (${phase})`}: `;
   if (!state.b) text += `${describe(lanes, index)}.`;
   else {
     const twin = state[other].byTask.get(lanes.task[index]);
     text += `${key.toUpperCase()}: ${describe(lanes, index)}. `;
-    text += twin === undefined ? `${other.toUpperCase()} has no such task.` : `${other.toUpperCase()}: ${describe(state[other].lanes, twin)}.`;
+    text +=
+      twin === undefined
+        ? `${other.toUpperCase()} has no such task.`
+        : `${other.toUpperCase()}: ${describe(state[other].lanes, twin)}.`;
     parts[other].timeline.picked = twin ?? -1;
     parts[other].timeline.redraw();
   }
