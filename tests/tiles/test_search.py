@@ -28,7 +28,7 @@ LEAST = {
 }
 
 
-LRU_CASES = (("lru", 3, 3, 3), ("lru", 3, 3, 4))
+LRU_CASES = (("lru", 3, 3, 3), ("lru", 2, 5, 3), ("lru", 4, 2, 3), ("lru", 3, 3, 4))
 
 
 def every_order(rows, cols):
@@ -109,6 +109,12 @@ def test_the_strip_snake_is_met_or_beaten_under_belady(rows, cols):
         found = search_panels(rows, cols, capacity)
         assert found.proven
         assert found.loads <= strip_snake_loads(rows, cols, capacity)
+
+
+def test_lru_with_three_panels_loads_one_for_every_tile_after_the_first():
+    for rows, cols in ((3, 3), (4, 6), (5, 5), (7, 9)):
+        found = search_panels(rows, cols, 3, "lru", time_limit=1)
+        assert (found.loads, found.proven) == (rows * cols + 1, True)
 
 
 def test_where_the_strip_snake_is_beaten_a_block_snake_says_why():

@@ -156,7 +156,7 @@ def search_panels(
     loads = panel_loads(rows, cols, order, capacity, policy)
     hunt = Hunt(rows, cols, capacity, policy, began, began + time_limit, page_fetch, loads, order)
     hunt.note("strip snake")
-    hunt.raise_bound(pair_bound(rows, cols, capacity), "pairs of panels")
+    hunt.raise_bound(_first_bound(hunt), "pairs of panels")
     for make in starting_orders(rows, cols, capacity):
         if hunt.over:
             break
@@ -188,6 +188,15 @@ def search_panels(
 def _space(hunt: Hunt) -> Any:
     space = BeladySpace if hunt.policy == "belady" else LruSpace
     return space(hunt.rows, hunt.cols, hunt.capacity)
+
+
+def _first_bound(hunt: Hunt) -> int:
+    """What is known before any search."""
+    if hunt.rows * hunt.cols > MOST_STATES_OF:
+        return pair_bound(hunt.rows, hunt.cols, hunt.capacity)
+    space = _space(hunt)
+    state, loads = space.first()
+    return loads + space.floor(state)
 
 
 def _exact(hunt: Hunt, deadline: float) -> None:

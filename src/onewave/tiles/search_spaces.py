@@ -268,6 +268,10 @@ class LruSpace(Grid):
         absent, side = self.needed(undone, rows, cols)
         # Tiles whose panels are both resident may come free.
         left = undone.bit_count() - sum((self.row_of(undone, row) & cols).bit_count() for row in bits(rows))
+        if self.capacity == 3:
+            # Beside a tile's own panels only one more stays, and it comes from the tile before: with the kept one of
+            # the two it has been computed. Only where both were new may it make a free tile; so two loads, two tiles.
+            return max(absent, left)
         return max(absent, loads_to_come(left, rows.bit_count(), cols.bit_count(), side, self.capacity))
 
     def key(self, state: LruState) -> Hashable:
