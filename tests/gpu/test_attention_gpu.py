@@ -31,7 +31,7 @@ def starts(*lengths: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
 def test_packed_sequences_equal_each_alone_and_padded_bit_for_bit(head_dim: int, dtype: torch.dtype) -> None:
     lengths = [1, 127, 640, 64, 0, 333]
     q = randn(sum(lengths), 8, head_dim, dtype=dtype)
@@ -58,7 +58,7 @@ def test_packed_sequences_equal_each_alone_and_padded_bit_for_bit(head_dim: int,
 
 
 def test_a_rows_bits_depend_neither_on_the_batch_nor_on_other_queries() -> None:
-    for head_dim in (64, 96, 128):
+    for head_dim in (40, 64, 80, 96, 128, 192):
         q = randn(5, 16, 900, head_dim)
         k, v = (randn(5, 4, 900, head_dim, seed=seed) for seed in (1, 2))
         out, lse = with_lse(q, k, v, causal=True)

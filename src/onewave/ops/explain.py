@@ -171,7 +171,7 @@ def _as_planned(question: _Question, plan: AttentionPlan) -> Explanation:
     kernel, tile, programs = f"attention: {plan.kernel}", None, None
     if plan.block_m:
         kernel = f"attention/{plan.backend}_impl.py: {plan.kernel}"
-        tile = f"{plan.block_m} query rows x {plan.block_n} keys x {'+'.join(map(str, plan.columns))}"
+        tile = f"{plan.block_m} query rows x {plan.block_n} keys x {plan.width}"
         tile += f", {plan.num_warps} warps, {plan.num_stages} stages"
         programs = f"{plan.programs}, {plan.tiles} tiles for each head of a sequence"
         if plan.packed_heads > 1:

@@ -1,8 +1,8 @@
 """How attention runs: backend, kernel and tiles, from shapes and flags alone; for the launch and for explain.
 
 What a row's bits may depend on is decided here: the keys of a tile (block_n), where tiles begin (multiples of block_n
-from the row's own first key) and the pieces of head_dim depend on head_dim and the card alone. block_m and the packing
-of heads change with the shape, and change no bit: rows of a tile never meet.
+from the row's own first key) and the width depend on head_dim and the card alone. block_m and the packing of heads
+change with the shape, and change no bit: rows of a tile never meet.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["AttentionPlan", "column_pieces", "explain_attention", "plan_attention", "plan_on_torch"]
+__all__ = ["AttentionPlan", "explain_attention", "plan_attention", "plan_on_torch"]
 
 _FIRST_WITH_DESCRIPTORS = (9, 0)
 # Bytes of shared memory that a program may hold; other cards from sm_80 on have 99 KiB.
@@ -25,9 +25,8 @@ class AttentionPlan:
     """One call. backend: triton, torch or reference; kernel: what of it runs.
 
     The rest speaks of our kernels: a tile holds block_m rows (queries x packed_heads) and walks over block_n keys at a
-    time; head_dim is computed as `columns` (powers of two). programs: the grid, tiles of all heads and sequences.
-    descriptors: K and V come through tensor descriptors (TMA), not through pointers. max_registers: of a thread, where
-    the compiler must keep to fewer than it would take, so that one more program fits an SM.
+    time; head_dim is computed as `width`, a power of two. programs: the grid, tiles of all heads and sequences.
+    descriptors: K and V come through tensor descriptors (TMA), not through pointers.
     """
 
     backend: str
@@ -37,22 +36,11 @@ class AttentionPlan:
     block_n: int = 0
     num_warps: int = 0
     num_stages: int = 0
-    columns: tuple[int, ...] = ()
+    width: int = 0
     packed_heads: int = 1
     tiles: int = 0
     programs: int = 0
     descriptors: bool = False
-    max_registers: int | None = None
-
-
-def column_pieces(head_dim: int) -> tuple[int, ...]:
-    """Powers of two, one or two, that cover head_dim; two where that wastes less than one."""
-    whole = 1 << (head_dim - 1).bit_length()
-    first = whole if whole == head_dim else whole // 2
-    if first == head_dim or first < 16:
-        return (max(16, whole),)
-    second = max(16, 1 << (head_dim - first - 1).bit_length())
-    return (whole,) if first + second >= whole else (first, second)
 
 
 @lru_cache(maxsize=4096)
@@ -71,8 +59,7 @@ def plan_attention(
 
     hides_keys: causal or windowed. descriptors: whether the strides of K and V allow them.
     """
-    columns = column_pieces(head_dim)
-    width = sum(columns)
+    width = 1 << (head_dim - 1).bit_length()
     most_rows, block_n, warps, stages = _tile(width, capability)
     if _shared_bytes(most_rows, block_n, width, 1) > _shared_limit(capability):
         most_rows = 64
@@ -90,7 +77,7 @@ def plan_attention(
         f"sm_{capability[0]}{capability[1]} has no descriptors" if descriptors else "their strides forbid descriptors"
     )
     reasons = [
-        f"head_dim {head_dim} as {' + '.join(map(str, columns))}",
+        f"head_dim {head_dim}" + (f" as {width}" if width != head_dim else ""),
         f"{group} heads of a group share a tile, since {num_queries} queries don't fill one"
         if packed > 1
         else f"{block_m} queries of one head a tile",
@@ -106,7 +93,7 @@ def plan_attention(
         block_n=block_n,
         num_warps=warps,
         num_stages=stages,
-        columns=columns,
+        width=width,
         packed_heads=packed,
         tiles=tiles,
         programs=tiles * batch * (num_kv_heads if packed > 1 else num_heads),
@@ -117,8 +104,12 @@ def plan_attention(
 def _tile(width: int, capability: tuple[int, int]) -> tuple[int, int, int, int]:
     """(rows, keys, warps, stages) of a tile."""
     if capability >= _FIRST_WITH_DESCRIPTORS:
-        # Four warps and 64 rows: several programs share an SM, and one's softmax runs beside another's products.
-        return (64, 128, 4, 3) if width <= 64 else (64, 64, 4, 3)
+        # Four warps and 64 rows where two or three such programs fit an SM: one's softmax runs beside another's
+        # products. Chosen by measurement on an H200; a third stage is worth a program less except at 64 columns. Never
+        # eight warps: in Triton 3.6 one half doesn't wait for the other's products before it reloads their operands.
+        if width <= 64:
+            return (64, 128, 4, 2) if width == 64 else (64, 128, 4, 3)
+        return (64, 64, 4, 3)
     return (128, 64, 4, 3) if width <= 64 else (128, 64, 8, 2) if width <= 128 else (128, 32, 8, 2)
 
 

@@ -9,7 +9,8 @@ tiles that a window cuts on the left, tiles that every row sees whole (no mask i
 right. Tiles that no row sees are never loaded. K and V come through tensor descriptors (TMA on Hopper), which return
 zeros beyond the last key, or through pointers with any strides. Triton pipelines the loads of a loop.
 
-head_dim is one power of two or the sum of two (96 = 64 + 32): q, k, v and the output come in two pieces.
+head_dim is padded with zeros to a power of two. (As a sum of two, 96 = 64 + 32, with a product for each, Triton
+3.6's code gave wrong values and wild addresses on sm_90.)
 Scores are kept in units of log2, so that exp2 serves; without softcap, ALiBi and bias, scaling and the subtraction
 of the max are one fused multiply-add. Masked scores are -inf, and a row that has seen only those subtracts 0 instead.
 P is rounded to the inputs' dtype for the second product, as V has it. Bound: the tensor cores; at head_dim 64 exp2.
@@ -44,19 +45,19 @@ _MOST_KEYS = 1 << 30
 
 @triton.jit
 def load_tile(
-    source, batch, head, start, first, num_keys, stride, COLUMN: tl.constexpr, WIDTH: tl.constexpr,
+    source, batch, head, start, first, num_keys, stride, WIDTH: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Columns COLUMN.. of the keys first.. of a sequence that begins at row `start`; [BLOCK_N, WIDTH]."""
+    """The keys first.. of a sequence that begins at row `start`; [BLOCK_N, WIDTH], zeros beyond HEAD_DIM."""
     if TMA:
-        tile = source.load([batch, head, start + first, COLUMN]).reshape([BLOCK_N, WIDTH])
+        tile = source.load([batch, head, start + first, 0]).reshape([BLOCK_N, WIDTH])
     else:
         key = first + tl.arange(0, BLOCK_N)
-        column = COLUMN + tl.arange(0, WIDTH)
+        column = tl.arange(0, WIDTH)
         at = source + key.to(tl.int64)[:, None] * stride + column[None, :]
         if CUT:
             tile = tl.load(at, mask=(key < num_keys)[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
-        elif COLUMN + WIDTH > HEAD_DIM:
+        elif WIDTH > HEAD_DIM:
             tile = tl.load(at, mask=(column < HEAD_DIM)[None, :], other=0.0)
         else:
             tile = tl.load(at)
@@ -65,21 +66,24 @@ def load_tile(
 
 @triton.jit
 def attend(
-    acc, acc2, best, total, q, q2, k, k2, v, v2, batch, kv_head, start, first, last, num_keys, place, left, right,
+    acc, best, total, q, k, v, batch, kv_head, start, first, last, num_keys, place, left, right,
     stride_k, stride_v, scale_log2, inner, outer, slope, bias_row, bias_stride, row_exists,
-    D1: tl.constexpr, D2: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
     CUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     BIAS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """The keys first..last, a tile at a time. CUT: a tile may hold keys that some row must not see."""
     SAFE: tl.constexpr = CUT or BIAS != 0
     for n in tl.range(first, last, BLOCK_N):
-        k_tile = load_tile(k, batch, kv_head, start, n, num_keys, stride_k, 0, D1, HEAD_DIM, BLOCK_N, TMA, CUT)
-        s = tl.dot(q, tl.trans(k_tile))
-        if D2 > 0:
-            k_tile2 = load_tile(k2, batch, kv_head, start, n, num_keys, stride_k, D1, D2, HEAD_DIM, BLOCK_N, TMA, CUT)
-            s = tl.dot(q2, tl.trans(k_tile2), s)
         key = n + tl.arange(0, BLOCK_N)
+        if BIAS != 0:
+            # Ahead of the product: a load that follows it draws the scores into its own layout, and the layout is the
+            # order in which a row is summed. With a bias that hides nothing the bits are those without one.
+            bias_at = bias_row[:, None] + key.to(tl.int64)[None, :] * bias_stride
+            inside = row_exists[:, None] & (key < num_keys)[None, :]
+            bias = tl.load(bias_at, mask=inside, other=0 if BIAS == 1 else float("-inf"))
+        k_tile = load_tile(k, batch, kv_head, start, n, num_keys, stride_k, WIDTH, HEAD_DIM, BLOCK_N, TMA, CUT)
+        s = tl.dot(q, tl.trans(k_tile))
         if SOFTCAP:
             # tanh(x) = 1 - 2 / (1 + e^2x), right for every x: e^2x may be 0 or inf.
             s = outer * (1.0 - 2.0 / (1.0 + tl.exp2(s * inner)))
@@ -87,15 +91,12 @@ def attend(
             s = s * scale_log2
         if ALIBI:
             s = s - slope[:, None] * tl.abs(place[:, None] - key[None, :]).to(tl.float32)
-        if BIAS != 0:
-            bias_at = bias_row[:, None] + key.to(tl.int64)[None, :] * bias_stride
-            inside = row_exists[:, None] & (key < num_keys)[None, :]
-            if BIAS == 1:
-                s = tl.where(tl.load(bias_at, mask=inside, other=0) != 0, s, float("-inf"))
-            else:
-                added = tl.load(bias_at, mask=inside, other=float("-inf")).to(tl.float32) * 1.4426950408889634
-                # A hidden key may hold NaN.
-                s = tl.where(added == float("-inf"), added, s + added)
+        if BIAS == 1:
+            s = tl.where(bias != 0, s, float("-inf"))
+        elif BIAS == 2:
+            added = bias.to(tl.float32) * 1.4426950408889634
+            # A hidden key may hold NaN.
+            s = tl.where(added == float("-inf"), added, s + added)
         if CUT:
             visible = (key < num_keys)[None, :]
             if RIGHT:
@@ -112,33 +113,24 @@ def attend(
         kept = tl.exp2(best - reference)
         total = total * kept + tl.sum(p, 1)
         acc = acc * kept[:, None]
-        v_tile = load_tile(v, batch, kv_head, start, n, num_keys, stride_v, 0, D1, HEAD_DIM, BLOCK_N, TMA, CUT)
+        v_tile = load_tile(v, batch, kv_head, start, n, num_keys, stride_v, WIDTH, HEAD_DIM, BLOCK_N, TMA, CUT)
         # What no row sees is another sequence's or padding: it may hold NaN, and 0 * NaN is NaN.
         if BIAS != 0:
             seen = tl.max(s, 0) > float("-inf")
             v_tile = tl.where(seen[:, None], v_tile, 0.0)
         elif CUT and RAGGED and TMA:
             v_tile = tl.where((key < num_keys)[:, None], v_tile, 0.0)
-        p = p.to(v_tile.dtype)
-        acc = tl.dot(p, v_tile, acc)
-        if D2 > 0:
-            acc2 = acc2 * kept[:, None]
-            v_tile2 = load_tile(v2, batch, kv_head, start, n, num_keys, stride_v, D1, D2, HEAD_DIM, BLOCK_N, TMA, CUT)
-            if BIAS != 0:
-                v_tile2 = tl.where((tl.max(s, 0) > float("-inf"))[:, None], v_tile2, 0.0)
-            elif CUT and RAGGED and TMA:
-                v_tile2 = tl.where((key < num_keys)[:, None], v_tile2, 0.0)
-            acc2 = tl.dot(p, v_tile2, acc2)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc)
         best = higher
-    return acc, acc2, best, total
+    return acc, best, total
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "tiles", "shift", "left", "right", "num_heads", "group"])
 def attention_kernel(
-    q_ptr, k, k2, v, v2, out_ptr, lse_ptr, sinks_ptr, slopes_ptr, bias_ptr, starts_q_ptr, starts_k_ptr,
+    q_ptr, k, v, out_ptr, lse_ptr, sinks_ptr, slopes_ptr, bias_ptr, starts_q_ptr, starts_k_ptr,
     stride_q, stride_k, stride_v, stride_out, stride_lse, stride_slopes, stride_bias,
     num_heads, group, num_queries, num_keys, tiles, shift, left, right, scale_log2, inner, outer,
-    PACK: tl.constexpr, HEAD_DIM: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
+    PACK: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, RAGGED: tl.constexpr, TOP_LEFT: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BIAS: tl.constexpr, FOLD: tl.constexpr, LSE: tl.constexpr, TAIL: tl.constexpr,
@@ -171,16 +163,10 @@ def attention_kernel(
     wide_page, wide_kv_head = tl.full([], page, tl.int64), kv_head.to(tl.int64)
 
     q_row = q_ptr + wide_page * stride_q[0] + row_head * stride_q[1] + in_q * stride_q[2]
-    column, column2 = tl.arange(0, D1), D1 + tl.arange(0, D2 if D2 > 0 else 16)
+    column = tl.arange(0, WIDTH)
     q_mask = row_exists[:, None] & (column < HEAD_DIM)[None, :]
     q = tl.load(q_row[:, None] + column[None, :], mask=q_mask, other=0.0)
-    acc = tl.zeros([BLOCK_M, D1], tl.float32)
-    q2, acc2 = 0.0, 0.0
-    if D2 > 0:
-        q2 = tl.load(
-            q_row[:, None] + column2[None, :], mask=row_exists[:, None] & (column2 < HEAD_DIM)[None, :], other=0.0
-        )
-        acc2 = tl.zeros([BLOCK_M, D2], tl.float32)
+    acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)
     if not TMA:
         from_k, from_v = (
             wide_page * stride_k[0] + wide_kv_head * stride_k[1],
@@ -191,9 +177,6 @@ def attention_kernel(
             from_v += start_k.to(tl.int64) * stride_v[2]
         k += from_k
         v += from_v
-        if D2 > 0:
-            k2 += from_k
-            v2 += from_v
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -217,23 +200,23 @@ def attention_kernel(
     if LEFT:
         begin = tl.maximum(first_place - left, 0) // BLOCK_N * BLOCK_N
         whole_start = tl.cdiv(tl.maximum(last_place - left, 0), BLOCK_N) * BLOCK_N
-        acc, acc2, best, total = attend(
-            acc, acc2, best, total, q, q2, k, k2, v, v2, page, kv_head, start_k, begin,
+        acc, best, total = attend(
+            acc, best, total, q, k, v, page, kv_head, start_k, begin,
             tl.minimum(whole_start, end), num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner,
-            outer, slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT, SOFTCAP,
+            outer, slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT, SOFTCAP,
             ALIBI, BIAS, FOLD, RAGGED,
         )  # fmt: skip
-    acc, acc2, best, total = attend(
-        acc, acc2, best, total, q, q2, k, k2, v, v2, page, kv_head, start_k, whole_start,
+    acc, best, total = attend(
+        acc, best, total, q, k, v, page, kv_head, start_k, whole_start,
         whole_end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner, outer,
-        slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, False, LEFT, RIGHT, SOFTCAP, ALIBI,
+        slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, False, LEFT, RIGHT, SOFTCAP, ALIBI,
         BIAS, FOLD, RAGGED,
     )  # fmt: skip
     if TAIL:
-        acc, acc2, best, total = attend(
-            acc, acc2, best, total, q, q2, k, k2, v, v2, page, kv_head, start_k,
+        acc, best, total = attend(
+            acc, best, total, q, k, v, page, kv_head, start_k,
             tl.maximum(whole_start, whole_end), end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2,
-            inner, outer, slope, bias_row, bias_stride, row_exists, D1, D2, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT,
+            inner, outer, slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT,
             SOFTCAP, ALIBI, BIAS, FOLD, RAGGED,
         )  # fmt: skip
 
@@ -251,9 +234,6 @@ def attention_kernel(
     share = share / total
     out_row = out_ptr + wide_page * stride_out[0] + row_head * stride_out[1] + in_q * stride_out[2]
     tl.store(out_row[:, None] + column[None, :], (acc * share[:, None]).to(out_ptr.dtype.element_ty), mask=q_mask)
-    if D2 > 0:
-        out2 = (acc2 * share[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_row[:, None] + column2[None, :], out2, mask=row_exists[:, None] & (column2 < HEAD_DIM)[None, :])
     if LSE:
         lse = tl.where(empty, float("-inf"), (best + tl.log2(total)) * 0.6931471805599453)
         lse_row = lse_ptr + wide_page * stride_lse[0] + row_head * stride_lse[1] + in_q * stride_lse[2]
@@ -297,13 +277,7 @@ def attention(
     num_heads, num_queries, head_dim = q.shape[1:]
     num_kv_heads, num_keys = k.shape[1:3]
     ragged = starts_q is not None
-    d1, d2 = (*plan.columns, 0)[:2]
-    sources = [k, None, v, None]
-    for at, tensor in ((0, k), (2, v)):
-        if plan.descriptors:
-            sources[at] = _descriptor(tensor, plan.block_n, d1)
-        if d2:
-            sources[at + 1] = _descriptor(tensor, plan.block_n, d2) if plan.descriptors else tensor
+    sources = [_descriptor(x, plan.block_n, plan.width) for x in (k, v)] if plan.descriptors else [k, v]
     full_bias = None if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
     if full_bias is not None and full_bias.dtype is torch.bool:
         full_bias = full_bias.view(torch.uint8)
@@ -339,8 +313,7 @@ def attention(
         _LOG2E * (wanted.softcap or 1.0),
         PACK=plan.packed_heads,
         HEAD_DIM=head_dim,
-        D1=d1,
-        D2=d2,
+        WIDTH=plan.width,
         BLOCK_M=plan.block_m,
         BLOCK_N=plan.block_n,
         TMA=plan.descriptors,
@@ -358,7 +331,6 @@ def attention(
         TAIL=ragged or wanted.right is not None or num_keys % plan.block_n != 0,
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
-        maxnreg=plan.max_registers,
     )
 
 
