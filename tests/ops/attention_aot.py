@@ -1,0 +1,95 @@
+"""Compile the attention kernel for cards that are not here: `python attention_aot.py`, one JSON line a case.
+
+Each line: name, registers, stack (bytes), products (tensor core instructions), tma, and sums, the layouts in which rows
+are summed. Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from onewave.ops.attention.plan import plan_attention
+from onewave.ops.attention.triton_impl import attention_kernel
+
+__all__: list[str] = []
+
+CAUSAL = {"RIGHT": True, "TAIL": True}
+CASES: dict[str, dict[str, Any]] = {
+    "sm_90 128": {"head_dim": 128},
+    "sm_90 128 causal": {"head_dim": 128} | CAUSAL,
+    "sm_90 64 causal": {"head_dim": 64} | CAUSAL,
+    "sm_90 80 packed": {"head_dim": 80, "RAGGED": True, "LSE": True} | CAUSAL,
+    "sm_90 64 bool mask": {"head_dim": 64, "BIAS": 1, "TAIL": True},
+    "sm_80 128 causal": {"head_dim": 128, "capability": 80} | CAUSAL,
+}
+
+
+def source(head_dim: int, capability: int, given: dict[str, Any]) -> tuple[ASTSource, dict[str, int]]:
+    """The kernel with a plan's tiles for bf16 and strides that are multiples of 16."""
+    plan = plan_attention(
+        batch=4, num_heads=16, num_kv_heads=16, num_queries=4096, head_dim=head_dim,
+        capability=(capability // 10, capability % 10),
+    )  # fmt: skip
+    flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "ALIBI", "LSE", "TAIL"), False)
+    constants = flags | {
+        "PACK": 1, "HEAD_DIM": head_dim, "WIDTH": plan.width, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n,
+        "TMA": plan.descriptors, "BIAS": 0, "FOLD": True,
+    } | given  # fmt: skip
+    keys = f"tensordesc<bf16[1, 1, {plan.block_n}, {plan.width}]>" if plan.descriptors else "*bf16"
+    three = ("i32",) * 3
+    types: dict[str, Any] = {"q_ptr": "*bf16", "k": keys, "v": keys, "out_ptr": "*bf16"}
+    types |= dict.fromkeys(("stride_q", "stride_k", "stride_v", "stride_out", "stride_lse"), three)
+    types |= {"stride_slopes": ("i32",) * 2, "stride_bias": ("i32",) * 4}
+    types |= dict.fromkeys(("num_heads", "group", "num_queries", "num_keys", "tiles", "shift", "left", "right"), "i32")
+    types |= dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
+    types |= {"lse_ptr": "*fp32"} if constants["LSE"] else {}
+    types |= {"bias_ptr": "*u8"} if constants["BIAS"] else {}
+    types |= dict.fromkeys(("starts_q_ptr", "starts_k_ptr"), "*i32") if constants["RAGGED"] else {}
+    names = attention_kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    fixed = {(at,): constants.get(name) for at, name in enumerate(names) if name not in types}
+    aligned = [["tt.divisibility", 16]]
+    hints: dict[tuple[int, ...], Any] = {}
+    for at, name in enumerate(names):
+        if name in ("stride_q", "stride_k", "stride_v", "stride_out"):
+            hints |= {(at, axis): aligned for axis in range(3)}
+        elif str(types.get(name, "")).startswith("*"):
+            hints[(at,)] = aligned
+    return ASTSource(attention_kernel, signature, fixed, hints), {
+        "num_warps": plan.num_warps,
+        "num_stages": plan.num_stages,
+    }
+
+
+def report(name: str, head_dim: int, capability: int = 90, **given: Any) -> dict[str, Any]:
+    kernel, options = source(head_dim, capability, given)
+    compiled = triton.compile(kernel, target=GPUTarget("cuda", capability, 32), options=options)
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        read = {"capture_output": True, "text": True, "check": True}
+        usage = subprocess.run([tools / "cuobjdump", "-res-usage", file.name], **read).stdout
+        code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None
+    registers, stack = found.groups()
+    sums = re.findall(r'"tt.reduce"\(%\w+\) <\{axis = 1 .*?\}\) : \(tensor<[^>]*, #(\w+)>', compiled.asm["ttgir"], re.S)
+    return {
+        "name": name, "registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared,
+        "products": len(re.findall(r"HGMMA|HMMA", code)), "tma": code.count("UTMALDG"), "sums": sorted(set(sums)),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    for case, arguments in CASES.items():
+        print(json.dumps(report(case, **arguments)), flush=True)
