@@ -59,7 +59,8 @@ def test_the_staircase_rises_where_a_wave_begins():
 
 
 @pytest.mark.parametrize(
-    ("program", "sizes"), [("gemm", "512,512,256"), ("attention", "256,256,4,64"), ("block", "256,4,64,512")]
+    ("program", "sizes"),
+    [("gemm", "512,512,256"), ("attention", "256,256,4,64"), ("block", "256,4,64,512"), ("decode", "llama-3.2-1b,512")],
 )
 def test_a_sample_trace_is_one_that_the_library_reads(program, sizes):
     trace = Trace.from_dict(sample_trace({"program": program, "sizes": sizes, "workers": 8}))
@@ -70,3 +71,16 @@ def test_a_sample_trace_is_one_that_the_library_reads(program, sizes):
 def test_a_trace_that_would_take_too_long_is_refused_before_it_is_built():
     with pytest.raises(InvalidArgumentError, match="Choose smaller sizes"):
         sample_trace({"program": "attention", "sizes": "65536,65536,65536,64"})
+
+
+def test_a_decode_step_is_built_for_built_in_models_only():
+    for sizes in (
+        "/etc/passwd",
+        "../llama-3.2-1b",
+        "llama-3.2-1b.json,1",
+        "llama-3.2-1b,-1",
+        "llama-3.2-1b,1,0",
+        "llama-3.2-1b,1,1,1",
+    ):
+        with pytest.raises(InvalidArgumentError, match="allowed"):
+            sample_trace({"program": "decode", "sizes": sizes})

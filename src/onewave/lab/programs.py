@@ -10,6 +10,7 @@ from onewave.lab.fields import choice, whole, wholes
 from onewave.tiles.bounds import graph_bound
 from onewave.tiles.builders import gemm_chain
 from onewave.tiles.builders_attention import attention_block
+from onewave.tiles.builders_llama import built_in_models, decode_shape, decode_step
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.machine import CacheLevel, Machine
 from onewave.tiles.orders import INTERLEAVINGS, ORDERS
@@ -26,7 +27,7 @@ CHAIN_ORDERS = tuple(name for name in ORDERS if name not in ("explicit", "stream
 
 MOST_CHAIN_TASKS = 1500
 MOST_MATRIX_TASKS = 300
-MOST_TRACE_TASKS = 60_000
+MOST_TRACE_TASKS = 100_000
 MOST_TRACE_ACCESSES = 6_000_000
 TILE = 128
 
@@ -161,26 +162,49 @@ SAMPLES = {
     "ffn": "1024,2048,5632",
     "attention": "1024,1024,8,128",
     "block": "1024,8,128,4096",
+    "decode": "llama-3.2-1b,4096",
 }
 """Programs of a sample trace, with sizes that make a picture."""
 
 
 def sample_trace(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A simulated trace of a named program. Fields: program, sizes (numbers with commas), workers, order, sync."""
+    """A simulated trace of a named program. Fields: program, sizes (with commas), workers, order, sync.
+
+    sizes: numbers; of decode, a built-in model, then context and batch. Raises InvalidArgumentError.
+    """
     program = choice(given, "program", "ffn", SAMPLES)
-    sizes = wholes(given, "sizes", SAMPLES[program], 65_536)
     workers = whole(given, "workers", 132, 1024)
     order = choice(given, "order", "sequential", CHAIN_ORDERS)
     sync = choice(given, "sync", "tile", POLICIES)
-    wanted = _tile_accesses(program, sizes)
-    if wanted > MOST_TRACE_ACCESSES:
-        got = f"some {wanted:,} accesses to tiles"
-        next = "Choose smaller sizes."
-        raise InvalidArgumentError("trace", got=got, allowed=f"up to {MOST_TRACE_ACCESSES:,}", next=next)
-    graph, _ = build_program(program, sizes, ProgramOptions(workers=workers))
+    if program == "decode":
+        graph = _decode_graph(str(given.get("sizes", SAMPLES[program])), workers)
+    else:
+        sizes = wholes(given, "sizes", SAMPLES[program], 65_536)
+        wanted = _tile_accesses(program, sizes)
+        if wanted > MOST_TRACE_ACCESSES:
+            got = f"some {wanted:,} accesses to tiles"
+            next = "Choose smaller sizes."
+            raise InvalidArgumentError("trace", got=got, allowed=f"up to {MOST_TRACE_ACCESSES:,}", next=next)
+        graph, _ = build_program(program, sizes, ProgramOptions(workers=workers))
     if len(graph.tasks) > MOST_TRACE_TASKS:
         raise InvalidArgumentError("trace", got=f"{len(graph.tasks):,} tasks", allowed=f"up to {MOST_TRACE_TASKS:,}")
     return simulate(graph, order, Machine(workers=workers), sync=sync).to_dict()
+
+
+def _decode_graph(text: str, workers: int) -> TileGraph:
+    """One decode step. text: "model[,context[,batch]]"; the model by name only: no file is read for the page."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 3:
+        raise InvalidArgumentError("sizes", got=f"{len(parts)} parts", allowed="model, context, batch")
+    model, context, batch = (*parts, *("4096", "1")[len(parts) - 1 :])
+    return decode_step(
+        decode_shape(
+            choice({"model": model}, "model", "", built_in_models()),
+            context=whole({"context": context}, "context", 0, 1_000_000, least=0),
+            batch=whole({"batch": batch}, "batch", 1, 64),
+        ),
+        workers=workers,
+    )
 
 
 def _tile_accesses(program: str, sizes: Sequence[int]) -> int:

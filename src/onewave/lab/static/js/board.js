@@ -127,15 +127,7 @@ export class Board {
     for (let i = 1; i < steps.length; i++) {
       const [from, to] = [steps[i - 1].tile, steps[i].tile];
       const [x0, y0, x1, y1] = [centre(from[1]), centre(from[0]), centre(to[1]), centre(to[0])];
-      const far = Math.hypot(x1 - x0, y1 - y0);
-      const [dx, dy] = [(x1 - x0) / far, (y1 - y0) / far];
-      // From border to border, so that the numbers stay readable.
-      const off = Math.min((this.size < 40 ? 0.46 : 0.36) * this.size, far / 2 - 2);
-      const [bx, by] = [x1 - dx * off, y1 - dy * off];
-      const line = `M${(x0 + dx * off).toFixed(1)} ${(y0 + dy * off).toFixed(1)}L${bx.toFixed(1)} ${by.toFixed(1)}`;
-      const wing = (side) =>
-        `${(bx - head * (dx + side * 0.7 * dy)).toFixed(1)} ${(by - head * (dy - side * 0.7 * dx)).toFixed(1)}`;
-      lines[i < at ? "done" : "ahead"] += `${line}M${wing(1)}L${bx.toFixed(1)} ${by.toFixed(1)}L${wing(-1)}`;
+      lines[i < at ? "done" : "ahead"] += arrow([x0, y0], [x1, y1], this.size, head);
     }
     this.path.replaceChildren(
       svg("path", { d: lines.ahead, class: "ahead" }),
@@ -186,4 +178,20 @@ export class Board {
       boxes[0].parentElement.title = `${panel}: ${where}`;
     }
   }
+}
+
+// From border to border, so that the numbers stay readable; a jump bends, so as not to strike out the tiles between.
+function arrow([x0, y0], [x1, y1], size, head) {
+  const far = Math.hypot(x1 - x0, y1 - y0);
+  const bend = far > 1.6 * size + 8 ? 0.42 * size : 0;
+  const [cx, cy] = [(x0 + x1) / 2 + (bend * (y1 - y0)) / far, (y0 + y1) / 2 - (bend * (x1 - x0)) / far];
+  const reach = Math.hypot(cx - x0, cy - y0);
+  const off = Math.min((size < 40 ? 0.46 : 0.36) * size, far / 2 - 2);
+  const [ax, ay] = [x0 + ((cx - x0) / reach) * off, y0 + ((cy - y0) / reach) * off];
+  const [dx, dy] = [(x1 - cx) / reach, (y1 - cy) / reach];
+  const [bx, by] = [x1 - dx * off, y1 - dy * off];
+  const text = (...numbers) => numbers.map((number) => number.toFixed(1)).join(" ");
+  const wing = (side) => text(bx - head * (dx + side * 0.7 * dy), by - head * (dy - side * 0.7 * dx));
+  const line = bend ? `Q${text(cx, cy, bx, by)}` : `L${text(bx, by)}`;
+  return `M${text(ax, ay)}${line}M${wing(1)}L${text(bx, by)}L${wing(-1)}`;
 }

@@ -1,7 +1,7 @@
 // A trace as sorted columns, and painting it: every lane is one row of pixels, made once and copied to its height.
 // The work of a frame is bounded by what is visible, so it does not grow with the trace.
 
-export const PALETTE = ["--s1", "--s3", "--s5", "--s6", "--s7", "--s9", "--s4", "--s8", "--s2", "--s10"];
+export const PALETTE = ["--s1", "--s3", "--s5", "--s6", "--s7", "--s9", "--s8", "--s4", "--s2", "--s10"];
 
 export class Lanes {
   // trace: the server's JSON. Columns end up ordered by worker, then start; `source[i]` is the i-th one's place in it.

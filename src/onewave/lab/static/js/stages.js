@@ -1,10 +1,11 @@
 // The tiles of a chain's stages at one moment: done, running, waiting on a worker, ready, blocked.
 
 import { h, svg } from "./dom.js";
+import { PALETTE } from "./lanes.js";
 
 const KINDS = {
   running: "running",
-  waiting: "held by a waiting worker",
+  waiting: "waiting",
   ready: "ready",
   blocked: "blocked",
   done: "done",
@@ -44,6 +45,13 @@ export class Stages {
       });
     const size = Math.max(11, Math.min(34, 130 / Math.max(...extent.map(([rows, cols]) => Math.max(rows, cols)))));
     this.boxes = [];
+    // The colour that the timeline gives the stage's tasks.
+    const phases = [...new Set(tasks.phase)];
+    const swatch = (stage) => {
+      const phase = tasks.phase[found.places.findIndex((place) => place[0] === stage)];
+      const colour = `var(${PALETTE[phases.indexOf(phase) % PALETTE.length]})`;
+      return h("span", { class: "swatch", style: { "--swatch": colour } });
+    };
     const frames = extent.map(([rows, cols], stage) => {
       const drawing = svg("svg", {
         width: cols * size,
@@ -51,7 +59,7 @@ export class Stages {
         viewBox: `0 0 ${cols * size} ${rows * size}`,
         "aria-hidden": "true",
       });
-      return { drawing, node: h("figure", {}, h("figcaption", {}, found.stages[stage]), drawing) };
+      return { drawing, node: h("figure", {}, h("figcaption", {}, swatch(stage), found.stages[stage]), drawing) };
     });
     found.places.forEach(([stage, row, col, split], task) => {
       const strip = (size - 2) / extent[stage][2];

@@ -15,6 +15,7 @@ const PROGRAMS = {
   ffn: ["FFN: M, hidden, intermediate", "1024,2048,5632"],
   attention: ["Attention: Sq, Sk, heads, head_dim", "1024,1024,8,128"],
   block: ["Attention → FFN: seq, heads, head_dim, intermediate", "1024,8,128,4096"],
+  decode: ["Whole decode step: model, context, batch", "llama-3.2-1b,4096"],
 };
 const DEFAULTS = { program: "attention", sizes: PROGRAMS.attention[1], workers: 24, order: "bpt", sync: "row" };
 const state = { asked: { ...DEFAULTS }, a: null, b: null, colour: "phase" };
