@@ -179,9 +179,9 @@ def split_kv_kernel(
             split, last_here = first_split, last_split
         else:
             # The splits that begin in this share.
-            at = tl.sum(tl.where(tl.arange(0, ROWS) == row, starts, 0), axis=0)
-            split = first_split + tl.cdiv(tl.maximum(share_begin - at, 0), size).to(tl.int32)
-            last_here = tl.minimum(first_split + tl.cdiv(share_end - at, size).to(tl.int32) - 1, last_split)
+            row_at = tl.sum(tl.where(tl.arange(0, ROWS) == row, starts, 0), axis=0)
+            split = first_split + tl.cdiv(tl.maximum(share_begin - row_at, 0), size).to(tl.int32)
+            last_here = tl.minimum(first_split + tl.cdiv(share_end - row_at, size).to(tl.int32) - 1, last_split)
         some = split <= last_here
         whole = (split == first_split) & (last_here == last_split)
         partials = (row64 * head_tiles + head_tile) * max_splits - first_split
@@ -235,8 +235,9 @@ def split_kv_kernel(
                 # softcap is in units of log2, as the scores are; tanh(x) = 1 - 2 / (e^2x + 1).
                 scores = softcap * (1.0 - 2.0 / (tl.exp2(scores / softcap * (2.0 * _LOG2E)) + 1.0))
             if HAS_MASK:
-                at = mask_ptr + row64 * stride_mask_row + head.to(tl.int64)[None, :] * stride_mask_head + key[:, None]
-                scores += tl.load(at, mask=real[None, :] & present[:, None], other=0.0).to(tl.float32) * _LOG2E
+                mask_at = row64 * stride_mask_row + head.to(tl.int64)[None, :] * stride_mask_head + key[:, None]
+                added = tl.load(mask_ptr + mask_at, mask=real[None, :] & present[:, None], other=0.0)
+                scores += added.to(tl.float32) * _LOG2E
             visible = present[:, None] & (key[:, None] < limit[None, :]) & (key[:, None] >= (limit - window)[None, :])
             scores = tl.where(visible, scores, _NEGATIVE_INFINITY)
             highest = tl.maximum(top, tl.max(scores, axis=0))
@@ -278,8 +279,8 @@ def split_kv_kernel(
                     tl.store(v_head + v_at + dim, v_new, mask=in_head)
                 score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * score_scale
                 if HAS_MASK:
-                    at = mask_ptr + row64 * stride_mask_row + head.to(tl.int64) * stride_mask_head + key_index
-                    score += tl.load(at, mask=real, other=0.0).to(tl.float32) * _LOG2E
+                    mask_at = mask_ptr + row64 * stride_mask_row + head.to(tl.int64) * stride_mask_head + key_index
+                    score += tl.load(mask_at, mask=real, other=0.0).to(tl.float32) * _LOG2E
                 highest = tl.maximum(top, score)
                 finite = tl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
                 weight = tl.exp2(score - finite)

@@ -1,0 +1,100 @@
+"""Compile the split-KV kernel for cards that are not here: `python decode_attention_aot.py`, one JSON line a case.
+
+Each line: name, registers, stack (bytes), shared (bytes), products (tensor core instructions), copies (asynchronous
+ones). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
+
+__all__: list[str] = []
+
+FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True}
+CASES: dict[str, dict[str, Any]] = {
+    "sm_90 one row": {"rows": 1},
+    "sm_90 batch": {"rows": 16},
+    "sm_90 D64": {"rows": 16, "head_dim": 64},
+    "sm_90 D256": {"rows": 16, "head_dim": 256},
+    "sm_90 eight queries": {"rows": 16, "num_queries": 8},
+    "sm_90 many rows": {"rows": 300, "MANY": True},
+    "sm_90 pages": {"rows": 16, "PAGING": 3},
+    "sm_90 int8": {"rows": 16, "cache": "i8", "KV_SCALES": True},
+    "sm_90 float8": {"rows": 16, "cache": "fp8e4nv", "KV_SCALES": True},
+    "sm_90 softcap, sinks, lse": {"rows": 16, "HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True},
+    "sm_90 mmha": {"rows": 16} | FUSED,
+    "sm_90 mmha int8": {"rows": 16, "QUANTISED": True, "HALF_AWAY": True, "INTERLEAVED": True} | FUSED,
+    "sm_80 batch": {"rows": 16, "capability": 80},
+}
+
+
+def report(
+    name: str,
+    rows: int,
+    head_dim: int = 128,
+    num_queries: int = 1,
+    cache: str = "bf16",
+    capability: int = 90,
+    **given: Any,
+) -> dict[str, Any]:
+    plan = plan_decode(
+        num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096,
+        kv_itemsize=2 if cache == "bf16" else 1, split_size=None,
+    )  # fmt: skip
+    flags = (
+        "MANY", "KV_SCALES", "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_BIAS", "HAS_QKV_SCALE",
+        "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY",
+    )  # fmt: skip
+    constants: dict[str, Any] = dict.fromkeys(flags, False) | {
+        "SPLIT": plan.split, "SMALLEST": plan.smallest, "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m,
+        "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h, "UNROLL": plan.unroll,
+        "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ROWS": plan.rows_looked_at(rows),
+        "PDL": capability >= 90,
+    } | given  # fmt: skip
+    pointers = {"lengths_ptr": "*i64", "table_ptr": "*i64", "k_ptr": f"*{cache}", "v_ptr": f"*{cache}"}
+    pointers |= dict.fromkeys(("q_ptr", "qkv_ptr", "bias_ptr"), "*bf16")
+    pointers["out_ptr"] = "*i8" if constants["QUANTISED"] else "*bf16"
+    floats = ("scale_log2", "softcap", "out_scale", "max_bound", "min_bound")
+    signature: dict[str, str] = {}
+    for argument in split_kv_kernel.arg_names:
+        kind = "constexpr" if argument in constants else "fp32" if argument in floats else "i32"
+        signature[argument] = pointers.get(argument, "*fp32") if argument.endswith("_ptr") else kind
+    names = split_kv_kernel.arg_names
+    fixed = {(names.index(argument),): value for argument, value in constants.items()}
+    aligned = [argument for argument in names if argument.endswith("_ptr") or argument.startswith("stride_")]
+    hints = {(names.index(argument),): [["tt.divisibility", 16]] for argument in (*aligned, "head_dim", "capacity")}
+    compiled = triton.compile(
+        ASTSource(split_kv_kernel, signature, fixed, hints),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": plan.num_warps},
+    )
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        read: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+        usage = subprocess.run([tools / "cuobjdump", "-res-usage", file.name], **read).stdout
+        code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None
+    return {
+        "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
+        "products": len(re.findall(r"HGMMA|HMMA", code)), "copies": code.count("LDGSTS"),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    for case, arguments in CASES.items():
+        print(json.dumps(report(case, **arguments)), flush=True)

@@ -1,0 +1,42 @@
+"""The split-KV kernel compiled for sm_80 and sm_90 without a card: registers, tensor cores, asynchronous copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decode_attention_aot import CASES
+
+# Of 227 KiB: what a program may have on the cards that it compiles for.
+SHARED = {"sm_90": 227 * 1024, "sm_80": 163 * 1024}
+# A few registers of the prologue and epilogue, outside the loop over the keys, may go to the stack.
+SPILLED = 128
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("decode_attention_aot.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line["name"]: line for line in lines}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_compiles_for_the_card_with_tensor_cores_and_copies_ahead(name: str, reports: dict[str, Any]) -> None:
+    report = reports[name]
+    assert report["products"] > 0
+    assert report["copies"] > 0
+    assert report["shared"] <= SHARED[name.split()[0]]
+    assert report["stack"] <= SPILLED
+
+
+@pytest.mark.parametrize("name", ["sm_90 one row", "sm_90 batch", "sm_90 D64", "sm_90 D256", "sm_80 batch"])
+def test_plain_decoding_does_not_spill(name: str, reports: dict[str, Any]) -> None:
+    assert reports[name]["stack"] == 0
