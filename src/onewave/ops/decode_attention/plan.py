@@ -13,7 +13,7 @@ MOST_ROWS_LOOKED_AT = 256
 # Programs that one row should give the card: about one for every SM of a large one.
 _PROGRAMS_PER_ROW = 128
 _SMALLEST_SPLIT, _DOUBLINGS = 64, 4
-# More query rows would spill.
+# More query rows would spill; with a head_dim above 128 more than 8.
 _LARGEST_TILE = 32
 
 
@@ -83,7 +83,7 @@ def plan_decode(
     """Plan for sequences of at most `capacity` keys. kv_itemsize: bytes of a cached element."""
     tile_rows = num_heads // num_kv_heads * num_queries
     block_d = max(16, _power_of_two(head_dim))
-    block_m = min(_LARGEST_TILE if block_d <= 128 else _LARGEST_TILE // 2, max(8, _power_of_two(tile_rows)))
+    block_m = min(_LARGEST_TILE if block_d <= 128 else 8, max(8, _power_of_two(tile_rows)))
     tiles = -(-tile_rows // block_m)
     block_h = min(block_m, _power_of_two(tile_rows))
     target = max(1, -(-_PROGRAMS_PER_ROW // num_kv_heads))
@@ -110,7 +110,8 @@ def plan_decode(
         block_d=block_d,
         block_h=block_h,
         unroll=min(32, _power_of_two(max_splits)),
-        num_warps=8 if block_m >= 32 or block_d > 128 else 4,
+        # Never 8 with wgmma, which tiles of more than 8 rows use: Triton 3.6 waits for one warpgroup's only.
+        num_warps=8 if block_d > 128 else 4,
         # More bytes under way make every load wait longer: 6 stages were 3 % slower (docs/log.md).
         num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * kv_itemsize))),
         num_kv_heads=num_kv_heads,
