@@ -76,6 +76,12 @@ def test_every_order_and_policy_stands_in_one_table_and_can_be_opened(open_page)
     assert f"b=bpt.{list(POLICIES)[1]}" in page.url
 
 
+def test_a_chain_too_large_for_the_table_is_shown_without_it(open_page):
+    page = open_page("chains?rows=8&cols=8&inner=8&workers=16")
+    page.locator('[aria-label="All orders and policies"]', has_text="up to 300 tasks").wait_for()
+    assert page.locator('[aria-label="Launch A"] rect').count() == 8 * 8 + 8 * 8 * 8
+
+
 def test_idle_time_is_red(open_page):
     page = open_page("chains?workers=6&rows=3&cols=3&inner=4&a=sequential.none")
     page.locator(".matrix").wait_for()
@@ -215,6 +221,16 @@ def test_sizes_that_would_take_too_long_are_refused_in_words(open_page):
     page.locator("[name=sizes]").fill("1000000000,1")
     page.locator("#simulate").click()
     page.locator("#message.error", has_text="sizes").wait_for()
+
+
+def test_a_view_whose_first_question_failed_still_answers(open_page):
+    page = open_page("traces?sizes=nonsense")
+    page.locator("#message.error", has_text="sizes").wait_for()
+    for name in ("#fit", "#zoom-in", "#perfetto"):
+        page.locator(name).click()
+        page.locator("#message.error", has_text="open a trace first").wait_for()
+    send(page, "a", made_trace(30, 3))
+    page.locator("#view-traces .figures b", has_text="30").wait_for()
 
 
 def test_all_orders_stand_in_one_chart_with_the_bound(open_page):

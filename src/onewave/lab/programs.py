@@ -33,11 +33,12 @@ TILE = 128
 
 
 def choices() -> dict[str, Any]:
-    """The names that the page offers."""
+    """What the page offers: names, and the largest chain that all of them are tried on."""
     return {
         "orders": {name: ORDERS[name].summary for name in CHAIN_ORDERS},
         "interleavings": list(INTERLEAVINGS),
         "policies": list(POLICIES),
+        "most_matrix_tasks": MOST_MATRIX_TASKS,
     }
 
 

@@ -274,15 +274,18 @@ function stop() {
 }
 
 async function matrix(mine, sizes) {
+  const title = h("h2", {}, "Every order under every policy");
+  const tasks = (state.sides.a.places ?? state.sides.b.places)?.length ?? Infinity;
+  if (tasks > choices.most_matrix_tasks) {
+    const text = `For chains of up to ${choices.most_matrix_tasks} tasks. Choose fewer tiles to see it.`;
+    parts.matrix.replaceChildren(title, h("p", { class: "soft" }, text));
+    return;
+  }
   let found;
   try {
     found = await get("/api/chain-matrix", sizes);
   } catch (error) {
-    if (mine === turn)
-      parts.matrix.replaceChildren(
-        h("h2", {}, "Every order under every policy"),
-        h("p", { class: "soft" }, error.message),
-      );
+    if (mine === turn) parts.matrix.replaceChildren(title, h("p", { class: "soft" }, error.message));
     return;
   }
   if (mine !== turn) return;
@@ -316,7 +319,7 @@ async function matrix(mine, sizes) {
     ),
   );
   parts.matrix.replaceChildren(
-    h("h2", {}, "Every order under every policy"),
+    title,
     h("p", { class: "soft" }, `Time from launch to end in µs, ${found.tasks} tasks. Choose one to see it as B.`),
     h(
       "div",

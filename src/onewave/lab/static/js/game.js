@@ -172,6 +172,9 @@ async function ask() {
     offerBest({ label, path: found.path, loads: found.loads, proven: found.loads <= overview.bound.loads });
     draw();
     if (setting.m * setting.n > 1024) return;
+    // A search takes the server up to two seconds: not for every step of a spin button.
+    await new Promise((resume) => setTimeout(resume, 250));
+    if (mine !== turn) return;
     const best = await post("/api/best", { ...setting, order: [] });
     if (mine !== turn) return;
     offerBest({ label: "searched", path: best.order, loads: best.loads, proven: best.proven });
@@ -309,6 +312,14 @@ document.addEventListener("keydown", (event) => {
   else if ((key === "y" && held) || (key === "z" && held) || (key === "r" && !held)) redo();
   else return;
   event.preventDefault();
+});
+
+let width = window.innerWidth;
+window.addEventListener("resize", () => {
+  if (!root || root.hidden || width === window.innerWidth) return;
+  width = window.innerWidth;
+  layBoard();
+  draw();
 });
 
 // ---- drawing ----

@@ -69,6 +69,7 @@ export class Stages {
         width: Math.max(strip - (extent[stage][2] > 1 ? 0.5 : 0), 0.8),
         height: size - 2,
         rx: Math.min(3, strip / 3),
+        "stroke-width": strip < 5 ? 0 : 1,
       });
       const label =
         strip >= 18 ? svg("text", { x: col * size + 1 + (split + 0.5) * strip, y: row * size + size / 2 + 1 }) : null;

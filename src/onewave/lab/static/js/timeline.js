@@ -42,7 +42,9 @@ export class Timeline {
 
   resize() {
     if (!this.lanes) return;
-    const { height, lane } = this.options;
+    const { lane } = this.options;
+    // On a phone a finger needs room beside the timeline to scroll the page.
+    const height = Math.min(this.options.height, Math.max(0.55 * window.innerHeight, 160));
     const each =
       lane ??
       Math.max(

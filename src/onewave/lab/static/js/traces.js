@@ -127,16 +127,28 @@ function build() {
     { class: "tools" },
     opener("Open trace…", "a"),
     opener("Compare with…", "b"),
-    button("Save", saveTrace, { title: "Save the trace as JSON" }),
-    button("Perfetto", perfetto, { id: "perfetto", title: "Save for ui.perfetto.dev" }),
-    button("Share", share),
+    button("Save", withTrace(saveTrace), { title: "Save the trace as JSON" }),
+    button("Perfetto", withTrace(perfetto), { id: "perfetto", title: "Save for ui.perfetto.dev" }),
+    button("Share", withTrace(share)),
   );
   const zooms = h(
     "div",
     { class: "tools zooms" },
-    button("−", () => zoom(1 / 1.6), { "aria-label": "Zoom out" }),
-    button("+", () => zoom(1.6), { "aria-label": "Zoom in", id: "zoom-in" }),
-    button("Fit", () => parts.a.timeline.fit(), { id: "fit" }),
+    button(
+      "−",
+      withTrace(() => parts.a.timeline.zoom(1 / 1.6)),
+      { "aria-label": "Zoom out" },
+    ),
+    button(
+      "+",
+      withTrace(() => parts.a.timeline.zoom(1.6)),
+      { "aria-label": "Zoom in", id: "zoom-in" },
+    ),
+    button(
+      "Fit",
+      withTrace(() => parts.a.timeline.fit()),
+      { id: "fit" },
+    ),
     h(
       "span",
       { class: "soft" },
@@ -346,7 +358,8 @@ function slide(from, to) {
   parts.a.timeline.set({ from, to });
 }
 
-const zoom = (factor) => parts.a.timeline.zoom(factor);
+// What needs a trace: nothing is there where the first question failed.
+const withTrace = (act) => () => (state.a ? act() : say("Simulate a program or open a trace first.", true));
 
 // ---- taking them elsewhere ----
 
