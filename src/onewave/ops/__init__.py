@@ -1,11 +1,37 @@
-"""The operators, one folder each; see docs/reference/api.md for the list.
+"""The operators, one folder each; docs/reference/operators.md lists them.
 
 Each name is the function, so `onewave.ops.attention(q, k, v)` works; an operator's modules are reached through their
 full path, `from onewave.ops.attention.reference import attention`.
 """
 
 from onewave.ops.append_kv.op import append_kv
-from onewave.ops.attention.op import attention
+from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
+from onewave.ops.embedding.op import embedding
+from onewave.ops.explain import Explanation, explain
+from onewave.ops.kv_layout import pack_k, unpack_k
+from onewave.ops.linear.op import linear
+from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
+from onewave.ops.merge_attention.op import merge_attention
+from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
+from onewave.ops.sampling.op import greedy
+from onewave.ops.swiglu.op import swiglu
 
-__all__ = ["append_kv", "attention", "decode_attention"]
+__all__ = [
+    "Explanation",
+    "add_rms_norm",
+    "append_kv",
+    "attention",
+    "attention_varlen",
+    "decode_attention",
+    "embedding",
+    "explain",
+    "greedy",
+    "linear",
+    "masked_multihead_attention",
+    "merge_attention",
+    "pack_k",
+    "rms_norm",
+    "swiglu",
+    "unpack_k",
+]
