@@ -198,6 +198,39 @@ def test_the_order_is_exported_as_the_command_reads_it(open_page, tmp_path: Path
     assert grid_order(f"explicit:{saved}", 2, 3).to_list() == [(0, 0), (0, 1), (0, 2), (1, 2), (1, 1), (1, 0)]
 
 
+def open_file(page: Any, body: str) -> None:
+    page.locator("#open-order").set_input_files(
+        {"name": "order.json", "mimeType": "application/json", "buffer": body.encode()}
+    )
+
+
+def test_an_order_that_the_search_found_is_opened_and_counted_alike(open_page):
+    from onewave.tiles.search import search_panels
+
+    found = search_panels(4, 4, 4, "lru").to_dict()
+    page = open_page()
+    open_file(page, json.dumps(found))
+    page.locator("#place", has_text="16 / 16").wait_for()
+    assert int(text(page, "#loads")) == found["loads"]
+
+
+def test_a_file_that_is_no_order_is_refused_in_words(open_page):
+    page = open_page()
+    for body, said in (
+        ("", "malformed JSON"),
+        ("null", 'no "order"'),
+        ('{"order": 3}', 'no "order"'),
+        ('{"rows": 0, "cols": 3, "order": []}', "M must be a whole number"),
+        ('{"rows": 1e9, "cols": 3, "order": []}', "M must be a whole number"),
+        ('{"rows": 2, "cols": 2, "order": [[0, 2]]}', "outside the 2 x 2 grid"),
+        ('{"rows": 2, "cols": 2, "order": [[0, 1], [0, 1]]}', "comes twice"),
+        ('{"rows": 2, "cols": 2, "order": [null]}', "outside"),
+    ):
+        open_file(page, body)
+        page.locator("#message.error", has_text=said).wait_for()
+        assert page.locator(".tile").count() == 9
+
+
 def test_the_game_is_played_by_keyboard_alone(open_page):
     page = open_page()
     page.locator('[data-tile="0,0"]').focus()

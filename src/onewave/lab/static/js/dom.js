@@ -40,6 +40,25 @@ export function select(options, value, onchange, more = {}) {
 
 export const button = (text, onclick, more = {}) => h("button", { type: "button", onclick, ...more }, text);
 
+const MOST_FILE = 60 * 1024 * 1024; // the server takes 64 MiB
+
+export function withinSize(file) {
+  if (file.size <= MOST_FILE) return true;
+  say(`${file.name}: ${whole.format(file.size)} bytes; allowed: up to ${whole.format(MOST_FILE)}.`, true);
+  return false;
+}
+
+// A button that asks for a JSON file and hands it on.
+export function fileButton(text, id, open) {
+  const input = h("input", { type: "file", accept: ".json,application/json", class: "hush", id });
+  input.addEventListener("change", async () => {
+    const [file] = input.files;
+    if (file && withinSize(file)) await open(file);
+    input.value = "";
+  });
+  return h("label", { class: "like-button" }, text, input);
+}
+
 // A table that scrolls by itself where it is too wide. rows: {head, cells, kind}; all but the first column are numbers.
 export function table(heads, rows) {
   const title = (text, i) => h("th", { scope: "col", class: i ? "n" : false }, text);

@@ -2,8 +2,9 @@
 
 import { get, post } from "./api.js";
 import { Board } from "./board.js";
-import { button, field, h, number, save, say, select, whole } from "./dom.js";
+import { button, field, fileButton, h, number, save, say, select, whole } from "./dom.js";
 import { DEFAULTS, POLICIES, cacheAt, decode, encode, explain, name, play, problem, touches } from "./model.js";
+import { readOrder, writeOrder } from "./orderfile.js";
 import { copyLink, remember } from "./route.js";
 import { drawCache, drawScore } from "./score.js";
 
@@ -98,6 +99,7 @@ function build() {
     parts.explain,
     button("Share", share, { id: "share", title: "Copy a link to this game" }),
     button("Export", exportOrder, { id: "export", title: "Save the order as JSON" }),
+    fileButton("Open…", "open-order", openOrder),
   );
   root.replaceChildren(
     h(
@@ -298,9 +300,17 @@ async function share() {
 }
 
 function exportOrder() {
-  const { m, n } = state.setting;
-  const order = { name: "explicit", rows: m, cols: n, order: state.path, setting: state.setting, loads: counted.loads };
-  save("order.json", `${JSON.stringify(order)}\n`);
+  save("order.json", writeOrder(state.setting, state.path, counted.loads));
+}
+
+async function openOrder(file) {
+  try {
+    const { setting, path } = readOrder(await file.text());
+    show(root, encode(setting, path));
+    say(`${file.name}: ${path.length} tiles.`);
+  } catch (error) {
+    say(`${file.name}: ${error.message}`, true);
+  }
 }
 
 // On the document: where a button took the focus and went away, keys still work.

@@ -2,13 +2,12 @@
 
 import { get, post, postText } from "./api.js";
 import { showDifferences, showPhases, shades } from "./compare.js";
-import { button, field, h, number, percent, save, say, select, whole } from "./dom.js";
+import { button, field, fileButton, h, number, percent, save, say, select, whole, withinSize } from "./dom.js";
 import { Lanes, time } from "./lanes.js";
 import { Overview } from "./overview.js";
 import { copyLink, remember } from "./route.js";
 import { TIMELINE_KEYS, Timeline } from "./timeline.js";
 
-const MOST_FILE = 60 * 1024 * 1024;
 const PROGRAMS = {
   gemm: ["One GEMM: M, N, K", "2048,4096,4096"],
   chain: ["Two GEMMs: M, K, N0, N1", "1024,2048,2048,2048"],
@@ -125,8 +124,8 @@ function build() {
   const files = h(
     "div",
     { class: "tools" },
-    opener("Open trace…", "a"),
-    opener("Compare with…", "b"),
+    fileButton("Open trace…", "file-a", (file) => open(file, "a")),
+    fileButton("Compare with…", "file-b", (file) => open(file, "b")),
     button("Save", withTrace(saveTrace), { title: "Save the trace as JSON" }),
     button("Perfetto", withTrace(perfetto), { id: "perfetto", title: "Save for ui.perfetto.dev" }),
     button("Share", withTrace(share)),
@@ -176,22 +175,8 @@ function build() {
   root.ondrop = (event) => {
     event.preventDefault();
     const [file] = event.dataTransfer.files;
-    if (file) open(file, "a");
+    if (file && withinSize(file)) open(file, "a");
   };
-}
-
-function opener(text, place) {
-  const input = h("input", {
-    type: "file",
-    accept: ".json,application/json",
-    class: "hush",
-    id: `file-${place}`,
-    onchange: async () => {
-      if (input.files[0]) await open(input.files[0], place);
-      input.value = "";
-    },
-  });
-  return h("label", { class: "like-button" }, text, input);
 }
 
 function line(key) {
@@ -238,10 +223,6 @@ async function simulate(place) {
 }
 
 async function open(file, place) {
-  if (file.size > MOST_FILE) {
-    say(`${file.name}: ${whole.format(file.size)} bytes; allowed: up to ${whole.format(MOST_FILE)}.`, true);
-    return;
-  }
   try {
     const text = await file.text();
     if (!text.trim()) throw new Error("the file is empty");
