@@ -33,16 +33,12 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = F16) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """call: the public function on `tensors`. registered: the same through torch.ops, with the schema's arguments.
-
-    traced: False while the call asks for ONEWAVE_DEBUG before it knows that it is compiled, which no graph can hold.
-    """
+    """call: the public function on `tensors`. registered: the same through torch.ops, with the schema's arguments."""
 
     call: Callable[..., Any]
     tensors: Callable[[], tuple[Tensor, ...]]
     name: str
     arguments: Callable[..., tuple[Any, ...]] = lambda *tensors: tensors
-    traced: bool = True
 
 
 CASES = {
@@ -137,7 +133,6 @@ CASES = {
         lambda q, k, v, n: decode_attention(q, k, v, n, return_lse=True),
         lambda: (randn(2, 4, 2, 16), randn(2, 2, 9, 16, seed=1), randn(2, 2, 9, 16, seed=2), torch.tensor([5, 9])),
         "decode_attention",
-        traced=False,
     ),
     "decode_attention, paged, with every option": Case(
         lambda q, k, v, n, t, s, z: decode_attention(
@@ -153,7 +148,6 @@ CASES = {
         ),
         "decode_attention",
         lambda q, k, v, n, t, s, z: (q, k, v, n, t, s, s, z, 0.3, 4, 5.0, 64),
-        traced=False,
     ),
     "masked_multihead_attention": Case(
         lambda x, k, v, n, b, m, f, r: masked_multihead_attention(
@@ -212,15 +206,13 @@ def test_the_registration_passes_pytorchs_own_checks(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(case: Case, request: pytest.FixtureRequest) -> None:
+def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(case: Case) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         graphs.append(graph)
         return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
 
-    if not case.traced:
-        request.applymarker(pytest.mark.xfail(raises=torch._dynamo.exc.Unsupported, strict=True))
     torch._dynamo.reset()
     compiled = torch.compile(case.call, fullgraph=True, backend=keep)
     tensors = case.tensors()

@@ -23,9 +23,7 @@ from onewave.base.settings import Settings
 __all__ = ["checks_contents", "is_watched", "register"]
 
 
-def register(
-    name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()
-) -> None:
+def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()) -> None:
     """Register `function` as onewave::<name>. Its annotations are the schema; `mutates` names the arguments it writes.
 
     fake: same signature, returns empty tensors of the right shape and dtype (None for an operator that only mutates).

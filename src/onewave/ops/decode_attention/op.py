@@ -62,7 +62,7 @@ def decode_attention(
     shape = _check(queries, k_cache, v_cache, seq_lens, block_table, window, softcap, split_size, backend)
     _check_extras(shape.num_kv_heads, q, k_scale, v_scale, sinks, out)
     _check_devices(q, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks, out)
-    if checks_contents() and not is_watched(q):
+    if not is_watched(q) and checks_contents():
         check_lengths(_NAME, seq_lens, shape.capacity, block_table, v_cache.shape[0], shape.block_size)
     tensors = (queries, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks)
     options = (scale, window, softcap, split_size, backend)
