@@ -16,7 +16,7 @@ from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.tiles.interpret import execute
 from onewave.tiles.verify_table import verify_table
-from onewave.wave.pack import pack_stream
+from onewave.wave.pack import Weight, pack_stream
 from onewave.wave.program import INPUT, OUTPUT, slice_bounds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
@@ -38,7 +38,7 @@ def operands(sizes: FFNSizes, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def emulated(plan: FFNPlan, x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None) -> Tensor:
-    weights = {"up": [up] if gate is None else [gate, up], "down": [down]}
+    weights = {"up": Weight((up,) if gate is None else (gate, up)), "down": Weight((down,))}
     for graph, table, program in zip(plan.graphs, plan.tables, plan.programs, strict=True):
         stream = pack_stream(program, weights, torch.device("cpu"))
         out = np.full((len(x), graph.tensors[OUTPUT].shape[1]), np.nan)
@@ -86,8 +86,8 @@ def test_the_table_runs_in_random_interleavings_and_gives_the_references_numbers
     plan = plan_ffn(sizes, workers=5, order=order)
     graph, table, shape = plan.graphs[0], plan.tables[0], plan.programs[0].shape
     both = torch.stack((gate, up), 1).reshape(-1, sizes.hidden)
-    memory: dict[int, np.ndarray] = {}
-    for name, matrix in ((INPUT, x), ("W_up", both), ("W_down", down)):
+    memory: dict[int, np.ndarray] = {graph.tile_number((INPUT, (0, 0))): x.numpy()}
+    for name, matrix in (("W_up", both), ("W_down", down)):
         tensor = graph.tensors[name]
         bounds = [*range(0, matrix.shape[1], tensor.tile[1]), matrix.shape[1]]
         if name == "W_down":

@@ -89,9 +89,9 @@ class Emulator:
 
     def _publish(self, record: npt.NDArray[np.int32], row: int, y: Floats, to_caller: bool, out: Floats) -> None:
         flags = int(record[Word.FLAGS])
-        if flags == 3:
+        if flags & 3 == 3:
             y, row = self.function(y[:, 0::2]) * y[:, 1::2], row // 2
-        elif flags == 1:
+        elif flags & 1:
             y = self.function(y)
         if to_caller:
             out[:, row : row + y.shape[1]] = y

@@ -12,12 +12,13 @@ Hand-offs between blocks are words in device memory that are their own flag (SYN
 (SYNC 1). Two sets of buffers by launch parity: while a block publishes into one it clears the same words of the other
 for the next launch, so nothing is reset in between. Bound: reading the weights once.
 """
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportUnusedVariable=false, reportReturnType=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportUnusedVariable=false, reportReturnType=false
 # (Triton ships no type information.)
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from onewave.wave.attend import heads_memory
 from onewave.wave.exchange import exchange_partition
 
 __all__ = ["wave_kernel"]
@@ -67,7 +69,7 @@ def multiply_partition(
     chunks_before = 0
     results = 0
     for step in range(num_steps):
-        record = steps + step * 16
+        record = steps + step * 32
         kind = gl.load(record)
         blocks = gl.load(record + 1)
         tiles = gl.load(record + 2)
@@ -114,23 +116,31 @@ def multiply_partition(
 @gluon.jit(do_not_specialize=["row_step", "batch", "source_stride", "out_stride", "set_words", "skipped"])
 def wave_kernel(
     weights, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
-    row_step, batch, source_stride, out_stride, set_words, skipped,
+    tokens, positions, slots, places, row_step, batch, source_stride, out_stride, set_words, skipped,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr,
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
+    D: gl.constexpr, GP: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
+    SCALE: gl.constexpr,
 ):  # fmt: skip
     """Run every block's steps once.
 
     weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of [128, 64]. steps, lanes: see program.py.
     source: the caller's activations as int32 words. exchange: 64 zero words, then two sets of set_words words. out: the
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
-    sequences, at most NB. skipped: the step record whose results a test build keeps back (-1: none).
+    sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch]
+    and places, GP, KSPLITS, QKNORM, EPS, SCALE as in attend.py. skipped: the step record whose results a test build
+    keeps back (-1: none).
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ring = gl.allocate_shared_memory(DTYPE, [S, 128, 64], weights.layout)
     xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
     parts = gl.allocate_shared_memory(gl.float32, [2, NB, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    if D > 0:
+        heads = heads_memory(D, GP, XW)
+    else:
+        heads = (parts, parts, parts, parts)
     full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     xfull = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
@@ -153,7 +163,7 @@ def wave_kernel(
     first_row = gl.load(lanes + block * 4 + 1)
     first_step = gl.load(lanes + block * 4 + 2)
     num_steps = gl.load(lanes + block * 4 + 3)
-    mine = steps + first_step * 16
+    mine = steps + first_step * 32
     epoch = gl.load(epochs + block)
     gl.warp_specialize(
         [
@@ -168,9 +178,9 @@ def wave_kernel(
                 exchange_partition,
                 (
                     mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
-                    trace, block, batch, source_stride, out_stride, set_words, skipped,
-                    xs, xfull, xempty, parts, pfull, pempty,
-                    DTYPE, NB, R, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW,
+                    trace, tokens, positions, slots, places, block, batch, source_stride, out_stride, set_words,
+                    skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
+                    DTYPE, NB, R, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, KSPLITS, QKNORM, EPS, SCALE,
                 ),
             ),
             (load_partition, (weights, ring, full, empty, num_tiles, first_row, row_step, S, FLIGHT)),

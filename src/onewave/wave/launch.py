@@ -14,10 +14,10 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.tiles.trace import Trace
-from onewave.wave.program import WaveProgram
+from onewave.wave.program import HeadGroups, WaveProgram
 from onewave.wave.watch import stalls, watch_words
 
-__all__ = ["ACTIVATIONS", "POLLS", "Wave", "co_resident", "runs_here"]
+__all__ = ["ACTIVATIONS", "POLLS", "AttentionSetup", "Wave", "co_resident", "runs_here"]
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
 """Names of activation functions and the kernel's numbers for them."""
@@ -28,6 +28,7 @@ POLLS = 1 << 18
 _READY_WORDS = 64
 _EXCHANGE_WARPS = 8
 _EXCHANGE_REGISTERS = 168
+_ATTENTION_REGISTERS = 208
 # Tiles in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
 _FLIGHT = 3
 
@@ -63,6 +64,25 @@ class _State:
         self.watch.copy_(torch.from_numpy(words))
 
 
+@dataclass(frozen=True)
+class AttentionSetup:
+    """What a decode step's attention needs beyond its program. dtype of the caches: the weights'.
+
+    rotary: float32 [positions, head_dim], cosines then sines. biases: float32 [n]. q_norm, k_norm: float32
+    [layers, head_dim] or None. hidden: width of the residual stream.
+    """
+
+    groups: HeadGroups
+    embedding: Tensor
+    rotary: Tensor
+    biases: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    hidden: int
+    eps: float
+    scale: float
+
+
 class Wave:
     """A program bound to a device and its packed weights. Calls are launches on the current stream.
 
@@ -82,6 +102,7 @@ class Wave:
         counters: bool = False,
         budget: int = POLLS,
         delays: bool = False,
+        attention: AttentionSetup | None = None,
     ):
         device = stream.device
         if not runs_here(device):
@@ -97,7 +118,11 @@ class Wave:
             torch.from_numpy(words).to(device) for words in (program.steps, program.lanes, _padded(program.totals))
         )
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
+        self._attention = attention
         self._constants = self._kernel_constants(activation)
+        self._places = torch.zeros(16, dtype=torch.int64, device=device)
+        if attention is not None:
+            self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
         self._descriptor = _descriptor(stream)
         self._states: dict[int, _State] = {}
         self._graphs = self._new_state()
@@ -117,8 +142,50 @@ class Wave:
             "SYNC": int(self._counters),
             "FLIGHT": _FLIGHT,
             "XW": _EXCHANGE_WARPS,
-            "XREGS": _EXCHANGE_REGISTERS,
+            "XREGS": _EXCHANGE_REGISTERS if self._attention is None else _ATTENTION_REGISTERS,
+            "D": 0,
+            "GP": 1,
+            "KSPLITS": 1,
+            "QKNORM": False,
+            "EPS": 1.0,
+            "SCALE": 1.0,
+            **self._attention_constants(),
         }
+
+    def _attention_constants(self) -> dict[str, Any]:
+        setup = self._attention
+        if setup is None:
+            return {}
+        groups = setup.groups
+        return {
+            "D": groups.head_dim,
+            "GP": groups.size,
+            "KSPLITS": groups.splits,
+            "QKNORM": setup.q_norm is not None,
+            "EPS": setup.eps,
+            "SCALE": setup.scale,
+        }
+
+    def bind_cache(self, k: Tensor, v: Tensor) -> None:
+        """Say where keys and values live: both [layers, slots, kv_heads, capacity, head_dim], contiguous."""
+        setup = self._attention
+        assert setup is not None
+        norms = [0 if norm is None else norm.data_ptr() for norm in (setup.q_norm, setup.k_norm)]
+        pointers = [setup.embedding, setup.rotary, k, v, self._residual, setup.biases]
+        strides = [k.stride(dim) // 2 for dim in range(3)]
+        words = [*(tensor.data_ptr() for tensor in pointers), *norms, *strides]
+        self._bound = (k, v)
+        self._places[: len(words)].copy_(torch.tensor(words, dtype=torch.int64))
+
+    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
+        """One decode step: int64 [batch] each; writes float32 logits [batch, vocab], contiguous, and returns them.
+
+        positions[i]: the cache index that token i's key and value are written to, in slot slots[i]. bind_cache comes
+        first. Raises WaveStalled if an earlier launch has stalled.
+        """
+        assert self._attention is not None
+        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
+        return logits
 
     def _new_state(self) -> _State:
         program = self.program
@@ -153,6 +220,15 @@ class Wave:
         self._run(x, out, keep_back, None)
         return out
 
+    def trace_decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Trace:
+        """decode, traced; waits for the device."""
+        assert self._attention is not None
+        words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
+        self._launch(self._attention.embedding, logits, None, words, (tokens, positions, slots))
+        torch.cuda.synchronize(self.device)
+        self.check()
+        return _trace(self.program, words.cpu().numpy().reshape(-1, 4))
+
     def trace(self, x: Tensor, out: Tensor) -> Trace:
         """Run once and return when every task waited, began and ended; waits for the device."""
         words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
@@ -162,12 +238,22 @@ class Wave:
         return _trace(self.program, words.cpu().numpy().reshape(-1, 4))
 
     def _run(self, x: Tensor, out: Tensor, keep_back: str | None, trace: Tensor | None) -> None:
-        from onewave.wave.kernel import wave_kernel
-
         for name, tensor in (("x", x), ("out", out)):
             if tensor.ndim != 2 or tensor.stride(1) != 1 or tensor.stride(0) % 8 or tensor.data_ptr() % 16:
                 got = f"{tuple(tensor.shape)}, strides {tensor.stride()}"
                 raise ShapeError(f"wave: {name}", got=got, allowed="[batch, columns], rows 16-byte aligned")
+        self._launch(x, out, keep_back, trace, None)
+
+    def _launch(
+        self,
+        x: Tensor,
+        out: Tensor,
+        keep_back: str | None,
+        trace: Tensor | None,
+        sequences: tuple[Tensor, Tensor, Tensor] | None,
+    ) -> None:
+        from onewave.wave.kernel import wave_kernel
+
         state = self._state()
         if not torch.cuda.is_current_stream_capturing():
             self._raise_if_stalled(state)
@@ -186,10 +272,12 @@ class Wave:
             state.epochs,
             state.watch,
             self._no_trace if trace is None else trace,
+            *(sequences or (self._places,) * 3),
+            self._places,
             self.program.workers * 128,
-            len(x),
+            len(x if sequences is None else sequences[0]),
             x.stride(0) // 2,
-            out.stride(0) // 2,
+            out.stride(0) * out.element_size() // 4,
             self.program.set_words,
             -1 if keep_back is None else self.program.step_of(keep_back),
             DTYPE=_gluon_dtype(dtype),

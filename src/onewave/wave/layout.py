@@ -17,6 +17,7 @@ __all__ = [
     "MOST_BATCH",
     "STEP_WORDS",
     "TILE_BYTES",
+    "Flag",
     "Kind",
     "TileShape",
     "Word",
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 TILE_BYTES = 16384
-STEP_WORDS = 16
+STEP_WORDS = 32
 MOST_BATCH = 64
 # Shared memory of an sm_90 block, less what barriers and small buffers take.
 _SHARED_BYTES = 227 * 1024 - 2048
@@ -45,6 +46,25 @@ class Kind:
     REDUCE_HIDDEN = 4
     """Add up partial sums in the order of K; then as HIDDEN."""
     REDUCE_OUT = 5
+    ATTEND = 6
+    """Attention of one group of heads over one split of one sequence's keys; partial results to the exchange."""
+    COMBINE = 7
+    """Merge a group's partial results; 16-bit activations to the exchange."""
+
+
+class Flag:
+    """Bits of a step's FLAGS."""
+
+    ACTIVATE = 1
+    GATED = 2
+    NORM = 4
+    """The activations are divided by their root mean square."""
+    RESIDUAL = 8
+    """The result is added to the float32 residual stream, and what is published is the rounded sum."""
+    LOGITS = 16
+    """Float32 results to the caller."""
+    EMBEDDED = 32
+    """The caller's input, or the residual stream before, is the embedding of the sequence's token."""
 
 
 class Word:
@@ -62,10 +82,20 @@ class Word:
     TARGET = 9  # first word of the result
     TARGET_STRIDE = 10  # words a sequence; of partial sums: slices of K
     SLICE = 11  # which slice of K (a product), how many slices (a reduction)
-    FLAGS = 12  # 1: activation function; 2: rows are (gate, up) pairs
+    FLAGS = 12
     FIRST_WAIT = 13
     WAITS = 14
     POST = 15  # counter + 1; 0: none
+    BIAS = 16  # 1 + first value of the bias; 0: none
+    # Of attention; SOURCE: the projected q, k, v; TARGET: the split's partial result; SLICE: which split.
+    SEQUENCE = 8
+    SPLITS = 17
+    LAYER = 18
+    KV_HEAD = 19
+    WINDOW = 20  # keys; 0: all
+    APPENDS = 21  # whether this task writes the new key and value to the cache
+    HEADS = 22
+    Q_WORD, K_WORD, V_WORD = 23, 24, 25
 
 
 @dataclass(frozen=True)
@@ -116,8 +146,9 @@ class TileShape:
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
 
 
-def tile_shape(batch: int, *, rows: int | None = None) -> TileShape:
-    """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide.
+def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0, heads: int = 1) -> TileShape:
+    """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide. head_dim,
+    heads: of a decode step, whose attention takes shared memory too (0: none).
 
     Raises UnsupportedError.
     """
@@ -135,6 +166,14 @@ def tile_shape(batch: int, *, rows: int | None = None) -> TileShape:
     slots = _X_BYTES // (chunk * width * 256)
     if padded == 1:
         slots = 2  # 16,384 columns are enough: a deeper ring serves more
-    results = 2 * padded * 64 * 4
+    results = 2 * padded * 64 * 4 + heads_bytes(head_dim, heads)
     ring = (_SHARED_BYTES - results - slots * chunk * width * 256) // TILE_BYTES
     return TileShape(padded, rows, chunk, slots, ring)
+
+
+def heads_bytes(head_dim: int, heads: int) -> int:
+    """Shared memory that attention takes: queries, the new key and value, 8 warps' sums (attend.heads_memory)."""
+    if head_dim == 0:
+        return 0
+    width = head_dim // 2
+    return 4 * ((2 * heads + 4) * width + 2 * heads * 8 * width + 2 * heads * 8)

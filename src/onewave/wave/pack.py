@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from onewave.base.errors import ShapeError
 from onewave.wave.layout import TILE_BYTES, TileShape
 from onewave.wave.program import WaveProgram
 
-__all__ = ["pack_stream", "tile_images"]
+__all__ = ["Weight", "pack_stream", "tile_images"]
 
 # Bytes that packing holds beside the weights and the stream at any time.
 _WORKING_BYTES = 256 << 20
@@ -34,43 +35,60 @@ def tile_images(rows: Tensor, shape: TileShape) -> Tensor:
     return cut.permute(0, 2, 4, 3, 1, 5).reshape(-1, TILE_BYTES // 2)
 
 
+@dataclass(frozen=True)
+class Weight:
+    """A matrix of a program: [rows, cols] 16-bit, or several of one shape whose rows take turns.
+
+    gain: [cols], multiplied into the columns in float32 and rounded once (the gain of the norm before the product).
+    """
+
+    matrices: tuple[Tensor, ...]
+    gain: Tensor | None = None
+
+    def block(self, first: int, last: int, device: torch.device) -> Tensor:
+        """Rows first to last of the whole, zeros beyond its end. Both are multiples of the number of matrices."""
+        count = len(self.matrices)
+        cut = torch.stack([matrix[first // count : last // count].to(device) for matrix in self.matrices], dim=1)
+        cut = cut.reshape(-1, cut.shape[-1])
+        if self.gain is not None:
+            cut = (cut.float() * self.gain.to(device).float()).to(cut.dtype)
+        missing = last - first - len(cut)
+        return torch.nn.functional.pad(cut, (0, 0, 0, missing)) if missing else cut
+
+
 def pack_stream(
     program: WaveProgram,
-    weights: Mapping[str, Sequence[Tensor]],
+    weights: Mapping[str, Weight],
     device: torch.device,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Pack all matrices of a program: [stream tiles * 128, 64] of their dtype on `device`.
 
-    weights: name -> one matrix [rows, cols] 16-bit, or two of one shape whose rows alternate. They may lie on another
-    device; beside them and the stream at most 256 MiB is held. progress: told the tiles done so far. Tiles that no
-    worker reads (the shorter lanes' ends) stay zero. Raises ShapeError.
+    The matrices may lie on another device; beside them and the stream about 256 MiB is held. progress: told the tiles
+    done so far. Tiles that no worker reads (the shorter lanes' ends) stay zero. Raises ShapeError.
     """
-    dtype = next(iter(weights.values()))[0].dtype
+    dtype = next(iter(weights.values())).matrices[0].dtype
     stream = torch.zeros(program.stream_tiles, TILE_BYTES // 2, dtype=dtype, device=device)
     done = 0
     for name, entries in program.stream.items():
-        matrices = weights[name]
-        rows, cols = matrices[0].shape
-        rows *= len(matrices)
-        if any(matrix.shape != matrices[0].shape or matrix.dtype is not dtype for matrix in matrices):
+        weight = weights[name]
+        first = weight.matrices[0]
+        if any(matrix.shape != first.shape or matrix.dtype is not dtype for matrix in weight.matrices):
             raise ShapeError(f"weight {name!r}", got="matrices that differ", allowed="one shape and dtype")
-        step = program.shape.rows
-        tiles = -(-cols // program.shape.cols)
-        most = max(1, _WORKING_BYTES // (4 * tiles * TILE_BYTES))
+        step, tiles = program.shape.rows, -(-first.shape[1] // program.shape.cols)
+        blocks = -(-first.shape[0] * len(weight.matrices) // step)
+        most = max(1, _WORKING_BYTES // (6 * tiles * TILE_BYTES))
         wanted = torch.from_numpy(entries)
-        order = torch.argsort(wanted[:, 0] * tiles + wanted[:, 1])
-        source = (wanted[:, 0] * tiles + wanted[:, 1])[order]
-        target = wanted[:, 2][order]
-        for block in range(0, rows // step, most):
-            end = min(rows // step, block + most)
+        numbers = wanted[:, 0] * tiles + wanted[:, 1]
+        order = torch.argsort(numbers)
+        source, target = numbers[order], wanted[:, 2][order]
+        for block in range(0, blocks, most):
+            end = min(blocks, block + most)
             low, high = (int(torch.searchsorted(source, row * tiles)) for row in (block, end))
             if low == high:
                 continue
-            part = slice(block * step // len(matrices), end * step // len(matrices))
-            cut = torch.stack([matrix[part].to(device) for matrix in matrices], dim=1).reshape(-1, cols)
-            images = tile_images(cut, program.shape)
+            images = tile_images(weight.block(block * step, end * step, device), program.shape)
             stream.index_copy_(0, target[low:high].to(device), images[(source[low:high] - block * tiles).to(device)])
             done += high - low
             if progress is not None:

@@ -18,9 +18,21 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
-from onewave.wave.layout import STEP_WORDS, Kind, TileShape, Word
+from onewave.wave.layout import STEP_WORDS, Flag, Kind, TileShape, Word
 
-__all__ = ["INPUT", "OUTPUT", "Operation", "Region", "WaveProgram", "build_program", "slice_bounds"]
+__all__ = [
+    "INPUT",
+    "OUTPUT",
+    "AnyOperation",
+    "Attention",
+    "Combination",
+    "HeadGroups",
+    "Operation",
+    "Region",
+    "WaveProgram",
+    "build_program",
+    "slice_bounds",
+]
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -38,7 +50,10 @@ class Operation:
     weight: the matrix of a product, [rows, cols] 16-bit; None for a reduction, which adds up `slices` partial sums of
     `rows` rows. source: INPUT, or whose activations (or partial sums) it reads. target: OUTPUT or a name. partial: the
     product leaves float32 sums for a reduction. activation: the kernel's function applies to the rows. gated: rows
-    come in (gate, up) pairs, each pair giving one value, function(gate) * up.
+    come in (gate, up) pairs, each pair giving one value, function(gate) * up. Of a decode step: norm: the source is
+    divided by its root mean square. residual: the result is added to the float32 residual stream. embedded: the
+    caller's input, or the residual stream before, is the token's embedding. logits: float32 results to the caller.
+    bias: the first value of the rows' bias among all biases.
     """
 
     weight: str | None
@@ -50,11 +65,97 @@ class Operation:
     partial: bool = False
     activation: bool = False
     gated: bool = False
+    norm: bool = False
+    residual: bool = False
+    embedded: bool = False
+    logits: bool = False
+    bias: int | None = None
+
+    @property
+    def flags(self) -> int:
+        """The record's FLAGS."""
+        return (
+            Flag.ACTIVATE * (self.activation or self.gated)
+            + Flag.GATED * self.gated
+            + Flag.NORM * self.norm
+            + Flag.RESIDUAL * self.residual
+            + Flag.LOGITS * self.logits
+            + Flag.EMBEDDED * self.embedded
+        )
 
     @property
     def outputs(self) -> int:
         """Values a sequence gets."""
         return self.rows // 2 if self.gated else self.rows
+
+
+@dataclass(frozen=True)
+class HeadGroups:
+    """How query heads are grouped for attention: at most `size` (a power of two) heads of one KV head a task."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    splits: int
+
+    @property
+    def per_kv_head(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def size(self) -> int:
+        """Heads a task has room for: up to 4, what its registers hold."""
+        return min(4, 1 << (self.per_kv_head - 1).bit_length())
+
+    @property
+    def of_kv_head(self) -> int:
+        """Groups of one KV head."""
+        return -(-self.per_kv_head // self.size)
+
+    @property
+    def count(self) -> int:
+        """Groups of a sequence."""
+        return self.kv_heads * self.of_kv_head
+
+    @property
+    def part_words(self) -> int:
+        """Words of one split's result: a group's values, and log2-sum-exp2 four times a head."""
+        return self.size * (self.head_dim + 4)
+
+    def first_head(self, group: int) -> int:
+        """The group's first query head."""
+        return group // self.of_kv_head * self.per_kv_head + group % self.of_kv_head * self.size
+
+    def heads_of(self, group: int) -> int:
+        """Query heads that the group really has."""
+        return min(self.size, self.per_kv_head - group % self.of_kv_head * self.size)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of a layer, by splits; a task's index is (unit, 1, split), unit = sequence * groups + group.
+
+    source: the projected q, k, v. target: the splits' results. window: keys a query sees, None for all.
+    """
+
+    groups: HeadGroups
+    layer: int
+    source: str
+    target: str
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Merges the splits of a unit; a task's index is (unit, 1, 0)."""
+
+    groups: HeadGroups
+    source: str
+    target: str
+
+
+AnyOperation = Operation | Attention | Combination
 
 
 @dataclass(frozen=True)
@@ -114,7 +215,7 @@ def slice_bounds(cols: int, slices: int, shape: TileShape) -> tuple[int, ...]:
 
 
 def build_program(
-    graph: TileGraph, table: TaskTable, operations: Mapping[str, Operation], shape: TileShape
+    graph: TileGraph, table: TaskTable, operations: Mapping[str, AnyOperation], shape: TileShape
 ) -> WaveProgram:
     """Lay a table out for the kernel.
 
@@ -142,13 +243,16 @@ def build_program(
             if operation is None:
                 raise UnsupportedError("wave: opcode", got=task.name, allowed=", ".join(operations))
             first, blocks, part = task.index
-            record = _record(operation, first, blocks, part, place, shape)
+            if isinstance(operation, Operation):
+                record = _record(operation, first, blocks, part, place, shape)
+            else:
+                record = _attention_record(operation, first, part, place)
             entries = slice(int(table.waits.start[row]), int(table.waits.start[row + 1]))
             mine = list(zip(table.waits.first[entries].tolist(), table.waits.second[entries].tolist(), strict=True))
             record[Word.FIRST_WAIT], record[Word.WAITS] = len(waits), len(mine)
             waits += mine
             record[Word.POST] = _post(table, row)
-            if operation.weight is not None:
+            if isinstance(operation, Operation) and operation.weight is not None:
                 begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
                 for block in range(first, first + blocks):
                     for tile in range(int(record[Word.TILES])):
@@ -174,7 +278,9 @@ def build_program(
         regions=regions,
         names=tuple(names),
         phases=tuple(phases),
-        most_splits=max((o.slices for o in operations.values() if o.weight is None), default=1),
+        most_splits=max(
+            (o.slices for o in operations.values() if isinstance(o, Operation) and o.weight is None), default=1
+        ),
     )
 
 
@@ -192,14 +298,21 @@ def _post(table: TaskTable, row: int) -> int:
     return int(table.posts.first[first]) + 1 if last > first else 0
 
 
-def _regions(operations: Mapping[str, Operation], shape: TileShape) -> tuple[Region, ...]:
+def _regions(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[Region, ...]:
     """Give every tensor that blocks exchange its place in a set; 16-byte aligned."""
     found: list[Region] = []
     first = 0
     for name, operation in operations.items():
         if operation.target == OUTPUT or any(region.name == operation.target for region in found):
             continue
-        if operation.partial:
+        if isinstance(operation, Attention):
+            groups = operation.groups
+            stride = groups.part_words
+            words = stride * groups.splits * groups.count * shape.batch
+        elif isinstance(operation, Combination):
+            stride = operation.groups.heads * operation.groups.head_dim // 2
+            words = stride * shape.batch
+        elif operation.partial:
             words, stride = operation.rows * operation.slices * shape.batch, operation.slices
         else:
             stride = -(-operation.outputs // 8) * 4
@@ -217,7 +330,7 @@ def _record(
     record = np.zeros(STEP_WORDS, dtype=np.int32)
     target = place.get(operation.target)
     record[Word.BLOCKS], record[Word.FIRST_BLOCK] = blocks, first
-    record[Word.FLAGS] = 3 if operation.gated else 1 if operation.activation else 0
+    record[Word.FLAGS], record[Word.BIAS] = operation.flags, 0 if operation.bias is None else operation.bias + 1
     if target is not None:
         record[Word.TARGET], record[Word.TARGET_STRIDE] = target.first, target.stride
     if operation.weight is None:
@@ -239,4 +352,28 @@ def _record(
     record[Word.SOURCE] = -1 if operation.source == INPUT else place[operation.source].first
     record[Word.SOURCE_STRIDE] = 0 if operation.source == INPUT else place[operation.source].stride
     record[Word.FIRST_COLUMN], record[Word.COLUMNS] = begin // 2, (end - begin) // 2
+    return record
+
+
+def _attention_record(operation: Attention | Combination, unit: int, split: int, place: Mapping[str, Region]) -> Words:
+    groups = operation.groups
+    record = np.zeros(STEP_WORDS, dtype=np.int32)
+    sequence, group = divmod(unit, groups.count)
+    source, target = place[operation.source], place[operation.target]
+    first_head, half = groups.first_head(group), groups.head_dim // 2
+    record[Word.SEQUENCE], record[Word.SPLITS], record[Word.HEADS] = sequence, groups.splits, groups.heads_of(group)
+    if isinstance(operation, Combination):
+        record[Word.KIND] = Kind.COMBINE
+        record[Word.SOURCE] = source.first + unit * groups.splits * groups.part_words
+        record[Word.TARGET] = target.first + sequence * target.stride + first_head * half
+        return record
+    kv_head = group // groups.of_kv_head
+    record[Word.KIND], record[Word.SLICE] = Kind.ATTEND, split
+    record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
+    record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words
+    record[Word.LAYER], record[Word.KV_HEAD], record[Word.WINDOW] = operation.layer, kv_head, operation.window or 0
+    record[Word.APPENDS] = group % groups.of_kv_head == 0
+    record[Word.Q_WORD] = first_head * half
+    record[Word.K_WORD] = (groups.heads + kv_head) * half
+    record[Word.V_WORD] = (groups.heads + groups.kv_heads + kv_head) * half
     return record

@@ -8,7 +8,7 @@ microseconds, with wrong numbers that the host then refuses to hand out.
 watch: int32 words. 0: abort. 1: budget in polls. 2, 3: address of the host's word. From word 16 on, 8 words a block:
 state (1 counter, 2 data), step, address (2 words), expected, got, 0, 0.
 """
-# ruff: noqa: RET505
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false

@@ -6,19 +6,19 @@ workers, so any number of workers gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.tiles.builders import Builder, cuts
+from onewave.tiles.builders import cuts
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.policies import POLICIES, plan
 from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
+from onewave.wave.deal import Deal
 from onewave.wave.layout import TileShape, tile_shape
 from onewave.wave.program import INPUT, OUTPUT, Operation, WaveProgram, build_program, slice_bounds
 
@@ -93,9 +93,8 @@ def _one_launch(
     stages: tuple[str, ...],
     batch: int,
 ) -> tuple[TileGraph, TaskTable, WaveProgram]:
-    deal = _Deal(operations, shape, workers, batch)
-    for part in _parts(operations, order, stages):
-        deal.add(part)
+    deal = Deal(operations, shape, workers, batch)
+    _DEALS.get(order, _deal_rows)(deal, stages)
     graph = deal.build.graph()
     schedule = plan(
         graph,
@@ -107,6 +106,47 @@ def _one_launch(
     )
     table = lower(verify(schedule))
     return graph, table, build_program(graph, table, operations, shape)
+
+
+def _deal_rows(deal: Deal, stages: tuple[str, ...]) -> None:
+    for stage in stages:
+        deal.add(stage)
+        if f"{stage}_sum" in deal.operations:
+            deal.add(f"{stage}_sum")
+
+
+def _deal_half_rows(deal: Deal, stages: tuple[str, ...]) -> None:
+    up, down = deal.operations["up"], deal.operations["down"]
+    assert isinstance(up, Operation)
+    assert isinstance(down, Operation)
+    # Half the hidden row is whole slices of the second product's K, so that none of them waits for the other half.
+    bounds = slice_bounds(down.cols, down.slices, deal.shape)
+    middle = down.slices // 2
+    rows = [bound * (up.rows // down.cols) for bound in (0, bounds[middle], bounds[-1])]
+    for half, (low, high) in enumerate(((0, middle), (middle, down.slices))):
+        for name in ("up", "up_sum"):
+            if name in deal.operations:
+                deal.add(name, first=rows[half], last=rows[half + 1])
+        deal.add("down", low=low, high=high)
+    deal.add("down_sum")
+
+
+def _deal_slices(deal: Deal, stages: tuple[str, ...]) -> None:
+    """Slices of the hidden row, each with its rows of the first product and its slice of the second."""
+    up, down = deal.operations["up"], deal.operations["down"]
+    assert isinstance(up, Operation)
+    assert isinstance(down, Operation)
+    bounds = slice_bounds(down.cols, down.slices, deal.shape)
+    rows_a_value = 2 if up.gated else 1
+    for number in range(down.slices):
+        worker = number * deal.workers // down.slices
+        first, last = (bound * rows_a_value // deal.shape.rows for bound in bounds[number : number + 2])
+        deal.task(worker, "up", first, last - first, 0)
+        deal.task(worker, "down", 0, down.rows // deal.shape.rows, number)
+    deal.add("down_sum")
+
+
+_DEALS: dict[str, Callable[[Deal, tuple[str, ...]], None]] = {"half_row": _deal_half_rows, "sm_local": _deal_slices}
 
 
 def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str, ...]) -> dict[str, Operation]:
@@ -162,140 +202,3 @@ def _stage(
     sums = f"{name}_parts"
     found[name] = Operation(name, rows, cols, slices, source, sums, partial=True)
     found[f"{name}_sum"] = Operation(None, rows, cols, slices, sums, target, False, activation, gated)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Work that is dealt out together: row blocks [first, last) of an operation, over slices [low, high) of K."""
-
-    operation: str
-    first: int
-    last: int
-    low: int = 0
-    high: int = 1
-
-
-@dataclass(frozen=True)
-class _Local:
-    """Slices of the hidden row, each with its rows of the first product and its slice of the second."""
-
-    slices: int
-
-
-def _parts(operations: dict[str, Operation], order: str, stages: tuple[str, ...]) -> list[_Part | _Local]:
-    if order == "sm_local":
-        return [_Local(operations["down"].slices), _Part("down_sum", 0, -1)]
-    halves = 2 if order == "half_row" else 1
-    found: list[_Part | _Local] = []
-    for half in range(halves):
-        for stage in stages:
-            operation = operations[stage]
-            if stage == "up" or halves == 1:
-                found.append(_Part(stage, half, halves, 0, operation.slices))
-                if operation.partial and (stage == "up" or halves == 1):
-                    found.append(_Part(f"{stage}_sum", half, halves))
-            else:
-                middle = operation.slices // 2
-                low, high = (0, middle) if half == 0 else (middle, operation.slices)
-                found.append(_Part(stage, 0, 1, low, high))
-    if halves == 2:
-        found.append(_Part("down_sum", 0, 1))
-    return found
-
-
-@dataclass
-class _Deal:
-    """Deals work out to workers as it comes, evenly in each part, the rest to who has least so far."""
-
-    operations: dict[str, Operation]
-    shape: TileShape
-    workers: int
-    batch: int
-    build: Builder = field(default_factory=lambda: Builder("bf16"))
-    queues: list[list[int]] = field(default_factory=list[list[int]])
-    load: list[int] = field(default_factory=list[int])
-
-    def __post_init__(self) -> None:
-        self.queues = [[] for _ in range(self.workers)]
-        self.load = [0] * self.workers
-        rows, batch = self.shape.rows, self.shape.batch
-        for name, operation in self.operations.items():
-            bounds = slice_bounds(operation.cols, operation.slices, self.shape)
-            if operation.source == INPUT:
-                self.build.tensor(INPUT, (batch, operation.cols), (batch, 64))
-            if operation.weight is not None:
-                width = max(b - a for a, b in pairwise(bounds))
-                self.build.tensor(f"W_{name}", (operation.rows, width * operation.slices), (rows, width))
-            if operation.partial:
-                grid = (operation.slices, operation.rows)
-                self.build.tensor(operation.target, grid, (1, rows), 4 * batch)
-            else:
-                height = self.shape.piece if operation.weight is None else rows
-                width = height // 2 if operation.gated else height
-                self.build.tensor(operation.target, (batch, operation.outputs), (batch, width))
-
-    def add(self, part: _Part | _Local) -> None:
-        """Deal one part out."""
-        if isinstance(part, _Local):
-            self._add_local(part)
-            return
-        operation = self.operations[part.operation]
-        height = self.shape.piece if operation.weight is None else self.shape.rows
-        blocks = operation.rows // height
-        if part.last > 0:
-            first, last = blocks * part.first // part.last, blocks * (part.first + 1) // part.last
-        else:
-            first, last = 0, blocks
-        count = last - first
-        units = count * (part.high - part.low)
-        shares = [units // self.workers] * self.workers
-        for worker in sorted(range(self.workers), key=lambda w: (self.load[w], w * 37 % self.workers))[
-            : units % self.workers
-        ]:
-            shares[worker] += 1
-        at = 0
-        for worker, share in enumerate(shares):
-            end = at + share
-            while at < end:  # a share may run over several slices of K
-                slice_of, block = divmod(at, count)
-                run = min(end - at, count - block)
-                self._task(worker, part.operation, first + block, run, part.low + slice_of)
-                at += run
-
-    def _add_local(self, part: _Local) -> None:
-        up, down = self.operations["up"], self.operations["down"]
-        bounds = slice_bounds(down.cols, down.slices, self.shape)
-        per_value = 2 if up.gated else 1
-        for number in range(part.slices):
-            worker = number * self.workers // part.slices
-            first, last = (bound * per_value // self.shape.rows for bound in bounds[number : number + 2])
-            self._task(worker, "up", first, last - first, 0)
-            self._task(worker, "down", 0, down.rows // self.shape.rows, number)
-
-    def _task(self, worker: int, name: str, first: int, blocks: int, part: int) -> None:
-        operation = self.operations[name]
-        tensors = self.build.tensors
-        bounds = slice_bounds(operation.cols, operation.slices, self.shape)
-        if operation.weight is None:
-            a, b = first * self.shape.piece // self.shape.rows, (first + blocks) * self.shape.piece - 1
-            span = range(a, b // self.shape.rows + 1)
-            reads = tuple((operation.source, (k, row)) for k in range(operation.slices) for row in span)
-            flops = blocks * self.shape.piece * operation.slices * self.batch
-        else:
-            source = tensors[operation.source]
-            width = source.tile[1]
-            columns = range(bounds[part] // width, -(-bounds[part + 1] // width))
-            reads = tuple((operation.source, (0, column)) for column in columns)
-            reads += tuple((f"W_{name}", (first + i, part)) for i in range(blocks))
-            span_columns = bounds[part + 1] - bounds[part]
-            flops = 2 * blocks * self.shape.rows * span_columns * self.batch
-            self.load[worker] += blocks * -(-span_columns // self.shape.cols)
-        if operation.partial:
-            writes: Sequence[tuple[str, tuple[int, ...]]] = [
-                (operation.target, (part, first + i)) for i in range(blocks)
-            ]
-        else:
-            writes = [(operation.target, (0, first + i)) for i in range(blocks)]
-        phase = name.removesuffix("_sum")
-        task = self.build.task(name, reads, tuple(writes), flops, phase=phase, index=(first, blocks, part))
-        self.queues[worker].append(task.id)

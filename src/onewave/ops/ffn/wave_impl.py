@@ -13,7 +13,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, plan_ffn
 from onewave.wave.launch import Wave, co_resident, runs_here
 from onewave.wave.layout import MOST_BATCH
-from onewave.wave.pack import pack_stream
+from onewave.wave.pack import Weight, pack_stream
 
 __all__ = ["PackedFFN", "ffn", "is_packed", "pack", "supports"]
 
@@ -53,7 +53,8 @@ class PackedFFN:
         self.plan: FFNPlan = plan_ffn(sizes, workers=choice.workers, order=choice.order, policy=choice.policy)
         self.batch = choice.batch
         self._inner, self._out = w_up.shape[0], w_down.shape[0]
-        weights = {"up": [w_up] if w_gate is None else [w_gate, w_up], "down": [w_down]}
+        both = (w_up,) if w_gate is None else (w_gate, w_up)
+        weights = {"up": Weight(both), "down": Weight((w_down,))}
         self.waves = tuple(
             Wave(
                 program,

@@ -1,0 +1,241 @@
+"""A decode step of a LLaMA-family model as a task graph, proved, lowered and packed: one launch a token.
+
+A layer: qkv (norm inside), attention by splits, its combination, o-proj + residual, gate/up (norm inside) with SiLU,
+down + residual; after the last, the head. Norm gains are multiplied into the matrices; the residual stream stays in
+float32 with the worker that owns its rows, and travels rounded to 16 bits. What decides about rounding depends on the
+model and on the padded batch alone, so neither the number of workers nor a sequence's company changes its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.config import ModelConfig
+from onewave.models.llama import Llama
+from onewave.tiles.builders import cuts
+from onewave.tiles.graph import TileGraph
+from onewave.tiles.policies import plan
+from onewave.tiles.table import TaskTable, lower
+from onewave.tiles.verify import verify
+from onewave.wave.deal import Deal
+from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
+from onewave.wave.layout import TileShape, tile_shape
+from onewave.wave.pack import Weight, pack_stream
+from onewave.wave.program import (
+    INPUT,
+    OUTPUT,
+    AnyOperation,
+    Attention,
+    Combination,
+    HeadGroups,
+    Operation,
+    WaveProgram,
+    build_program,
+)
+
+__all__ = ["DecodePlan", "DecodeWave", "plan_decode", "unsupported_because", "wave_weights"]
+
+# Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
+_ATTENTION_TASKS = 128
+_MOST_BATCH = 16
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """A step's graph, its proved table, what the kernel reads, and how heads are grouped."""
+
+    graph: TileGraph
+    table: TaskTable
+    program: WaveProgram
+    groups: HeadGroups
+
+
+def unsupported_because(config: ModelConfig, batch: int) -> str | None:
+    """Why the wave can't run this model at this batch; None if it can."""
+    padded = 1 << (batch - 1).bit_length()
+    if not 1 <= batch <= _MOST_BATCH:
+        return f"batch {batch}; up to {_MOST_BATCH} sequences run as one wave"
+    if config.head_dim not in (32, 64, 128):
+        return f"head_dim {config.head_dim}; 32, 64 or 128 run as one wave"
+    if config.rope.rotary_dim != config.head_dim:
+        return "rotation of part of a head"
+    if config.o_bias or config.mlp_bias:
+        return "biases of the output or feed-forward projections"
+    for name, size in (("hidden", config.hidden_size), ("intermediate", config.intermediate_size)):
+        if size % 64:
+            return f"{name} size {size}, no multiple of 64"
+    if config.num_heads * config.head_dim % 64 or config.num_kv_heads * config.head_dim % 32:
+        return "heads whose width is no multiple of 64"
+    shape = _shape(config, padded)
+    widest = shape.most_tiles * shape.cols
+    if max(config.hidden_size, config.num_heads * config.head_dim) > widest:
+        return f"batch {batch} of hidden size {config.hidden_size}; up to {widest} columns fit a multiprocessor"
+    return None
+
+
+def _groups(config: ModelConfig, padded: int) -> HeadGroups:
+    one = HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1)
+    splits = max(1, _ATTENTION_TASKS // (one.count * padded))
+    return HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1 << (splits.bit_length() - 1))
+
+
+def _shape(config: ModelConfig, padded: int) -> TileShape:
+    groups = _groups(config, padded)
+    return tile_shape(padded, head_dim=config.head_dim, heads=groups.size)
+
+
+def plan_decode(config: ModelConfig, *, batch: int, workers: int, policy: str = "none") -> DecodePlan:
+    """Plan one step of up to `batch` sequences (rounded up to a power of two), prove it and lower it.
+
+    policy: how tasks share counters in the proof; the kernel itself waits for the data. Raises UnsupportedError.
+    """
+    reason = unsupported_because(config, batch)
+    if reason is not None:
+        raise UnsupportedError("one wave", got=reason)
+    padded = 1 << (batch - 1).bit_length()
+    groups, shape = _groups(config, padded), _shape(config, padded)
+    operations = _operations(config, shape, groups)
+    deal = Deal(operations, shape, workers, padded, by_writer=True)
+    stream_shares = deal.shares(config.hidden_size // shape.rows)
+    for name, operation in operations.items():
+        if not isinstance(operation, Operation):
+            deal.add_units(name)
+        elif operation.residual:
+            # Always the same rows a worker: the residual stream never leaves it.
+            pieces = shape.rows // deal.height(operation)
+            deal.add(name, shares=[share * pieces for share in stream_shares])
+        else:
+            deal.add(name)
+    graph = deal.build.graph()
+    order = np.arange(len(graph.tasks))
+    schedule = plan(graph, order, policy, workers=workers, co_resident=workers, queues=deal.queues)
+    table = lower(verify(schedule))
+    return DecodePlan(graph, table, build_program(graph, table, operations, shape), groups)
+
+
+def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> dict[str, AnyOperation]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    width = config.num_heads * config.head_dim
+    qkv = width + 2 * config.num_kv_heads * config.head_dim
+    slices = cuts(cuts(inner, shape.cols), shape.most_tiles)
+    found: dict[str, AnyOperation] = {}
+    x = INPUT
+    for layer in range(config.num_layers):
+        first = layer == 0
+        bias = layer * qkv if config.qkv_bias else None
+        found[f"qkv{layer}"] = Operation(
+            f"qkv{layer}", qkv, hidden, 1, x, f"qkv_of{layer}", norm=True, embedded=first, bias=bias
+        )
+        source, parts, attended = f"qkv_of{layer}", f"parts{layer}", f"attended{layer}"
+        window = config.layer_windows[layer]
+        found[f"attend{layer}"] = Attention(groups, layer, source, parts, window)
+        found[f"combine{layer}"] = Combination(groups, parts, attended)
+        found[f"o{layer}"] = Operation(
+            f"o{layer}", hidden, width, 1, attended, f"h{layer}", residual=True, embedded=first
+        )
+        found[f"gate_up{layer}"] = Operation(
+            f"gate_up{layer}", 2 * inner, hidden, 1, f"h{layer}", f"act{layer}", gated=True, norm=True
+        )
+        x = f"x{layer + 1}"
+        if slices == 1:
+            found[f"down{layer}"] = Operation(f"down{layer}", hidden, inner, 1, f"act{layer}", x, residual=True)
+        else:
+            sums = f"down_parts{layer}"
+            found[f"down{layer}"] = Operation(f"down{layer}", hidden, inner, slices, f"act{layer}", sums, partial=True)
+            found[f"down{layer}_sum"] = Operation(None, hidden, inner, slices, sums, x, residual=True)
+    rows = -(-config.vocab_size // shape.rows) * shape.rows
+    found["head"] = Operation("head", rows, hidden, 1, x, OUTPUT, norm=True, logits=True)
+    return found
+
+
+def wave_weights(model: Llama) -> dict[str, Weight]:
+    """The model's matrices by operation, norm gains with them. Raises UnsupportedError for packed (quantised) ones."""
+    found: dict[str, Weight] = {}
+
+    def dense(weight: object) -> Tensor:
+        if not isinstance(weight, Tensor):
+            raise UnsupportedError("one wave", got="quantised weights", allowed="bfloat16 or float16 ones")
+        return weight
+
+    for index, layer in enumerate(model.weights.layers):
+        gate_up = dense(layer.gate_up)
+        gate, up = gate_up.chunk(2)
+        found[f"qkv{index}"] = Weight((dense(layer.qkv),), layer.input_norm)
+        found[f"o{index}"] = Weight((dense(layer.o),))
+        found[f"gate_up{index}"] = Weight((gate, up), layer.post_norm)
+        found[f"down{index}"] = Weight((dense(layer.down),))
+    found["head"] = Weight((dense(model.weights.head),), model.weights.norm)
+    return found
+
+
+class DecodeWave:
+    """A model's decode step as one launch, for up to `batch` sequences.
+
+    workers: blocks of the launch, by default one a multiprocessor. delays: a test build that sleeps before tasks.
+    progress: told packed and all tiles. Raises UnsupportedError.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        *,
+        batch: int,
+        workers: int | None = None,
+        delays: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ):
+        if not runs_here(model.device) or model.dtype not in (torch.bfloat16, torch.float16):
+            allowed = "bfloat16 or float16 on a card of compute capability 9.0"
+            raise UnsupportedError("one wave", got=f"{model.dtype} on {model.device}", allowed=allowed)
+        config = model.config
+        count = co_resident(model.device) if workers is None else workers
+        self.plan = plan_decode(config, batch=batch, workers=count)
+        self.batch, self.vocab_size, self.device = batch, config.vocab_size, model.device
+        program, weights = self.plan.program, wave_weights(model)
+        total = sum(len(entries) for entries in program.stream.values())
+
+        def told(done: int) -> None:
+            if progress is not None:
+                progress(done, total)
+
+        stream = pack_stream(program, weights, model.device, progress=told)
+        self.wave = Wave(program, stream, activation="silu", delays=delays, attention=_setup(model, self.plan.groups))
+
+    def bind_cache(self, kv: StaticKVCache) -> None:
+        """Use this cache from now on."""
+        self.wave.bind_cache(kv.k, kv.v)
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """Feed one token a sequence: int64 [rows] each. Returns float32 logits [rows, vocab]."""
+        logits = torch.empty(len(tokens), self.vocab_size, device=self.device)
+        return self.wave.decode(tokens, positions, slots, logits)
+
+
+def _setup(model: Llama, groups: HeadGroups) -> AttentionSetup:
+    config, layers = model.config, model.weights.layers
+
+    def stacked(tensors: list[Tensor | None]) -> Tensor | None:
+        there = [tensor.float() for tensor in tensors if tensor is not None]
+        return torch.cat(there).contiguous() if there else None
+
+    biases = stacked([layer.qkv_bias for layer in layers])
+    embedding = model.weights.embedding
+    assert isinstance(embedding, Tensor)
+    return AttentionSetup(
+        groups=groups,
+        embedding=embedding,
+        rotary=model.rotary.decode,
+        biases=model.weights.norm.float() if biases is None else biases,
+        q_norm=stacked([layer.q_norm for layer in layers]),
+        k_norm=stacked([layer.k_norm for layer in layers]),
+        hidden=config.hidden_size,
+        eps=config.rms_norm_eps,
+        scale=config.head_dim**-0.5,
+    )

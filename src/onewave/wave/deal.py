@@ -1,0 +1,205 @@
+"""Deals a chain of operations out to workers: a task graph and a queue a worker, ready for plan, verify and lower.
+
+Each part of the work goes out as evenly as whole row blocks allow, in contiguous runs; what is left over goes to the
+workers that stream least so far. What decides about rounding (blocks, slices of K, splits) is fixed by the operations,
+so any number of workers computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from onewave.tiles.builders import Builder
+from onewave.tiles.graph import Tile
+from onewave.wave.layout import TileShape
+from onewave.wave.program import INPUT, AnyOperation, Attention, Operation, slice_bounds
+
+__all__ = ["Deal"]
+
+
+@dataclass
+class Deal:
+    """A graph under construction. by_writer: a tile of an activation is what one task makes of it, rather than what one
+    row block makes: a hundred times fewer accesses where every task of a stage reads a whole row.
+
+    build: the graph. queues: task ids a worker. load: weight tiles a worker streams so far.
+    """
+
+    operations: Mapping[str, AnyOperation]
+    shape: TileShape
+    workers: int
+    batch: int
+    by_writer: bool = False
+    build: Builder = field(default_factory=lambda: Builder("bf16"))
+    queues: list[list[int]] = field(default_factory=list[list[int]])
+    load: list[int] = field(default_factory=list[int])
+    _spans: dict[str, list[tuple[int, int, Tile]]] = field(default_factory=dict[str, list[tuple[int, int, Tile]]])
+
+    def __post_init__(self) -> None:
+        self.queues = [[] for _ in range(self.workers)]
+        self.load = [0] * self.workers
+        self.build.tensor(INPUT, (self.batch, 1), (self.batch, 1))
+
+    def height(self, operation: Operation) -> int:
+        """Rows of the operation's blocks: row blocks of a product, pieces of a reduction."""
+        return self.shape.piece if operation.weight is None else self.shape.rows
+
+    def shares(self, units: int) -> list[int]:
+        """Units a worker, the rest to who streams least so far."""
+        found = [units // self.workers] * self.workers
+        by_load = sorted(range(self.workers), key=lambda w: (self.load[w], w * 37 % self.workers))
+        for worker in by_load[: units % self.workers]:
+            found[worker] += 1
+        return found
+
+    def add(
+        self,
+        name: str,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        low: int = 0,
+        high: int | None = None,
+        shares: Sequence[int] | None = None,
+    ) -> None:
+        """Deal out an operation's rows first to last, over slices low to high of K.
+
+        first, last: multiples of the blocks' height. shares: row blocks a worker, if others than even ones (one slice only).
+        """
+        operation = self.operations[name]
+        assert isinstance(operation, Operation)
+        slices = 1 if operation.weight is None else operation.slices
+        runs = (slices if high is None else high) - low
+        begin, end_row = first // self.height(operation), operation.rows if last is None else last
+        count = end_row // self.height(operation) - begin
+        at = 0
+        planned: list[tuple[int, int, int, int]] = []
+        for worker, share in enumerate(self.shares(count * runs) if shares is None else shares):
+            end = at + share
+            while at < end:  # a share may run over several slices of K
+                slice_of, block = divmod(at, count)
+                run = min(end - at, count - block)
+                planned.append((worker, begin + block, run, low + slice_of))
+                at += run
+        assert at == count * runs
+        for worker, block, run, slice_of in planned:
+            self.task(worker, name, block, run, slice_of)
+
+    def add_units(self, name: str) -> None:
+        """Deal out attention or its combination, a task a unit (and split), side by side."""
+        operation = self.operations[name]
+        assert not isinstance(operation, Operation)
+        groups = operation.groups
+        splits = groups.splits if isinstance(operation, Attention) else 1
+        units = groups.count * self.batch
+        for number in range(units * splits):
+            unit, split = divmod(number, splits)
+            self._unit(number * self.workers // (units * splits), name, unit, split)
+
+    def task(self, worker: int, name: str, first: int, blocks: int, part: int) -> None:
+        """One worker's run of row blocks of one slice of K."""
+        operation = self.operations[name]
+        assert isinstance(operation, Operation)
+        height = self.height(operation)
+        rows = range(first * height, (first + blocks) * height)
+        flops = blocks * height * operation.slices * self.batch
+        if operation.weight is None:
+            spans = range(rows.start // self.shape.rows, (rows.stop - 1) // self.shape.rows + 1)
+            reads: list[Tile] = [(operation.source, (k, row)) for k in range(operation.slices) for row in spans]
+        else:
+            bounds = slice_bounds(operation.cols, operation.slices, self.shape)
+            reads = self._reads(operation.source, bounds[part], bounds[part + 1])
+            reads += [(self._weight(name, operation), (first + i, part)) for i in range(blocks)]
+            tiles = -(-(bounds[part + 1] - bounds[part]) // self.shape.cols)
+            self.load[worker] += blocks * tiles
+            flops = 2 * blocks * height * (bounds[part + 1] - bounds[part]) * self.batch
+        writes: list[Tile] = self._writes(operation, first, blocks, part)
+        if operation.residual:  # the stream itself stays with its worker
+            if "residual" not in self.build.tensors:
+                self.build.tensor("residual", (self.batch, self.workers), (self.batch, 1), 4)
+            own: Tile = ("residual", (0, worker))
+            reads.append((INPUT, (0, 0)) if operation.embedded else own)
+            writes.append(own)
+        phase = name.removesuffix("_sum")
+        made = self.build.task(name, tuple(reads), tuple(writes), flops, phase=phase, index=(first, blocks, part))
+        self.queues[worker].append(made.id)
+
+    def _weight(self, name: str, operation: Operation) -> str:
+        tensor = f"W_{name}"
+        if tensor not in self.build.tensors:
+            bounds = slice_bounds(operation.cols, operation.slices, self.shape)
+            width = max(b - a for a, b in pairwise(bounds))
+            shape = (operation.rows, width * operation.slices)
+            self.build.tensor(tensor, shape, (self.shape.rows, width))
+        return tensor
+
+    def _reads(self, source: str, low: int, high: int) -> list[Tile]:
+        """The tiles that hold values low to high of every sequence."""
+        if source == INPUT:
+            return [(INPUT, (0, 0))]
+        found = sorted((first, last, tile) for first, last, tile in self._spans[source] if first < high and low < last)
+        reached = low
+        for first, last, _ in found:
+            reached = last if first <= reached else reached
+        assert reached >= high, f"{source}: values {reached} to {high} are read before anything makes them"
+        return [tile for _, _, tile in found]
+
+    def _writes(self, operation: Operation, first: int, blocks: int, part: int) -> list[Tile]:
+        target, height = operation.target, self.height(operation)
+        if operation.partial:
+            if target not in self.build.tensors:
+                grid = (operation.slices, operation.rows)
+                self.build.tensor(target, grid, (1, self.shape.rows), 4 * self.batch)
+            return [(target, (part, first + i)) for i in range(blocks)]
+        width = height // 2 if operation.gated else height
+        spans = self._spans.setdefault(target, [])
+        if self.by_writer:
+            if target not in self.build.tensors:
+                size = 2 * operation.outputs / self.workers
+                self.build.tensor(target, (self.batch, self.workers), (self.batch, 1), size)
+            tiles: list[Tile] = [(target, (0, len(spans)))]
+            spans.append((first * width, (first + blocks) * width, tiles[0]))
+            return tiles
+        if target not in self.build.tensors:
+            self.build.tensor(target, (self.batch, operation.outputs), (self.batch, width))
+        tiles = [(target, (0, first + i)) for i in range(blocks)]
+        spans += [((first + i) * width, (first + i + 1) * width, tile) for i, tile in enumerate(tiles)]
+        return tiles
+
+    def _unit(self, worker: int, name: str, unit: int, split: int) -> None:
+        operation = self.operations[name]
+        assert not isinstance(operation, Operation)
+        groups = operation.groups
+        sequence, group = divmod(unit, groups.count)
+        head, heads, dim = groups.first_head(group), groups.heads_of(group), groups.head_dim
+        if isinstance(operation, Attention):
+            if operation.target not in self.build.tensors:
+                units = groups.count * self.batch
+                self.build.tensor(operation.target, (units, groups.splits), (1, 1), 4 * groups.part_words)
+            kv_head = group // groups.of_kv_head
+            at = (head, groups.heads + kv_head, groups.heads + groups.kv_heads + kv_head)
+            ends = (head + heads, at[1] + 1, at[2] + 1)
+            found = [
+                tile
+                for low, high in zip(at, ends, strict=True)
+                for tile in self._reads(operation.source, low * dim, high * dim)
+            ]
+            reads = tuple(dict.fromkeys(found))
+            writes: tuple[Tile, ...] = ((operation.target, (unit, split)),)
+            cache = f"cache{operation.layer}"
+            if cache not in self.build.tensors:
+                self.build.tensor(cache, (self.batch, groups.count), (1, 1))
+            if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
+                writes += ((cache, (sequence, group)),)
+        else:
+            if operation.target not in self.build.tensors:
+                units = groups.count * self.batch
+                self.build.tensor(operation.target, (1, units), (1, 1), 2 * groups.size * dim)
+            reads = tuple((operation.source, (unit, k)) for k in range(groups.splits))
+            writes = ((operation.target, (0, unit)),)
+            self._spans.setdefault(operation.target, []).append((head * dim, (head + heads) * dim, writes[0]))
+        flops = 4 * heads * dim
+        made = self.build.task(name, reads, writes, flops, phase=name, index=(unit, 1, split))
+        self.queues[worker].append(made.id)

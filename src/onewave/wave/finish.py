@@ -1,0 +1,272 @@
+"""Finishing results in the wave kernel: bias, norm, activation, gate, residual stream; publishing; adding up slices."""
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from onewave.wave.spin import ABSENT, load_words, poll_words
+
+__all__ = [
+    "bits16",
+    "bits32",
+    "finish_blocks",
+    "place_of",
+    "reduce_pieces",
+    "results_over_sequences",
+    "to_float",
+]
+
+# fp32's own quiet NaN: what a result is stored as that would read as "not there yet".
+_NAN = gl.constexpr(0x7FC00000)
+
+
+@gluon.constexpr_function
+def results_over_sequences(rows, warps):
+    """The layout of one value a sequence, for results [sequences, rows] of the multiply partition."""
+    return gl.SliceLayout(1, gl.SliceLayout(1, results_layout(rows, warps)))
+
+
+@gluon.constexpr_function
+def results_layout(rows, warps):
+    """Results in shared memory, [sequences, column groups, rows]: 4 neighbouring rows and all groups a thread."""
+    across = rows // 4
+    return gl.BlockedLayout([1, 64 // rows, 4], [32 // across, 1, across], [warps, 1, 1], [2, 1, 0])
+
+
+@gluon.jit
+def to_float(words, DTYPE: gl.constexpr):
+    """The two 16-bit values of each word, as float32."""
+    low = (words & 65535).to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
+    high = ((words >> 16) & 65535).to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
+    return low, high
+
+
+@gluon.jit
+def place_of(places, number: gl.constexpr, TYPE: gl.constexpr):
+    """The pointer that stands at a place of `places`."""
+    return gl.load(places + number).to(gl.pointer_type(TYPE))
+
+
+@gluon.jit
+def activated(y, ACT: gl.constexpr):
+    if ACT == 1:
+        return y / (1.0 + gl.exp(-y))
+    elif ACT == 2:
+        return 0.5 * y * (1.0 + gl.erf(y * 0.7071067811865476))
+    else:
+        return y
+
+
+@gluon.jit
+def bits16(y, DTYPE: gl.constexpr):
+    return y.to(DTYPE).to(gl.int16, bitcast=True).to(gl.int32) & 65535
+
+
+@gluon.jit
+def bits32(y):
+    bits = y.to(gl.int32, bitcast=True)
+    return gl.where(bits == ABSENT, _NAN, bits)
+
+
+@gluon.jit
+def addend(
+    flags,
+    bias_at,
+    sequence,
+    row,
+    shown,
+    hidden,
+    tokens,
+    places,
+    DTYPE: gl.constexpr,
+    SHAPE: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """What a decode step adds to a product: a bias, and the float32 residual stream before it."""
+    extra = gl.zeros(SHAPE, gl.float32, LAYOUT)
+    if bias_at > 0:
+        extra += gl.load(place_of(places, 5, gl.float32) + bias_at - 1 + row, mask=shown, other=0.0)
+    if flags & 8:
+        if flags & 32:
+            token = gl.load(tokens + sequence, mask=shown, other=0)
+            words = gl.load(place_of(places, 0, gl.int32) + (token * hidden + row) // 2, mask=shown, other=0)
+            low, high = to_float(words, DTYPE)
+            extra += gl.where(row % 2 == 0, low, high)
+        else:
+            extra += gl.load(place_of(places, 4, gl.float32) + sequence * hidden + row, mask=shown, other=0.0)
+    return extra
+
+
+@gluon.jit
+def finish_blocks(
+    record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
+    results, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    """Publish a product's row blocks as they come. Returns the number of row blocks so far."""
+    Q: gl.constexpr = 64 // R
+    LP: gl.constexpr = results_layout(R, XW)
+    LZ: gl.constexpr = gl.SliceLayout(1, LP)
+    PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    blocks = gl.load(record + 1)
+    first_block = gl.load(record + 8)
+    target = gl.load(record + 9)
+    stride = gl.load(record + 10)
+    part = gl.load(record + 11)
+    flags = gl.load(record + 12)
+    bias_at = gl.load(record + 16)
+    b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
+    r = gl.arange(0, R, layout=gl.SliceLayout(0, LZ))
+    sequence = b[:, None] + (r * 0)[None, :]
+    for i in range(blocks):
+        row_block = first_block + i
+        row = (b * 0)[:, None] + (row_block * R + r)[None, :]
+        shown = (sequence < batch) & (keep_back == 0)
+        if D > 0:  # on its way while the product is being made
+            extra = addend(flags, bias_at, sequence, row, shown, stride * 2, tokens, places, DTYPE, [NB, R], LZ)
+        place = results % 2
+        mbarrier.wait(pfull.index(place), (results // 2) & 1)
+        y = gl.sum(parts.index(place)._reinterpret(gl.float32, [NB, Q, R], PARTS).load(LP), axis=1)
+        if D > 0:
+            y = y * inverse_rms[:, None] + extra
+            if flags & 8:
+                gl.store(place_of(places, 4, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
+        if kind == 1:
+            if SPLITS > 1:
+                at = target + (row_block * stride + part) * (NB * R) + sequence * R + r[None, :]
+                gl.store(ours + at, bits32(y), mask=shown)
+                gl.store(theirs + at, gl.full([NB, R], ABSENT, gl.int32, LZ), mask=shown)
+        else:
+            publish(
+                y, sequence, row, flags, kind == 3, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+                DTYPE, [NB, R // 2, 2], [NB, R // 4, 2], ACT, GATED, D,
+            )  # fmt: skip
+        gl.thread_barrier()
+        mbarrier.arrive(pempty.index(place), count=1)
+        results += 1
+    return results
+
+
+@gluon.jit
+def publish(
+    y, sequence, row, flags, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+    DTYPE: gl.constexpr, PAIRS: gl.constexpr, FOURS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
+    D: gl.constexpr,
+):  # fmt: skip
+    """Store float32 y: logits to the caller as they are, all else as 16-bit words (publish16)."""
+    if D > 0:
+        if flags & 16:
+            bits = y.to(gl.int32, bitcast=True)
+            gl.store(out + sequence.to(gl.int64) * out_stride + row, bits, mask=(sequence < batch) & (row < out_stride))
+        else:
+            publish16(
+                y, sequence, row, flags, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+                DTYPE, PAIRS, FOURS, ACT, GATED,
+            )  # fmt: skip
+    else:
+        publish16(
+            y, sequence, row, flags, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+            DTYPE, PAIRS, FOURS, ACT, GATED,
+        )  # fmt: skip
+
+
+@gluon.jit
+def publish16(
+    y, sequence, row, flags, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+    DTYPE: gl.constexpr, PAIRS: gl.constexpr, FOURS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
+):  # fmt: skip
+    """Finish float32 y and store it as 16-bit words, to the caller or to both sets of the exchange.
+
+    sequence, row: of each value, shaped as y, whose last axis holds 4 neighbouring rows a thread. PAIRS, FOURS: y's
+    shape with the last axis cut in pairs, and that of every second value.
+    """
+    y0, y1 = gl.split(gl.reshape(y, PAIRS))
+    row0, row1 = gl.split(gl.reshape(row, PAIRS))
+    sequence0, sequence1 = gl.split(gl.reshape(sequence, PAIRS))
+    if (flags & 3) == 3:
+        if GATED:
+            h0, h1 = gl.split(gl.reshape(activated(y0, ACT) * y1, FOURS))
+            first_row, second_row = gl.split(gl.reshape(row0, FOURS))
+            whose, and_whose = gl.split(gl.reshape(sequence0, FOURS))
+            gated = bits16(h0, DTYPE) | (bits16(h1, DTYPE) << 16)
+            put(gated, whose, first_row // 4, to_caller, target, stride, ours, theirs, out, out_stride, batch,
+                keep_back)  # fmt: skip
+    else:
+        if flags & 1:
+            y0 = activated(y0, ACT)
+            y1 = activated(y1, ACT)
+        words = bits16(y0, DTYPE) | (bits16(y1, DTYPE) << 16)
+        put(words, sequence0, row0 // 2, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back)
+
+
+@gluon.jit
+def put(words, sequence, word, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back):
+    shown = (sequence < batch) & (keep_back == 0)
+    if to_caller:
+        gl.store(out + sequence.to(gl.int64) * out_stride + word, words, mask=shown)
+    else:
+        at = target + sequence * stride + word
+        gl.store(ours + at, words, mask=shown)
+        gl.store(theirs + at, words | ABSENT, mask=shown)
+
+
+@gluon.jit
+def reduce_pieces(
+    record, kind, exchange, ours, theirs, out, out_stride, tokens, places, watch, block, step, batch, keep_back,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    GATED: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    """Add up partial sums and publish. A piece is PR rows of all sequences; 1,024 values of pieces go side by side."""
+    PR: gl.constexpr = min(R, 16)
+    VALUES: gl.constexpr = XW * 128
+    GROUP: gl.constexpr = min(SPLITS, 8)
+    L2: gl.constexpr = gl.BlockedLayout([GROUP, 4], [1, 32], [1, XW], [1, 0])
+    LV: gl.constexpr = gl.SliceLayout(0, L2)
+    pieces = gl.load(record + 1)
+    first = gl.load(record + 4)
+    first_piece = gl.load(record + 8)
+    target = gl.load(record + 9)
+    stride = gl.load(record + 10)
+    slices = gl.load(record + 11)
+    flags = gl.load(record + 12)
+    bias_at = gl.load(record + 16)
+    value = gl.arange(0, VALUES, layout=LV)
+    part = gl.arange(0, GROUP, layout=gl.SliceLayout(1, L2))
+    for begin in range(0, pieces * (NB * PR), VALUES):
+        v = begin + value
+        row = (first_piece + v // (NB * PR)) * PR + v % PR
+        b = (v // PR) % NB
+        real = (v < pieces * (NB * PR)) & (b < batch)
+        if D > 0:
+            total = addend(flags, bias_at, b, row, real, stride * 2, tokens, places, DTYPE, [VALUES], LV)
+        else:
+            total = gl.zeros([VALUES], gl.float32, LV)
+        base = (row // R) * (slices * (NB * R)) + b * R + row % R
+        for group in range(0, slices, GROUP):
+            number = part + group
+            there = (number < slices)[:, None] & real[None, :]
+            at = base[None, :] + (number * (NB * R))[:, None]
+            pointers = gl.where(there, ours + first + at, exchange + (value % 4)[None, :] + (number * 0)[:, None])
+            if SYNC == 1:
+                words = load_words(pointers, GROUP * 4)
+            else:
+                words = poll_words(pointers, watch, block, step, GROUP * 4)
+            total += gl.sum(words.to(gl.float32, bitcast=True), axis=0)
+        if D > 0:
+            if flags & 8:
+                shown = real & (keep_back == 0)
+                gl.store(place_of(places, 4, gl.float32) + b * (stride * 2) + row, total, mask=shown)
+        publish(
+            total, gl.where(real, b, batch), row, flags, kind == 5, target, stride, ours, theirs, out, out_stride,
+            batch, keep_back, DTYPE, [VALUES // 2, 2], [VALUES // 4, 2], ACT, GATED, D,
+        )  # fmt: skip

@@ -1,0 +1,383 @@
+"""Runs the wave kernel's own source in NumPy: Gluon's functions as arrays, partitions as threads, barriers as barriers.
+
+Every statement of every partition is executed as it stands, one Python thread a partition and block, with real mbarrier
+phases, shared memory whose bytes are reinterpreted as the kernel does, and polls that wait for other blocks. What this
+can't show is what a layout does to registers, or what a missing barrier inside a partition does to shared memory.
+Arithmetic is fp16 where the kernel's operands are 16 bits wide: NumPy has no bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onewave.wave import attend, exchange, finish, kernel
+
+LIMIT_S = 60.0
+
+
+class Array(np.ndarray):
+    """A tensor, or a scalar as an array of no dimension."""
+
+    def to(self, dtype: Any, bitcast: bool = False) -> Any:
+        if isinstance(dtype, PointerType):
+            return Pointer(self, dtype.item)
+        return wrapped(self.view(dtype) if bitcast else np.asarray(self).astype(dtype))
+
+
+def wrapped(values: Any) -> Array:
+    return np.asarray(values).view(Array)
+
+
+class PointerType:
+    def __init__(self, item: Any):
+        self.item = np.dtype(item)
+
+
+class Pointer:
+    """Byte addresses into the one memory, of elements of one dtype."""
+
+    def __init__(self, address: Any, item: Any):
+        self.address, self.item = wrapped(np.asarray(address, dtype=np.int64)), np.dtype(item)
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.address + np.asarray(offset).astype(np.int64) * self.item.itemsize, self.item)
+
+    def __sub__(self, offset: Any) -> Pointer:
+        return self + -np.asarray(offset)
+
+    def to(self, dtype: Any) -> Any:
+        return Pointer(self.address, dtype.item) if isinstance(dtype, PointerType) else wrapped(self.address.copy())
+
+
+class Memory:
+    """Device memory: named arrays in one run of bytes."""
+
+    def __init__(self, size: int = 1 << 24):
+        self.bytes = np.zeros(size, dtype=np.uint8)
+        self.end = 256
+
+    def put(self, values: np.ndarray) -> Pointer:
+        """Copy an array in; returns the pointer to its first element."""
+        values = np.ascontiguousarray(values)
+        at = self.end
+        self.end += -(-values.nbytes // 256) * 256
+        assert self.end <= len(self.bytes)
+        self.bytes[at : at + values.nbytes] = values.reshape(-1).view(np.uint8)
+        return Pointer(at, values.dtype)
+
+    def get(self, pointer: Pointer, shape: tuple[int, ...]) -> np.ndarray:
+        """Read an array back."""
+        at, size = int(pointer.address), math.prod(shape) * pointer.item.itemsize
+        return self.bytes[at : at + size].view(pointer.item).reshape(shape).copy()
+
+    def load(self, pointer: Pointer) -> Array:
+        assert (pointer.address % pointer.item.itemsize == 0).all()
+        return wrapped(self.bytes.view(pointer.item)[pointer.address // pointer.item.itemsize])
+
+    def store(self, pointer: Pointer, values: Any, mask: Any) -> None:
+        shape = pointer.address.shape
+        keep = np.broadcast_to(np.asarray(mask).astype(bool), shape)
+        values = np.broadcast_to(np.asarray(values), shape)
+        at = pointer.address[keep] // pointer.item.itemsize
+        assert (at >= 32).all(), "a store through a null pointer"
+        self.bytes.view(pointer.item)[at] = values[keep].astype(pointer.item)
+
+
+FAILED = threading.Event()
+"""Set by whatever fails first in a launch, so that nobody waits for it to the end."""
+
+
+class Patience:
+    """A wait's limit."""
+
+    def __init__(self, complaint: str):
+        self.complaint, self.until = complaint, time.monotonic() + LIMIT_S
+
+    def look(self) -> None:
+        """Raise TimeoutError once the time is up or somebody has failed."""
+        if FAILED.is_set() or time.monotonic() > self.until:
+            raise TimeoutError(self.complaint)
+
+
+class Barrier:
+    """An mbarrier: a phase ends with `count` arrivals and all expected bytes."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.count = self.arrived = self.phase = self.bytes = 0
+
+    def add(self, arrivals: int, expected: int, landed: int) -> None:
+        with self.changed:
+            self.arrived, self.bytes = self.arrived + arrivals, self.bytes + expected - landed
+            assert self.arrived <= self.count, "more arrivals than a phase has"
+            if self.arrived == self.count and self.bytes == 0:
+                self.arrived, self.phase = 0, self.phase + 1
+                self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            waiting = Patience("a barrier's phase never ended")
+            while not self.changed.wait_for(lambda: self.phase & 1 != parity, timeout=0.05):
+                waiting.look()
+
+
+class Barriers(list[Barrier]):
+    def index(self, at: Any) -> Barrier:  # type: ignore[override]
+        return self[int(at)]
+
+
+class Shared:
+    """Shared memory: bytes with a shape. Wide rows of the 128-byte swizzled layout lie in blocks of 128 bytes."""
+
+    def __init__(self, data: np.ndarray, item: Any, shape: Sequence[int], layout: Any, turned: bool = False):
+        self.data, self.item, self.shape = data, np.dtype(item), tuple(int(n) for n in shape)
+        self.layout, self.turned = layout, turned
+        assert data.nbytes >= math.prod(self.shape) * self.item.itemsize
+
+    def index(self, at: Any) -> Shared:
+        size = math.prod(self.shape[1:]) * self.item.itemsize
+        assert 0 <= int(at) < self.shape[0]
+        return Shared(self.data[int(at) * size :][:size], self.item, self.shape[1:], self.layout)
+
+    def _reinterpret(self, item: Any, shape: Sequence[int], layout: Any) -> Shared:
+        return Shared(self.data, item, [int(n) for n in shape], layout)
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        assert order == (1, 0)
+        return Shared(self.data, self.item, self.shape, self.layout, turned=True)
+
+    def _cells(self) -> np.ndarray:
+        flat = self.data[: math.prod(self.shape) * self.item.itemsize].view(self.item)
+        if self.layout == "swizzled 128" and len(self.shape) == 2:
+            across = 128 // self.item.itemsize
+            return flat.reshape(self.shape[1] // across, self.shape[0], across).transpose(1, 0, 2)
+        return flat.reshape(self.shape)
+
+    def load(self, layout: Any = None) -> Array:
+        found = wrapped(self._cells().reshape(self.shape).copy())
+        return found.T if self.turned else found
+
+    def store(self, values: Any) -> None:
+        cells = self._cells()
+        cells[...] = np.asarray(values).astype(self.item).reshape(cells.shape)
+
+
+class Descriptor:
+    """A tensor map of boxes [128, 64] over the packed stream."""
+
+    layout = "rows"
+
+    def __init__(self, stream: np.ndarray):
+        self.stream = stream
+
+
+class Gluon:
+    """What the kernel calls `gl`, for one block."""
+
+    int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
+    float16, float32, bfloat16 = np.float16, np.float32, np.float16
+    constexpr = int
+    static_range = range
+    pointer_type = PointerType
+
+    def __init__(self, memory: Memory, block: int, lock: threading.Lock):
+        self.memory, self.block, self.lock = memory, block, lock
+
+    def program_id(self, axis: int) -> Array:
+        return wrapped(np.int32(self.block))
+
+    def BlockedLayout(self, *parts: Any) -> str:
+        return "registers"
+
+    def SliceLayout(self, *parts: Any) -> str:
+        return "registers"
+
+    def NVMMADistributedLayout(self, **parts: Any) -> str:
+        return "registers"
+
+    def NVMMASharedLayout(self, *parts: Any) -> str:
+        return "swizzled 128"
+
+    def SwizzledSharedLayout(self, *parts: Any) -> str:
+        return "rows"
+
+    def allocate_shared_memory(self, item: Any, shape: Sequence[int], layout: Any) -> Any:
+        if layout == "barrier":
+            return Barriers(Barrier() for _ in range(shape[0]))
+        filled = np.full(math.prod(shape) * np.dtype(item).itemsize, 0xFF, dtype=np.uint8)  # NaN until written
+        return Shared(filled, item, shape, layout)
+
+    def load(self, pointer: Pointer, mask: Any = True, other: Any = 0, cache_modifier: str = "") -> Array:
+        real = np.asarray(mask).astype(bool)
+        found = self.memory.load(self.where(real, pointer, Pointer(256, pointer.item)))
+        return wrapped(np.where(real, found, pointer.item.type(other)))
+
+    def store(self, pointer: Pointer, values: Any, mask: Any = True) -> None:
+        self.memory.store(pointer, values, mask)
+
+    def atomic_add(self, pointer: Pointer, value: int, sem: str, scope: str) -> None:
+        with self.lock:
+            self.memory.store(pointer, self.memory.load(pointer) + value, True)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        if isinstance(a, Pointer) or isinstance(b, Pointer):
+            assert a.item == b.item
+            return Pointer(np.where(np.asarray(condition), a.address, b.address), a.item)
+        return wrapped(np.where(np.asarray(condition), a, b))
+
+    def arange(self, first: int, end: int, layout: Any) -> Array:
+        return wrapped(np.arange(first, end, dtype=np.int32))
+
+    def full(self, shape: Sequence[int], value: Any, dtype: Any, layout: Any) -> Array:
+        return wrapped(np.full([int(n) for n in shape], value, dtype=dtype))
+
+    def zeros(self, shape: Sequence[int], dtype: Any, layout: Any) -> Array:
+        return self.full(shape, 0, dtype, layout)
+
+    def sum(self, x: Array, axis: int) -> Array:
+        return wrapped(np.asarray(x).sum(axis=axis, dtype=x.dtype))
+
+    def max(self, x: Array, axis: int) -> Array:
+        return wrapped(np.asarray(x).max(axis=axis))
+
+    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
+        return wrapped(np.asarray(x).reshape([int(n) for n in shape]))
+
+    def permute(self, x: Array, order: tuple[int, ...]) -> Array:
+        return wrapped(np.asarray(x).transpose(order))
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        assert x.shape[-1] == 2
+        return wrapped(x[..., 0]), wrapped(x[..., 1])
+
+    def join(self, a: Array, b: Array) -> Array:
+        return wrapped(np.stack((a, b), axis=-1))
+
+    def convert_layout(self, x: Array, layout: Any) -> Array:
+        return x
+
+    def thread_barrier(self) -> None:
+        pass
+
+    def maximum(self, a: Any, b: Any) -> Array:
+        return wrapped(np.maximum(a, b))
+
+    def minimum(self, a: Any, b: Any) -> Array:
+        return wrapped(np.minimum(a, b))
+
+    def exp(self, x: Any) -> Array:
+        return wrapped(np.exp(x))
+
+    def exp2(self, x: Any) -> Array:
+        return wrapped(np.exp2(x))
+
+    def log2(self, x: Any) -> Array:
+        return wrapped(np.log2(np.maximum(x, 1e-45)))
+
+    def sqrt(self, x: Any) -> Array:
+        return wrapped(np.sqrt(x))
+
+    def erf(self, x: Array) -> Array:
+        return wrapped(np.vectorize(math.erf)(x).astype(np.float32))
+
+    def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *sizes: Any) -> None:
+        run_side_by_side([lambda f=f, a=a: f(*a) for f, a in parts])
+
+
+def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
+    """Run all in threads; raises the first error."""
+    errors: list[BaseException] = []
+
+    def guarded(call: Callable[[], Any]) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                call()
+        except BaseException as error:
+            # Whoever gave up waiting is not the one to blame.
+            errors.append(error)
+            FAILED.set()
+
+    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, TimeoutError))
+
+
+def _namespace(gl: Gluon, delays: Callable[[], None]) -> dict[str, Any]:
+    """The kernel's modules with NumPy under their names."""
+
+    def poll(pointers: Pointer, watch: Any, block: Any, step: Any, WORDS: int) -> Array:
+        waiting = Patience(f"block {int(block)} step {int(step)}: data never came")
+        while True:
+            found = gl.memory.load(pointers)
+            if not (found == -1).any():
+                return found
+            waiting.look()
+            time.sleep(0.0005)
+
+    def spin(pointers: Array, values: Array, watch: Any, block: Any, step: Any) -> None:
+        waiting = Patience(f"block {int(block)} step {int(step)}: a counter never rose")
+        real = pointers != 0
+        while not (gl.memory.load(Pointer(pointers[real], np.int32)) - values[real] >= 0).all():
+            waiting.look()
+            time.sleep(0.0005)
+
+    def copy(descriptor: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
+        slot.store(descriptor.stream[int(at[0]) : int(at[0]) + 128])
+        barrier.add(0, 0, 16384)
+
+    space: dict[str, Any] = {}
+    for module in (finish, attend, exchange, kernel):
+        for name, thing in vars(module).items():
+            raw = getattr(thing, "fn", None)
+            if isinstance(raw, types.FunctionType):
+                space[name] = types.FunctionType(raw.__code__, space, name, raw.__defaults__)
+    space |= {
+        "gl": gl,
+        "ABSENT": -1,
+        "_NAN": 0x7FC00000,
+        "poll_words": poll,
+        "load_words": lambda pointers, WORDS: gl.memory.load(pointers),
+        "spin_counter": spin,
+        "nanoseconds": lambda after: 0,
+        "delay": lambda nanos: delays(),
+        "fence_async_shared": lambda: None,
+        "warpgroup_mma": lambda a, b, acc, use_acc, is_async: (
+            acc + wrapped(np.asarray(a.load(), np.float32) @ np.asarray(b.load(), np.float32))
+        ),
+        "warpgroup_mma_wait": lambda n, deps: deps[0],
+        "tma": types.SimpleNamespace(async_copy_global_to_shared=copy),
+        "mbarrier": types.SimpleNamespace(
+            MBarrierLayout=lambda: "barrier",
+            init=lambda barrier, count: setattr(barrier, "count", count),
+            expect=lambda barrier, size: barrier.add(1, size, 0),
+            wait=lambda barrier, parity: barrier.wait(int(parity)),
+            arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if pred else None,
+        ),
+        "range": range,
+        "min": min,
+        "max": max,
+    }
+    return space
+
+
+def launch(memory: Memory, workers: int, arguments: dict[str, Any], delays: Callable[[], None] = lambda: None) -> None:
+    """Run one launch of the kernel: arguments by name, constants included."""
+    lock = threading.Lock()
+    FAILED.clear()
+
+    def block(number: int) -> None:
+        gl = Gluon(memory, number, lock)
+        _namespace(gl, delays)["wave_kernel"](**arguments)
+
+    run_side_by_side([lambda number=number: block(number) for number in range(workers)])

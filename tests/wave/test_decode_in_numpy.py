@@ -1,0 +1,197 @@
+"""Whole decode steps of tiny models: the wave kernel's own source in NumPy against the plain forward pass."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.models.batch import Batch
+from onewave.models.config import ModelConfig, RopeConfig
+from onewave.models.llama import LayerWeights, Llama, LlamaWeights
+from onewave.models.llama_plan import plan_decode, wave_weights
+from onewave.wave.pack import pack_stream
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_kernel_in_numpy import Bench, randn, words
+
+CPU = torch.device("cpu")
+CAPACITY = 48
+BASE = ModelConfig(
+    family="llama",
+    vocab_size=131,
+    hidden_size=128,
+    intermediate_size=192,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    rms_norm_eps=1e-5,
+    max_position=64,
+    rope=RopeConfig("default", 500.0, 32),
+    tie_word_embeddings=False,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    layer_windows=(None, None),
+    dtype="float16",
+    bos_token_id=1,
+    eos_token_ids=(2,),
+)
+FAMILIES = {
+    "llama": BASE,
+    "seven heads a KV head, biases": replace(
+        BASE, num_heads=7, num_kv_heads=1, head_dim=64, rope=RopeConfig("default", 500.0, 64), qkv_bias=True
+    ),
+    "norms of q and k": replace(BASE, qk_norm=True, num_heads=2),
+    "a sliding window": replace(BASE, layer_windows=(7, None)),
+    "head_dim 128": replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128)),
+    "slices of the hidden row": replace(BASE, intermediate_size=4672, num_layers=1, layer_windows=(None,)),
+}
+
+
+def random_model(config: ModelConfig) -> Llama:
+    """Random fp16 weights, norm gains near one."""
+    seeds = iter(range(1000))
+
+    def matrix(rows: int, cols: int) -> Tensor:
+        return (randn(rows, cols, seed=next(seeds)) * cols**-0.5).half()
+
+    def gain(size: int) -> Tensor:
+        return (1 + 0.3 * randn(size, seed=next(seeds))).half()
+
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * dim
+    layers = tuple(
+        LayerWeights(
+            input_norm=gain(hidden),
+            qkv=matrix(qkv, hidden),
+            qkv_bias=randn(qkv, seed=next(seeds)).half() if config.qkv_bias else None,
+            q_norm=gain(dim) if config.qk_norm else None,
+            k_norm=gain(dim) if config.qk_norm else None,
+            o=matrix(hidden, config.num_heads * dim),
+            o_bias=None,
+            post_norm=gain(hidden),
+            gate_up=matrix(2 * inner, hidden),
+            gate_up_bias=None,
+            down=matrix(hidden, inner),
+            down_bias=None,
+        )
+        for _ in range(config.num_layers)
+    )
+    weights = LlamaWeights(randn(config.vocab_size, hidden, seed=7).half(), layers, gain(hidden), matrix(131, hidden))
+    return Llama(config, weights, max_model_len=64)
+
+
+def in_float32(model: Llama) -> Llama:
+    """The same weights, exact arithmetic next to theirs."""
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) else value
+
+    layers = tuple(LayerWeights(**{k: wide(v) for k, v in vars(layer).items()}) for layer in model.weights.layers)
+    rest = [wide(t) for t in (model.weights.embedding, model.weights.norm, model.weights.head)]
+    return Llama(model.config, LlamaWeights(rest[0], layers, rest[1], rest[2]), max_model_len=64)
+
+
+class Simulated:
+    """A decode wave on the simulated device, with caches of its own."""
+
+    def __init__(self, model: Llama, batch: int, workers: int, slots: int, **constants: Any):
+        plan = plan_decode(model.config, batch=batch, workers=workers)
+        config, groups = model.config, plan.groups
+        stream = pack_stream(plan.program, wave_weights(model), CPU)
+        self.bench = Bench(
+            plan.program,
+            stream,
+            **{
+                "D": groups.head_dim,
+                "GP": groups.size,
+                "KSPLITS": groups.splits,
+                "QKNORM": config.qk_norm,
+                "SCALE": groups.head_dim**-0.5,
+            }
+            | constants,
+        )
+        put = self.bench.memory.put
+        self.config, self.slots = config, slots
+        self.cache_shape = (config.num_layers, slots, config.num_kv_heads, CAPACITY, config.head_dim)
+        empty = np.full(self.cache_shape, np.nan, dtype=np.float16)
+        self.k, self.v = put(empty.view(np.int32)), put(empty.view(np.int32))
+        layers = model.weights.layers
+
+        def stacked(name: str) -> np.ndarray:
+            there = [getattr(layer, name) for layer in layers if getattr(layer, name) is not None]
+            return torch.cat(there).float().numpy() if there else np.zeros(1, dtype=np.float32)
+
+        self.embedding = put(words(model.weights.embedding))
+        padded = plan.program.shape.batch
+        pointers = [
+            self.embedding,
+            put(model.rotary.decode.numpy()),
+            self.k,
+            self.v,
+            put(np.full((padded, config.hidden_size), np.nan, dtype=np.float32)),
+            put(stacked("qkv_bias")),
+            put(stacked("q_norm")),
+            put(stacked("k_norm")),
+        ]
+        strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
+        self.places = put(np.array([*(int(p.address) for p in pointers), *strides], dtype=np.int64))
+
+    def step(self, tokens: list[int], positions: list[int], slots: list[int]) -> Tensor:
+        put, vocab = self.bench.memory.put, self.config.vocab_size
+        out = put(np.full((len(tokens), vocab), np.nan, dtype=np.float32).view(np.int32))
+        three = [put(np.array(values, dtype=np.int64)) for values in (tokens, positions, slots)]
+        self.bench.run(
+            self.embedding,
+            self.config.hidden_size // 2,
+            out,
+            vocab,
+            len(tokens),
+            **dict(zip(("tokens", "positions", "slots"), three, strict=True)),
+            places=self.places,
+        )
+        return torch.from_numpy(self.bench.memory.get(out, (len(tokens), vocab)).view(np.float32))
+
+    def caches(self) -> list[Tensor]:
+        shape = (*self.cache_shape[:-1], self.cache_shape[-1] // 2)
+        return [torch.from_numpy(self.bench.memory.get(p, shape).view(np.float16)) for p in (self.k, self.v)]
+
+
+def agree(model: Llama, batch: int, workers: int, steps: int, **constants: Any) -> None:
+    """Decode `steps` tokens of `batch` sequences that began at different times; logits and caches against float32."""
+    exact = in_float32(model)
+    kv = exact.new_cache(num_slots=batch + 1, capacity=CAPACITY)
+    kv.k.fill_(float("nan"))
+    kv.v.fill_(float("nan"))
+    wave = Simulated(model, batch, workers, batch + 1, **constants)
+    dice = torch.Generator().manual_seed(3)
+    slots = list(range(batch, 0, -1))
+    for step in range(steps):
+        alive = [b for b in range(batch) if step >= b]
+        tokens = torch.randint(131, (len(alive),), generator=dice).tolist()
+        positions = [step - b for b in alive]
+        where = [slots[b] for b in alive]
+        expected = exact.forward(Batch.decode(*torch.tensor([tokens, positions, where])), kv)
+        found = wave.step(tokens, positions, where)
+        assert (found - expected).norm() < 4e-3 * expected.norm(), f"step {step}"
+    for ours, theirs in zip(wave.caches(), (kv.k, kv.v), strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        assert (ours.float() - theirs).nan_to_num().abs().max() < 2e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernels_source_decodes_as_the_plain_forward_pass(family: str) -> None:
+    agree(random_model(FAMILIES[family]), batch=1, workers=3, steps=4)
+
+
+def test_sequences_of_one_batch_decode_side_by_side() -> None:
+    agree(random_model(BASE), batch=3, workers=2, steps=5)
