@@ -60,29 +60,41 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
+VIEW: dict[str, Any] = {"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce"}
+
+
+@pytest.fixture(scope="session")
+def shared_context(browser: Any) -> Iterator[Any]:
+    """One profile for all pages that ask for nothing special: what it has loaded once it need not load again."""
+    context = browser.new_context(**VIEW)
+    yield context
+    context.close()
+
+
 Opener = Callable[..., Any]
 
 
 @pytest.fixture
-def open_page(browser: Any, lab_url: str) -> Iterator[Opener]:
+def open_page(browser: Any, shared_context: Any, lab_url: str) -> Iterator[Opener]:
     """Open the lab at a hash, say "game?m=3"; whatever the console or the page complains about fails the test."""
-    contexts: list[Any] = []
+    opened: list[Any] = []
     complaints: list[str] = []
 
-    def opened(place: str = "game", **options: Any) -> Any:
-        context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce", **options}
-        )
-        contexts.append(context)
+    def open_one(place: str = "game", **options: Any) -> Any:
+        context = shared_context
+        if options:
+            context = browser.new_context(**(VIEW | options))
+            opened.append(context)
         page = context.new_page()
+        opened.append(page)
         page.set_default_timeout(10_000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
         page.goto(f"{lab_url}#{place}")
         return page
 
-    yield opened
-    for context in contexts:
-        context.close()
+    yield open_one
+    for one in reversed(opened):
+        one.close()
     # A refused question (status 400) is reported by the browser itself; the page shows its message.
     assert not [text for text in complaints if "the server responded with a status of 4" not in text]

@@ -14,6 +14,13 @@ from onewave.tiles.policies import POLICIES
 from onewave.tiles.trace import Trace
 
 SMALL_TRACE = "traces?program=gemm&sizes=256,256,128&workers=2&order=row&sync=tile"
+VIEWS = {
+    "game": ("m=3&n=3&slots=3", ".score tr.best"),
+    "chains": ("rows=2&cols=2&inner=3", ".matrix"),
+    "traces": (SMALL_TRACE.partition("?")[2], ".figures b"),
+    "orders": ("m=6&n=6&rows=2&cols=2&inner=2&most=512", ".chart"),
+}
+"""A small question for each view, and what shows that it was answered."""
 
 
 def text(page: Any, selector: str) -> str:
@@ -256,13 +263,8 @@ def test_all_orders_stand_in_one_chart_with_the_bound(open_page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_is_wider_than_a_phone(open_page, scheme):
     page = open_page(viewport={"width": 360, "height": 740}, color_scheme=scheme, has_touch=True, is_mobile=True)
-    for view, ready in (
-        ("game", ".score tr.best"),
-        ("chains", ".matrix"),
-        ("traces", "#task-detail"),
-        ("orders", ".chart"),
-    ):
-        page.evaluate("view => { location.hash = view }", view)
+    for view, (query, ready) in VIEWS.items():
+        page.evaluate("place => { location.hash = place }", f"{view}?{query}")
         page.locator(f"#view-{view} {ready}").first.wait_for(state="attached")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
         if view == "game":
@@ -281,13 +283,8 @@ NAMELESS = """view => {
 
 def test_every_control_has_a_name(open_page):
     page = open_page()
-    for view, ready in (
-        ("game", ".score tr.best"),
-        ("chains", ".matrix"),
-        ("traces", "#simulate"),
-        ("orders", ".legend button"),
-    ):
-        page.evaluate("view => { location.hash = view }", view)
+    for view, (query, ready) in VIEWS.items():
+        page.evaluate("place => { location.hash = place }", f"{view}?{query}")
         page.locator(f"#view-{view} {ready}").first.wait_for(state="attached")
         nameless = page.evaluate(NAMELESS, view)
         assert nameless == [], view
