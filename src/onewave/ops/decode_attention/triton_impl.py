@@ -230,4 +230,4 @@ def _paging(plan: DecodePlan, block_table: Tensor | None, block_size: int) -> in
         return 0
     if block_table.shape[1] == 1:
         return 1
-    return 2 if block_size % plan.block_n == 0 and plan.split % plan.block_n == 0 else 3
+    return 2 if block_size % plan.block_n == 0 else 3
