@@ -309,6 +309,6 @@ def test_views_keep_their_state_and_the_address_follows(open_page):
     page.locator(".matrix").wait_for()
     assert "chains?program=gemms" in page.url
     page.locator("nav a", has_text="Game").click()
-    assert text(page, "#place") == "2 / 2"
-    assert "m=2&n=2" in page.url
+    page.locator("#place", has_text="2 / 2").wait_for()
+    page.wait_for_url(lambda url: "game?m=2&n=2" in url)
     assert page.locator("nav a[aria-current]").inner_text() == "Game"

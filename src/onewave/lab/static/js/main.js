@@ -12,6 +12,8 @@ const LOAD = {
 const TITLES = { game: "Game", chains: "Chains", traces: "Traces", orders: "Orders" };
 const loaded = {};
 const asked = {};
+const opened = read(Object.keys(LOAD), document.documentElement.dataset.opened);
+if (opened.query) asked[opened.view] = opened.query;
 
 async function show() {
   const { view, query } = read(Object.keys(LOAD));

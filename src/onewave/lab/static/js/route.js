@@ -1,7 +1,7 @@
 // What the address says: #view?query. Views write their state there, so that any address can be shared.
 
-export function read(views) {
-  const [view, query = ""] = location.hash.slice(1).split(/\?(.*)/s);
+export function read(views, hash = location.hash) {
+  const [view, query = ""] = hash.slice(1).split(/\?(.*)/s);
   return views.includes(view) ? { view, query } : { view: views[0], query: "" };
 }
 
