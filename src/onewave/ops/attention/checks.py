@@ -32,9 +32,13 @@ def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str) -> Non
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         got = f"{num_heads} query heads, {num_kv_heads} KV heads"
         raise ShapeError(f"{name}: heads", got=got, allowed="a multiple of the KV heads")
-    if head_dim % 8 or not 16 <= head_dim <= 256:
+    smallest = 16 if q.is_cuda else 8
+    if head_dim % 8 or not smallest <= head_dim <= 256:
         raise UnsupportedError(
-            f"{name}: head_dim", got=str(head_dim), allowed="multiples of 8 from 16 to 256", next="Pad it with zeros."
+            f"{name}: head_dim",
+            got=str(head_dim),
+            allowed=f"multiples of 8 from {smallest} to 256",
+            next="Pad it with zeros.",
         )
     _check_kinds(name, q, k, v)
     for label, tensor in (("q", q), ("k", k), ("v", v)):

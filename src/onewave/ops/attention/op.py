@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_qkv
+from onewave.ops.attention.gluon_plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.plan import AttentionPlan, plan_attention, plan_on_torch
 from onewave.ops.backends import load
@@ -40,8 +41,8 @@ def attention(
     """softmax(q k^T * scale + bias) v, over the keys that each query may see.
 
     q: [batch, heads, Sq, head_dim]; k, v: [batch, kv_heads, Sk, head_dim]; Sq, Sk >= 0; bf16 or fp16, on a CPU also
-    fp32; head_dim a multiple of 8 from 16 to 256; any strides (0 for expanded axes) with a contiguous last axis. Query
-    head h reads KV head h // (heads / kv_heads).
+    fp32; head_dim a multiple of 8 from 16 (on a CPU 8) to 256; any strides (0 for expanded axes) with a contiguous last
+    axis. Query head h reads KV head h // (heads / kv_heads).
 
     align: query i stands at key i + Sk - Sq ("bottom-right": the last query at the last key) or at key i ("top-left").
     causal: a query sees no key beyond its place. window: a number of keys, the query's place and those to its left (the
@@ -54,7 +55,9 @@ def attention(
     return_lse also the natural-log sum of exponentials, float32 [batch, heads, Sq], sinks included. A row that sees no
     key gives 0 and -inf. Sums in float32; P is rounded to v's dtype. A row's bits depend neither on the batch nor on
     the other queries. Keys that no query sees may hold NaN. Nothing is read back and nothing but the results allocated
-    on a GPU. backend: auto, triton, gluon, torch (PyTorch's SDPA), reference; a CPU uses SDPA for what it can say.
+    on a GPU. backend: auto, triton, gluon (Hopper's kernel), torch (PyTorch's SDPA), reference. On a card auto takes
+    Hopper's kernel for what a sweep there has covered: by dtype, head_dim, options and strides, never by lengths, and
+    ops.explain tells; a CPU uses SDPA for what it can say.
     Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Dao 2023, arXiv:2307.08691.
     """
     check_qkv(_NAME, q, k, v, layout="batch, heads, seq, head_dim")
@@ -209,21 +212,42 @@ def _dense(
         if lse is not None:
             lse.copy_(result_lse)
         return out
-    plan = _plan_on_card(q, k, v, wanted, backend)
+    if _takes_hopper(out, q, k, v, wanted, backend, alibi=alibi_slopes is not None, bias=bias is not None):
+        load(_NAME, "gluon_impl").attention(out, lse, q, k, v, wanted, sinks=sinks)
+        return out
+    plan = _plan_on_card(q, k, v, wanted)
     extra = {"sinks": sinks, "alibi_slopes": alibi_slopes, "bias": bias}
-    load(_NAME, f"{plan.backend}_impl").attention(out, lse, q, k, v, wanted, plan, **extra)
+    load(_NAME, "triton_impl").attention(out, lse, q, k, v, wanted, plan, **extra)
     return out
 
 
+def _takes_hopper(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, wanted: Options, backend: str, *, alibi: bool, bias: bool,
+    packed: bool = False,
+) -> bool:  # fmt: skip
+    """Whether Hopper's kernel runs a call on a card; where it is asked for by name and does not, UnsupportedError."""
+    if backend == "triton":
+        return False
+    capability = torch.cuda.get_device_capability(q.device)
+    strides = load(_NAME, "gluon_impl").undescribable(q, k, v, out) if capability == (9, 0) else None
+    dtype = str(q.dtype).removeprefix("torch.")
+    left = wanted.left is not None
+    call = HopperCall(capability, dtype, q.shape[-1], wanted.scale > 0, alibi, bias, left, packed, strides)
+    reason = refusal(call, asked_for=backend == "gluon")
+    if reason is not None and backend == "gluon":
+        raise UnsupportedError(f"{_NAME} (backend=gluon)", got=reason, next='Use backend="auto" or "triton".')
+    return reason is None
+
+
 def _plan_on_card(
-    q: Tensor, k: Tensor, v: Tensor, wanted: Options, backend: str, *, sequences: int | None = None, longest: int = 0
+    q: Tensor, k: Tensor, v: Tensor, wanted: Options, *, sequences: int | None = None, longest: int = 0
 ) -> AttentionPlan:
-    """sequences, longest: of a packed batch, whose tensors have a batch axis of one."""
+    """Of the portable kernel. sequences, longest: of a packed batch, whose tensors have a batch axis of one."""
     capability = torch.cuda.get_device_capability(q.device)
     if capability < (8, 0):
         got = f"sm_{capability[0]}{capability[1]}"
         raise UnsupportedError(f"{_NAME}: {q.device}", got=got, allowed="sm_80 and newer", next='Use backend="torch".')
-    plan = plan_attention(
+    return plan_attention(
         batch=q.shape[0] if sequences is None else sequences,
         num_heads=q.shape[1],
         num_kv_heads=k.shape[1],
@@ -233,9 +257,6 @@ def _plan_on_card(
         descriptors=load(_NAME, "triton_impl").allows_descriptors(k, v),
         capability=capability,
     )
-    if backend not in ("auto", plan.backend):
-        raise UnsupportedError(f"{_NAME} (backend={backend})", got=plan.why, next='Use backend="auto" or "triton".')
-    return plan
 
 
 def _ragged(
@@ -270,9 +291,17 @@ def _ragged(
         return
     # One sequence after another is one batch row with heads first.
     rows = [tensor.transpose(0, 1)[None] for tensor in (out, q, k, v)]
-    plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, backend, sequences=sequences, longest=max_seqlen_q)
-    load(_NAME, f"{plan.backend}_impl").attention(
-        rows[0], None if lse is None else lse[None], *rows[1:], wanted, plan, sinks=sinks, alibi_slopes=alibi_slopes,
+    row_lse = None if lse is None else lse[None]
+    options_given = {"alibi": alibi_slopes is not None, "bias": bias is not None, "packed": True}
+    if _takes_hopper(rows[0], rows[1], rows[2], rows[3], wanted, backend, **options_given):
+        load(_NAME, "gluon_impl").attention(
+            rows[0], row_lse, *rows[1:], wanted, sinks=sinks, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k,
+            longest=max_seqlen_q,
+        )  # fmt: skip
+        return
+    plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, sequences=sequences, longest=max_seqlen_q)
+    load(_NAME, "triton_impl").attention(
+        rows[0], row_lse, *rows[1:], wanted, plan, sinks=sinks, alibi_slopes=alibi_slopes,
         bias=bias, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k,
     )  # fmt: skip
 
