@@ -11,26 +11,29 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the lab needs onewave[lab]")
-
-import uvicorn
-from starlette.testclient import TestClient
-
-from onewave.lab.app import make_app
-from onewave.lab.serve import bind, url_of
-
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
 @pytest.fixture(scope="session")
-def client() -> TestClient:
+def client() -> Any:
     """Requests to the application itself; an exception inside becomes its answer, as it does for a browser."""
+    pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")
+    from starlette.testclient import TestClient
+
+    from onewave.lab.app import make_app
+
     return TestClient(make_app(), base_url="http://127.0.0.1:8137", raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="session")
 def lab_url() -> Iterator[str]:
     """The lab's address while it is served on a free port."""
+    pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")
+    import uvicorn
+
+    from onewave.lab.app import make_app
+    from onewave.lab.serve import bind, url_of
+
     listening = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -47,7 +50,8 @@ def chromium_path(own: str) -> str | None:
     return next((path for path in found if path and Path(path).exists()), None)
 
 
-@pytest.fixture(scope="session")
+# A module's, not the session's: while Playwright runs, no other test of this process could call asyncio.run.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium; without one these tests are skipped, and say how to get it."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the lab's page is tested with playwright")
@@ -63,7 +67,7 @@ def browser() -> Iterator[Any]:
 VIEW: dict[str, Any] = {"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_context(browser: Any) -> Iterator[Any]:
     """One profile for all pages that ask for nothing special: what it has loaded once it need not load again."""
     context = browser.new_context(**VIEW)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")
+
 from onewave.lab.app import GETS, POSTS, STATIC
 from onewave.lab.guard import MOST_BYTES
 

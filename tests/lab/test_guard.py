@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
+pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")
+
 from starlette.testclient import TestClient
 
 from onewave.lab.app import make_app

@@ -12,6 +12,8 @@ import webbrowser
 
 import pytest
 
+pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")
+
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli import lab as command
 from onewave.cli import main
