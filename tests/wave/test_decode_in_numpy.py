@@ -13,38 +13,17 @@ import torch
 from torch import Tensor
 
 from onewave.models.batch import Batch
-from onewave.models.config import ModelConfig, RopeConfig
-from onewave.models.llama import LayerWeights, Llama, LlamaWeights
+from onewave.models.config import RopeConfig
+from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
 from onewave.wave.pack import pack_stream
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_kernel_in_numpy import Bench, randn, words
+from simulated_device import Bench, words
+from tiny_decoders import BASE, in_float32, random_model
 
 CPU = torch.device("cpu")
 CAPACITY = 48
-BASE = ModelConfig(
-    family="llama",
-    vocab_size=131,
-    hidden_size=128,
-    intermediate_size=192,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    rms_norm_eps=1e-5,
-    max_position=64,
-    rope=RopeConfig("default", 500.0, 32),
-    tie_word_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    layer_windows=(None, None),
-    dtype="float16",
-    bos_token_id=1,
-    eos_token_ids=(2,),
-)
 FAMILIES = {
     "llama": BASE,
     "seven heads a KV head, biases": replace(
@@ -55,50 +34,6 @@ FAMILIES = {
     "head_dim 128": replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128)),
     "slices of the hidden row": replace(BASE, intermediate_size=4672, num_layers=1, layer_windows=(None,)),
 }
-
-
-def random_model(config: ModelConfig) -> Llama:
-    """Random fp16 weights, norm gains near one."""
-    seeds = iter(range(1000))
-
-    def matrix(rows: int, cols: int) -> Tensor:
-        return (randn(rows, cols, seed=next(seeds)) * cols**-0.5).half()
-
-    def gain(size: int) -> Tensor:
-        return (1 + 0.3 * randn(size, seed=next(seeds))).half()
-
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    qkv = (config.num_heads + 2 * config.num_kv_heads) * dim
-    layers = tuple(
-        LayerWeights(
-            input_norm=gain(hidden),
-            qkv=matrix(qkv, hidden),
-            qkv_bias=randn(qkv, seed=next(seeds)).half() if config.qkv_bias else None,
-            q_norm=gain(dim) if config.qk_norm else None,
-            k_norm=gain(dim) if config.qk_norm else None,
-            o=matrix(hidden, config.num_heads * dim),
-            o_bias=None,
-            post_norm=gain(hidden),
-            gate_up=matrix(2 * inner, hidden),
-            gate_up_bias=None,
-            down=matrix(hidden, inner),
-            down_bias=None,
-        )
-        for _ in range(config.num_layers)
-    )
-    weights = LlamaWeights(randn(config.vocab_size, hidden, seed=7).half(), layers, gain(hidden), matrix(131, hidden))
-    return Llama(config, weights, max_model_len=64)
-
-
-def in_float32(model: Llama) -> Llama:
-    """The same weights, exact arithmetic next to theirs."""
-
-    def wide(value: Any) -> Any:
-        return value.float() if isinstance(value, Tensor) else value
-
-    layers = tuple(LayerWeights(**{k: wide(v) for k, v in vars(layer).items()}) for layer in model.weights.layers)
-    rest = [wide(t) for t in (model.weights.embedding, model.weights.norm, model.weights.head)]
-    return Llama(model.config, LlamaWeights(rest[0], layers, rest[1], rest[2]), max_model_len=64)
 
 
 class Simulated:

@@ -39,6 +39,7 @@ def latency(
     revision: options.Revision = None,
     max_model_len: options.MaxModelLen = None,
     enforce_eager: options.EnforceEager = False,
+    decode: options.Decode = "auto",
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -68,6 +69,7 @@ def latency(
             max_model_len=max_model_len,
             max_num_seqs=size,
             enforce_eager=enforce_eager,
+            decode=decode,
         )
         if ceiling is None:
             from onewave.bench.ceilings import read_bandwidth

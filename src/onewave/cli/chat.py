@@ -51,6 +51,7 @@ def chat(
     revision: options.Revision = None,
     tokenizer: options.Tokenizer = None,
     enforce_eager: options.EnforceEager = False,
+    decode: options.Decode = "auto",
     stats: options.Stats = False,
 ) -> None:
     """Talk with a model; answers are printed as they come.
@@ -82,6 +83,7 @@ def chat(
         max_num_seqs=1,
         seed=seed or 0,
         enforce_eager=enforce_eager,
+        decode=decode,
     )
     conversation = Conversation(opened, params, system_prompt, show_stats=stats)
     if message is not None:

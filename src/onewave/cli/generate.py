@@ -58,6 +58,7 @@ def generate(
     revision: options.Revision = None,
     tokenizer: options.Tokenizer = None,
     enforce_eager: options.EnforceEager = False,
+    decode: options.Decode = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt and line.")] = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is whole.")] = False,
     stats: options.Stats = False,
@@ -96,6 +97,7 @@ def generate(
         max_num_seqs=max_num_seqs,
         seed=seed or 0,
         enforce_eager=enforce_eager,
+        decode=decode,
     )
     plain = not (as_json or no_stream) and len(prompts) == 1 and n == 1 and logprobs is None
     if plain:

@@ -11,6 +11,7 @@ from onewave.weights.aliases import DEFAULT_ALIAS
 
 __all__ = [
     "DEFAULT_ALIAS",
+    "Decode",
     "Device",
     "Dtype",
     "EnforceEager",
@@ -46,6 +47,10 @@ LoadFormat = Annotated[
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hugging Face id.")]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Take the tokenizer from this model instead.")]
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
+Decode = Annotated[
+    str,
+    typer.Option("--decode", help="auto, graph, eager, or wave (experimental: one launch a token; never falls back)."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print load time, time to first token and tokens/s on stderr.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of the random draws; the same seed gives the same tokens.")]

@@ -17,6 +17,7 @@ from onewave.base.settings import Settings
 from onewave.engine.engine import Engine
 from onewave.engine.options import (
     check_dtype,
+    choose_decode,
     choose_device,
     choose_dtype,
     choose_max_model_len,
@@ -52,6 +53,8 @@ class LLM:
     max_model_len: most tokens of prompt and output together; by default what the model's positions reach.
     max_num_seqs: sequences that run at once. seed: of requests that bring none, and of dummy weights.
     tokenizer: a directory, file or id to take it from instead. enforce_eager: no CUDA graphs.
+    decode: how a token is made: "eager", "graph" (a CUDA graph of plain operators; the default on a card), or "wave"
+    (experimental: one launch a token, checked against the plain operators when the model loads; never falls back).
     progress: draw progress bars on stderr while loading.
 
     A context manager; `close()` frees the model. May be called from several threads: their requests run together.
@@ -71,11 +74,13 @@ class LLM:
         tokenizer: str | PathLike[str] | None = None,
         revision: str | None = None,
         enforce_eager: bool = False,
+        decode: str = "auto",
         progress: bool = False,
     ) -> None:
         whole("max_num_seqs", max_num_seqs, 1)
         whole("seed", seed, 0, 2**64 - 1)
         self.device = choose_device(device)
+        path = choose_decode(decode, enforce_eager=enforce_eager, device=self.device)
         check_dtype(dtype)
         settings = Settings.from_env()
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
@@ -98,9 +103,7 @@ class LLM:
                 max_model_len=self.max_model_len,
             )
             self._tokenizer, self._why_no_tokenizer = loading.result()
-        self.runner = ModelRunner(
-            network, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len, enforce_eager=enforce_eager
-        )
+        self.runner = ModelRunner(network, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len, decode=path)
         self._engine: Engine | None = self._make_engine(seed)
         self._lock = threading.RLock()
 

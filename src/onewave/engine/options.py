@@ -16,9 +16,37 @@ if TYPE_CHECKING:
     from onewave.engine.tokenizer import Tokenizer
     from onewave.models.config import ModelConfig
 
-__all__ = ["check_dtype", "choose_device", "choose_dtype", "choose_max_model_len", "find_tokenizer", "whole"]
+__all__ = [
+    "DECODE_PATHS",
+    "check_dtype",
+    "choose_decode",
+    "choose_device",
+    "choose_dtype",
+    "choose_max_model_len",
+    "find_tokenizer",
+    "whole",
+]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+DECODE_PATHS = ("auto", "wave", "graph", "eager")
+
+
+def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> str:
+    """wave | graph | eager from what was asked for; only auto depends on the device.
+
+    auto is graph on a card and eager on a CPU. Raises InvalidArgumentError, UnsupportedError.
+    """
+    if decode not in DECODE_PATHS:
+        raise InvalidArgumentError("decode", got=repr(decode), allowed=", ".join(DECODE_PATHS))
+    if enforce_eager and decode not in ("auto", "eager"):
+        raise InvalidArgumentError("decode", got=f"{decode!r} with enforce_eager", allowed="one of the two")
+    if decode == "auto":
+        return "eager" if enforce_eager or device.type != "cuda" else "graph"
+    if decode != "eager" and device.type != "cuda":
+        raise UnsupportedError(f"decode {decode}", got=str(device), allowed="a CUDA card", next='Use decode="eager".')
+    return decode
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:

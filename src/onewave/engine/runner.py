@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
+from onewave.engine.wave_decode import WaveDecoder
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
@@ -34,20 +35,23 @@ class _DecodeGraph:
 class ModelRunner:
     """Owns the KV cache of one model. Sequences are known by their slot, 0 <= slot < max_num_seqs.
 
-    On CUDA a decode step is replayed from a graph captured once per number of rows and cache size, unless
-    enforce_eager. The number of rows is always max_num_seqs (rounded up to a power of two) as long as that is at most
-    64, filled up with idle rows: matrix kernels choose their summation order by the number of rows, so a fixed number
-    is what makes a row's result independent of its neighbours. Nothing here waits for the device.
+    decode: "graph", "wave" or "eager"; a CPU is always eager. With "graph" a decode step is replayed from a CUDA graph
+    captured once per number of rows and cache size; with "wave" it is one launch (wave_decode.py). The graph's number
+    of rows is always max_num_seqs (rounded up to a power of two) as long as that is at most 64, filled up with idle
+    rows: matrix kernels choose their summation order by the number of rows, so a fixed number is what makes a row's
+    result independent of its neighbours. Nothing here waits for the device.
     """
 
-    def __init__(self, model: Llama, *, max_num_seqs: int, max_model_len: int, enforce_eager: bool = False):
+    def __init__(self, model: Llama, *, max_num_seqs: int, max_model_len: int, decode: str = "graph"):
         self.model = model
         self.device = model.device
         self.vocab_size = model.config.vocab_size
         self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
         self._on_cuda = self.device.type == "cuda"
         self.run_ahead = 1 if self._on_cuda else 0
-        self._use_graphs = self._on_cuda and not enforce_eager
+        self._use_graphs = self._on_cuda and decode == "graph"
+        self._wave = WaveDecoder(model, max_num_seqs) if self._on_cuda and decode == "wave" else None
+        self.decode_path = decode if self._on_cuda else "eager"
         self._graphs: dict[int, _DecodeGraph] = {}
         self._bound: tuple[_DecodeGraph, Tensor] | None = None
         # Rows that only fill a graph up to its size write here.
@@ -68,6 +72,8 @@ class ModelRunner:
         if self._kv is not None:
             grown.copy_from(self._kv)
         self._kv = grown
+        if self._wave is not None:
+            self._wave.bind_cache(grown)
         # Captured graphs hold the old cache's addresses.
         self._graphs.clear()
         self._bound = None
@@ -92,6 +98,8 @@ class ModelRunner:
         """
         assert self._kv is not None, "reserve() comes first"
         rows = len(slots)
+        if self._wave is not None:
+            return self._wave.step(token_ids, positions, slots)
         if not self._use_graphs:
             batch = self._filled(token_ids, positions, slots) if self._on_cuda else (token_ids, positions, slots)
             return self.model.forward(Batch.decode(*batch), self._kv)[:rows]

@@ -66,7 +66,8 @@ class Deal:
     ) -> None:
         """Deal out an operation's rows first to last, over slices low to high of K.
 
-        first, last: multiples of the blocks' height. shares: row blocks a worker, if others than even ones (one slice only).
+        first, last: multiples of the blocks' height. shares: row blocks a worker, if others than even ones (and then
+        of one slice only).
         """
         operation = self.operations[name]
         assert isinstance(operation, Operation)

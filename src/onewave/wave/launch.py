@@ -17,7 +17,16 @@ from onewave.tiles.trace import Trace
 from onewave.wave.program import HeadGroups, WaveProgram
 from onewave.wave.watch import stalls, watch_words
 
-__all__ = ["ACTIVATIONS", "POLLS", "AttentionSetup", "Wave", "co_resident", "runs_here"]
+__all__ = [
+    "ACTIVATIONS",
+    "ATTENTION_REGISTERS",
+    "EXCHANGE_REGISTERS",
+    "POLLS",
+    "AttentionSetup",
+    "Wave",
+    "co_resident",
+    "runs_here",
+]
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
 """Names of activation functions and the kernel's numbers for them."""
@@ -27,8 +36,8 @@ POLLS = 1 << 18
 
 _READY_WORDS = 64
 _EXCHANGE_WARPS = 8
-_EXCHANGE_REGISTERS = 168
-_ATTENTION_REGISTERS = 208
+EXCHANGE_REGISTERS = 168
+ATTENTION_REGISTERS = 208
 # Tiles in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
 _FLIGHT = 3
 
@@ -142,7 +151,7 @@ class Wave:
             "SYNC": int(self._counters),
             "FLIGHT": _FLIGHT,
             "XW": _EXCHANGE_WARPS,
-            "XREGS": _EXCHANGE_REGISTERS if self._attention is None else _ATTENTION_REGISTERS,
+            "XREGS": EXCHANGE_REGISTERS if self._attention is None else ATTENTION_REGISTERS,
             "D": 0,
             "GP": 1,
             "KSPLITS": 1,

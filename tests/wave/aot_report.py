@@ -1,0 +1,76 @@
+"""Compiles the wave kernel for sm_90 without a card and prints what came out, a JSON line a variant.
+
+A script of its own, as kernels under test run in Triton's interpreter, which compiles nothing. Arguments: a JSON list
+of constants a variant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from onewave.wave.kernel import wave_kernel
+from onewave.wave.launch import ATTENTION_REGISTERS, EXCHANGE_REGISTERS
+from onewave.wave.layout import tile_shape
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+INTEGERS = ("row_step", "batch", "source_stride", "out_stride", "set_words", "skipped")
+LONGS = ("tokens", "positions", "slots", "places")
+
+
+def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[str, object]:
+    head_dim, heads = int(str(changes.get("D", 0))), int(str(changes.get("GP", 1)))
+    shape = tile_shape(batch, head_dim=head_dim, heads=heads)
+    constants: dict[str, object] = {
+        "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
+        "NB": shape.batch,
+        "R": shape.rows,
+        "S": shape.ring,
+        "XS": shape.slots,
+        "PC": shape.chunk,
+        "SPLITS": 1,
+        "ACT": 1,
+        "GATED": True,
+        "SYNC": 0,
+        "FLIGHT": 3,
+        "TEST": 0,
+        "TRACE": False,
+        "XW": 8,
+        "XREGS": ATTENTION_REGISTERS if head_dim else EXCHANGE_REGISTERS,
+        "D": 0,
+        "GP": 1,
+        "KSPLITS": 1,
+        "QKNORM": False,
+        "EPS": 1e-5,
+        "SCALE": 0.125,
+    } | changes
+    names = wave_kernel.arg_names
+    types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
+    types["weights"] = f"tensordesc<{dtype}[128, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    types |= dict.fromkeys(constants, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = GluonASTSource(wave_kernel, types, values, aligned)
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
+        code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True).stdout
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
+    counts = {name: len(re.findall(name, code)) for name in ("HGMMA", "UTMALDG", "USETMAXREG", "STL", "LDL")}
+    return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, **counts}
+
+
+if __name__ == "__main__":
+    for variant in json.loads(sys.argv[1]):
+        print(json.dumps(compile_variant(**variant)), flush=True)

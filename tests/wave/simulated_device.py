@@ -1,0 +1,72 @@
+"""A program's buffers on the simulated device (gluon_in_numpy), and launches of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gluon_in_numpy import Descriptor, Memory, Pointer, launch
+from torch import Tensor
+
+from onewave.wave.layout import TileShape
+from onewave.wave.program import WaveProgram
+
+
+class Bench:
+    """A program's buffers in the simulated device's memory, kept from launch to launch."""
+
+    def __init__(self, program: WaveProgram, stream: Tensor, **constants: Any):
+        self.program, self.memory = program, Memory(1 << 25)
+        put = self.memory.put
+        exchange = np.full(64 + 2 * program.set_words, -1, dtype=np.int32)
+        exchange[:64] = 0
+        steps = np.concatenate((program.steps, np.zeros((1, program.steps.shape[1]), dtype=np.int32)))
+        waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
+        shape: TileShape = program.shape
+        self.arguments: dict[str, Any] = {
+            "weights": Descriptor(stream.numpy()),
+            "steps": put(steps),
+            "lanes": put(program.lanes),
+            "exchange": put(exchange),
+            "waits": put(waits),
+            "counters": put(np.zeros(max(1, len(program.totals)), dtype=np.int32)),
+            "totals": put(program.totals if program.totals.size else np.zeros(1, dtype=np.int32)),
+            "epochs": put(np.zeros(program.workers, dtype=np.int32)),
+            "watch": put(np.zeros(16 + 8 * program.workers, dtype=np.int32)),
+            "trace": put(np.zeros(4, dtype=np.int32)),
+            "row_step": program.workers * 128,
+            "set_words": program.set_words,
+            "skipped": -1,
+            "DTYPE": np.float16,
+            "NB": shape.batch,
+            "R": shape.rows,
+            "S": shape.ring,
+            "XS": shape.slots,
+            "PC": shape.chunk,
+            "SPLITS": 1 << (program.most_splits - 1).bit_length(),
+            "ACT": 1,
+            "GATED": True,
+            "SYNC": 0,
+            "FLIGHT": 3,
+            "TEST": 0,
+            "TRACE": 0,
+            "XW": 8,
+            "XREGS": 0,
+            "D": 0,
+            "GP": 1,
+            "KSPLITS": 1,
+            "QKNORM": False,
+            "EPS": 1e-5,
+            "SCALE": 1.0,
+        } | constants
+
+    def run(self, source: Pointer, source_stride: int, out: Pointer, out_stride: int, batch: int, **more: Any) -> None:
+        places = more.pop("places", out)
+        given = {"tokens": out, "positions": out, "slots": out, "places": places} | more
+        given |= {"source": source, "source_stride": source_stride, "out": out, "out_stride": out_stride}
+        delays = given.pop("delays", lambda: None)
+        launch(self.memory, self.program.workers, self.arguments | given | {"batch": batch}, delays)
+
+
+def words(values: Tensor) -> np.ndarray:
+    return values.contiguous().numpy().view(np.int32)

@@ -1,0 +1,50 @@
+"""Every variant of the wave kernel that a plan asks for compiles for sm_90, without a card and without a spill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# Together they hold every tile shape, both hand-offs, both dtypes, the test build, the trace, and attention at each
+# head_dim and group size.
+VARIANTS = {
+    "one row, ungated": {"batch": 1, "GATED": False},
+    "one row, float16, gelu": {"batch": 1, "dtype": "fp16", "ACT": 2},
+    "two rows, counters": {"batch": 2, "SYNC": 1},
+    "four rows, two slices": {"batch": 4, "SPLITS": 2, "GATED": False},
+    "eight rows, four slices": {"batch": 8, "SPLITS": 4},
+    "eight rows, four slices, counters": {"batch": 8, "SPLITS": 4, "SYNC": 1},
+    "sixteen rows, eight slices": {"batch": 16, "SPLITS": 8},
+    "thirty-two rows, sixteen slices, delays, trace": {"batch": 32, "SPLITS": 16, "TEST": 2, "TRACE": True},
+    "sixty-four rows, thirty-two slices": {"batch": 64, "SPLITS": 32},
+    "a decode step, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16},
+    "a decode step, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16},
+    "a decode step, head_dim 128, eight rows": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "KSPLITS": 2},
+    "a decode step, head_dim 64, sixteen rows, norms": {"batch": 16, "D": 64, "GP": 4, "SPLITS": 2, "QKNORM": True},
+    "a decode step, one head a group, traced": {"batch": 2, "D": 64, "GP": 1, "KSPLITS": 4, "TRACE": True},
+    "a decode step, head_dim 32": {"batch": 1, "D": 32, "GP": 2, "KSPLITS": 8},
+}
+# 16 warps (rounded up from 4 + 8 + 1) share 65,536 registers when the kernel starts.
+REGISTERS_AT_START = 128
+SHARED_BYTES = 227 * 1024
+
+
+def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_copies() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "aot_report.py"
+    command = [sys.executable, str(script), json.dumps(list(VARIANTS.values()))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reports) == len(VARIANTS)
+    for name, report in zip(VARIANTS, reports, strict=True):
+        assert report["stack"] == report["STL"] == report["LDL"] == 0, f"{name} spills: {report}"
+        assert report["registers"] <= REGISTERS_AT_START, name
+        assert report["shared"] <= SHARED_BYTES, name
+        assert report["HGMMA"] > 0, name
+        assert report["UTMALDG"] > 0, name
+        # The partitions really trade registers.
+        assert report["USETMAXREG"] > 0, name
