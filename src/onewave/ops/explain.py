@@ -159,12 +159,19 @@ def _flags(question: _Question) -> dict[str, Any]:
         raise UnsupportedError(
             f"explain {question.operator}: dtype on a card", got=str(question.dtype), allowed="float16, bfloat16"
         )
-    known = inspect.signature(explain_attention).parameters.keys() - {"q_shape", "k_shape", "device", "capability"}
+    given = {"q_shape", "k_shape", "device", "capability", "dtype", "packed"}
+    known = inspect.signature(explain_attention).parameters.keys() - given
     if odd := options.keys() - known:
         allowed = ", ".join(sorted(known))
         raise InvalidArgumentError(f"explain {question.operator}: options", got=", ".join(sorted(odd)), allowed=allowed)
     capability = divmod(question.sm, 10) if question.sm else (9, 0)
-    return {**options, "device": "cuda" if question.cuda else "cpu", "capability": capability}
+    return {
+        **options,
+        "device": "cuda" if question.cuda else "cpu",
+        "capability": capability,
+        "dtype": str(question.dtype).removeprefix("torch."),
+        "packed": question.operator == "attention_varlen",
+    }
 
 
 def _as_planned(question: _Question, plan: AttentionPlan) -> Explanation:

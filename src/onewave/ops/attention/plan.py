@@ -10,19 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
-__all__ = ["AttentionPlan", "explain_attention", "plan_attention", "plan_on_torch"]
+from onewave.base.errors import UnsupportedError
+from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, refusal, schedule
+from onewave.ops.attention.masks import Window, options
+
+__all__ = ["AttentionPlan", "explain_attention", "plan_attention", "plan_on_hopper", "plan_on_torch"]
 
 _FIRST_WITH_DESCRIPTORS = (9, 0)
 # Bytes of shared memory that a program may hold; other cards from sm_80 on have 99 KiB.
 _LARGE_SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 _SMALL_SHARED = 99 << 10
 _ITEM_BYTES = 2
+_H200_PROCESSORS = 132
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """One call. backend: triton, torch or reference; kernel: what of it runs.
+    """One call. backend: gluon (Hopper's kernel), triton, torch or reference; kernel: what of it runs.
 
     The rest speaks of our kernels: a tile holds block_m rows (queries x packed_heads) and walks over block_n keys at a
     time; head_dim is computed as `width`, a power of two. programs: the grid, tiles of all heads and sequences.
@@ -54,10 +60,12 @@ def plan_attention(
     hides_keys: bool = False,
     descriptors: bool = True,
     capability: tuple[int, int] = (9, 0),
+    why_not_hopper: str | None = None,
 ) -> AttentionPlan:
     """Plan the portable kernel. num_queries: of the longest sequence.
 
-    hides_keys: causal or windowed. descriptors: whether the strides of K and V allow them.
+    hides_keys: causal or windowed. descriptors: whether the strides of K and V allow them. why_not_hopper: why the
+    other kernel does not run, for the reasons.
     """
     width = 1 << (head_dim - 1).bit_length()
     most_rows, block_n, warps, stages = _tile(width, capability)
@@ -85,6 +93,8 @@ def plan_attention(
     ]
     if hides_keys:
         reasons.append("tiles that no query sees are skipped, longest rows first")
+    if why_not_hopper is not None and capability == (9, 0):
+        reasons.append(why_not_hopper)
     return AttentionPlan(
         backend="triton",
         kernel="attention_kernel",
@@ -99,6 +109,47 @@ def plan_attention(
         programs=tiles * batch * (num_kv_heads if packed > 1 else num_heads),
         descriptors=use_descriptors,
     )
+
+
+def plan_on_hopper(
+    *,
+    batch: int,
+    num_heads: int,
+    num_kv_heads: int,
+    num_queries: int,
+    num_keys: int,
+    head_dim: int,
+    right: int | None = None,
+    left: int | None = None,
+    shift: int = 0,
+    sequences: int | None = None,
+    processors: int = _H200_PROCESSORS,
+) -> AttentionPlan:
+    """Plan Hopper's kernel for a call that gluon_plan.refusal lets pass; the launch deals its tiles the same way.
+
+    sequences: of a packed batch, whose num_queries count all tokens.
+    """
+    columns = columns_of(head_dim)
+    constants = config(columns)
+    dealt = schedule(
+        heads=num_heads * (batch if sequences is None else 1), group=num_heads // num_kv_heads, num_queries=num_queries,
+        num_keys=num_keys, columns=columns, processors=processors, shift=shift, left=left, right=right,
+        sequences=sequences,
+    )  # fmt: skip
+    warpgroups = constants["WARPGROUPS"]
+    order = "tiles as long as each other, head by head"
+    if right is not None:
+        order = f"longest rows of {dealt.section} heads first, every other turn the other way round"
+    reasons = (
+        f"head_dim {head_dim}" + (f" as {columns}" if columns != head_dim else ""),
+        f"sm_90: one warp loads through TMA, {warpgroups} warpgroups of 64 queries each multiply",
+        f"as many programs as {dealt.programs} of the card's SMs take turns; {order}",
+    )
+    return AttentionPlan(
+        backend="gluon", kernel="attention_kernel", why="; ".join(reasons), block_m=64 * warpgroups,
+        block_n=constants["BN"], num_warps=4 * warpgroups + 1, num_stages=constants["K_STAGES"], width=columns,
+        tiles=dealt.slots, programs=dealt.programs, descriptors=True,
+    )  # fmt: skip
 
 
 def _tile(width: int, capability: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -137,11 +188,13 @@ def explain_attention(
     capability: tuple[int, int] = (9, 0),
     descriptors: bool = True,
     backend: str = "auto",
+    dtype: str = "bfloat16",
+    packed: bool = False,
 ) -> AttentionPlan:
     """What attention(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D] on a device of this capability.
 
     Only whether an option is None matters. descriptors: whether the strides of K and V allow tensor descriptors
-    (multiples of 16 bytes, none of them 0).
+    (multiples of 16 bytes, none of them 0); of Q and the output as well for Hopper's kernel. packed: attention_varlen.
     """
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
@@ -156,6 +209,24 @@ def explain_attention(
             extras=any(x is not None for x in (softcap, sinks, alibi_slopes)) or return_lse,
             bias=bias is not None,
         )
+    strides = None if descriptors else "strides forbid descriptors"
+    wanted = options(
+        "attention", head_dim=head_dim, causal=causal, scale=None, window=cast("Window", window), softcap=None,
+        align="bottom-right",
+    )  # fmt: skip
+    call = HopperCall(
+        capability, dtype, head_dim, alibi=alibi_slopes is not None, bias=bias is not None,
+        left=wanted.left is not None, packed=packed, strides=strides,
+    )  # fmt: skip
+    why_not = refusal(call, asked_for=backend == "gluon") if backend != "triton" else None
+    if why_not is None and backend != "triton":
+        return plan_on_hopper(
+            batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, num_keys=num_keys, head_dim=head_dim,
+            num_queries=num_queries * batch if packed else num_queries, right=wanted.right, left=wanted.left,
+            shift=num_keys - num_queries, sequences=batch if packed else None,
+        )  # fmt: skip
+    if why_not is not None and backend == "gluon":
+        raise UnsupportedError("attention (backend=gluon)", got=why_not, next='Use backend="auto".')
     return plan_attention(
         batch=batch,
         num_heads=num_heads,
@@ -165,6 +236,7 @@ def explain_attention(
         hides_keys=hides_keys,
         descriptors=descriptors,
         capability=capability,
+        why_not_hopper=why_not,
     )
 
 

@@ -1,0 +1,167 @@
+"""Attention on Hopper: describes tensors to TMA, launches gluon_kernel_impl's kernel as gluon_plan deals its tiles."""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from onewave.base.errors import UnsupportedError
+from onewave.ops.attention.gluon_kernel_impl import attention_kernel
+from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, refusal, schedule
+from onewave.ops.attention.masks import Options
+from onewave.ops.attention.plan import AttentionPlan
+
+__all__ = ["attention", "describe", "undescribable"]
+
+_LOG2E = math.log2(math.e)
+_ALIGNED_BYTES, _ALIGNED_ELEMENTS = 16, 8
+_MOST_STRIDE = 1 << 39
+# A place plus a side stays inside 32 bits.
+_MOST_KEYS = 1 << 30
+# Bounds of a packed sequence's descriptor: see gluon_kernel_impl.
+_RAGGED_END, _RAGGED_ANY = 1 << 30, 0x7FFF0000
+# Exponents of two that P may reach before its row is rescaled. float16 ends at 2^16; with bf16, P, sums and P V stay
+# within float32 for any |v| below 2^60.
+_HEADROOM = {torch.float16: 12, torch.bfloat16: 40}
+
+
+def undescribable(*tensors: Tensor) -> str | None:
+    """Why TMA can't address one of the tensors, None if it can all."""
+    for tensor in tensors:
+        steps = zip(tensor.shape[:-1], tensor.stride(), strict=False)
+        rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % _ALIGNED_ELEMENTS == 0) for n, step in steps)
+        if tensor.numel() and (tensor.data_ptr() % _ALIGNED_BYTES or not rows):
+            return f"rows must lie at multiples of 16 bytes and not be expanded, not strides {tuple(tensor.stride())}"
+    return None
+
+
+def attention(
+    out: Tensor,
+    lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    wanted: Options,
+    plan: AttentionPlan | None = None,
+    *,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    starts_q: Tensor | None = None,
+    starts_k: Tensor | None = None,
+    longest: int = _MOST_KEYS,
+) -> None:
+    """Write out (like q) and lse (float32 [B, H, Sq]); what op.attention has checked. plan: not needed.
+
+    starts_q, starts_k: int32 [sequences + 1]; then batch is 1 in q, k, v, out and lse, Sq, Sk count all tokens, and
+    rows beyond the first `longest` of a sequence are not written. Raises UnsupportedError for what gluon_plan refuses.
+    """
+    packed = starts_q is not None
+    call = HopperCall(
+        torch.cuda.get_device_capability(q.device), str(q.dtype).removeprefix("torch."), q.shape[3], wanted.scale > 0,
+        alibi_slopes is not None, bias is not None, wanted.left is not None, packed, undescribable(q, k, v, out),
+    )  # fmt: skip
+    reason = refusal(call, asked_for=True)
+    if reason is not None:
+        raise UnsupportedError("attention (backend=gluon)", got=reason, next='Use backend="auto".')
+    if q.numel() == 0:
+        return
+    batch, num_heads, num_queries, head_dim = q.shape
+    num_keys, shift, first_key = k.shape[2], 0, 0
+    if not packed:
+        shift = wanted.shift(num_queries, num_keys)
+        # Keys that no query sees may hold NaN: the descriptor leaves them out, and zeros stand in for them.
+        if wanted.right is not None:
+            num_keys = min(num_keys, num_queries + shift + wanted.right)
+        if wanted.left is not None:
+            first_key = min(max(0, shift - wanted.left), max(0, num_keys - 1))
+    sequences = None if starts_q is None else starts_q.shape[0] - 1
+    if packed and k.numel() == 0:
+        # No memory to describe; no sequence has keys, so nothing is read.
+        k = v = q
+    elif num_keys <= 0 or sequences == 0:
+        out.zero_()
+        if lse is not None:
+            lse.fill_(float("-inf"))
+        return
+    columns, group = columns_of(head_dim), num_heads // k.shape[1]
+    constants = config(columns)
+    dealt = schedule(
+        heads=num_heads if packed else batch * num_heads, group=group, num_queries=num_queries, num_keys=num_keys,
+        columns=columns, processors=_processors(q.device), shift=shift, left=wanted.left, right=wanted.right,
+        sequences=sequences,
+    )  # fmt: skip
+    if not packed:
+        k, v = (tensor[:, :, first_key:num_keys] for tensor in (k, v))
+    attention_kernel[(dealt.programs,)](
+        describe(q, 64, columns, packed),
+        describe(k, constants["BN"], columns, packed),
+        describe(v, constants["BN"], columns, packed),
+        describe(out, 64, columns, packed),
+        q if lse is None else lse,
+        q if sinks is None else sinks,
+        q if starts_q is None else starts_q,
+        q if starts_k is None else starts_k,
+        0 if lse is None else lse.stride(0),
+        0 if lse is None else lse.stride(1),
+        num_heads,
+        group,
+        dealt.section,
+        min(longest, num_queries),
+        num_keys,
+        first_key,
+        sequences or 0,
+        (sequences or 0).bit_length() + 1,
+        dealt.slots,
+        dealt.slots * dealt.heads,
+        shift,
+        min(wanted.left or 0, _MOST_KEYS),
+        min(wanted.right or 0, _MOST_KEYS),
+        2,
+        wanted.scale * _LOG2E,
+        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
+        _LOG2E * (wanted.softcap or 1.0),
+        D=columns,
+        HEADROOM=_HEADROOM[q.dtype],
+        RAGGED=packed,
+        TOP_LEFT=wanted.top_left,
+        LEFT=wanted.left is not None,
+        RIGHT=wanted.right is not None,
+        SOFTCAP=wanted.softcap is not None,
+        SINKS=sinks is not None,
+        LSE=lse is not None,
+        num_warps=4,
+        **constants,
+    )
+
+
+@lru_cache(maxsize=16)
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@lru_cache(maxsize=16)
+def _layout(rank: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+
+
+def describe(tensor: Tensor, rows: int, columns: int, packed: bool) -> TensorDescriptor:
+    """Descriptor of [batch, heads, rows, head_dim], in boxes of rows x columns of one head; zeros beyond its bounds."""
+    shape = list(tensor.shape)
+    # An axis of one element may have any stride; the descriptor wants an aligned one.
+    strides = [columns if n == 1 else step for n, step in zip(shape, tensor.stride(), strict=True)]
+    strides[3] = 1
+    if packed:
+        row = strides[2]
+        shape = [_RAGGED_ANY, _RAGGED_ANY, shape[1], _RAGGED_END, shape[3]]
+        strides = [(1 << 34) - row, row, strides[1], row, 1]
+    rank = len(shape)
+    return TensorDescriptor(tensor, shape, strides, [1] * (rank - 2) + [rows, columns], _layout(rank))

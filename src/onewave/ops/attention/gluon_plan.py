@@ -1,0 +1,148 @@
+"""What the Hopper kernel takes, its tile, and how its work is dealt to the SMs; from shapes and flags alone.
+
+Whether it takes a call depends on the card, dtypes, head_dim, options and strides, never on lengths or the batch: a
+row's bits depend on the kernel that computes them. `auto` uses it only where a sweep on a card has passed (tuned.json).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["HopperCall", "Schedule", "columns_of", "config", "refusal", "schedule", "swept"]
+
+_HOPPER = (9, 0)
+# K and V of the heads that are walked together: well inside an H200's L2.
+_SECTION_BYTES = 32 << 20
+# Enough to see how turns and sections beat against each other, and still about a millisecond.
+_TILES_TRIED = 8192
+
+
+@dataclass(frozen=True)
+class HopperCall:
+    """What decides whether the kernel takes a call. strides: why TMA can't describe a tensor, None if it can."""
+
+    capability: tuple[int, int]
+    dtype: str
+    head_dim: int
+    positive_scale: bool = True
+    alibi: bool = False
+    bias: bool = False
+    left: bool = False
+    packed: bool = False
+    strides: str | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """section: heads walked together; slots: tiles of a head, at most; programs: SMs that take turns over the tiles."""
+
+    section: int
+    slots: int
+    heads: int
+    programs: int
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    return json.loads(Path(__file__).with_name("tuned.json").read_text())
+
+
+def columns_of(head_dim: int) -> int:
+    """The columns that a head takes in shared memory and in the products: 64, 128 or 256."""
+    return next(width for width in (64, 128, 256) if head_dim <= width)
+
+
+@lru_cache(maxsize=64)
+def config(columns: int) -> dict[str, Any]:
+    """Tile and ring for heads of `columns`: gluon_kernel_impl's constants. Not to be changed."""
+    return dict(_table()["head_dims"][str(columns)]["config"])
+
+
+def swept(dtype: str, head_dim: int) -> bool:
+    """Whether a sweep against the reference has passed on a card."""
+    return head_dim in _table()["swept"]["head_dims"].get(dtype, ())
+
+
+@lru_cache(maxsize=1024)
+def refusal(call: HopperCall, *, asked_for: bool) -> str | None:
+    """Why the kernel does not take a call, None if it does. asked_for: by name, which needs no passed sweep."""
+    if call.capability != _HOPPER:
+        return f"the Hopper kernel needs sm_90, and this is sm_{call.capability[0]}{call.capability[1]}"
+    if call.alibi or call.bias:
+        return "the Hopper kernel has neither ALiBi nor bias"
+    if not call.positive_scale:
+        return "the Hopper kernel wants a positive scale"
+    if call.left and call.packed:
+        return "the Hopper kernel has no window to the left over packed sequences"
+    if call.left and not asked_for:
+        # A packed sequence has the bits that it has alone.
+        return "the Hopper kernel has no window to the left over packed sequences, which shall equal single ones"
+    if call.strides is not None:
+        return f"the Hopper kernel reads through TMA: {call.strides}"
+    if not asked_for and not swept(call.dtype, call.head_dim):
+        return f"the Hopper kernel's sweep on a card has not covered {call.dtype} with head_dim {call.head_dim}"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def schedule(
+    *,
+    heads: int,
+    group: int,
+    num_queries: int,
+    num_keys: int,
+    columns: int,
+    processors: int,
+    shift: int = 0,
+    left: int | None = None,
+    right: int | None = None,
+    sequences: int | None = None,
+) -> Schedule:
+    """Deal the tiles. heads: of all batch rows; sequences: of a packed batch, whose num_queries count all tokens.
+
+    Program p takes tile turn * programs + p, or + programs - 1 - p every other turn. Without a limit to the right all
+    tiles are as long, and follow head by head. With one, a section's tiles go by from the longest to the shortest;
+    sections and turns may beat against each other (a program that always gets the longest), so sections and numbers of
+    programs are tried, and the pair is taken whose busiest program has least to do. Packed lengths are unknown here.
+    """
+    constants = config(columns)
+    rows, keys = 64 * constants["WARPGROUPS"], constants["BN"]
+    slots = -(-num_queries // rows) if sequences is None else num_queries // rows + sequences
+    programs = min(slots * heads, processors)
+    if right is None:
+        return Schedule(1, slots, heads, programs)
+    head_bytes = 4 * num_keys * columns // group
+    most = max(group, min(heads, _SECTION_BYTES // max(1, head_bytes)))
+    sections = [n for n in range(group, most + 1, group) if heads % n == 0]
+    if sequences is not None:
+        return Schedule(sections[-1], slots, heads, programs)
+    blocks: list[int] = []
+    for at in reversed(range(slots)):
+        end = min(num_keys, min((at + 1) * rows, num_queries) + shift + right)
+        begin = 0 if left is None else max(0, at * rows + shift - left) // keys
+        blocks.append(max(1, -(-max(end, 0) // keys) - begin))
+    fewer = {n for n in (programs, programs - programs % 32) if n > 0}
+    tried = [(n, p) for n in reversed(sections) for p in sorted(fewer, reverse=True)]
+    section, programs = min(tried, key=lambda pair: busiest(blocks, heads, *pair))
+    return Schedule(section, slots, heads, programs)
+
+
+def busiest(blocks: list[int], heads: int, section: int, programs: int) -> float:
+    """Share of all work, times `programs` of the card, that the busiest program has: time, in arbitrary units.
+
+    blocks: key tiles of a head's tiles, in order. A tile's start and end cost about as much as one.
+    """
+    seen = min(heads, max(section, _TILES_TRIED // len(blocks) // section * section))
+    at = torch.arange(seen * len(blocks), device="cpu")
+    turn, program = at // programs, at % programs
+    program = torch.where(turn % 2 == 0, program, programs - 1 - program)
+    costs = torch.tensor(blocks, dtype=torch.float32, device="cpu") + 1.0
+    work = costs[at % (section * len(blocks)) // section]
+    most = torch.zeros(programs, device="cpu").index_add_(0, program, work).max()
+    return float(most / work.sum())

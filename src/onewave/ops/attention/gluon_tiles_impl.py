@@ -1,0 +1,182 @@
+"""What the partitions of gluon_kernel_impl share: the problem, the order of its tiles, and places in its tensors."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
+# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
+# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
+# ruff: noqa: SIM108
+# (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
+
+
+# No deferred annotations: an aggregate reads the types of its fields.
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.core import _aggregate as aggregate
+
+__all__ = ["Problem", "boxed", "place", "place_of_keys", "rounds_of", "tile_of"]
+
+_RAGGED_END = gl.constexpr(0x40000000)
+
+
+@aggregate
+class Problem:
+    """Everything that the partitions share. bq, bk, bv: mbarriers, "full" ones first."""
+
+    q: tma.tensor_descriptor
+    k: tma.tensor_descriptor
+    v: tma.tensor_descriptor
+    out: tma.tensor_descriptor
+    lse: gl.tensor
+    sinks: gl.tensor
+    starts_q: gl.tensor
+    starts_k: gl.tensor
+    sq: gl.shared_memory_descriptor
+    sk: gl.shared_memory_descriptor
+    sv: gl.shared_memory_descriptor
+    bq: gl.shared_memory_descriptor
+    bk: gl.shared_memory_descriptor
+    bv: gl.shared_memory_descriptor
+    lse_batch: gl.tensor
+    lse_head: gl.tensor
+    num_heads: gl.tensor
+    group: gl.tensor
+    section: gl.tensor
+    num_queries: gl.tensor
+    num_keys: gl.tensor
+    skipped: gl.tensor
+    sequences: gl.tensor
+    search_steps: gl.tensor
+    slots: gl.tensor
+    tiles: gl.tensor
+    shift: gl.tensor
+    left: gl.tensor
+    right: gl.tensor
+    phases: gl.tensor
+    scale_log2: gl.tensor
+    inner: gl.tensor
+    outer: gl.tensor
+    D: gl.constexpr
+    BN: gl.constexpr
+    WARPGROUPS: gl.constexpr
+    K_STAGES: gl.constexpr
+    V_STAGES: gl.constexpr
+    Q_STAGES: gl.constexpr
+    PING_PONG: gl.constexpr
+    Q_REGISTERS: gl.constexpr
+    HEADROOM: gl.constexpr
+    RAGGED: gl.constexpr
+    TOP_LEFT: gl.constexpr
+    LEFT: gl.constexpr
+    RIGHT: gl.constexpr
+    SOFTCAP: gl.constexpr
+    SINKS: gl.constexpr
+    LSE: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, q, k, v, out, lse, sinks, starts_q, starts_k, sq, sk, sv, bq, bk, bv, lse_batch, lse_head, num_heads,
+        group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, shift, left, right,
+        phases, scale_log2, inner, outer, D, BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS,
+        HEADROOM, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+    ):  # fmt: skip
+        self.q, self.k, self.v, self.out = q, k, v, out
+        self.lse, self.sinks, self.starts_q, self.starts_k = lse, sinks, starts_q, starts_k
+        self.sq, self.sk, self.sv, self.bq, self.bk, self.bv = sq, sk, sv, bq, bk, bv
+        self.lse_batch, self.lse_head = lse_batch, lse_head
+        self.num_heads, self.group, self.section = num_heads, group, section
+        self.num_queries, self.num_keys, self.skipped = num_queries, num_keys, skipped
+        self.sequences, self.search_steps = sequences, search_steps
+        self.slots, self.tiles, self.shift, self.left, self.right = slots, tiles, shift, left, right
+        self.phases, self.scale_log2, self.inner, self.outer = phases, scale_log2, inner, outer
+        self.D, self.BN, self.WARPGROUPS = gl.constexpr(D), gl.constexpr(BN), gl.constexpr(WARPGROUPS)
+        self.K_STAGES, self.V_STAGES = gl.constexpr(K_STAGES), gl.constexpr(V_STAGES)
+        self.Q_STAGES, self.PING_PONG = gl.constexpr(Q_STAGES), gl.constexpr(PING_PONG)
+        self.Q_REGISTERS, self.HEADROOM = gl.constexpr(Q_REGISTERS), gl.constexpr(HEADROOM)
+        self.RAGGED, self.TOP_LEFT = gl.constexpr(RAGGED), gl.constexpr(TOP_LEFT)
+        self.LEFT, self.RIGHT, self.SOFTCAP = gl.constexpr(LEFT), gl.constexpr(RIGHT), gl.constexpr(SOFTCAP)
+        self.SINKS, self.LSE = gl.constexpr(SINKS), gl.constexpr(LSE)
+
+
+@gluon.jit
+def rounds_of(problem):
+    return (problem.tiles + gl.num_programs(0) - 1) // gl.num_programs(0)
+
+
+@gluon.jit
+def tile_of(problem, turn):
+    """Tile of this program's round `turn`.
+
+    Returns (batch, head, first row, first row and length of the sequence's queries, the same of its keys, place of its
+    first query, first key tile, number of key tiles at least 1, whether there is such a tile).
+    """
+    BM: gl.constexpr = 64 * problem.WARPGROUPS
+    programs = gl.num_programs(0)
+    program = gl.program_id(0)
+    position = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+    exists = position < problem.tiles
+    position = gl.minimum(position, problem.tiles - 1)
+    across = problem.section * problem.slots
+    rest = position % across
+    slot = problem.slots - 1 - rest // problem.section
+    head = position // across * problem.section + rest % problem.section
+    batch, start_q, start_k = head * 0, head * 0, head * 0
+    num_queries, num_keys, shift, rows = problem.num_queries, problem.num_keys, problem.shift, problem.num_queries
+    if problem.RAGGED:
+        # Sequence b's tiles lie in the slots from starts_q[b] // BM + b on: enough for it, whatever the lengths.
+        low = slot * 0
+        high = problem.sequences
+        for _ in range(problem.search_steps):
+            middle = (low + high) // 2
+            below = gl.load(problem.starts_q + middle) // BM + middle <= slot
+            low = gl.where(below & (middle < high), middle, low)
+            high = gl.where(below, high, middle)
+        batch = low
+        start_q, start_k = gl.load(problem.starts_q + batch), gl.load(problem.starts_k + batch)
+        slot = slot - (start_q // BM + batch)
+        num_queries = gl.load(problem.starts_q + batch + 1) - start_q
+        num_keys = gl.load(problem.starts_k + batch + 1) - start_k
+        rows = gl.minimum(num_queries, problem.num_queries)
+        if problem.TOP_LEFT:
+            shift = head * 0
+        else:
+            shift = num_keys - num_queries
+        if problem.RIGHT:
+            # Keys that no query sees may hold NaN: the descriptor shall read zeros for them.
+            num_keys = gl.maximum(gl.minimum(num_keys, num_queries + shift + problem.right), 0)
+        exists = exists & (slot * BM < rows)
+    else:
+        batch = head // problem.num_heads
+        head = head % problem.num_heads
+    first = slot * BM
+    end, begin = num_keys, head * 0
+    if problem.RIGHT:
+        end = gl.minimum(end, gl.minimum(first + BM, num_queries) + shift + problem.right)
+    if problem.LEFT:
+        begin = gl.maximum(first + shift - problem.left, 0) // problem.BN
+    count = gl.maximum((gl.maximum(end, 0) + problem.BN - 1) // problem.BN - begin, 1)
+    return batch, head, first, start_q, rows, start_k, num_keys, shift, begin, count, exists
+
+
+@gluon.jit
+def place(problem, batch, head, start, length, row):
+    """Coordinates of a row for the descriptors."""
+    if problem.RAGGED:
+        at = [_RAGGED_END, start + length, head, _RAGGED_END - length + row, 0]
+    else:
+        at = [batch, head, row, 0]
+    return at
+
+
+@gluon.jit
+def place_of_keys(problem, batch, head, start, length, tile):
+    # Keys before the first that any query sees are not the descriptor's: coordinates below 0 read zeros.
+    return place(problem, batch, head, start, length, tile * problem.BN - problem.skipped)
+
+
+@gluon.jit
+def boxed(buffer, descriptor):
+    """A buffer [rows, D] as the descriptor's box, whose outer axes are 1."""
+    return buffer._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)

@@ -1,0 +1,227 @@
+"""Hopper's attention kernel without a card: what it compiles to, how its tiles are dealt, what it takes and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from onewave.base.errors import UnsupportedError
+from onewave.ops.attention import gluon_impl, gluon_tiles_impl
+from onewave.ops.attention.gluon_plan import HopperCall, busiest, columns_of, config, refusal, schedule, swept
+from onewave.ops.attention.masks import Options, visible_keys
+from onewave.ops.attention.plan import explain_attention
+from onewave.ops.explain import explain
+
+SHARED_BYTES_A_PROGRAM = 227 << 10
+REGISTERS_AN_SM = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("attention_gluon_aot.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+def test_it_compiles_for_hopper_to_asynchronous_products_and_tma(reports: dict[str, Any]) -> None:
+    for report in reports.values():
+        assert min(report[word] for word in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG")) > 0
+        assert report["shared"] <= SHARED_BYTES_A_PROGRAM
+
+
+def test_nothing_spills_where_auto_uses_it_most_and_little_elsewhere(reports: dict[str, Any]) -> None:
+    assert {name: report["stack"] for name, report in reports.items() if name != "256 causal"} == {
+        "128": 0,
+        "64 causal packed": 0,
+    }
+    assert reports["256 causal"]["stack"] <= 32
+
+
+def test_registers_of_all_warps_fit_an_sm(reports: dict[str, Any]) -> None:
+    for name, report in reports.items():
+        # The loader's partition is padded to a warpgroup.
+        warpgroups = config(columns_of(int(name.split()[0])))["WARPGROUPS"] + 1
+        assert report["registers"] * 128 * warpgroups <= REGISTERS_AN_SM
+
+
+class Card(SimpleNamespace):
+    """What gluon_tiles_impl asks of the language, for numbers: its functions then run as plain Python."""
+
+    def __init__(self, program: int, programs: int, memory: dict[int, int]) -> None:
+        super().__init__(
+            program_id=lambda _: program, num_programs=lambda _: programs, minimum=min, maximum=max,
+            where=lambda condition, yes, no: yes if condition else no, load=memory.__getitem__,
+        )  # fmt: skip
+
+
+def dealt(
+    monkeypatch: pytest.MonkeyPatch, *, heads: int, group: int, lengths: list[tuple[int, int]], columns: int,
+    wanted: Options, packed: bool, processors: int = 132,
+) -> tuple[list[list[tuple[int, ...]]], int, int]:  # fmt: skip
+    """Every program's tiles as the kernel's own code finds them: (batch, head, first row, ..), and rows and keys."""
+    constants = config(columns)
+    rows, keys = 64 * constants["WARPGROUPS"], constants["BN"]
+    num_queries, num_keys = (sum(n) for n in zip(*lengths, strict=True)) if packed else lengths[0]
+    shift = 0 if packed else wanted.shift(num_queries, num_keys)
+    if wanted.right is not None and not packed:
+        num_keys = max(min(num_keys, num_queries + shift + wanted.right), 1)
+    plan = schedule(
+        heads=heads if packed else heads * len(lengths), group=group, num_queries=num_queries, num_keys=num_keys,
+        columns=columns, processors=processors, shift=shift, left=wanted.left, right=wanted.right,
+        sequences=len(lengths) if packed else None,
+    )  # fmt: skip
+    starts = [[sum(pair[side] for pair in lengths[:i]) for i in range(len(lengths) + 1)] for side in (0, 1)]
+    memory = {1000 * side + at: value for side, row in enumerate(starts) for at, value in enumerate(row)}
+    problem = SimpleNamespace(
+        starts_q=0, starts_k=1000, num_heads=heads, group=group, section=plan.section, num_queries=num_queries,
+        num_keys=num_keys, sequences=len(lengths), search_steps=len(lengths).bit_length() + 1, slots=plan.slots,
+        tiles=plan.slots * plan.heads, shift=shift, left=wanted.left or 0, right=wanted.right or 0, BN=keys,
+        WARPGROUPS=constants["WARPGROUPS"], RAGGED=packed, TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None,
+        RIGHT=wanted.right is not None,
+    )  # fmt: skip
+    found: list[list[tuple[int, ...]]] = []
+    for program in range(plan.programs):
+        monkeypatch.setattr(gluon_tiles_impl, "gl", Card(program, plan.programs, memory))
+        turns = range(gluon_tiles_impl.rounds_of.fn(problem))
+        tiles = [gluon_tiles_impl.tile_of.fn(problem, turn) for turn in turns]
+        found.append([tile for tile in tiles if tile[-1]])
+    return found, rows, keys
+
+
+def random_calls(count: int) -> Iterator[dict[str, Any]]:
+    draw = random.Random(0)
+    for at in range(count):
+        packed, group = at % 2 == 1, draw.choice([1, 1, 4, 7])
+        lengths = [(draw.choice([0, 1, 5, 127, 128, 129, 500]), draw.choice([0, 1, 64, 300, 900])) for _ in range(9)]
+        first = (draw.choice([1, 63, 128, 129, 700, 1500]), draw.choice([1, 64, 300, 900, 1500]))
+        right = draw.choice([None, None, 0, 0, 33])
+        left = draw.choice([None, 5, 200]) if not packed else None
+        wanted = Options(1.0, left, right, draw.random() < 0.5)
+        heads = group * draw.choice([1, 2, 3])
+        sizes = lengths[: draw.randint(1, 9)] if packed else [first] * draw.randint(1, 3)
+        yield {
+            "heads": heads, "group": group, "lengths": sizes, "columns": draw.choice([64, 128, 256]), "wanted": wanted,
+            "packed": packed, "processors": draw.choice([1, 7, 132]),
+        }  # fmt: skip
+
+
+def test_every_row_of_every_head_is_one_programs_and_its_keys_are_all_those_it_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for call in random_calls(60):
+        programs, rows, keys = dealt(monkeypatch, **call)
+        tiles = Counter((batch, head, first) for program in programs for batch, head, first, *_ in program)
+        expected = {
+            (batch, head, first)
+            for batch, (num_queries, _) in enumerate(call["lengths"])
+            for head in range(call["heads"])
+            for first in range(0, num_queries, rows)
+        }
+        assert tiles == Counter(expected), call
+        for batch, _, first, start_q, _, start_k, num_keys, shift, begin, count, _ in (t for p in programs for t in p):
+            num_queries, all_keys = call["lengths"][batch]
+            if call["packed"]:
+                assert start_q == sum(n for n, _ in call["lengths"][:batch])
+                assert start_k == sum(n for _, n in call["lengths"][:batch])
+            assert shift == call["wanted"].shift(num_queries, all_keys)
+            seen = visible_keys(call["wanted"], num_queries, all_keys, torch.device("cpu"))
+            part = torch.ones(1, all_keys) if seen is None else seen[first : first + rows]
+            any_row = part.any(0).nonzero()
+            assert count >= 1
+            if len(any_row):
+                assert begin * keys <= int(any_row[0]), call
+                assert int(any_row[-1]) < min((begin + count) * keys, num_keys), call
+                assert (begin + count - 1) * keys <= int(any_row[-1]), call
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "group", "length", "head_dim"),
+    [(4, 16, 1, 4096, 128), (2, 16, 1, 8192, 128), (1, 16, 1, 16384, 128), (1, 32, 4, 8192, 128), (4, 32, 1, 4096, 64)],
+)
+def test_no_program_has_much_more_causal_work_than_another(
+    monkeypatch: pytest.MonkeyPatch, batch: int, heads: int, group: int, length: int, head_dim: int
+) -> None:
+    """On an H200 the turns and the sections of heads once kept step: one program got the longest tile of each."""
+    programs, _, _ = dealt(
+        monkeypatch, heads=heads, group=group, lengths=[(length, length)] * batch, columns=head_dim,
+        wanted=Options(1.0, right=0), packed=False,
+    )  # fmt: skip
+    work = [sum(tile[9] + 1 for tile in program) for program in programs]
+    assert max(work) <= 1.04 * sum(work) / 132
+
+
+def test_the_busiest_program_of_a_bad_order_is_found_out() -> None:
+    blocks = list(range(32, 0, -1))
+    assert busiest(blocks, 64, 8, 132) > 1.5 * busiest(blocks, 64, 8, 128)
+
+
+def test_a_packed_sequences_descriptor_ends_with_the_sequence() -> None:
+    """Addresses as TMA computes them, modulo 2^64: a row of a sequence is its row in memory, the next is outside."""
+    tokens, heads, head_dim = 40, 3, 64
+    packed = torch.zeros(tokens, heads, head_dim, dtype=torch.bfloat16).transpose(0, 1)[None]
+    found = gluon_impl.describe(packed, 64, 64, packed=True)
+    problem = SimpleNamespace(RAGGED=True)
+    for start, length, row, head in ((0, 40, 39, 0), (7, 11, 0, 2), (7, 11, 10, 1), (7, 11, 11, 1), (39, 1, 0, 2)):
+        at = [int(x) for x in gluon_tiles_impl.place.fn(problem, 0, head, start, length, row)]
+        address = 2 * sum(x * step for x, step in zip(at, found.strides, strict=True)) % 2**64
+        assert address == 2 * ((start + row) * heads + head) * head_dim
+        assert all(x < bound for x, bound in zip(at, found.shape, strict=True)) == (row < length)
+
+
+def test_what_it_does_not_take_is_told_and_asking_by_name_needs_no_sweep() -> None:
+    call = HopperCall((9, 0), "bfloat16", 128)
+    assert refusal(call, asked_for=False) is None
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"capability": (8, 0)}, "needs sm_90, and this is sm_80"),
+        ({"alibi": True}, "neither ALiBi nor bias"),
+        ({"positive_scale": False}, "positive scale"),
+        ({"packed": True, "left": True}, "window to the left"),
+        ({"strides": "odd"}, "odd"),
+    ]
+    for change, words in others:
+        assert words in str(refusal(HopperCall(**vars(call) | change), asked_for=True))
+    unswept = HopperCall((9, 0), "float16", 256)
+    assert not swept("float16", 256)
+    assert "sweep on a card has not covered float16 with head_dim 256" in str(refusal(unswept, asked_for=False))
+    assert refusal(unswept, asked_for=True) is None
+
+
+def test_packed_sequences_and_single_ones_go_to_the_same_kernel_whatever_their_lengths() -> None:
+    for options in ({}, {"causal": True}, {"causal": True, "window": 100}, {"softcap": 5.0}, {"bias": 1}):
+        backends = {
+            explain_attention((2, 8, n, 128), (2, 2, m, 128), packed=packed, **options).backend
+            for n, m in ((1, 1), (1, 9000), (500, 500), (4096, 17))
+            for packed in (False, True)
+        }
+        assert len(backends) == 1, options
+
+
+def test_strides_that_tma_cannot_address_are_named() -> None:
+    q = torch.zeros(2, 4, 50, 64, dtype=torch.bfloat16)
+    assert gluon_impl.undescribable(q, q.transpose(1, 2), q[:, :1], q[:, :, 3:]) is None
+    for odd in (q[:, :1].expand_as(q), torch.zeros(2, 4, 50, 65, dtype=torch.bfloat16)[..., :64]):
+        assert "strides" in str(gluon_impl.undescribable(q, odd))
+
+
+def test_explain_tells_which_kernel_runs_and_why_not_the_other() -> None:
+    shapes = ((1, 32, 8192, 128), (1, 8, 8192, 128))
+    ours = explain("attention", *shapes, causal=True, device="cuda:sm_90")
+    assert (ours.backend, ours.programs) == ("gluon", "132, 64 tiles for each head of a sequence")
+    other = explain("attention", *shapes, causal=True, device="cuda:sm_90", dtype="fp16")
+    assert other.backend == "triton"
+    assert "the Hopper kernel's sweep on a card has not covered float16 with head_dim 128" in other.why
+    with pytest.raises(UnsupportedError, match="neither ALiBi nor bias"):
+        explain("attention", *shapes, bias=1, device="cuda:sm_90", backend="gluon")
