@@ -52,7 +52,8 @@ def decode_attention(
     Returns out like q, and with return_lse also the natural-log sum of exponentials, float32 [rows, heads, queries].
     Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity.
     Nothing is read back to the host, so one captured graph serves every length; ONEWAVE_DEBUG=1 checks lengths and
-    block table, with a synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
+    block table, with a synchronisation (the reference on a CPU always does).
+    Raises ShapeError, UnsupportedError, InvalidArgumentError.
     Source: Dao et al., Flash-Decoding 2023; Sanovar et al., LeanAttention, arXiv:2405.10480.
     """
     if q.ndim not in (3, 4):
@@ -127,6 +128,9 @@ def _run_out(
             out, lse, q, k_cache, v_cache, seq_lens, split_size=split_size, **options
         )
         return
+    if not q.is_cuda:  # where looking costs little
+        capacity = v_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
+        check_lengths(_NAME, seq_lens, capacity, block_table, v_cache.shape[0], v_cache.shape[2])
     result, result_lse = load(_NAME, "reference").decode_attention(q, k_cache, v_cache, seq_lens, **options)
     kept = (seq_lens >= 0)[:, None, None]
     out.copy_(torch.where(kept[..., None], result, out))
