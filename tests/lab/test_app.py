@@ -32,6 +32,8 @@ def test_the_page_and_all_it_loads_are_served(client):
             found = client.get(f"/static/{file.relative_to(STATIC).as_posix()}")
             assert found.status_code == 200, file
             assert found.content == file.read_bytes()
+            if file.suffix == ".js":
+                assert found.headers["content-type"].startswith("text/javascript")
 
 
 def test_nothing_is_loaded_from_another_host():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mimetypes
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -69,6 +70,9 @@ POSTS: dict[str, Answer] = {
 
 def make_app(names: frozenset[str] = frozenset()) -> App:
     """Build the lab's ASGI application. names: host names, beside addresses and localhost, that it answers to."""
+    # Some Windows machines call .js text/plain, and a browser runs no module of that type.
+    for ending, kind in ((".js", "text/javascript"), (".css", "text/css"), (".svg", "image/svg+xml")):
+        mimetypes.add_type(kind, ending)
     # The interactive documentation would load scripts from another host.
     app = FastAPI(title="onewave lab", docs_url=None, redoc_url=None, openapi_url=None)
     for path, answer in GETS.items():

@@ -4,7 +4,6 @@ import { button, h, svg, table } from "./dom.js";
 
 export const COLOURS = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6", "--s7", "--s8", "--s9", "--s10"];
 const DASHES = ["", "7 4", "2 4"];
-const [WIDTH, HEIGHT] = [720, 400];
 const EDGE = { left: 64, right: 12, top: 12, bottom: 46 };
 
 const scale = (low, high, from, to, logarithmic) => {
@@ -45,12 +44,14 @@ export class Chart {
       thumb: () => null,
       ...options,
     };
+    // A drawing's letters shrink with it, so a narrow screen gets a smaller drawing.
+    [this.width, this.height] = matchMedia("(max-width: 720px)").matches ? [380, 300] : [720, 400];
     this.at = null;
     this.hidden = new Set();
     this.strong = null;
     this.drawing = svg("svg", {
       class: "chart",
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      viewBox: `0 0 ${this.width} ${this.height}`,
       tabindex: 0,
       role: "img",
       "aria-label": `${this.options.label}. Left and right arrows read off values; a table follows.`,
@@ -78,23 +79,25 @@ export class Chart {
     const values = [...shown.flatMap(([, column]) => column), ...(bound ?? [])].filter((value) => value !== null);
     const most = 1.04 * Math.max(...values, 1);
     const least = logarithmic ? 0.93 * Math.max(Math.min(...values), 1e-9) : 0;
-    this.x = scale(x[0], x.at(-1), EDGE.left, WIDTH - EDGE.right, logarithmic);
-    const y = scale(least, most, HEIGHT - EDGE.bottom, EDGE.top, logarithmic);
+    this.x = scale(x[0], x.at(-1), EDGE.left, this.width - EDGE.right, logarithmic);
+    const y = scale(least, most, this.height - EDGE.bottom, EDGE.top, logarithmic);
     const text = (at, content, more) => svg("text", { ...at, ...more }, content);
     const frame = [
       ...marks(least, most, logarithmic).flatMap((value) => [
-        svg("path", { class: "grid", d: `M${EDGE.left} ${y(value)}H${WIDTH - EDGE.right}` }),
+        svg("path", { class: "grid", d: `M${EDGE.left} ${y(value)}H${this.width - EDGE.right}` }),
         text({ x: EDGE.left - 8, y: y(value) }, yText(value), { class: "left" }),
       ]),
       ...marks(x[0], x.at(-1), logarithmic).flatMap((value) => [
-        svg("path", { class: "grid", d: `M${this.x(value)} ${HEIGHT - EDGE.bottom}v5` }),
+        svg("path", { class: "grid", d: `M${this.x(value)} ${this.height - EDGE.bottom}v5` }),
         // The last one would stand out on the right.
-        text({ x: Math.min(this.x(value), WIDTH - 22), y: HEIGHT - EDGE.bottom + 17 }, xText(value), {
+        text({ x: Math.min(this.x(value), this.width - 22), y: this.height - EDGE.bottom + 17 }, xText(value), {
           class: "below",
         }),
       ]),
-      text({ x: (EDGE.left + WIDTH) / 2, y: HEIGHT - 8 }, axis ?? xName, { class: "below name" }),
-      text({ x: 0, y: 0, transform: `translate(13 ${HEIGHT / 2 - 20}) rotate(-90)` }, yName, { class: "below name" }),
+      text({ x: (EDGE.left + this.width) / 2, y: this.height - 8 }, axis ?? xName, { class: "below name" }),
+      text({ x: 0, y: 0, transform: `translate(13 ${this.height / 2 - 20}) rotate(-90)` }, yName, {
+        class: "below name",
+      }),
     ];
     const path = (column) =>
       column
@@ -121,7 +124,7 @@ export class Chart {
 
   point(event) {
     const box = this.drawing.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * WIDTH;
+    const at = ((event.clientX - box.left) / box.width) * this.width;
     let nearest = 0;
     this.data.x.forEach((value, i) => {
       if (Math.abs(this.x(value) - at) < Math.abs(this.x(this.data.x[nearest]) - at)) nearest = i;
@@ -143,7 +146,7 @@ export class Chart {
     const { x, series, bound } = this.data;
     const { xName, xText, yText, titles, thumb } = this.options;
     const at = this.at ?? Math.floor(x.length / 2);
-    this.ruler.setAttribute("d", `M${this.x(x[at])} ${EDGE.top}V${HEIGHT - EDGE.bottom}`);
+    this.ruler.setAttribute("d", `M${this.x(x[at])} ${EDGE.top}V${this.height - EDGE.bottom}`);
     this.place.textContent = `At ${xText(x[at])} ${xName}:`;
     const names = Object.keys(series);
     const sorted = [...names].sort((a, b) => series[a][at] - series[b][at]);

@@ -119,7 +119,7 @@ export function explain(setting, steps, index) {
   };
   const [row, col] = step.tile;
   const needs =
-    setting.unit === "panels" ? `row panel A${row} and column panel B${col}` : `A${row},k and B k,${col} for every k`;
+    setting.unit === "panels" ? `row panel A${row} and column panel B${col}` : `A${row},k and Bk,${col} for every k`;
   const said = [`C(${row}, ${col}) needs ${needs}.`];
   if (step.hits.length) said.push(`In the cache already: ${list(step.hits)}.`);
   if (step.loads.length)
