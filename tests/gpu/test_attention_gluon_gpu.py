@@ -1,0 +1,212 @@
+"""Hopper's attention kernel on a card: every mask and length against float64, hard logits, packed sequences, bits."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError
+from onewave.ops.attention.gluon_plan import config, swept
+from onewave.ops.attention.masks import options, visible_keys
+from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.attention.reference import attention as in_torch
+from onewave.ops.explain import explain
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs sm_90")]
+NAN = float("nan")
+BF16, FP16 = torch.bfloat16, torch.float16
+
+LENGTHS = [
+    (1, 1), (1, 17), (63, 64), (64, 63), (113, 203), (239, 1), (799, 3), (1023, 1024), (1024, 1023), (640, 128),
+    (5, 0), (300, 300), (129, 1000), (1000, 129), (2048, 2048),
+]  # fmt: skip
+HEADS = [(1, 1), (4, 4), (7, 1), (9, 3), (32, 8)]
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"causal": True, "align": "top-left"},
+    {"window": (37, 11)},
+    {"causal": True, "window": 200},
+    {"causal": True, "window": 64, "align": "top-left"},
+    {"causal": True, "softcap": 20.0},
+    {"sinks": True},
+    {"causal": True, "sinks": True, "window": 100, "softcap": 5.0},
+    {"window": (300, -1)},
+]
+# Every combination that auto takes with every mask; what it does not take yet with some.
+SWEEP = [(d, dtype, mask) for d, dtype in ((64, BF16), (128, BF16)) for mask in MASKS]
+SWEEP += [(d, t, mask) for d, t in ((256, BF16), (96, BF16), (128, FP16), (40, FP16)) for mask in MASKS[1::3]]
+
+
+def framed(shape: tuple[int, ...], dtype: torch.dtype, seed: int, *, tokens_first: bool, scale: float = 1.0) -> Tensor:
+    """A random [batch, heads, seq, head_dim] tensor with NaN on all sides, heads inside tokens or outside."""
+    batch, heads, length, head_dim = shape
+    values = torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda") * scale
+    if tokens_first:
+        frame = torch.full((batch, length + 9, heads + 1, head_dim + 8), NAN, dtype=dtype, device="cuda")
+        view = frame[:, 4 : 4 + length, :heads, :head_dim].transpose(1, 2)
+    else:
+        frame = torch.full((batch, heads, length + 9, head_dim + 8), NAN, dtype=dtype, device="cuda")
+        view = frame[:, :, 4 : 4 + length, :head_dim]
+    return view.copy_(values)
+
+
+def rounded(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any]) -> Tensor:
+    """Attention in the dtype itself, step by step: what low precision costs."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
+    scores = (q @ keys.transpose(-1, -2)).float() * q.shape[3] ** -0.5
+    if mask.get("softcap"):
+        scores = mask["softcap"] * torch.tanh(scores / mask["softcap"])
+    wanted = options(
+        "attention", head_dim=q.shape[3], causal=mask.get("causal", False), scale=None, window=mask.get("window"),
+        softcap=None, align=mask.get("align", "bottom-right"),
+    )  # fmt: skip
+    seen = visible_keys(wanted, q.shape[2], k.shape[2], q.device)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    if mask.get("sinks") is not None:
+        sink = mask["sinks"].float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sink), -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]].nan_to_num(0)
+    if seen is not None:
+        weights = weights.masked_fill(~seen.any(-1)[:, None], 0)
+    return weights.to(q.dtype) @ values
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any], what: object) -> None:
+    """Error at most twice the low-precision one; log-sums too; exact zeros and -inf; nothing written around."""
+    given = dict(mask)
+    if given.get("sinks"):
+        given["sinks"] = torch.randn(q.shape[1], generator=torch.Generator("cuda").manual_seed(9), device="cuda")
+    batch, heads, length, head_dim = q.shape
+    frame = torch.full((batch, heads, length + 9, head_dim + 8), 7.0, dtype=q.dtype, device="cuda")
+    out = frame[:, :, 4 : 4 + length, :head_dim]
+    _, lse = cast(
+        "tuple[Tensor, Tensor]", attention(q, k, v, out=out, return_lse=True, backend="gluon", **given)
+    )  # fmt: skip
+    sinks = {"sinks": given["sinks"].double()} if given.get("sinks") is not None else {}
+    exact, exact_lse = in_torch(q.double(), k.double(), v.double(), **given | sinks)
+    if k.shape[2]:
+        allowed = 2 * (rounded(q, k, v, given).double() - exact).abs().max() + 1e-5
+        assert (out.double() - exact).abs().max() <= allowed, what
+    else:
+        assert not out.any(), what
+    assert torch.equal(lse == -math.inf, exact_lse == -math.inf), what
+    finite = torch.isfinite(exact_lse)
+    torch.testing.assert_close(lse[finite].double(), exact_lse[finite], atol=2e-3, rtol=4e-5)
+    out.fill_(7.0)
+    assert (frame == 7.0).all(), what
+
+
+@pytest.mark.parametrize(("head_dim", "dtype", "mask"), SWEEP)
+def test_every_length_and_mask_agrees_with_float64(head_dim: int, dtype: torch.dtype, mask: dict[str, Any]) -> None:
+    draw = random.Random(head_dim)
+    for seed, (num_queries, num_keys) in enumerate(LENGTHS):
+        for heads, kv_heads in draw.sample(HEADS, 2):
+            first = draw.random() < 0.5
+            q = framed((2, heads, num_queries, head_dim), dtype, seed, tokens_first=first)
+            k = framed((2, kv_heads, num_keys, head_dim), dtype, seed + 1, tokens_first=first)
+            v = framed((2, kv_heads, num_keys, head_dim), dtype, seed + 2, tokens_first=first)
+            check(q, k, v, mask, (num_queries, num_keys, heads, kv_heads, first))
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, BF16), (128, BF16), (64, FP16), (128, FP16), (256, BF16)])
+def test_logits_that_outgrow_a_rows_first_maximum_stay_exact(head_dim: int, dtype: torch.dtype) -> None:
+    for mask in ({}, {"causal": True}, {"causal": True, "window": 900}):
+        for scale in (1.0, 2.0, 4.0):
+            q = framed((2, 4, 700, head_dim), dtype, 1, tokens_first=False, scale=scale)
+            k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False, scale=scale)
+            v = framed((2, 2, 1500, head_dim), dtype, 3, tokens_first=False)
+            check(q, k, v, mask, scale)
+        for huge in (0, 700, -1):
+            k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False)
+            k[:, :, huge] *= 30
+            check(q / 4, k, v, mask, huge)
+        # Scores rise from the last key, which is read first, to the first: every tile outgrows the one before.
+        rise = torch.linspace(12, 0.1, 1500, device="cuda").to(dtype)[:, None]
+        check(q.abs() / 4, k.abs() * rise, v, mask, "rising")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_packed_sequences_equal_each_alone_bit_for_bit(head_dim: int) -> None:
+    ragged = [random.Random(3).randint(1, 700) for _ in range(40)]
+    pairs = [([1, 127, 640, 64, 0, 333],) * 2, ([0, 0, 5, 1000, 2],) * 2, ([300, 17, 1, 200], [1, 500, 0, 333])]
+    for lengths, key_lengths in (*pairs, (ragged, ragged)):
+        for (heads, kv_heads), mask in zip([(8, 2), (3, 3)] * 2, (MASKS[0], MASKS[1], MASKS[2], MASKS[6]), strict=True):
+            q = torch.randn(sum(lengths) + 7, heads, head_dim, device="cuda").to(BF16)
+            k, v = (torch.randn(sum(key_lengths) + 300, kv_heads, head_dim, device="cuda").to(BF16) for _ in "kv")
+            k[sum(key_lengths) :], v[sum(key_lengths) :] = NAN, NAN
+            starts, key_starts = (torch.tensor([0, *n], device="cuda").cumsum(0).int() for n in (lengths, key_lengths))
+            out = torch.full_like(q, 7.0)
+            given = {"return_lse": True, "backend": "gluon", **mask}
+            _, lse = cast(
+                "tuple[Tensor, Tensor]",
+                attention_varlen(q, k, v, starts, key_starts, max(lengths), max(key_lengths), out=out, **given),
+            )
+            assert (out[sum(lengths) :] == 7.0).all()
+            for row, (num_queries, num_keys) in enumerate(zip(lengths, key_lengths, strict=True)):
+                at, key_at = int(starts[row]), int(key_starts[row])
+                queries, keys = slice(at, at + num_queries), slice(key_at, key_at + num_keys)
+                alone = [t.transpose(0, 1)[None] for t in (q[queries], k[keys], v[keys])]
+                one, one_lse = cast("tuple[Tensor, Tensor]", attention(*alone, **given))
+                assert torch.equal(one[0].transpose(0, 1), out[queries]), (row, mask)
+                assert torch.equal(one_lse[0], lse[:, queries]), (row, mask)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_rows_bits_depend_on_no_other_row_even_where_some_must_be_rescaled(head_dim: int, scale: float) -> None:
+    q = framed((3, 16, 900, head_dim), BF16, 0, tokens_first=True, scale=scale)
+    k = framed((3, 4, 900, head_dim), BF16, 1, tokens_first=True, scale=scale)
+    v = framed((3, 4, 900, head_dim), BF16, 2, tokens_first=True)
+    given = {"causal": True, "return_lse": True, "backend": "gluon"}
+    whole, whole_lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, **given))
+    for batch, last in ((slice(1, 2), 900), (slice(0, 3), 130), (slice(1, 3), 31), (slice(2, 3), 1)):
+        part, lse = cast("tuple[Tensor, Tensor]", attention(q[batch, :, 900 - last :], k[batch], v[batch], **given))
+        assert torch.equal(part, whole[batch, :, 900 - last :])
+        assert torch.equal(lse, whole_lse[batch, :, 900 - last :])
+    differ = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        differ += (attention(q, k, v, causal=True, backend="gluon") != whole).sum()
+    assert differ.item() == 0
+
+
+RANDOM_SHAPES = """
+import random, torch
+from onewave.ops.attention.op import attention
+draw = random.Random({seed})
+for _ in range(250):
+    group, head_dim = draw.choice([1, 3, 8]), draw.choice([64, 128])
+    b, h, n, m = draw.randint(1, 5), draw.randint(1, 5), draw.randint(1, 3000), draw.randint(1, 3000)
+    q = torch.randn(b, h * group, n, head_dim, device="cuda", dtype=torch.bfloat16) * draw.choice([1, 1, 8])
+    k, v = (torch.randn(b, h, m, head_dim, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+    attention(q, k, v, causal=draw.random() < 0.5, backend="gluon")
+    torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_schedule_deadlocks_over_random_shapes(seed: int) -> None:
+    # In a process of its own: a kernel that waits for ever can't be stopped otherwise.
+    subprocess.run([sys.executable, "-c", RANDOM_SHAPES.format(seed=seed)], check=True, timeout=200)
+
+
+def test_auto_takes_it_where_the_sweep_has_passed_and_gives_the_same_bits() -> None:
+    assert swept("bfloat16", 128)
+    assert swept("bfloat16", 64)
+    q, k, v = (framed((2, n, 300, 128), BF16, 1, tokens_first=True) for n in (8, 2, 2))
+    for mask in (MASKS[0], MASKS[1], MASKS[6]):
+        assert explain("attention", q.shape, k.shape, **mask).backend == "gluon"
+        assert torch.equal(attention(q, k, v, **mask), attention(q, k, v, backend="gluon", **mask))
+    with pytest.raises(UnsupportedError, match="neither ALiBi nor bias"):
+        attention(q, k, v, bias=torch.zeros(300, device="cuda"), backend="gluon")
+    assert config(128)["BN"] == 128
