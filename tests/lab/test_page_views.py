@@ -162,6 +162,40 @@ def test_a_task_tells_when_it_waited_and_ran(open_page):
     page.locator("#task-detail").wait_for(state="hidden")
 
 
+def test_fingers_move_zoom_and_choose(open_page):
+    page = open_page(SMALL_TRACE, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.locator("#view-traces .figures b").first.wait_for()
+    send(page, "a", made_trace(400, 4))
+    page.locator("#view-traces .figures b", has_text="400").wait_for()
+    timeline = page.locator('canvas[aria-label^="Trace A"]')
+    timeline.scroll_into_view_if_needed()
+    y = timeline.bounding_box()["y"] + 60
+    touches = page.context.new_cdp_session(page)
+
+    def touch(kind: str, *places: float) -> None:
+        points = [{"x": x, "y": y, "id": i} for i, x in enumerate(places)]
+        touches.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+
+    def shown(*steps: tuple[float, ...]) -> tuple[float, float]:
+        touch("Start", *steps[0])
+        for step in steps[1:]:
+            touch("Move", *step)
+        touch("End")
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        first, last = (float(timeline.get_attribute(f"data-{end}")) for end in ("from", "to"))
+        return first, last - first
+
+    _, whole = shown((200,))
+    start, apart = shown(*[(180 - 6 * i, 240 + 6 * i) for i in range(12)])
+    assert apart < whole / 2
+    assert start > 0
+    moved, span = shown(*[(260 - 8 * i,) for i in range(12)])
+    assert moved > start
+    assert span == pytest.approx(apart)
+    shown((200,))
+    assert "worker 0" in text(page, "#task-detail") or "worker 1" in text(page, "#task-detail")
+
+
 def test_two_traces_are_shown_with_their_difference(open_page):
     page = open_page(SMALL_TRACE)
     page.locator("#view-traces .figures b").first.wait_for()

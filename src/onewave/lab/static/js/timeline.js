@@ -120,7 +120,7 @@ export class Timeline {
       context.fillRect(this.x(this.cursor) - 1, AXIS - 6, 2, this.tall + 6);
     }
     this.frames++;
-    canvas.dataset.frames = this.frames;
+    Object.assign(canvas.dataset, { frames: this.frames, from: view.from, to: view.to });
   }
 
   drawAxis(context, colours) {
