@@ -25,6 +25,7 @@ from onewave.bench.ledger import Measurement
 __all__ = [
     "DECODE_SHAPES",
     "OURS",
+    "PREFILLS",
     "PREFILL_SHAPES",
     "SMALL_DECODE_SHAPES",
     "SMALL_PREFILL_SHAPES",
@@ -37,6 +38,9 @@ __all__ = [
 
 OURS = "onewave"
 """The engine that the others' ratios are to."""
+
+PREFILLS = ("attention", "attention_varlen")
+"""Operators that the matmul ceiling bounds; the others read a cache."""
 
 PREFILL_SHAPES = (
     "4,16,4096,128",
@@ -180,7 +184,7 @@ class AttentionResult:
         """Of what bounds the operator: the matmul ceiling for prefill, the read ceiling for a decode step."""
         if self.seconds is None:
             return None
-        if self.operator == "attention":
+        if self.operator in PREFILLS:
             return self.flops * 1e-12 / self.seconds.p50 / matmul.value
         return self.nbytes * 1e-9 / self.seconds.p50 / read.value
 
@@ -208,9 +212,9 @@ class AttentionResult:
         if self.seconds is None:
             return None
         shape, causal = self.operands
-        model = f"{shape} {'causal' if causal else 'full'}" if self.operator == "attention" else str(shape)
+        model = f"{shape} {'causal' if causal else 'full'}" if self.operator in PREFILLS else str(shape)
         extra = {k: v for k, v in self.details(dtype, matmul, read).items() if k not in ("operator", "us", "failure")}
-        ceiling = matmul if self.operator == "attention" else read
+        ceiling = matmul if self.operator in PREFILLS else read
         return Measurement(model, self.operator, "us", self.seconds.scaled(1e6), ceiling, extra)
 
 

@@ -17,7 +17,7 @@ from onewave.ops.attention.op import attention
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
 
-__all__ = ["decode_engines", "mmha_engines", "prefill_engines"]
+__all__ = ["decode_engines", "flash_modules", "mmha_engines", "prefill_engines"]
 
 # Module names of FlashAttention 3's wheels: PyPI's fa3-fwd, and its own repository's.
 _FLASH_3 = ("fa3_fwd_interface", "flash_attn_interface")
@@ -36,7 +36,7 @@ def prefill_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
     # It writes all scores in float32, and holds about four such tensors at once.
     engines.append(_prefill_backend("reference", "reference", graph=False, scores_bytes=4 * _FLOAT32))
     engines += _torch_engines()
-    peers, missing = _flash_modules()
+    peers, missing = flash_modules()
     for name, module in peers.items():
         engines.append(Engine(name, lambda o, module=module: _flash_prefill(module, o)))
     return engines, missing
@@ -50,7 +50,7 @@ def decode_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
         _decode_backend("reference", "reference", graph=False),
         *_torch_engines(),
     ]
-    peers, missing = _flash_modules()
+    peers, missing = flash_modules()
     for name, module in peers.items():
         engines.append(Engine(name, lambda o, module=module: _flash_decode(module, o)))
     return engines, missing
@@ -110,7 +110,7 @@ def _torch_call(backend: SDPBackend, o: Operands) -> _Call:
     return call
 
 
-def _flash_modules() -> tuple[dict[str, Any], list[str]]:
+def flash_modules() -> tuple[dict[str, Any], list[str]]:
     """FlashAttention 2 and 3 by name where they can be imported, and what hinders the others."""
     found: dict[str, Any] = {}
     missing: list[str] = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTENTION_OPERATORS", "bench_attention", "chosen_operators"]
 
-ATTENTION_OPERATORS = ("attention", "decode_attention", "masked_multihead_attention")
+ATTENTION_OPERATORS = ("attention", "attention_varlen", "decode_attention", "masked_multihead_attention")
 """Operators that are measured beside other libraries, on shapes of their own."""
 
 
@@ -63,23 +63,27 @@ def bench_attention(
 
 def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) -> list[str]:
     from onewave.bench import attention as bench
+    from onewave.bench.attention_varlen import SMALL_VARLEN_SHAPES, VARLEN_SHAPES
 
     if texts:
         return [str(bench.AttentionShape.parse(text)) for text in texts]
     if operator == "attention":
         return list(bench.PREFILL_SHAPES if device.type == "cuda" else bench.SMALL_PREFILL_SHAPES)
+    if operator == "attention_varlen":
+        return list(VARLEN_SHAPES if device.type == "cuda" else SMALL_VARLEN_SHAPES)
     return list(bench.DECODE_SHAPES if device.type == "cuda" else bench.SMALL_DECODE_SHAPES)
 
 
 def _measure(
     operator: str, shapes: Sequence[str], causal: bool | None, device: torch.device, dtype: torch.dtype, rounds: int
 ) -> tuple[list[AttentionResult], list[str]]:
-    from onewave.bench.attention import AttentionShape, Operands, compare
+    from onewave.bench.attention import PREFILLS, AttentionShape, Operands, compare
     from onewave.bench.attention_engines import decode_engines, mmha_engines, prefill_engines
+    from onewave.bench.attention_varlen import PackedOperands, varlen_engines
 
-    makers = {"attention": prefill_engines, "decode_attention": decode_engines}
+    makers = {"attention": prefill_engines, "attention_varlen": varlen_engines, "decode_attention": decode_engines}
     engines, missing = makers.get(operator, mmha_engines)(device)
-    masks = (True,) if operator != "attention" else (False, True) if causal is None else (causal,)
+    masks = (True,) if operator not in PREFILLS else (False, True) if causal is None else (causal,)
     results: list[AttentionResult] = []
     for text in shapes:
         for mask in masks:
@@ -89,6 +93,8 @@ def _measure(
             def make(shape: AttentionShape = shape, mask: bool = mask) -> Operands:
                 if operator == "attention":
                     return Operands.prefill(shape, mask, device, dtype)
+                if operator == "attention_varlen":
+                    return PackedOperands.make(shape, mask, device, dtype)
                 return Operands.decode(shape, device, dtype)
 
             results += compare(operator, engines, make, rounds=rounds)
@@ -101,7 +107,7 @@ def _print(
 ) -> None:
     from rich.table import Table
 
-    prefill = bool(results) and results[0].operator == "attention"
+    prefill = bool(results) and results[0].operator in ("attention", "attention_varlen")
     rates = ("TFLOP/s", "of matmul") if prefill else ("TB/s", "of read")
     table = Table(title=title, title_justify="left")
     for heading in ("shape", "engine"):
