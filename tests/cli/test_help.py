@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-COMMANDS = [[], ["generate"], ["chat"], ["info"], ["env"], ["bench"], ["bench", "latency"], ["bench", "peers"]]
+BENCH = [["bench"], ["bench", "latency"], ["bench", "ops"], ["bench", "peers"]]
+TILES = [["tiles"], ["tiles", "simulate"], ["tiles", "search"], ["tiles", "verify"], ["tiles", "lower"], ["lab"]]
+COMMANDS = [[], ["generate"], ["chat"], ["info"], ["env"], *BENCH, *TILES]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
