@@ -77,6 +77,11 @@ class Memory:
         at, size = int(pointer.address), math.prod(shape) * pointer.item.itemsize
         return self.bytes[at : at + size].view(pointer.item).reshape(shape).copy()
 
+    def set(self, pointer: Pointer, values: np.ndarray) -> None:
+        """Write an array over what `put` placed there."""
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self.bytes[int(pointer.address) :][: len(raw)] = raw
+
     def load(self, pointer: Pointer) -> Array:
         assert (pointer.address % pointer.item.itemsize == 0).all()
         return wrapped(self.bytes.view(pointer.item)[pointer.address // pointer.item.itemsize])

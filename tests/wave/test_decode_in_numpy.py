@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config import RopeConfig
 from onewave.models.llama import Llama
@@ -20,10 +21,11 @@ from onewave.wave.pack import pack_stream
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulated_device import Bench, words
-from tiny_decoders import BASE, in_float32, random_model
+from tiny_decoders import BASE, in_float32, randn, random_model
 
 CPU = torch.device("cpu")
-CAPACITY = 48
+CAPACITY = 304
+LONG = replace(BASE, num_layers=1, layer_windows=(None,))
 FAMILIES = {
     "llama": BASE,
     "seven heads a KV head, biases": replace(
@@ -32,7 +34,6 @@ FAMILIES = {
     "norms of q and k": replace(BASE, qk_norm=True, num_heads=2),
     "a sliding window": replace(BASE, layer_windows=(7, None)),
     "head_dim 128": replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128)),
-    "slices of the hidden row": replace(BASE, intermediate_size=4672, num_layers=1, layer_windows=(None,)),
 }
 
 
@@ -99,6 +100,52 @@ class Simulated:
     def caches(self) -> list[Tensor]:
         shape = (*self.cache_shape[:-1], self.cache_shape[-1] // 2)
         return [torch.from_numpy(self.bench.memory.get(p, shape).view(np.float16)) for p in (self.k, self.v)]
+
+
+def agree_at(model: Llama, contexts: list[int], workers: int) -> None:
+    """One step of sequences that hold `contexts` random tokens; NaN beyond them."""
+    batch = len(contexts)
+    exact = in_float32(model)
+    wave = Simulated(model, batch, workers, batch)
+    kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)
+    for cache, pointer, seed in ((kv.k, wave.k, 1), (kv.v, wave.v, 2)):
+        cache.copy_(randn(*cache.shape, seed=seed).half())
+        for slot, context in enumerate(contexts):
+            cache[:, slot, :, context:] = float("nan")
+        wave.bench.memory.set(pointer, cache.half().numpy().view(np.int32))
+    tokens, slots = list(range(5, 5 + batch)), list(range(batch))
+    expected = exact.forward(Batch.decode(*torch.tensor([tokens, contexts, slots])), kv)
+    found = wave.step(tokens, contexts, slots)
+    for row in range(batch):
+        assert (found[row] - expected[row]).norm() < 4e-3 * expected[row].norm(), f"context {contexts[row]}"
+    for ours, theirs in zip(wave.caches(), (kv.k, kv.v), strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        assert (ours.float() - theirs).nan_to_num().abs().max() < 2e-2
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 128])
+@pytest.mark.parametrize("context", [15, 16, 17, 63, 255, 256, 300])
+def test_long_contexts_in_any_number_of_splits(context: int, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", tasks)
+    agree_at(random_model(LONG), [context], 2)
+
+
+@pytest.mark.parametrize("family", ["a sliding window", "seven heads a KV head, biases"])
+def test_long_contexts_of_other_families(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", 4)
+    config = FAMILIES[family]
+    agree_at(random_model(replace(config, num_layers=1, layer_windows=config.layer_windows[:1])), [270], 3)
+
+
+def test_a_hidden_row_too_long_for_one_multiprocessor_is_cut_in_slices() -> None:
+    model = random_model(replace(LONG, intermediate_size=4672))
+    plan = plan_decode(model.config, batch=5, workers=3)
+    assert plan.program.most_splits == 2
+    agree_at(model, [3, 20, 0, 9, 1], 3)
+
+
+def test_sequences_of_different_lengths_share_a_step() -> None:
+    agree_at(random_model(LONG), [0, 40, 299, 16, 128], 4)
 
 
 def agree(model: Llama, batch: int, workers: int, steps: int, **constants: Any) -> None:

@@ -117,8 +117,8 @@ class VerificationError(OnewaveError):
 class WaveStalled(OnewaveError):
     """A one-launch run ended without a result, as something it waited for never came.
 
-    stalls: one entry a multiprocessor that gave up, ready for JSON: worker, task, counter (what it waited for), expected,
-    got.
+    stalls: one entry a multiprocessor that gave up, ready for JSON: worker, task, counter (what it waited for),
+    expected, got.
     """
 
     def __init__(self, what: str, stalls: Sequence[Mapping[str, object]], *, next: str | None = None):

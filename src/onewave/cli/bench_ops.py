@@ -12,6 +12,7 @@ from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_attention import ATTENTION_OPERATORS, bench_attention, chosen_operators
 from onewave.cli.bench_report import append_to_ledger, check_count, print_table
+from onewave.cli.bench_wave import bench_ffn
 from onewave.weights import sources
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def ops(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Operators to measure. Default: a decode step's. attention and decode-attention: beside their peers."
+            help="Operators to measure. Default: a decode step's. attention, decode-attention, ffn: beside their peers."
         ),
     ] = None,
     model: Annotated[
@@ -42,7 +43,7 @@ def ops(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            "--shape", help="Of attention: batch,heads[/kv_heads],length,head_dim. May be given several times."
+            "--shape", help="Of attention: batch,heads[/kv_heads],length,head_dim; of ffn: rows,hidden,inner. Repeat."
         ),
     ] = None,
     causal: Annotated[
@@ -54,6 +55,10 @@ def ops(
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
     for name, value in (("--batch-size", batch_size), ("--context", context), ("--reps", reps)):
         check_count(name, value)
+    if names == ["ffn"]:
+        kind, where = _attention_dtype(dtype, device)
+        bench_ffn(shape, device=where, dtype=kind, reps=reps, as_json=as_json, ledger=ledger)
+        return
     attentions, others = chosen_operators(names or [])
     if attentions:
         kind, where = _attention_dtype(dtype, device)

@@ -25,6 +25,7 @@ from onewave.base.errors import OnewaveError
 from onewave.cli.bench_latency import latency
 from onewave.cli.bench_ops import ops
 from onewave.cli.bench_peers import peers
+from onewave.cli.bench_wave import wave
 from onewave.cli.chat import chat
 from onewave.cli.env import env
 from onewave.cli.generate import generate
@@ -72,6 +73,7 @@ app.command("lab")(lab)
 bench.command("latency")(latency)
 bench.command("ops")(ops)
 bench.command("peers")(peers)
+bench.command("wave")(wave)
 app.add_typer(bench, name="bench")
 app.add_typer(tiles, name="tiles")
 

@@ -45,6 +45,8 @@ __all__ = ["DecodePlan", "DecodeWave", "plan_decode", "unsupported_because", "wa
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
 _ATTENTION_TASKS = 128
 _MOST_BATCH = 16
+# What one combining task keeps in registers.
+_MOST_SPLITS = 32
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def unsupported_because(config: ModelConfig, batch: int) -> str | None:
 
 def _groups(config: ModelConfig, padded: int) -> HeadGroups:
     one = HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1)
-    splits = max(1, _ATTENTION_TASKS // (one.count * padded))
+    splits = min(_MOST_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
     return HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1 << (splits.bit_length() - 1))
 
 

@@ -119,10 +119,11 @@ class Deal:
         writes: list[Tile] = self._writes(operation, first, blocks, part)
         if operation.residual:  # the stream itself stays with its worker
             if "residual" not in self.build.tensors:
-                self.build.tensor("residual", (self.batch, self.workers), (self.batch, 1), 4)
-            own: Tile = ("residual", (0, worker))
-            reads.append((INPUT, (0, 0)) if operation.embedded else own)
-            writes.append(own)
+                self.build.tensor("residual", (self.batch, operation.rows), (self.batch, self.shape.rows), 4)
+            spans = range(rows.start // self.shape.rows, (rows.stop - 1) // self.shape.rows + 1)
+            own: list[Tile] = [("residual", (0, row)) for row in spans]
+            reads += [(INPUT, (0, 0))] if operation.embedded else own
+            writes += own
         phase = name.removesuffix("_sum")
         made = self.build.task(name, tuple(reads), tuple(writes), flops, phase=phase, index=(first, blocks, part))
         self.queues[worker].append(made.id)

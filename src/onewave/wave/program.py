@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.tiles.graph import TileGraph
+from onewave.tiles.graph import EdgeKind, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
 from onewave.wave.layout import STEP_WORDS, Flag, Kind, TileShape, Word
@@ -263,6 +263,7 @@ def build_program(
             phases.append(task.phase)
             at += 1
         lanes[worker, 0] = count
+    _check_hand_offs(graph, table, {region.name for region in regions})
     # Tile i of worker w is the stream's i * workers + w: what all read at one time lies side by side.
     workers = len(lanes)
     lanes[:, 1] = np.arange(workers) * 128
@@ -282,6 +283,33 @@ def build_program(
             (o.slices for o in operations.values() if isinstance(o, Operation) and o.weight is None), default=1
         ),
     )
+
+
+def _check_hand_offs(graph: TileGraph, table: TaskTable, exchanged: set[str]) -> None:
+    """Refuse a table that needs more than words which are their own flag.
+
+    The kernel waits for exchanged data itself, so the only dependency between two workers that it may leave to the data
+    is that of a reader on the writer of an exchanged tensor. Anything else must stay with one worker.
+    """
+    worker_of = np.full(len(graph.tasks), -1, dtype=np.int64)
+    for worker, queue in enumerate(table.queues):
+        worker_of[table.task[queue]] = worker
+    edges = graph.edges()
+    loose = worker_of[edges.producer] != worker_of[edges.consumer]
+    names = list(graph.tensors)
+    free = np.array([name in exchanged for name in names], dtype=np.bool_)
+    covered = (edges.kind == EdgeKind.RAW) & free[graph.tensor_of(edges.tile)]
+    wrong = np.flatnonzero(loose & ~covered)
+    if len(wrong):
+        at = int(wrong[0])
+        first, second = (graph.tasks[int(task[at])] for task in (edges.producer, edges.consumer))
+        tensor, index = graph.tile_at(int(edges.tile[at]))
+        raise UnsupportedError(
+            "wave: hand-off",
+            got=f"{EdgeKind(int(edges.kind[at])).name} of {tensor}{list(index)} from {first.name}#{first.id} "
+            f"to {second.name}#{second.id} on another worker",
+            allowed="reads of exchanged activations only",
+        )
 
 
 def _stream(tiles: Sequence[tuple[str, int, int, int, int]], workers: int) -> dict[str, Ints]:

@@ -1,0 +1,131 @@
+"""`onewave bench wave` and `onewave bench ops ffn`: what runs as one launch, beside what it replaces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.settings import Settings
+from onewave.cli import options
+from onewave.cli.bench_latency import numbers
+from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
+from onewave.weights import sources
+
+if TYPE_CHECKING:
+    import torch
+
+    from onewave.bench.wave import WaveResult
+
+__all__ = ["bench_ffn", "wave"]
+
+
+def wave(
+    model: options.Model = "llama-3.2-1b",
+    batch_size: Annotated[str, typer.Option("--batch-size", help="Sequences at once; several: 1,8.")] = "1",
+    context: Annotated[str, typer.Option("--context", help="Tokens in each cache; several: 512,4096.")] = "512",
+    reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each step.")] = 30,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    load_format: options.LoadFormat = "auto",
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write the wave's tasks with their times (the last case) here.")
+    ] = None,
+    as_json: options.Json = False,
+    ledger: options.Ledger = None,
+) -> None:
+    """Time a whole decode step as one launch and as a CUDA graph of plain operators, in one process."""
+    check_count("--reps", reps)
+    batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
+    chosen = "dummy" if model in sources.builtin_names() else load_format
+    location = sources.resolve(model, Settings.from_env(), load_format=chosen)
+    from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.wave import measure_wave
+    from onewave.engine.options import check_dtype, choose_device, choose_dtype
+    from onewave.models.loading import load_config, load_model
+
+    check_dtype(dtype)
+    where = choose_device(device)
+    if where.type != "cuda":
+        raise UnsupportedError("bench wave", got=str(where), allowed="a card of compute capability 9.0")
+    config = load_config(location)
+    kind = choose_dtype(dtype, config, where)
+    most = max(contexts) + 1
+    network = load_model(
+        location, config, dtype=kind, device=where, load_format=chosen, max_model_len=max(most, 64), progress=False
+    )
+    show_status("measuring the read ceiling")
+    ceiling = read_bandwidth(where)
+    results: list[WaveResult] = []
+    traced = None
+    for batch in batches:
+        for length in contexts:
+            show_status(f"batch {batch}, context {length}")
+            found, traced = measure_wave(network, batch=batch, context=length, reps=reps, trace=trace is not None)
+            results += found
+    show_status("")
+    if trace is not None and traced is not None:
+        trace.write_text(traced.to_json(), encoding="utf-8")
+    name = str(kind).removeprefix("torch.")
+    records = [result.measurement(location.name, name, ceiling) for result in results]
+    citations = [] if ledger is None else append_to_ledger(ledger, records, where)
+    if as_json:
+        rows = [{"ms": r.summary.p50, **r.extra} for r in records]
+        print(json.dumps({"model": location.name, "ceiling_gb_s": ceiling.value, "steps": rows, "ledger": citations}))
+        return
+    from rich.table import Table
+
+    table = Table(title=f"{location.name}, {name} on {where}", title_justify="left")
+    for heading in ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "self-check"):
+        table.add_column(heading, justify="left" if heading == "path" else "right", no_wrap=True)
+    for result in results:
+        rate = result.gigabytes_per_second
+        check = "" if result.difference is None else f"{result.difference:.2%}"
+        cells = (f"{result.seconds.p50 * 1e3:.3f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}", check)
+        table.add_row(result.path, str(result.batch), str(result.context), *cells)
+    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *citations)
+
+
+def bench_ffn(
+    shapes: list[str] | None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    reps: int,
+    as_json: bool,
+    ledger: Path | None,
+) -> None:
+    """Measure the feed-forward block. shapes: "rows,hidden,intermediate", or None for 1 to 64 rows of 4096, 14336."""
+    from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.ffn import SHAPES, FFNShape, measure_ffn
+
+    plan = SHAPES if not shapes else tuple(FFNShape(*_three(shape)) for shape in shapes)
+    ceiling = read_bandwidth(device)
+    results = [result for shape in plan for result in measure_ffn(shape, device, dtype, reps=reps)]
+    name = str(dtype).removeprefix("torch.")
+    records = [result.measurement(name, ceiling) for result in results]
+    citations = [] if ledger is None else append_to_ledger(ledger, records, device)
+    if as_json:
+        rows = [{"us": r.summary.p50, **r.extra} for r in records]
+        print(json.dumps({"ceiling_gb_s": ceiling.value, "trials": rows, "ledger": citations}))
+        return
+    from rich.table import Table
+
+    table = Table(title=f"ffn, {name} on {device}", title_justify="left")
+    for heading in ("shape", "implementation", "us", "GB/s", "of ceiling"):
+        table.add_column(heading, justify="left" if heading in ("shape", "implementation") else "right", no_wrap=True)
+    for result in results:
+        rate = result.gigabytes_per_second
+        cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}")
+        table.add_row(str(result.shape), result.implementation, *cells)
+    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *citations)
+
+
+def _three(text: str) -> tuple[int, int, int]:
+    parts = numbers("--shape", text)
+    if len(parts) != 3 or min(parts) < 1:
+        raise InvalidArgumentError("--shape", got=repr(text), allowed="rows,hidden,intermediate")
+    return parts[0], parts[1], parts[2]

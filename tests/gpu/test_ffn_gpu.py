@@ -1,0 +1,187 @@
+"""The feed-forward block as one wave on a card: numbers, bits, streams, graphs, stalls."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError, WaveStalled
+from onewave.ops.ffn import ffn, pack_ffn
+from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.ops.ffn.wave_impl import PackedFFN, pack
+from onewave.wave.launch import co_resident, runs_here
+
+CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+]
+Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def operands(
+    rows: int, hidden: int, inner: int, out: int, *, gated: bool = True, dtype: torch.dtype = torch.bfloat16
+) -> Operands:
+    dice = torch.Generator("cuda").manual_seed(rows + hidden)
+
+    def randn(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=dice, device="cuda") * shape[-1] ** -0.5).to(dtype)
+
+    x = randn(rows, hidden) * hidden**0.5
+    return x, randn(inner, hidden), randn(out, inner), randn(inner, hidden) if gated else None
+
+
+def assert_close(found: Tensor, given: Operands, activation: str | None) -> None:
+    """The operators' rule: error at most twice PyTorch's own at the same dtype."""
+    x, up, down, gate = given
+    exact = in_torch(x.double(), up.double(), down.double(), None if gate is None else gate.double(), activation)
+    plain = in_torch(x, up, down, gate, activation)
+    bound = 2 * (plain.double() - exact).abs().max() + 1e-5
+    assert (found.double() - exact).abs().max() <= bound
+
+
+def finished(packed: PackedFFN, x: Tensor) -> Tensor:
+    out = packed(x)
+    torch.cuda.synchronize()
+    packed.check()
+    return out
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 13, 16, 31, 32, 33, 64])
+@pytest.mark.parametrize(("hidden", "inner", "out"), [(64, 64, 64), (576, 1536, 576), (2048, 8192, 2048)])
+def test_any_rows_and_sizes(rows: int, hidden: int, inner: int, out: int) -> None:
+    given = operands(rows, hidden, inner, out)
+    x, up, down, gate = given
+    assert_close(finished(pack_ffn(up, down, w_gate=gate, batch=rows), x), given, "silu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("activation", ["silu", "gelu", None])
+@pytest.mark.parametrize("gated", [True, False])
+def test_every_activation_and_dtype(activation: str | None, gated: bool, dtype: torch.dtype) -> None:
+    given = operands(4, 512, 1088, 320, gated=gated, dtype=dtype)
+    x, up, down, gate = given
+    out = ffn(x.view(2, 2, -1), up, down, w_gate=gate, activation=activation, backend="wave")
+    torch.cuda.synchronize()
+    assert_close(out.view(4, -1), given, activation)
+
+
+@pytest.mark.parametrize("order", ["row", "half_row", "sm_local", "sequential"])
+@pytest.mark.parametrize("policy", ["data", "none", "row", "tile", "strided", "conv2d-tile", "consecutive"])
+def test_every_order_and_policy(order: str, policy: str) -> None:
+    given = operands(6, 1024, 4096, 1024)
+    x, up, down, gate = given
+    packed = pack_ffn(up, down, w_gate=gate, batch=6, order=order, policy=policy)
+    first = finished(packed, x)
+    assert_close(first, given, "silu")
+    for _ in range(20):
+        assert torch.equal(finished(packed, x), first)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_any_number_of_workers_gives_the_same_bits(rows: int) -> None:
+    x, up, down, gate = operands(rows, 2048, 8192, 2048)
+    most = co_resident(up.device)
+    outs = [
+        finished(pack_ffn(up, down, w_gate=gate, batch=rows, workers=workers), x)
+        for workers in sorted({1, 17, 64, most - 1, most})
+    ]
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    with pytest.raises(UnsupportedError, match="holds at once"):
+        pack_ffn(up, down, w_gate=gate, batch=rows, workers=most + 1)
+
+
+def test_a_thousand_runs_give_the_same_bits() -> None:
+    x, up, down, gate = operands(8, 4096, 14336, 4096)
+    packed = pack_ffn(up, down, w_gate=gate, batch=8)
+    first = finished(packed, x)
+    different = sum(not torch.equal(packed(x), first) for _ in range(1000))
+    packed.check()
+    assert different == 0
+
+
+def test_ten_thousand_launches_under_random_delays_give_the_right_bits() -> None:
+    x, up, down, gate = operands(4, 256, 1088, 128)
+    right = finished(pack_ffn(up, down, w_gate=gate, batch=4), x)
+    options = {"activation": "silu", "order": "half_row", "policy": "data", "workers": 16}
+    packed = pack(up, down, gate, batch=4, delays=True, **options)
+    plain = finished(pack(up, down, gate, batch=4, **options), x)
+    assert_close(right, (x, up, down, gate), "silu")
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(10_000):
+        wrong += (packed(x) != plain).any()
+    packed.check()
+    assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("policy", ["data", "tile", "none"])
+def test_a_missing_post_ends_in_wave_stalled_and_the_next_launch_works(policy: str) -> None:
+    x, up, down, gate = operands(8, 2048, 8192, 2048)
+    packed = pack_ffn(up, down, w_gate=gate, batch=8, policy=policy)
+    right = finished(packed, x)
+    victim = next(name for name in packed.waves[0].program.names if name.startswith("up"))
+    began = time.perf_counter()
+    packed(x, keep_back=victim)
+    torch.cuda.synchronize()
+    with pytest.raises(WaveStalled) as caught:
+        packed.check()
+    assert time.perf_counter() - began < 5
+    stall = caught.value.stalls[0]
+    assert {"worker", "task", "counter", "expected", "got"} <= stall.keys()
+    assert torch.equal(finished(packed, x), right)
+
+
+def test_a_stall_that_nobody_asked_about_is_raised_at_the_next_launch() -> None:
+    x, up, down, _ = operands(1, 512, 1088, 512)
+    packed = pack_ffn(up, down, batch=1)
+    packed(x, keep_back=packed.waves[0].program.names[0])
+    torch.cuda.synchronize()
+    with pytest.raises(WaveStalled):
+        packed(x)
+    finished(packed, x)
+
+
+def test_graphs_and_other_streams_give_the_same_bits() -> None:
+    x, up, down, gate = operands(8, 1024, 4096, 1024)
+    packed = pack_ffn(up, down, w_gate=gate, batch=8)
+    right = finished(packed, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = packed(x)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    outs: list[Tensor] = []
+    for _ in range(20):
+        graph.replay()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                outs.append(packed(x))
+    torch.cuda.synchronize()
+    packed.check()
+    assert torch.equal(recorded, right)
+    assert all(torch.equal(out, right) for out in outs)
+
+
+def test_weights_that_change_are_packed_again_and_strides_are_honoured() -> None:
+    given = operands(3, 256, 512, 256)
+    x, up, down, gate = given
+    wide = torch.randn(3, 300, device="cuda").bfloat16()
+    wide[:, :256] = x
+    first = ffn(wide[:, :256], up, down, w_gate=gate, backend="wave")
+    assert torch.equal(first, ffn(x, up, down, w_gate=gate, backend="wave"))
+    up.mul_(2)
+    torch.cuda.synchronize()
+    assert_close(ffn(x, up, down, w_gate=gate, backend="wave"), given, "silu")
+
+
+def test_the_trace_holds_every_task_in_order() -> None:
+    x, up, down, gate = operands(8, 2048, 8192, 2048)
+    packed = pack_ffn(up, down, w_gate=gate, batch=8)
+    finished(packed, x)
+    wave = packed.waves[0]
+    trace = wave.trace(x, torch.empty(8, 2048, dtype=x.dtype, device="cuda"))
+    assert len(trace) == len(wave.program.steps)
+    assert 0 < trace.makespan < 1e9
+    assert {phase.phase for phase in trace.phases()} == {"up", "down"}

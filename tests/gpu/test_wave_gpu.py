@@ -1,0 +1,134 @@
+"""Decode steps as one wave on a card: logits, caches, bits, company, workers, delays, the engine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.engine.wave_decode import self_check
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import Batch
+from onewave.models.config import ModelConfig
+from onewave.models.llama import LayerWeights, Llama, LlamaWeights
+from onewave.models.llama_plan import DecodeWave
+from onewave.wave.launch import co_resident, runs_here
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from test_decode_in_numpy import FAMILIES
+from tiny_decoders import BASE, in_float32, random_model
+
+CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+]
+CAPACITY = 1024
+CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900]
+
+
+def on_card(model: Llama, dtype: torch.dtype = torch.bfloat16) -> Llama:
+    def move(value: object) -> object:
+        return value.to("cuda", dtype) if isinstance(value, Tensor) else value
+
+    layers = tuple(LayerWeights(**{k: move(v) for k, v in vars(layer).items()}) for layer in model.weights.layers)
+    w = model.weights
+    return Llama(
+        replace(model.config, max_position=CAPACITY),
+        LlamaWeights(move(w.embedding), layers, move(w.norm), move(w.head)),  # type: ignore[arg-type] # tensors all
+        max_model_len=CAPACITY,
+    )
+
+
+def filled(model: Llama, slots: int) -> StaticKVCache:
+    kv = model.new_cache(num_slots=slots, capacity=CAPACITY)
+    dice = torch.Generator("cuda").manual_seed(5)
+    kv.k.normal_(generator=dice)
+    kv.v.normal_(generator=dice)
+    return kv
+
+
+def copied(model: Llama, kv: StaticKVCache) -> StaticKVCache:
+    found = model.new_cache(num_slots=kv.num_slots, capacity=kv.capacity)
+    found.copy_from(kv)
+    return found
+
+
+def step(wave: DecodeWave, kv: StaticKVCache, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+    wave.bind_cache(kv)
+    out = wave(tokens, positions, slots)
+    torch.cuda.synchronize()
+    wave.wave.check()
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_and_caches_are_as_close_to_float32_as_the_plain_step(family: str, dtype: torch.dtype) -> None:
+    model = on_card(random_model(FAMILIES[family]), dtype)
+    exact = on_card(in_float32(model), torch.float32)
+    wave = DecodeWave(model, batch=1)
+    slots = torch.tensor([1], device="cuda")
+    for context in CONTEXTS:
+        plain, ours = filled(model, 2), filled(model, 2)
+        wide = StaticKVCache.__new__(StaticKVCache)
+        wide.num_slots, wide.capacity, wide.k, wide.v = 2, CAPACITY, plain.k.float(), plain.v.float()
+        tokens, positions = torch.tensor([context % 131], device="cuda"), torch.tensor([context], device="cuda")
+        batch = Batch.decode(tokens, positions, slots)
+        right, ordinary = exact.forward(batch, wide), model.forward(batch, plain)
+        found = step(wave, ours, tokens, positions, slots)
+        bound = 1.5 * (ordinary - right).norm() + 2e-3 * right.norm()
+        assert (found - right).norm() <= bound, context
+        for mine, theirs in ((ours.k, plain.k), (ours.v, plain.v)):
+            changed = (mine != theirs).nonzero()
+            assert set(changed[:, 3].tolist()) <= {context}
+            torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.05, atol=0.05)
+
+
+def test_a_thousand_steps_give_the_same_bits_in_any_company_and_with_any_workers() -> None:
+    model = on_card(random_model(BASE))
+    tokens = torch.tensor([5, 80, 3, 44, 9], device="cuda")
+    positions = torch.tensor([300, 17, 0, 511, 64], device="cuda")
+    slots = torch.tensor([2, 0, 4, 1, 3], device="cuda")
+    kv = filled(model, 6)
+    wave = DecodeWave(model, batch=8)
+    together = step(wave, copied(model, kv), tokens, positions, slots)
+    for i in range(5):
+        part = slice(i, i + 1)
+        assert torch.equal(step(wave, copied(model, kv), tokens[part], positions[part], slots[part])[0], together[i])
+    most = co_resident(model.device)
+    for workers in sorted({1, 17, 64, most - 1}):
+        other = DecodeWave(model, batch=8, workers=workers)
+        assert torch.equal(step(other, copied(model, kv), tokens, positions, slots), together)
+    own = copied(model, kv)
+    wave.bind_cache(own)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        wrong += (wave(tokens, positions, slots) != together).any()
+    wave.wave.check()
+    assert int(wrong) == 0
+
+
+def test_random_delays_change_no_bit() -> None:
+    model = on_card(random_model(BASE))
+    tokens, positions = torch.tensor([5, 80], device="cuda"), torch.tensor([300, 17], device="cuda")
+    slots, kv = torch.tensor([1, 0], device="cuda"), filled(model, 2)
+    right = step(DecodeWave(model, batch=2), copied(model, kv), tokens, positions, slots)
+    slow = DecodeWave(model, batch=2, workers=16, delays=True)
+    slow.bind_cache(copied(model, kv))
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(2000):
+        wrong += (slow(tokens, positions, slots) != right).any()
+    slow.wave.check()
+    assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+def test_the_self_check_passes(sequences: int) -> None:
+    config: ModelConfig = replace(BASE, hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=4)
+    model = on_card(random_model(config))
+    assert self_check(model, DecodeWave(model, batch=sequences), sequences) < 0.03

@@ -1,0 +1,173 @@
+"""Programs, packing, refusals and the reports of stalled launches, without a card."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from onewave.base.errors import ShapeError, UnsupportedError, WaveStalled
+from onewave.ops.ffn.plan import FFNSizes, plan_ffn
+from onewave.tiles.policies import plan
+from onewave.tiles.schedule import Mode
+from onewave.tiles.table import TaskTable, lower
+from onewave.tiles.verify import verify
+from onewave.wave.deal import Deal
+from onewave.wave.launch import Wave
+from onewave.wave.layout import STEP_WORDS, TILE_BYTES, heads_bytes, tile_shape
+from onewave.wave.pack import Weight, pack_stream, tile_images
+from onewave.wave.program import INPUT, AnyOperation, HeadGroups, Operation, build_program, slice_bounds
+from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
+
+CPU = torch.device("cpu")
+
+
+def lowered(deal: Deal, workers: int, *, mode: Mode = Mode.STATIC) -> TaskTable:
+    graph = deal.build.graph()
+    order = np.arange(len(graph.tasks))
+    queues = deal.queues if mode is Mode.STATIC else None
+    return lower(verify(plan(graph, order, "tile", workers=workers, co_resident=workers, queues=queues, mode=mode)))
+
+
+@pytest.mark.parametrize(("batch", "head_dim"), [(b, d) for d in (0, 32, 64, 128) for b in range(1, 17 if d else 65)])
+def test_every_shape_fits_shared_memory_with_a_ring_of_seven_tiles_or_more(batch: int, head_dim: int) -> None:
+    shape = tile_shape(batch, head_dim=head_dim, heads=4)
+    used = shape.ring * TILE_BYTES + shape.slots * shape.chunk_bytes + 512 * shape.batch + heads_bytes(head_dim, 4)
+    assert used <= 227 * 1024 - 1024
+    assert shape.ring >= 7
+    assert batch <= shape.batch
+    assert shape.width in (8, 16, 32, 64)
+    assert shape.rows * shape.cols * 2 == TILE_BYTES
+
+
+def test_slices_of_k_are_whole_tiles_that_cover_it() -> None:
+    shape = tile_shape(8)
+    for cols, slices in ((64, 1), (4096, 1), (4672, 3), (14336, 4), (14336, 28)):
+        bounds = slice_bounds(cols, slices, shape)
+        assert bounds[0] == 0
+        assert bounds[-1] == cols
+        assert all(a < b for a, b in pairwise(bounds))
+        assert all(bound % shape.cols == 0 for bound in bounds[:-1])
+    with pytest.raises(UnsupportedError, match="1 to 2"):
+        slice_bounds(1024, 3, shape)
+
+
+def test_a_tiles_image_holds_row_r_of_column_group_q_at_row_q_times_rows_plus_r() -> None:
+    shape = tile_shape(2)
+    matrix = torch.arange(32 * 600).view(32, 600)
+    images = tile_images(matrix, shape).view(2, 2, 2, 64, 64)  # row blocks, tiles, halves, 64, 64
+    for block, tile, half, q, r, k in ((0, 0, 0, 0, 0, 0), (1, 0, 1, 3, 15, 63), (1, 1, 0, 0, 7, 5)):
+        column = tile * 512 + q * 128 + half * 64 + k
+        assert images[block, tile, half, q * 16 + r, k] == matrix[block * 16 + r, column]
+    assert (images[:, 1, :, 16:] == 0).all()  # columns 640 to 1023 are padding
+
+
+def test_the_stream_holds_every_weight_once_and_takes_turns_and_gains() -> None:
+    sizes = FFNSizes(2, 128, 576, 64, True)
+    program = plan_ffn(sizes, workers=5).programs[0]
+    gate, up, gain = torch.randn(576, 128).half(), torch.randn(576, 128).half(), torch.rand(128)
+    down = torch.randn(64, 576).half()
+    told: list[int] = []
+    weights = {"up": Weight((gate, up), gain), "down": Weight((down,))}
+    stream = pack_stream(program, weights, CPU, progress=told.append)
+    folded = [(matrix.float() * gain).half() for matrix in (gate, up)]
+    assert stream.double().sum() == pytest.approx(sum(m.double().sum().item() for m in (*folded, down)))
+    assert told[-1] == sum(len(entries) for entries in program.stream.values())
+    places = np.concatenate([entries[:, 2] for entries in program.stream.values()])
+    assert len(np.unique(places)) == len(places)
+    with pytest.raises(ShapeError, match="one shape"):
+        pack_stream(program, {"up": Weight((gate, up[:8])), "down": Weight((down,))}, CPU)
+
+
+def test_a_residual_stream_that_changes_its_worker_is_refused() -> None:
+    shape = tile_shape(1)
+    operations: dict[str, AnyOperation] = {
+        "a": Operation("a", 64, 64, 1, INPUT, "x", residual=True, embedded=True),
+        "b": Operation("b", 64, 64, 1, "x", "y", residual=True),
+    }
+
+    def program(shares: list[int]) -> None:
+        deal = Deal(operations, shape, 2, 1, by_writer=True)
+        deal.add("a", shares=[4, 4])
+        deal.add("b", shares=shares)
+        # What a worker adds to must be what it owns: another share reads its neighbour's rows.
+        graph = deal.build.graph()
+        build_program(graph, lowered(deal, 2), operations, shape)
+
+    program([4, 4])
+    with pytest.raises(UnsupportedError, match="residual"):
+        program([5, 3])
+
+
+def test_a_ticket_table_and_a_missing_operation_are_refused() -> None:
+    made = plan_ffn(FFNSizes(1, 64, 128, 64, False), workers=2)
+    with pytest.raises(UnsupportedError, match="opcode"):
+        build_program(made.graphs[0], made.tables[0], {}, tile_shape(1))
+    deal = Deal({"up": Operation("up", 64, 64, 1, INPUT, "h")}, tile_shape(1), 2, 1)
+    deal.add("up")
+    with pytest.raises(UnsupportedError, match="ticket"):
+        build_program(deal.build.graph(), lowered(deal, 2, mode=Mode.TICKET), deal.operations, tile_shape(1))
+
+
+def test_reading_what_nobody_makes_is_a_mistake_of_the_plan() -> None:
+    operations: dict[str, AnyOperation] = {
+        "up": Operation("up", 128, 64, 1, INPUT, "h"),
+        "down": Operation("down", 64, 128, 1, "h", "output"),
+    }
+    deal = Deal(operations, tile_shape(1), 2, 1)
+    deal.add("up", first=0, last=64)
+    with pytest.raises(AssertionError, match="before anything makes them"):
+        deal.add("down")
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (14, 2), (7, 1), (9, 3), (4, 4), (16, 1)])
+def test_groups_of_heads_cover_every_head_once(heads: int, kv_heads: int) -> None:
+    groups = HeadGroups(heads, kv_heads, 64, 4)
+    covered = [
+        head
+        for group in range(groups.count)
+        for head in range(groups.first_head(group), groups.first_head(group) + groups.heads_of(group))
+    ]
+    assert covered == list(range(heads))
+    assert all(1 <= groups.heads_of(group) <= groups.size for group in range(groups.count))
+
+
+def test_a_launch_needs_a_card_of_the_right_kind() -> None:
+    program = plan_ffn(FFNSizes(1, 64, 128, 64, False), workers=2).programs[0]
+    with pytest.raises(UnsupportedError, match="compute capability"):
+        Wave(program, torch.zeros(128, 64, dtype=torch.float16))
+
+
+def test_a_stalled_launch_is_told_as_task_counter_expected_and_got() -> None:
+    made = plan_ffn(FFNSizes(1, 64, 1088, 64, False), workers=3)
+    program = made.programs[0]
+    assert program.steps.shape[1] == STEP_WORDS
+    words = watch_words(3, 1000, 0x7F0012345678)
+    assert int(words[1]) == 1000
+    assert int(words[2:4].view(np.uint64)[0]) == 0x7F0012345678
+    exchange, counters = 0x10000, 0x90000
+    step = int(program.lanes[2, 2]) + 1
+
+    def record(worker: int, state: int, address: int, expected: int, got: int) -> None:
+        at = HEADER_WORDS + worker * RECORD_WORDS
+        words[at : at + 2] = (state, step)
+        words[at + 2 : at + 4] = np.array([address], dtype=np.uint64).view(np.int32)
+        words[at + 4 : at + 6] = (expected, got)
+
+    record(1, 2, exchange + 4 * (64 + program.set_words + 3), 0, -1)
+    record(2, 1, counters + 4 * 5, 7, 6)
+    found = stalls(program, words, exchange, counters)
+    assert found[0] == {
+        "worker": 1,
+        "task": program.names[step],
+        "counter": "h word 3 (of up)",
+        "expected": "data",
+        "got": "none",
+    }
+    assert found[1] == {"worker": 2, "task": program.names[step], "counter": "counter 5", "expected": 7, "got": 6}
+    error = WaveStalled("wave of 3 workers stalled", found, next="Try again.")
+    assert "counter 5: expected 7, got 6" in str(error)
+    assert "\n" not in str(error)
+    assert len(error.stalls) == 2
