@@ -27,10 +27,11 @@ __all__: list[str] = []
 
 CASES: dict[str, dict[str, Any]] = {
     "128": {"head_dim": 128},
+    "128 by barrier": {"head_dim": 128, "BARRIER_VOTE": True},
     "64 causal packed": {"head_dim": 64, "RIGHT": True, "RAGGED": True, "LSE": True},
     "256 causal": {"head_dim": 256, "RIGHT": True},
 }
-INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "STL", "LDL")
+INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL")
 
 
 def source(head_dim: int, given: dict[str, Any]) -> GluonASTSource:

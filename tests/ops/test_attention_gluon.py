@@ -45,9 +45,14 @@ def test_it_compiles_for_hopper_to_asynchronous_products_and_tma(reports: dict[s
 def test_nothing_spills_where_auto_uses_it_most_and_little_elsewhere(reports: dict[str, Any]) -> None:
     assert {name: report["stack"] for name, report in reports.items() if name != "256 causal"} == {
         "128": 0,
+        "128 by barrier": 0,
         "64 causal packed": 0,
     }
     assert reports["256 causal"]["stack"] <= 32
+
+
+def test_the_other_vote_is_one_barrier(reports: dict[str, Any]) -> None:
+    assert {name for name, report in reports.items() if report["BAR.RED"]} == {"128 by barrier"}
 
 
 def test_registers_of_all_warps_fit_an_sm(reports: dict[str, Any]) -> None:

@@ -53,6 +53,19 @@ _SYNC = gl.constexpr("bar.sync $1, 256; mov.u32 $0, 0;")
 _ARRIVE = gl.constexpr("bar.arrive $1, 256; mov.u32 $0, 0;")
 _REGISTERS = gl.constexpr("=r,r")
 _FIRST_BARRIER = gl.constexpr(13)
+# BARRIER_VOTE: a vote whose result is every thread's own register, which the second statement hands on as a scalar;
+# Triton's reduction goes through shared memory three times. Compiles well, and has not yet run on a card: tuned.json
+# leaves it off.
+_DECLARE = gl.constexpr(".reg .b32 onewave_vote_{0}; mov.b32 onewave_vote_{0}, 0; mov.b32 $0, 0;")
+_VOTE = gl.constexpr(
+    "{{ .reg .pred mine, any; setp.ne.s32 mine, $1, 0; barrier.cta.red.or.pred any, {1}, 128, mine;"
+    " selp.b32 onewave_vote_{0}, 1, 0, any; mov.b32 $0, 0; }}"
+)
+_RESULT = gl.constexpr(
+    "{{ .reg .pred any; setp.ne.s32 any, onewave_vote_{0}, 0; vote.sync.any.pred any, any, 0xffffffff;"
+    " selp.b32 $0, 1, 0, any; }}"
+)
+_VOTE_BARRIER = gl.constexpr(10)
 _LN2 = gl.constexpr(0.6931471805599453)
 _LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -65,6 +78,26 @@ def barrier_sync(number):
 @gluon.jit
 def barrier_arrive(number):
     gl.inline_asm_elementwise(_ARRIVE, _REGISTERS, [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def text(pattern, wg):
+    return pattern.format(wg, _VOTE_BARRIER.value + wg)
+
+
+@gluon.jit
+def declare_vote(wg: gl.constexpr):
+    code: gl.constexpr = text(_DECLARE, wg)
+    gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def any_in_warpgroup(wg: gl.constexpr, ballots):
+    """1 if any of the warpgroup's [4, 8, 4] ballots, one a thread, is not 0; a barrier of the warpgroup."""
+    code: gl.constexpr = text(_VOTE, wg)
+    gl.inline_asm_elementwise(code, _REGISTERS, [ballots], dtype=gl.int32, is_pure=False, pack=1)
+    result: gl.constexpr = text(_RESULT, wg)
+    return gl.inline_asm_elementwise(result, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -171,6 +204,8 @@ def consume(wg: gl.constexpr, problem):
     unit = problem.scale_log2
     if problem.SOFTCAP:
         unit = 1.0
+    if problem.BARRIER_VOTE:
+        declare_vote(wg)
     tile = 0
     j = 0
     if problem.PING_PONG and wg == W - 1:
@@ -278,10 +313,15 @@ def consume(wg: gl.constexpr, problem):
                     sn = capped(problem, sn)
                     pn = gl.exp2(sn * unit - m[:, None])
                     sums = partial_sums(pn, BN)
+                    if problem.BARRIER_VOTE:
+                        # Rows r and r + 8 of a warp's 16 belong to one thread.
+                        most = gl.max(sums.reshape([4, 2, 8, 4]), 1)
+                        exceeded = any_in_warpgroup(wg, (most > TOO_MUCH).to(gl.int32))
                     # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
                     mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
                     o = warpgroup_mma_wait(0, deps=[oa])
-                    exceeded = gl.max((sums > TOO_MUCH).to(gl.int32).reshape([256]), 0)
+                    if not problem.BARRIER_VOTE:
+                        exceeded = gl.max((sums > TOO_MUCH).to(gl.int32).reshape([256]), 0)
                     if exceeded != 0:
                         z = gl.zeros([64, BN], gl.float32, LS)
                         sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
@@ -346,9 +386,9 @@ def attention_kernel(
     q, k, v, out, lse, sinks, starts_q, starts_k, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys,
     skipped, sequences, search_steps, slots, tiles, shift, left, right, phases, scale_log2, inner, outer,
     D: gl.constexpr, BN: gl.constexpr, WARPGROUPS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, PING_PONG: gl.constexpr, Q_REGISTERS: gl.constexpr, HEADROOM: gl.constexpr,
-    RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, SOFTCAP: gl.constexpr,
-    SINKS: gl.constexpr, LSE: gl.constexpr,
+    Q_STAGES: gl.constexpr, PING_PONG: gl.constexpr, Q_REGISTERS: gl.constexpr, BARRIER_VOTE: gl.constexpr,
+    HEADROOM: gl.constexpr, RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
 ):  # fmt: skip
     """See the top of this file; descriptors q, k, v, out of [.., rows, D] boxes. lse_*: strides in elements, int64."""
     W: gl.constexpr = WARPGROUPS
@@ -372,8 +412,8 @@ def attention_kernel(
     problem = Problem(
         q, k, v, out, lse, sinks, starts_q, starts_k, sq, sk, sv, bq, bk, bv, lse_batch, lse_head, num_heads, group,
         section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, shift, left, right, phases,
-        scale_log2, inner, outer, D, BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, HEADROOM,
-        RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        scale_log2, inner, outer, D, BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, BARRIER_VOTE,
+        HEADROOM, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
     if W == 2:
         gl.warp_specialize(

@@ -66,6 +66,7 @@ class Problem:
     Q_STAGES: gl.constexpr
     PING_PONG: gl.constexpr
     Q_REGISTERS: gl.constexpr
+    BARRIER_VOTE: gl.constexpr
     HEADROOM: gl.constexpr
     RAGGED: gl.constexpr
     TOP_LEFT: gl.constexpr
@@ -80,7 +81,7 @@ class Problem:
         self, q, k, v, out, lse, sinks, starts_q, starts_k, sq, sk, sv, bq, bk, bv, lse_batch, lse_head, num_heads,
         group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, shift, left, right,
         phases, scale_log2, inner, outer, D, BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS,
-        HEADROOM, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        BARRIER_VOTE, HEADROOM, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     ):  # fmt: skip
         self.q, self.k, self.v, self.out = q, k, v, out
         self.lse, self.sinks, self.starts_q, self.starts_k = lse, sinks, starts_q, starts_k
@@ -95,6 +96,7 @@ class Problem:
         self.K_STAGES, self.V_STAGES = gl.constexpr(K_STAGES), gl.constexpr(V_STAGES)
         self.Q_STAGES, self.PING_PONG = gl.constexpr(Q_STAGES), gl.constexpr(PING_PONG)
         self.Q_REGISTERS, self.HEADROOM = gl.constexpr(Q_REGISTERS), gl.constexpr(HEADROOM)
+        self.BARRIER_VOTE = gl.constexpr(BARRIER_VOTE)
         self.RAGGED, self.TOP_LEFT = gl.constexpr(RAGGED), gl.constexpr(TOP_LEFT)
         self.LEFT, self.RIGHT, self.SOFTCAP = gl.constexpr(LEFT), gl.constexpr(RIGHT), gl.constexpr(SOFTCAP)
         self.SINKS, self.LSE = gl.constexpr(SINKS), gl.constexpr(LSE)
