@@ -210,3 +210,11 @@ def test_a_mistake_of_ours_shows_no_stack_trace(client, monkeypatch):
 def test_a_body_too_large_is_refused_before_it_is_read(client):
     message = refused(client.post("/api/trace", content=b"x", headers={"content-length": str(MOST_BYTES + 1)}), 413)
     assert f"{MOST_BYTES:,}" in message
+
+
+def test_a_misspelt_field_is_refused_and_not_passed_over(client):
+    answer = client.get("/api/game", params={"m": 3, "rows": 4})
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "field: 'rows'; allowed: k, m, n, policy, slots, unit"}
+    answer = client.post("/api/count", json={"m": 3, "oder": []})
+    assert answer.status_code == 400

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.lab import game, programs, search
-from onewave.lab.fields import json_object
+from onewave.lab.fields import Fields, json_object
 from onewave.lab.guard import App, Guard
 from onewave.tiles.trace import Trace, compare
 
@@ -89,7 +89,7 @@ def make_app(names: frozenset[str] = frozenset()) -> App:
 
 def _get(answer: Answer) -> Callable[[Request], Any]:
     async def route(request: Request) -> Response:
-        return _json(await run_in_threadpool(answer, dict(request.query_params)))
+        return _json(await run_in_threadpool(_answer, answer, dict(request.query_params)))
 
     return route
 
@@ -97,9 +97,16 @@ def _get(answer: Answer) -> Callable[[Request], Any]:
 def _post(answer: Answer) -> Callable[[Request], Any]:
     async def route(request: Request) -> Response:
         body = await request.body()
-        return _json(await run_in_threadpool(lambda: answer(json_object(body))))
+        return _json(await run_in_threadpool(lambda: _answer(answer, json_object(body))))
 
     return route
+
+
+def _answer(answer: Answer, given: Mapping[str, Any]) -> Any:
+    fields = Fields(given)
+    found = answer(fields)
+    fields.refuse_unknown()
+    return found
 
 
 async def _page() -> Response:

@@ -9,7 +9,28 @@ from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["choice", "json_object", "tiles_of", "whole", "wholes"]
+__all__ = ["Fields", "choice", "json_object", "tiles_of", "whole", "wholes"]
+
+
+class Fields(dict[str, Any]):
+    """What was sent, and which of it was looked at: a misspelt field is refused, not passed over."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._known: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self._known.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        self._known.add(key)
+        return super().get(key, default)
+
+    def refuse_unknown(self) -> None:
+        """Raise InvalidArgumentError for a field that nothing asked for."""
+        for name in self.keys() - self._known:
+            raise InvalidArgumentError("field", got=repr(name[:40]), allowed=", ".join(sorted(self._known)))
 
 
 def whole(given: Mapping[str, Any], name: str, default: int, most: int, least: int = 1) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.lab.fields import choice, whole, wholes
@@ -121,7 +122,7 @@ def _largest_tile(graph: TileGraph) -> int:
 
 def chain_sweep(given: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes moved by a chain under every order and interleaving, against the cache's size."""
-    graph = _chain_graph({"rows": 6, "cols": 6, "inner": 6, **given}, MOST_MATRIX_TASKS)
+    graph = _chain_graph(ChainMap(cast("dict[str, Any]", given), {"rows": 6, "cols": 6, "inner": 6}), MOST_MATRIX_TASKS)
     total = sum(tensor.nbytes for tensor in graph.tensors.values())
     largest = _largest_tile(graph)
     least, most = 12 * largest, max(int(total), 16 * largest)
