@@ -16,8 +16,9 @@ from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.tiles.interpret import execute
 from onewave.tiles.verify_table import verify_table
+from onewave.wave.operations import INPUT, OUTPUT
 from onewave.wave.pack import Weight, pack_stream
-from onewave.wave.program import INPUT, OUTPUT, slice_bounds
+from onewave.wave.program import slice_bounds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from emulator import Emulator

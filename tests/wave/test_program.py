@@ -17,8 +17,9 @@ from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.launch import Wave
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, heads_bytes, tile_shape
+from onewave.wave.operations import INPUT, AnyOperation, HeadGroups, Operation
 from onewave.wave.pack import Weight, pack_stream, tile_images
-from onewave.wave.program import INPUT, AnyOperation, HeadGroups, Operation, build_program, slice_bounds
+from onewave.wave.program import build_program, slice_bounds
 from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
 
 CPU = torch.device("cpu")

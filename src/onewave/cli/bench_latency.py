@@ -114,7 +114,8 @@ def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result
     from rich.table import Table
 
     dtype = str(llm.dtype).removeprefix("torch.")
-    table = Table(title=f"{llm.name}, {dtype} on {llm.device}", title_justify="left")
+    title = f"{llm.name}, {dtype} on {llm.device}, decoding: {llm.decode_path}"
+    table = Table(title=title, title_justify="left")
     table.add_column("test", no_wrap=True)
     for heading in ("batch", "t/s", "ms/token", "GB/s", "of ceiling"):
         table.add_column(heading, justify="right", no_wrap=True)

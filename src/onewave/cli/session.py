@@ -65,5 +65,6 @@ def stats_line(opened: Opened, outputs: Sequence[RequestOutput]) -> str:
         parts.append(f"{decoded / max(seconds, 1e-9):.1f} tokens/s")
     prompt_tokens = sum(m.num_prompt_tokens for m in metrics)
     parts.append(f"{prompt_tokens} prompt and {tokens} generated tokens")
+    parts.append(f"decoding: {opened.llm.decode_path}")
     parts.append(f"{time.perf_counter() - _STARTED:.2f} s in all")
     return ", ".join(parts)

@@ -103,7 +103,14 @@ class LLM:
                 max_model_len=self.max_model_len,
             )
             self._tokenizer, self._why_no_tokenizer = loading.result()
-        self.runner = ModelRunner(network, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len, decode=path)
+        self.runner = ModelRunner(
+            network,
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.max_model_len,
+            decode=path,
+            progress=progress,
+        )
+        self.decode_path = self.runner.decode_path
         self._engine: Engine | None = self._make_engine(seed)
         self._lock = threading.RLock()
 

@@ -42,7 +42,9 @@ class ModelRunner:
     result independent of its neighbours. Nothing here waits for the device.
     """
 
-    def __init__(self, model: Llama, *, max_num_seqs: int, max_model_len: int, decode: str = "graph"):
+    def __init__(
+        self, model: Llama, *, max_num_seqs: int, max_model_len: int, decode: str = "graph", progress: bool = False
+    ):
         self.model = model
         self.device = model.device
         self.vocab_size = model.config.vocab_size
@@ -50,7 +52,7 @@ class ModelRunner:
         self._on_cuda = self.device.type == "cuda"
         self.run_ahead = 1 if self._on_cuda else 0
         self._use_graphs = self._on_cuda and decode == "graph"
-        self._wave = WaveDecoder(model, max_num_seqs) if self._on_cuda and decode == "wave" else None
+        self._wave = WaveDecoder(model, max_num_seqs, progress=progress) if self._on_cuda and decode == "wave" else None
         self.decode_path = decode if self._on_cuda else "eager"
         self._graphs: dict[int, _DecodeGraph] = {}
         self._bound: tuple[_DecodeGraph, Tensor] | None = None

@@ -15,6 +15,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
+from onewave.weights.progress import byte_progress
 
 __all__ = ["Step", "WaveDecoder", "self_check"]
 
@@ -35,16 +36,18 @@ class Step(Protocol):
 class WaveDecoder:
     """A model's decode steps, one launch each, for up to max_num_seqs sequences.
 
+    progress: draw a bar on stderr while the weights are packed.
     Raises UnsupportedError when the card or the model does not suit the wave, or when the self-check fails.
     """
 
-    def __init__(self, model: Llama, max_num_seqs: int):
-        from onewave.models.llama_plan import DecodeWave, unsupported_because
+    def __init__(self, model: Llama, max_num_seqs: int, *, progress: bool = False):
+        from onewave.models.llama_plan import DecodeWave, packed_bytes, unsupported_because
 
         reason = unsupported_because(model.config, max_num_seqs)
         if reason is not None:
             raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
-        self._wave = DecodeWave(model, batch=max_num_seqs)
+        with byte_progress("packing", packed_bytes(model), enabled=progress) as report:
+            self._wave = DecodeWave(model, batch=max_num_seqs, progress=report)
         difference = self_check(model, self._wave, max_num_seqs)
         self._wave.wave.check()
         if not difference <= _MOST_DIFFERENCE:

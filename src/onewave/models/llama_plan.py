@@ -26,21 +26,12 @@ from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
-from onewave.wave.layout import TileShape, tile_shape
+from onewave.wave.layout import TILE_BYTES, TileShape, tile_shape
+from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.pack import Weight, pack_stream
-from onewave.wave.program import (
-    INPUT,
-    OUTPUT,
-    AnyOperation,
-    Attention,
-    Combination,
-    HeadGroups,
-    Operation,
-    WaveProgram,
-    build_program,
-)
+from onewave.wave.program import WaveProgram, build_program
 
-__all__ = ["DecodePlan", "DecodeWave", "plan_decode", "unsupported_because", "wave_weights"]
+__all__ = ["DecodePlan", "DecodeWave", "packed_bytes", "plan_decode", "unsupported_because", "wave_weights"]
 
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
 _ATTENTION_TASKS = 128
@@ -177,11 +168,16 @@ def wave_weights(model: Llama) -> dict[str, Weight]:
     return found
 
 
+def packed_bytes(model: Llama) -> int:
+    """About what packing a model writes: its matrices, in 16 bits."""
+    return sum(matrix.nbytes for weight in wave_weights(model).values() for matrix in weight.matrices)
+
+
 class DecodeWave:
     """A model's decode step as one launch, for up to `batch` sequences.
 
     workers: blocks of the launch, by default one a multiprocessor. delays: a test build that sleeps before tasks.
-    progress: told packed and all tiles. Raises UnsupportedError.
+    progress: told the bytes packed so far, packed_bytes(model) in the end. Raises UnsupportedError.
     """
 
     def __init__(
@@ -191,7 +187,7 @@ class DecodeWave:
         batch: int,
         workers: int | None = None,
         delays: bool = False,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int], None] | None = None,
     ):
         if not runs_here(model.device) or model.dtype not in (torch.bfloat16, torch.float16):
             allowed = "bfloat16 or float16 on a card of compute capability 9.0"
@@ -201,11 +197,10 @@ class DecodeWave:
         self.plan = plan_decode(config, batch=batch, workers=count)
         self.batch, self.vocab_size, self.device = batch, config.vocab_size, model.device
         program, weights = self.plan.program, wave_weights(model)
-        total = sum(len(entries) for entries in program.stream.values())
 
         def told(done: int) -> None:
             if progress is not None:
-                progress(done, total)
+                progress(done * TILE_BYTES)
 
         stream = pack_stream(program, weights, model.device, progress=told)
         self.wave = Wave(program, stream, activation="silu", delays=delays, attention=_setup(model, self.plan.groups))

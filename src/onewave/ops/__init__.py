@@ -9,6 +9,7 @@ from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.embedding.op import embedding
 from onewave.ops.explain import Explanation, explain
+from onewave.ops.ffn.op import ffn, pack_ffn
 from onewave.ops.kv_layout import pack_k, unpack_k
 from onewave.ops.linear.op import linear
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
@@ -26,10 +27,12 @@ __all__ = [
     "decode_attention",
     "embedding",
     "explain",
+    "ffn",
     "greedy",
     "linear",
     "masked_multihead_attention",
     "merge_attention",
+    "pack_ffn",
     "pack_k",
     "rms_norm",
     "swiglu",

@@ -14,7 +14,8 @@ from itertools import pairwise
 from onewave.tiles.builders import Builder
 from onewave.tiles.graph import Tile
 from onewave.wave.layout import TileShape
-from onewave.wave.program import INPUT, AnyOperation, Attention, Operation, slice_bounds
+from onewave.wave.operations import INPUT, AnyOperation, Attention, Operation
+from onewave.wave.program import slice_bounds
 
 __all__ = ["Deal"]
 
@@ -174,7 +175,7 @@ class Deal:
         operation = self.operations[name]
         assert not isinstance(operation, Operation)
         groups = operation.groups
-        sequence, group = divmod(unit, groups.count)
+        group = unit % groups.count
         head, heads, dim = groups.first_head(group), groups.heads_of(group), groups.head_dim
         if isinstance(operation, Attention):
             if operation.target not in self.build.tensors:
@@ -188,13 +189,15 @@ class Deal:
                 for low, high in zip(at, ends, strict=True)
                 for tile in self._reads(operation.source, low * dim, high * dim)
             ]
-            reads = tuple(dict.fromkeys(found))
-            writes: tuple[Tile, ...] = ((operation.target, (unit, split)),)
-            cache = f"cache{operation.layer}"
+            cache, fresh = f"cache{operation.layer}", f"appended{operation.layer}"
             if cache not in self.build.tensors:
-                self.build.tensor(cache, (self.batch, groups.count), (1, 1))
+                units = groups.count * self.batch
+                self.build.tensor(cache, (units, groups.splits), (1, 1))
+                self.build.tensor(fresh, (units, 1), (1, 1))
+            reads = (*dict.fromkeys(found), (cache, (unit, split)))
+            writes: tuple[Tile, ...] = ((operation.target, (unit, split)),)
             if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
-                writes += ((cache, (sequence, group)),)
+                writes += ((fresh, (unit, 0)),)
         else:
             if operation.target not in self.build.tensors:
                 units = groups.count * self.batch

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.tiles.trace import Trace
-from onewave.wave.program import HeadGroups, WaveProgram
+from onewave.wave.operations import HeadGroups
+from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls, watch_words
 
 __all__ = [

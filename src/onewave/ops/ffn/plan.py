@@ -20,7 +20,8 @@ from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.layout import TileShape, tile_shape
-from onewave.wave.program import INPUT, OUTPUT, Operation, WaveProgram, build_program, slice_bounds
+from onewave.wave.operations import INPUT, OUTPUT, Operation
+from onewave.wave.program import WaveProgram, build_program, slice_bounds
 
 __all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "plan_ffn"]
 
