@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onewave.bench.attention import AttentionResult
     from onewave.bench.ceilings import Ceiling
 
-__all__ = ["ATTENTION_OPERATORS", "bench_attention", "chosen_operators"]
+__all__ = ["ATTENTION_OPERATORS", "attention_resources", "bench_attention", "chosen_operators"]
 
 ATTENTION_OPERATORS = ("attention", "attention_varlen", "decode_attention", "masked_multihead_attention")
 """Operators that are measured beside other libraries, on shapes of their own."""
@@ -59,6 +59,45 @@ def bench_attention(
         return
     for citation in citations:
         print(citation)
+
+
+def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
+    """Print what the prefill kernels take of an SM for the shapes' head_dims, compiled here for sm_90 and sm_80."""
+    from rich.table import Table
+
+    from onewave.bench.attention import PREFILL_SHAPES, AttentionShape
+    from onewave.ops.attention.resources_impl import hopper, portable
+
+    head_dims = sorted({AttentionShape.parse(text).head_dim for text in shapes or PREFILL_SHAPES})
+    table = Table(title="attention: what a program takes of an SM (bf16)", title_justify="left")
+    for heading in ("head_dim", "kernel", "card"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("threads", "registers", "spilled", "shared", "an SM", "occupancy", "compiled"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    documents: list[dict[str, Any]] = []
+    for head_dim in head_dims:
+        for causal in (False, True):
+            masked: dict[str, Any] = {"RIGHT": True} if causal else {}
+            tail: dict[str, Any] = {"TAIL": True} if causal else {}
+            for found in (
+                hopper(head_dim, **masked),
+                portable(head_dim, **masked, **tail),
+                portable(head_dim, 80, **masked, **tail),
+            ):
+                show_status(f"compiled {found.kernel} kernel, head_dim {head_dim}")
+                table.add_row(
+                    f"{head_dim}{' causal' if causal else ''}", found.kernel, f"sm_{found.capability}",
+                    str(found.threads), str(found.registers), f"{found.stack} B", f"{found.shared / 1024:.0f} KiB",
+                    str(found.programs_an_sm), f"{found.occupancy:.0%}", f"{found.seconds:.1f} s",
+                )  # fmt: skip
+                plain = {k: v for k, v in vars(found).items() if k not in ("code", "ir")}
+                own = {"head_dim": head_dim, "causal": causal, "programs_an_sm": found.programs_an_sm}
+                documents.append(own | plain | {"occupancy": found.occupancy})
+    show_status("")
+    if as_json:
+        print(json.dumps({"resources": documents}))
+        return
+    print_table(table)
 
 
 def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench_attention import ATTENTION_OPERATORS, bench_attention, chosen_operators
+from onewave.cli.bench_attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
 from onewave.cli.bench_report import append_to_ledger, check_count, print_table
 from onewave.cli.bench_wave import bench_ffn
 from onewave.weights import sources
@@ -49,6 +49,9 @@ def ops(
     causal: Annotated[
         bool | None, typer.Option("--causal/--no-causal", help="Of attention: one mask only. Default: both.")
     ] = None,
+    resources: Annotated[
+        bool, typer.Option("--resources", help="Of attention: registers, shared memory and occupancy, without a card.")
+    ] = False,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -60,6 +63,13 @@ def ops(
         bench_ffn(shape, device=where, dtype=kind, reps=reps, as_json=as_json, ledger=ledger)
         return
     attentions, others = chosen_operators(names or [])
+    if resources:
+        if attentions != ["attention"]:
+            raise InvalidArgumentError(
+                "--resources", got=", ".join(names or ["no operator"]), allowed="attention alone"
+            )
+        attention_resources(shape, as_json=as_json)
+        return
     if attentions:
         kind, where = _attention_dtype(dtype, device)
         bench_attention(
