@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn, pack_ffn
 from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
@@ -189,3 +190,16 @@ def test_the_registered_operator_agrees_with_itself() -> None:
     torch.library.opcheck(torch.ops.onewave.ffn, arguments, test_utils=("test_schema", "test_faketensor"))
     compiled = torch.compile(lambda *t: ffn(t[0], t[1], t[2], w_gate=t[3]), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, up, down, gate), ffn(x, up, down, w_gate=gate))
+
+
+def test_explain_says_which_kernel_runs_and_how_even_its_plan_is() -> None:
+    shapes = ((8, 4096), (14336, 4096), (4096, 14336))
+    found = explain("ffn", *shapes, device="cuda:sm_90")
+    assert found.backend == "wave"
+    assert found.split == "K in 1 and 4"
+    assert "398 tasks" in str(found)
+    assert explain(ffn, (64, 4096), *shapes[1:], device="cuda:sm_90").backend == "torch"
+    assert explain(ffn, (64, 4096), *shapes[1:], device="cuda:sm_90", backend="wave").tile == "64 rows x 128, ring of 8"
+    assert explain(ffn, *shapes, device="cuda:sm_80").backend == "torch"
+    with pytest.raises(UnsupportedError, match="sm_90"):
+        explain(ffn, (65, 4096), *shapes[1:], device="cuda:sm_90", backend="wave")

@@ -8,6 +8,7 @@ Each operator's own plan answers; this file only reads the question and lays out
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,9 @@ import torch
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
 from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.ffn.op import MOST_FUSED_ROWS
+from onewave.ops.ffn.plan import DATA, FFNSizes, plan_ffn
+from onewave.wave.layout import MOST_BATCH
 
 __all__ = ["Explanation", "explain"]
 
@@ -101,7 +105,7 @@ def explain(
         attention q, k; attention_varlen q, k (and sequences=3, max_seqlen_q=500, max_seqlen_k=500)
         decode_attention q, k_cache (paged: block_table=(rows, blocks); quantised: kv_dtype="int8"; one row's length:
         seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
-        merge_attention the stacked outs; linear x, weight; the others x
+        merge_attention the stacked outs; linear x, weight; ffn x, w_up, w_down (gated=True, workers=132); the others x
     device: "cpu", "cuda", or a card that need not be there, such as "cuda:sm_90"; default: this machine's. dtype:
     "bf16", "fp16", "fp32". options: the call's own. Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
@@ -306,6 +310,36 @@ def _linear(question: _Question) -> Explanation:
     return Explanation("linear", question.text(), "torch", "torch.nn.functional.linear", (why,))
 
 
+def _ffn(question: _Question) -> Explanation:
+    """x, w_up, w_down; options as ffn's, and workers and gated."""
+    x, up, down = question.take((1, 2, 3), (2,), (2,))
+    rows = math.prod(x[:-1])
+    options = question.options
+    backend = options.get("backend", "auto")
+    suits = question.cuda and question.sm in (None, 90) and question.dtype in (torch.float16, torch.bfloat16)
+    if backend == "wave" and not (suits and 1 <= rows <= MOST_BATCH):
+        raise UnsupportedError("ffn (backend=wave)", got=question.text(), allowed=f"1 to {MOST_BATCH} rows on sm_90")
+    if backend == "torch" or not suits or not 1 <= rows <= (MOST_BATCH if backend == "wave" else MOST_FUSED_ROWS):
+        why = f"the wave runs 16-bit types on sm_90, and pays for up to {MOST_FUSED_ROWS} rows"
+        return Explanation("ffn", question.text(), "torch", "ffn/reference.py: products one by one", (why,))
+    order, policy, workers = options.get("order", "row"), options.get("policy", DATA), int(options.get("workers", 132))
+    sizes = FFNSizes(1 << (rows - 1).bit_length(), up[1], up[0], down[0], bool(options.get("gated", False)))
+    made = plan_ffn(sizes, workers=workers, order=order, policy=policy)
+    shape = made.programs[0].shape
+    lanes = [[int(count) for count in program.lanes[:, 0]] for program in made.programs]
+    tiles = [sum(counts) for counts in zip(*lanes, strict=True)]
+    tasks = sum(table.num_tasks for table in made.tables)
+    why = (
+        f"few rows: bound by reading the weights, which one launch streams without a pause; order {order}, {policy}",
+        f"{tasks} tasks, proved; {max(tiles)} weight tiles on the busiest worker, {sum(tiles) / workers:.1f} a worker",
+    )
+    split = f"K in {made.splits[0]} and {made.splits[1]}"
+    return Explanation(
+        "ffn", question.text(), "wave", "wave/kernel.py: wave_kernel", why,
+        tile=f"{shape.rows} rows x {shape.cols}, ring of {shape.ring}", split=split, programs=str(workers),
+    )  # fmt: skip
+
+
 def _append(question: _Question) -> Explanation:
     qkv, cache = question.take((2,), (4, 5))
     head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
@@ -365,6 +399,7 @@ _EXPLAINERS: dict[str, Callable[[_Question], Explanation]] = {
     "attention": _attention,
     "attention_varlen": _attention_varlen,
     "decode_attention": _decode,
+    "ffn": _ffn,
     "linear": _linear,
     "masked_multihead_attention": _mmha,
     "merge_attention": _merge,

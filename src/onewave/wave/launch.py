@@ -125,7 +125,9 @@ class Wave:
         self.program, self.device, self._stream = program, device, stream
         self._budget, self._counters, self._delays = budget, counters, delays
         self._steps, self._lanes, self._totals = (
-            torch.from_numpy(words).to(device) for words in (program.steps, program.lanes, _padded(program.totals))
+            torch.from_numpy(words).to(device)
+            # One record more: each step looks at the next one's kind.
+            for words in (np.pad(program.steps, ((0, 1), (0, 0))), program.lanes, _padded(program.totals))
         )
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention

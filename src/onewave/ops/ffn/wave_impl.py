@@ -103,24 +103,29 @@ def pack(
 @dataclass(frozen=True)
 class _Kept:
     packed: PackedFFN
-    tensors: tuple[weakref.ref[Tensor] | None, ...]
+    # Storages, not tensors: a parameter reaches a registered operator as another tensor over the same memory.
+    storages: tuple[weakref.ref[torch.UntypedStorage], ...]
     versions: tuple[int, ...]
 
-    def holds(self, tensors: tuple[Tensor | None, ...]) -> bool:
-        same = all((ref() if ref else None) is tensor for ref, tensor in zip(self.tensors, tensors, strict=True))
-        return same and self.versions == _versions(tensors)
+    def holds(self, tensors: tuple[Tensor, ...]) -> bool:
+        pairs = zip(self.storages, tensors, strict=True)
+        return all(ref() is tensor.untyped_storage() for ref, tensor in pairs) and self.versions == _versions(tensors)
 
 
 _kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()
 
 
-def _versions(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+def _there(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
     # Inference tensors count no versions; they can't be written to where anyone would notice either.
-    return tuple(0 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors)
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
-def _key(tensors: tuple[Tensor | None, ...], choice: _Choice) -> tuple[object, ...]:
-    return (*(0 if tensor is None else tensor.data_ptr() for tensor in tensors), choice)
+def _key(tensors: tuple[Tensor, ...], choice: _Choice) -> tuple[object, ...]:
+    return (*((tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors), choice)
 
 
 def _choice(x: Tensor, activation: str | None, order: str, policy: str) -> _Choice:
@@ -132,7 +137,7 @@ def is_packed(
     x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
 ) -> bool:
     """Whether ffn() would find these weights packed for x's rows."""
-    tensors = (w_up, w_down, w_gate)
+    tensors = _there(w_up, w_down, w_gate)
     kept = _kept.get(_key(tensors, _choice(x, activation, order, policy)))
     return kept is not None and kept.holds(tensors)
 
@@ -141,12 +146,12 @@ def ffn(
     x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
 ) -> Tensor:
     """See op.ffn. x: [rows, hidden]. Packs the weights at the first call with them and keeps the packed copy."""
-    tensors = (w_up, w_down, w_gate)
+    tensors = _there(w_up, w_down, w_gate)
     choice = _choice(x, activation, order, policy)
     key = _key(tensors, choice)
     kept = _kept.get(key)
     if kept is None or not kept.holds(tensors):
-        refs = tuple(None if tensor is None else weakref.ref(tensor) for tensor in tensors)
+        refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
         kept = _kept[key] = _Kept(PackedFFN(w_up, w_down, w_gate, choice), refs, _versions(tensors))
         while len(_kept) > _MOST_KEPT:
             _kept.popitem(last=False)
