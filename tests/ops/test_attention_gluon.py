@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention import gluon_impl, gluon_tiles_impl
+from onewave.ops.attention import gluon_impl, gluon_tiles_impl, op
 from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule, swept
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.plan import explain_attention
@@ -200,6 +200,7 @@ def test_what_it_does_not_take_is_told_and_asking_by_name_needs_no_sweep() -> No
         ({"positive_scale": False}, "positive scale"),
         ({"packed": True, "left": True}, "window to the left"),
         ({"strides": "odd"}, "odd"),
+        ({"missing": "no module named gluon"}, "needs Triton 3.6's Gluon: no module"),
     ]
     for change, words in others:
         assert words in str(refusal(HopperCall(**vars(call) | change), asked_for=True))
@@ -235,3 +236,30 @@ def test_explain_tells_which_kernel_runs_and_why_not_the_other() -> None:
     assert "the Hopper kernel's sweep on a card has not covered float16 with head_dim 128" in other.why
     with pytest.raises(UnsupportedError, match="neither ALiBi nor bias"):
         explain("attention", *shapes, bias=1, device="cuda:sm_90", backend="gluon")
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_on_a_card_auto_runs_it_where_it_can_and_the_portable_kernel_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fails: bool
+) -> None:
+    def load(_: str, module: str) -> Any:
+        assert module == "gluon_impl"
+        if fails:
+            raise ImportError("no gluon here")
+        return gluon_impl
+
+    monkeypatch.setattr(op, "load", load)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    q = torch.zeros(1, 2, 5, 128, dtype=torch.bfloat16)
+    odd = torch.zeros(1, 2, 5, 129, dtype=torch.bfloat16)[..., :128]
+    wanted, plain = Options(0.1, right=0), {"alibi": False, "bias": False}
+    can = capability == (9, 0) and not fails
+    assert op._takes_hopper(q, q, q, q, wanted, "auto", **plain) == can
+    assert not op._takes_hopper(q, q, q, q, wanted, "triton", **plain)
+    assert not op._takes_hopper(q, q, odd, q, wanted, "auto", **plain)
+    assert not op._takes_hopper(q, q, q, q, wanted, "auto", alibi=True, bias=False)
+    assert op._takes_hopper(q, q, q, q, wanted, "auto", **plain, packed=True) == can
+    if not can:
+        with pytest.raises(UnsupportedError, match=r"sm_80|Triton 3.6's Gluon: no gluon here"):
+            op._takes_hopper(q, q, q, q, wanted, "gluon", **plain)

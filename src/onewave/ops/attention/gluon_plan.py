@@ -25,7 +25,10 @@ _TILES_TRIED = 8192
 
 @dataclass(frozen=True)
 class HopperCall:
-    """What decides whether the kernel takes a call. strides: why TMA can't describe a tensor, None if it can."""
+    """What decides whether the kernel takes a call.
+
+    strides: why TMA can't describe a tensor, None if it can. missing: why Triton can't compile it, None if it can.
+    """
 
     capability: tuple[int, int]
     dtype: str
@@ -36,6 +39,7 @@ class HopperCall:
     left: bool = False
     packed: bool = False
     strides: str | None = None
+    missing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ def refusal(call: HopperCall, *, asked_for: bool) -> str | None:
     """Why the kernel does not take a call, None if it does. asked_for: by name, which needs no passed sweep."""
     if call.capability != _HOPPER:
         return f"the Hopper kernel needs sm_90, and this is sm_{call.capability[0]}{call.capability[1]}"
+    if call.missing is not None:
+        return f"the Hopper kernel needs Triton 3.6's Gluon: {call.missing}"
     if call.alibi or call.bias:
         return "the Hopper kernel has neither ALiBi nor bias"
     if not call.positive_scale:

@@ -229,10 +229,15 @@ def _takes_hopper(
     if backend == "triton":
         return False
     capability = torch.cuda.get_device_capability(q.device)
-    strides = load(_NAME, "gluon_impl").undescribable(q, k, v, out) if capability == (9, 0) else None
+    strides = missing = None
+    if capability == (9, 0):
+        try:
+            strides = load(_NAME, "gluon_impl").undescribable(q, k, v, out)
+        except ImportError as error:
+            missing = str(error)
     dtype = str(q.dtype).removeprefix("torch.")
     left = wanted.left is not None
-    call = HopperCall(capability, dtype, q.shape[-1], wanted.scale > 0, alibi, bias, left, packed, strides)
+    call = HopperCall(capability, dtype, q.shape[-1], wanted.scale > 0, alibi, bias, left, packed, strides, missing)
     reason = refusal(call, asked_for=backend == "gluon")
     if reason is not None and backend == "gluon":
         raise UnsupportedError(f"{_NAME} (backend=gluon)", got=reason, next='Use backend="auto" or "triton".')
