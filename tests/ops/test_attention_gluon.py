@@ -176,6 +176,12 @@ def test_no_program_has_much_more_causal_work_than_another(
 def test_the_busiest_program_of_a_bad_order_is_found_out() -> None:
     blocks = list(range(32, 0, -1))
     assert busiest(blocks, 64, 8, 132) > 1.5 * busiest(blocks, 64, 8, 128)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert busiest(blocks, 64, 8, 128) == pytest.approx(1 / 128, rel=0.01)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_a_packed_sequences_descriptor_ends_with_the_sequence() -> None:

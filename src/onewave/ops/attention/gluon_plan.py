@@ -150,5 +150,5 @@ def busiest(blocks: list[int], heads: int, section: int, programs: int) -> float
     program = torch.where(turn % 2 == 0, program, programs - 1 - program)
     costs = torch.tensor(blocks, dtype=torch.float32, device="cpu") + 1.0
     work = costs[at % (section * len(blocks)) // section]
-    most = torch.zeros(programs, device="cpu").index_add_(0, program, work).max()
+    most = torch.zeros(programs, dtype=torch.float32, device="cpu").index_add_(0, program, work).max()
     return float(most / work.sum())
