@@ -65,6 +65,8 @@ class Llama:
         self.config, self.weights, self.max_model_len = config, weights, max_model_len
         self.device, self.dtype = weights.norm.device, weights.norm.dtype
         self.rotary = RotaryTable(config, max_model_len, self.device)
+        # The kernels begin at 16; PyTorch's attention takes the small heads of test models.
+        self.prefill_backend = "auto" if config.head_dim >= 16 else "torch"
 
     def new_cache(self, *, num_slots: int, capacity: int) -> StaticKVCache:
         """Make a KV cache of this model's shape. Raises CapacityError."""
@@ -142,7 +144,7 @@ class Llama:
         for chunk in batch.chunks:
             queries = q[None, first : first + chunk.length].transpose(1, 2)
             keys, values = (cache[chunk.slot, None, :, : chunk.end] for cache in (k_cache, v_cache))
-            attended = attention(queries, keys, values, causal=True, window=window)
+            attended = attention(queries, keys, values, causal=True, window=window, backend=self.prefill_backend)
             out[first : first + chunk.length] = attended[0].transpose(0, 1)
             first += chunk.length
         return out.flatten(1)

@@ -15,8 +15,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 _BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str) -> None:
-    """q, k and v among themselves. layout: the axes in words, with heads second to last or second."""
+def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smallest: int = 16) -> None:
+    """q, k and v among themselves. layout: the axes in words, heads second; smallest: the least head_dim."""
     rank = layout.count(",") + 1
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != rank:
@@ -32,7 +32,6 @@ def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str) -> Non
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         got = f"{num_heads} query heads, {num_kv_heads} KV heads"
         raise ShapeError(f"{name}: heads", got=got, allowed="a multiple of the KV heads")
-    smallest = 16 if q.is_cuda else 8
     if head_dim % 8 or not smallest <= head_dim <= 256:
         raise UnsupportedError(
             f"{name}: head_dim",

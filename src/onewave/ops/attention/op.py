@@ -41,8 +41,8 @@ def attention(
     """softmax(q k^T * scale + bias) v, over the keys that each query may see.
 
     q: [batch, heads, Sq, head_dim]; k, v: [batch, kv_heads, Sk, head_dim]; Sq, Sk >= 0; bf16 or fp16, on a CPU also
-    fp32; head_dim a multiple of 8 from 16 (on a CPU 8) to 256; any strides (0 for expanded axes) with a contiguous last
-    axis. Query head h reads KV head h // (heads / kv_heads).
+    fp32; head_dim a multiple of 8 from 16 (backend="torch": 8) to 256; any strides (0 for expanded axes) with a
+    contiguous last axis. Query head h reads KV head h // (heads / kv_heads).
 
     align: query i stands at key i + Sk - Sq ("bottom-right": the last query at the last key) or at key i ("top-left").
     causal: a query sees no key beyond its place. window: a number of keys, the query's place and those to its left (the
@@ -60,7 +60,7 @@ def attention(
     ops.explain tells; a CPU uses SDPA for what it can say.
     Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Dao 2023, arXiv:2307.08691.
     """
-    check_qkv(_NAME, q, k, v, layout="batch, heads, seq, head_dim")
+    check_qkv(_NAME, q, k, v, layout="batch, heads, seq, head_dim", smallest=8 if backend == "torch" else 16)
     scores = (q.shape[2], k.shape[2])
     check_extras(_NAME, q, sinks, alibi_slopes, bias, batch=q.shape[0], scores=scores)
     check_out(_NAME, q, out)
