@@ -164,6 +164,15 @@ def test_graphs_and_other_streams_give_the_same_bits() -> None:
     assert all(torch.equal(out, right) for out in outs)
 
 
+@pytest.mark.parametrize("policy", ["data", "tile"])
+def test_fewer_rows_and_then_more_find_nothing_of_an_earlier_call(policy: str) -> None:
+    x, up, down, gate = operands(16, 1024, 4096, 1024)
+    packed = pack_ffn(up, down, w_gate=gate, batch=16, policy=policy)
+    for rows in (16, 1, 16, 3, 2, 16, 16, 1, 1, 16):
+        x = torch.randn_like(x)
+        assert_close(finished(packed, x[:rows].contiguous()), (x[:rows], up, down, gate), "silu")
+
+
 def test_weights_that_change_are_packed_again_and_strides_are_honoured() -> None:
     given = operands(3, 256, 512, 256)
     x, up, down, gate = given

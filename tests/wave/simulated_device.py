@@ -16,7 +16,7 @@ class Bench:
     """A program's buffers in the simulated device's memory, kept from launch to launch."""
 
     def __init__(self, program: WaveProgram, stream: Tensor, **constants: Any):
-        self.program, self.memory = program, Memory(1 << 25)
+        self.program, self.memory, self.launches = program, Memory(1 << 25), 0
         put = self.memory.put
         exchange = np.full(64 + 2 * program.set_words, -1, dtype=np.int32)
         exchange[:64] = 0
@@ -66,6 +66,15 @@ class Bench:
         given |= {"source": source, "source_stride": source_stride, "out": out, "out_stride": out_stride}
         delays = given.pop("delays", lambda: None)
         launch(self.memory, self.program.workers, self.arguments | given | {"batch": batch}, delays)
+        self.launches += 1
+        if not self.arguments["SYNC"]:
+            size = self.program.set_words
+            whole = self.memory.get(self.arguments["exchange"], (64 + 2 * size,))
+            following = whole[64:].reshape(2, size)[self.launches & 1]
+            # Whatever an earlier launch left there would be taken for the next one's data.
+            left = [r.name for r in self.program.regions if (following[r.first :][: r.words] != -1).any()]
+            assert not left, f"a launch left words in the next one's set: {left}"
+            assert (whole[:64] == 0).all()
 
 
 def words(values: Tensor) -> np.ndarray:

@@ -144,6 +144,21 @@ def test_a_hidden_row_too_long_for_one_multiprocessor_is_cut_in_slices() -> None
     agree_at(model, [3, 20, 0, 9, 1], 3)
 
 
+def test_a_batch_that_shrinks_and_grows_finds_nothing_of_an_earlier_step() -> None:
+    model = random_model(LONG)
+    exact, wave = in_float32(model), Simulated(model, 4, 3, 4)
+    kv = exact.new_cache(num_slots=4, capacity=CAPACITY)
+    kv.k.normal_(generator=torch.Generator().manual_seed(8))
+    kv.v.normal_(generator=torch.Generator().manual_seed(9))
+    for step, rows in enumerate((4, 1, 4, 2, 1, 4)):
+        tokens, positions = [(7 * step + i) % 131 for i in range(rows)], [step] * rows
+        expected = exact.forward(Batch.decode(*torch.tensor([tokens, positions, list(range(rows))])), kv)
+        for cache, pointer in ((kv.k, wave.k), (kv.v, wave.v)):
+            wave.bench.memory.set(pointer, cache.half().numpy().view(np.int32))
+        found = wave.step(tokens, positions, list(range(rows)))
+        assert (found - expected).norm() < 4e-3 * expected.norm(), f"step {step}"
+
+
 def test_sequences_of_different_lengths_share_a_step() -> None:
     agree_at(random_model(LONG), [0, 40, 299, 16, 128], 4)
 

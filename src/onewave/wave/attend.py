@@ -132,7 +132,7 @@ def attend(
     DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """One group of heads over one split of one sequence's keys. Nothing to do for a sequence beyond the batch."""
+    """One group of heads over one split of one sequence's keys. For a sequence beyond the batch, only clear."""
     b = gl.load(record + 8)
     if b < batch:
         position = gl.load(positions + b)
@@ -157,6 +157,8 @@ def attend(
             batch, keep_back, heads, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
         )  # fmt: skip
         merge_warps(record, ours, theirs, keep_back, heads, D, GP, XW)
+    else:
+        clear_words(theirs + gl.load(record + 9), GP * (D + 4), XW)
 
 
 @gluon.jit
@@ -303,6 +305,16 @@ def merge_warps(
 
 
 @gluon.jit
+def clear_words(pointer, count, XW: gl.constexpr):
+    """Say of `count` words that they have not come yet: a launch before may have had more sequences than this one."""
+    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
+    word = gl.arange(0, XW * 128, layout=LINE)
+    for begin in range(0, count, XW * 128):
+        mine = begin + word < count
+        gl.store(pointer + begin + word, gl.full([XW * 128], ABSENT, gl.int32, LINE), mask=mine)
+
+
+@gluon.jit
 def combine(
     record, exchange, ours, theirs, watch, block, step, batch, keep_back, DTYPE: gl.constexpr, D: gl.constexpr,
     GP: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
@@ -315,10 +327,10 @@ def combine(
     L2: gl.constexpr = gl.BlockedLayout([EACH, 4], [1, 32], [WS, XW // WS], [1, 0])
     LC: gl.constexpr = gl.SliceLayout(0, L2)
     b = gl.load(record + 8)
+    target = gl.load(record + 9)
+    count = gl.load(record + 22)
     if b < batch:
         first = gl.load(record + 4)
-        target = gl.load(record + 9)
-        count = gl.load(record + 22)
         split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, L2))[:, None]
         pair = gl.arange(0, PAIRS, layout=LC)
         head = (pair // (D // 2))[None, :]
@@ -336,3 +348,5 @@ def combine(
         shown = (pair < count * (D // 2)) & (keep_back == 0)
         gl.store(ours + target + pair, words, mask=shown)
         gl.store(theirs + target + pair, words | ABSENT, mask=shown)
+    else:
+        clear_words(theirs + target, count * (D // 2), XW)

@@ -145,11 +145,11 @@ def finish_blocks(
             if SPLITS > 1:
                 at = target + (row_block * stride + part) * (NB * R) + sequence * R + r[None, :]
                 gl.store(ours + at, bits32(y), mask=shown)
-                gl.store(theirs + at, gl.full([NB, R], ABSENT, gl.int32, LZ), mask=shown)
+                gl.store(theirs + at, gl.full([NB, R], ABSENT, gl.int32, LZ))
         else:
             publish(
                 y, sequence, row, flags, kind == 3, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-                DTYPE, [NB, R // 2, 2], [NB, R // 4, 2], ACT, GATED, D,
+                DTYPE, NB, [NB, R // 2, 2], [NB, R // 4, 2], ACT, GATED, D,
             )  # fmt: skip
         gl.thread_barrier()
         mbarrier.arrive(pempty.index(place), count=1)
@@ -160,8 +160,8 @@ def finish_blocks(
 @gluon.jit
 def publish(
     y, sequence, row, flags, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-    DTYPE: gl.constexpr, PAIRS: gl.constexpr, FOURS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
-    D: gl.constexpr,
+    DTYPE: gl.constexpr, NB: gl.constexpr, PAIRS: gl.constexpr, FOURS: gl.constexpr, ACT: gl.constexpr,
+    GATED: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
     """Store float32 y: logits to the caller as they are, all else as 16-bit words (publish16)."""
     if D > 0:
@@ -171,23 +171,25 @@ def publish(
         else:
             publish16(
                 y, sequence, row, flags, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-                DTYPE, PAIRS, FOURS, ACT, GATED,
+                DTYPE, NB, PAIRS, FOURS, ACT, GATED,
             )  # fmt: skip
     else:
         publish16(
             y, sequence, row, flags, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-            DTYPE, PAIRS, FOURS, ACT, GATED,
+            DTYPE, NB, PAIRS, FOURS, ACT, GATED,
         )  # fmt: skip
 
 
 @gluon.jit
 def publish16(
     y, sequence, row, flags, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-    DTYPE: gl.constexpr, PAIRS: gl.constexpr, FOURS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
+    DTYPE: gl.constexpr, NB: gl.constexpr, PAIRS: gl.constexpr, FOURS: gl.constexpr, ACT: gl.constexpr,
+    GATED: gl.constexpr,
 ):  # fmt: skip
     """Finish float32 y and store it as 16-bit words, to the caller or to both sets of the exchange.
 
-    sequence, row: of each value, shaped as y, whose last axis holds 4 neighbouring rows a thread. PAIRS, FOURS: y's
+    sequence, row: of each value, shaped as y, whose last axis holds 4 neighbouring rows a thread; a sequence of NB or
+    more is no value at all. PAIRS, FOURS: y's
     shape with the last axis cut in pairs, and that of every second value.
     """
     y0, y1 = gl.split(gl.reshape(y, PAIRS))
@@ -200,24 +202,32 @@ def publish16(
             whose, and_whose = gl.split(gl.reshape(sequence0, FOURS))
             gated = bits16(h0, DTYPE) | (bits16(h1, DTYPE) << 16)
             put(gated, whose, first_row // 4, to_caller, target, stride, ours, theirs, out, out_stride, batch,
-                keep_back)  # fmt: skip
+                keep_back, NB)  # fmt: skip
     else:
         if flags & 1:
             y0 = activated(y0, ACT)
             y1 = activated(y1, ACT)
         words = bits16(y0, DTYPE) | (bits16(y1, DTYPE) << 16)
-        put(words, sequence0, row0 // 2, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back)
+        put(words, sequence0, row0 // 2, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+            NB)  # fmt: skip
 
 
 @gluon.jit
-def put(words, sequence, word, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back):
+def put(
+    words, sequence, word, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+    NB: gl.constexpr,
+):  # fmt: skip
+    """Store words to the caller, or show them in this launch's set and clear them in the next one's.
+
+    Cleared for all NB sequences, whatever this launch's batch: a launch before may have had more, and the next may.
+    """
     shown = (sequence < batch) & (keep_back == 0)
     if to_caller:
         gl.store(out + sequence.to(gl.int64) * out_stride + word, words, mask=shown)
     else:
         at = target + sequence * stride + word
         gl.store(ours + at, words, mask=shown)
-        gl.store(theirs + at, words | ABSENT, mask=shown)
+        gl.store(theirs + at, words | ABSENT, mask=sequence < NB)
 
 
 @gluon.jit
@@ -267,6 +277,6 @@ def reduce_pieces(
                 shown = real & (keep_back == 0)
                 gl.store(place_of(places, 4, gl.float32) + b * (stride * 2) + row, total, mask=shown)
         publish(
-            total, gl.where(real, b, batch), row, flags, kind == 5, target, stride, ours, theirs, out, out_stride,
-            batch, keep_back, DTYPE, [VALUES // 2, 2], [VALUES // 4, 2], ACT, GATED, D,
+            total, gl.where(v < pieces * (NB * PR), b, NB), row, flags, kind == 5, target, stride, ours, theirs, out,
+            out_stride, batch, keep_back, DTYPE, NB, [VALUES // 2, 2], [VALUES // 4, 2], ACT, GATED, D,
         )  # fmt: skip

@@ -38,7 +38,7 @@ POLLS = 1 << 18
 _READY_WORDS = 64
 _EXCHANGE_WARPS = 8
 EXCHANGE_REGISTERS = 168
-ATTENTION_REGISTERS = 208
+ATTENTION_REGISTERS = 216
 # Tiles in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
 _FLIGHT = 3
 

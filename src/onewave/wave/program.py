@@ -144,7 +144,7 @@ def build_program(
         totals=table.totals.astype(np.int32),
         stream=_stream(tiles, workers),
         stream_tiles=int(lanes[:, 0].max(initial=0)) * workers,
-        set_words=sum(region.words for region in regions),
+        set_words=max((-(-(region.first + region.words) // 32) * 32 for region in regions), default=0),
         regions=regions,
         names=tuple(names),
         phases=tuple(phases),
