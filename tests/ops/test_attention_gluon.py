@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention import gluon_impl, gluon_tiles_impl, op
+from onewave.ops.attention import gluon_impl, gluon_plan, gluon_tiles_impl, op
 from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule, swept
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.plan import explain_attention
@@ -25,6 +25,15 @@ from onewave.ops.explain import explain
 
 SHARED_BYTES_A_PROGRAM = 227 << 10
 REGISTERS_AN_SM = 64 << 10
+
+
+@pytest.fixture
+def covered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if a sweep on a card had covered bfloat16 with head_dim 64 and 128."""
+    monkeypatch.setattr(gluon_plan, "swept", lambda dtype, head_dim: dtype == "bfloat16" and head_dim in (64, 128))
+    refusal.cache_clear()
+    yield
+    refusal.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +206,7 @@ def test_a_packed_sequences_descriptor_ends_with_the_sequence() -> None:
         assert all(x < bound for x, bound in zip(at, found.shape, strict=True)) == (row < length)
 
 
+@pytest.mark.usefixtures("covered")
 def test_what_it_does_not_take_is_told_and_asking_by_name_needs_no_sweep() -> None:
     call = HopperCall((9, 0), "bfloat16", 128)
     assert refusal(call, asked_for=False) is None
@@ -216,6 +226,15 @@ def test_what_it_does_not_take_is_told_and_asking_by_name_needs_no_sweep() -> No
     assert refusal(unswept, asked_for=True) is None
 
 
+def test_auto_leaves_what_no_sweep_has_covered_to_the_portable_kernel() -> None:
+    for dtype in ("bf16", "fp16"):
+        for head_dim in (64, 96, 128, 256):
+            found = explain("attention", (2, 8, 500, head_dim), (2, 2, 500, head_dim), device="cuda:sm_90", dtype=dtype)
+            words = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
+            assert (found.backend == "gluon") == swept(words, head_dim)
+
+
+@pytest.mark.usefixtures("covered")
 def test_packed_sequences_and_single_ones_go_to_the_same_kernel_whatever_their_lengths() -> None:
     for options in ({}, {"causal": True}, {"causal": True, "window": 100}, {"softcap": 5.0}, {"bias": 1}):
         backends = {
@@ -233,6 +252,7 @@ def test_strides_that_tma_cannot_address_are_named() -> None:
         assert "strides" in str(gluon_impl.undescribable(q, odd))
 
 
+@pytest.mark.usefixtures("covered")
 def test_explain_tells_which_kernel_runs_and_why_not_the_other() -> None:
     shapes = ((1, 32, 8192, 128), (1, 8, 8192, 128))
     ours = explain("attention", *shapes, causal=True, device="cuda:sm_90")
@@ -246,6 +266,7 @@ def test_explain_tells_which_kernel_runs_and_why_not_the_other() -> None:
 
 @pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
 @pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.usefixtures("covered")
 def test_on_a_card_auto_runs_it_where_it_can_and_the_portable_kernel_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fails: bool
 ) -> None:
