@@ -16,7 +16,7 @@ class Bench:
     """A program's buffers in the simulated device's memory, kept from launch to launch."""
 
     def __init__(self, program: WaveProgram, stream: Tensor, **constants: Any):
-        self.program, self.memory, self.launches = program, Memory(1 << 25), 0
+        self.program, self.memory, self.launches = program, Memory(1 << 26), 0
         put = self.memory.put
         exchange = np.full(64 + 2 * program.set_words, -1, dtype=np.int32)
         exchange[:64] = 0

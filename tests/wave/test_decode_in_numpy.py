@@ -12,12 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.base.settings import Settings
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config import RopeConfig
+from onewave.models.config_file import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
 from onewave.wave.pack import pack_stream
+from onewave.weights.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulated_device import Bench, words
@@ -142,6 +145,30 @@ def test_a_hidden_row_too_long_for_one_multiprocessor_is_cut_in_slices() -> None
     plan = plan_decode(model.config, batch=5, workers=3)
     assert plan.program.most_splits == 2
     agree_at(model, [3, 20, 0, 9, 1], 3)
+
+
+def test_one_layer_of_llamas_real_shape() -> None:
+    location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
+    config = replace(load_config(location), num_layers=1, layer_windows=(None,), vocab_size=1000, max_position=320)
+    agree_at(random_model(config), [299], 8)
+
+
+def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
+    model = random_model(LONG)
+    contexts, tokens = [40, 3, 299, 16], [5, 6, 7, 8]
+    caches = [randn(1, 4, 2, CAPACITY, 32, seed=seed).half().numpy().view(np.int32) for seed in (1, 2)]
+
+    def step(workers: int, rows: list[int]) -> Tensor:
+        wave = Simulated(model, 4, workers, 4)
+        for cache, pointer in zip(caches, (wave.k, wave.v), strict=True):
+            wave.bench.memory.set(pointer, cache)
+        return wave.step([tokens[i] for i in rows], [contexts[i] for i in rows], rows)
+
+    together = step(3, [0, 1, 2, 3])
+    for workers in (1, 2, 7):
+        assert torch.equal(step(workers, [0, 1, 2, 3]), together)
+    for row in range(4):
+        assert torch.equal(step(3, [row])[0], together[row])
 
 
 def test_a_batch_that_shrinks_and_grows_finds_nothing_of_an_earlier_step() -> None:

@@ -68,7 +68,9 @@ def random_model(config: ModelConfig) -> Llama:
         )
         for _ in range(config.num_layers)
     )
-    weights = LlamaWeights(randn(config.vocab_size, hidden, seed=7).half(), layers, gain(hidden), matrix(131, hidden))
+    weights = LlamaWeights(
+        randn(config.vocab_size, hidden, seed=7).half(), layers, gain(hidden), matrix(config.vocab_size, hidden)
+    )
     return Llama(config, weights, max_model_len=320)
 
 
