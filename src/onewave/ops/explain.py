@@ -320,7 +320,7 @@ def _ffn(question: _Question) -> Explanation:
     if backend == "wave" and not (suits and 1 <= rows <= MOST_BATCH):
         raise UnsupportedError("ffn (backend=wave)", got=question.text(), allowed=f"1 to {MOST_BATCH} rows on sm_90")
     if backend == "torch" or not suits or not 1 <= rows <= (MOST_BATCH if backend == "wave" else MOST_FUSED_ROWS):
-        why = f"the wave runs 16-bit types on sm_90, and pays for up to {MOST_FUSED_ROWS} rows"
+        why = f"the wave runs 16-bit types on sm_90, and auto takes it for up to {MOST_FUSED_ROWS} rows"
         return Explanation("ffn", question.text(), "torch", "ffn/reference.py: products one by one", (why,))
     order, policy, workers = options.get("order", "row"), options.get("policy", DATA), int(options.get("workers", 132))
     sizes = FFNSizes(1 << (rows - 1).bit_length(), up[1], up[0], down[0], bool(options.get("gated", False)))

@@ -22,8 +22,8 @@ __all__ = ["ACTIVATIONS", "BACKENDS", "MOST_FUSED_ROWS", "ffn", "pack_ffn"]
 
 BACKENDS = ("auto", "wave", "torch")
 ACTIVATIONS = ("silu", "gelu", None)
-MOST_FUSED_ROWS = 8
-"""Up to this many rows `auto` runs the wave; above, two products one after the other are as fast on an H200."""
+MOST_FUSED_ROWS = 0
+"""Up to this many rows `auto` runs the wave. None as yet: the kernel's present build has not run on a card."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -45,8 +45,7 @@ def ffn(
     backend: "wave" runs both products in one persistent launch: up to 64 rows on a card of compute capability 9.0;
     sums and f in float32, the hidden row rounded to x's dtype once; the same bits every run. It packs the weights at
     the first call for a batch size (rounded up to a power of two) and keeps up to four packed copies; pack_ffn makes
-    one that you own. "torch": products one after the other, each rounded. "auto": the wave up to 8 rows where the
-    device has it, unless a CUDA graph is being recorded and nothing is packed yet.
+    one that you own. "torch", and "auto" as long as MOST_FUSED_ROWS is 0: products one after the other, each rounded.
     order (wave): "row", "half_row", "sm_local", "sequential" (two launches); policy (wave): "data", every word its own
     flag, or counters as in tiles.policies: "none", "row", "tile", "strided", "conv2d-tile", "consecutive".
     Raises InvalidArgumentError, ShapeError, UnsupportedError; WaveStalled when an earlier launch has stalled.
