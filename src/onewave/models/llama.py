@@ -136,9 +136,9 @@ class Llama:
     ) -> Tensor:
         """Attention of each sequence over its own cache row; [tokens, heads * head_dim]."""
         if batch.phase is Phase.DECODE:
-            return decode_attention(
-                q, k_cache, v_cache, seq_lens, block_table=batch.slots[:, None], window=window
-            ).flatten(1)
+            attended = decode_attention(q, k_cache, v_cache, seq_lens, block_table=batch.slots[:, None], window=window)
+            assert isinstance(attended, Tensor)  # no LSE was asked for
+            return attended.flatten(1)
         out = torch.empty_like(q)
         first = 0
         for chunk in batch.chunks:
