@@ -41,6 +41,11 @@ def _pairs(table_at, first_pair, last_pair):
         first = max(0, seq_lens[row] - window)
         length = min(seq_lens[row], capacity) - first
         if length <= 0:
+            # Without keys the output is 0; a row of negative length keeps its own.
+            if seq_lens[row] == 0:
+                out = floats(out_at + pair * head_dim * 4, head_dim)
+                for d in range(head_dim):
+                    out[d] = 0.0
             continue
         kv_head = head // (num_heads // num_kv_heads)
         start = (slots[row] * stride_slot + kv_head * stride_head + first * head_dim) * 4
@@ -77,13 +82,13 @@ def decode_attention(
     window: int | None,
     scale: float | None,
 ) -> None:
-    """Write out [rows, heads, 1, head_dim]; see op.decode_attention. Every row lies in one block of the cache."""
-    rows, num_heads, _, head_dim = q.shape
-    target = out if out.is_contiguous() else torch.empty_like(q, memory_format=torch.contiguous_format)
-    # Rows without keys keep their zeros, rows of negative length their output.
-    if not bool((seq_lens > 0).all()):
-        target.copy_(torch.where((seq_lens == 0)[:, None, None, None], 0.0, out))
-    slots = torch.arange(rows) if block_table is None else block_table[:, 0]
+    """Write out, q's shape: [rows, heads, head_dim] or [rows, heads, 1, head_dim]; see op.decode_attention.
+
+    Every row lies in one block of the cache; block_table: [rows, 1].
+    """
+    rows, num_heads, head_dim = q.shape[0], q.shape[1], q.shape[-1]
+    target = out.contiguous()
+    slots = torch.arange(rows) if block_table is None else block_table
     q, slots, seq_lens = q.contiguous(), slots.long().contiguous(), seq_lens.long().contiguous()
     addresses = (q, k_cache, v_cache, slots, seq_lens, target)
     sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
