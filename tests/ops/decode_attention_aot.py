@@ -51,7 +51,7 @@ def report(
 ) -> dict[str, Any]:
     plan = plan_decode(
         num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096,
-        kv_itemsize=2 if cache == "bf16" else 1, split_size=None,
+        kv_itemsize=2 if cache == "bf16" else 1, split_size=None, windowed=False,
     )  # fmt: skip
     flags = (
         "MANY", "KV_SCALES", "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_BIAS", "HAS_QKV_SCALE",
@@ -59,7 +59,7 @@ def report(
     )  # fmt: skip
     constants: dict[str, Any] = dict.fromkeys(flags, False) | {
         "SPLIT": plan.split, "SMALLEST": plan.smallest, "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m,
-        "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h, "UNROLL": plan.unroll,
+        "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h,
         "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ROWS": plan.rows_looked_at(rows),
         "PDL": capability >= 90,
     } | given  # fmt: skip

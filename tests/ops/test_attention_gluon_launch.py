@@ -136,7 +136,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     """CPU tensors go the way of a card's as far as the kernel."""
     found = Model(monkeypatch, list(gluon_impl.attention_kernel.arg_names))
     monkeypatch.setattr(gluon_impl, "attention_kernel", found)
-    monkeypatch.setattr(gluon_impl, "_processors", lambda _: 132)
+    monkeypatch.setattr(gluon_impl, "num_sms", lambda _: 132)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
     return found

@@ -325,7 +325,14 @@ def test_debug_mode_names_lengths_and_blocks_that_do_not_exist(monkeypatch: pyte
 def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:
     plans = [
         plan_decode(
-            num_heads=32, num_kv_heads=8, num_queries=1, head_dim=128, capacity=capacity, kv_itemsize=2, split_size=None
+            num_heads=32,
+            num_kv_heads=8,
+            num_queries=1,
+            head_dim=128,
+            capacity=capacity,
+            kv_itemsize=2,
+            split_size=None,
+            windowed=False,
         )
         for capacity in (64, 4096, 131072)
     ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["implementation", "load"]
+__all__ = ["implementation", "load", "num_sms"]
 
 
 def implementation(operator: str, x: Tensor) -> ModuleType:
@@ -24,3 +25,12 @@ def load(operator: str, module: str) -> ModuleType:
     """Import and return one implementation of an operator by name."""
     # Late, so that a machine without Triton never asks for it; cached, because this is in every operator's way.
     return import_module(f"onewave.ops.{operator}.{module}")
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """Return the streaming multiprocessors of a card; 1 elsewhere."""
+    if device.type != "cuda":
+        return 1
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count)

@@ -18,6 +18,7 @@ import torch
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
+from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.plan import plan_decode
 from onewave.ops.ffn.op import MOST_FUSED_ROWS
 from onewave.ops.ffn.plan import DATA, FFNSizes, plan_ffn
@@ -209,6 +210,7 @@ def _decode(question: _Question) -> Explanation:
         capacity=capacity,
         kv_itemsize=kv_dtype.itemsize,
         split_size=options.get("split_size"),
+        windowed=options.get("window") is not None,
     )
     backend = options.get("backend", "auto")
     if backend == "auto":
@@ -219,9 +221,7 @@ def _decode(question: _Question) -> Explanation:
         backend = "triton" if question.cuda else "cpu" if loops else "reference"
     if backend != "triton":
         return _elsewhere(question, backend, "one query a row, float32, whole rows of an unpacked cache, no extras")
-    num_sms = _SMS_OF_AN_H200
-    if torch.cuda.is_available():
-        num_sms = int(torch.cuda.get_device_properties(0).multi_processor_count)  # pyright: ignore
+    sms = num_sms(torch.device("cuda", 0)) if torch.cuda.is_available() else _SMS_OF_AN_H200
     length = min(int(options.get("seq_len", capacity)), capacity)
     split = plan.split or _split_of(length, plan.smallest, plan.doublings, plan.target)
     splits = max(1, -(-length // split))
@@ -234,7 +234,7 @@ def _decode(question: _Question) -> Explanation:
         tile=f"{plan.block_m} query rows x {plan.block_n} keys x {plan.block_d}, {plan.num_warps} warps, "
         f"{plan.num_stages} stages",
         split=f"{split} keys, {splits} of a row of {length}",
-        programs=f"{plan.shares(q[0], num_sms)} shares x {cache[1] * plan.tiles}, on {num_sms} SMs",
+        programs=f"{plan.shares(q[0], sms)} shares x {cache[1] * plan.tiles}, on {sms} SMs",
     )
 
 

@@ -18,6 +18,7 @@ from onewave.ops.attention.gluon_kernel_impl import attention_kernel
 from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, refusal, schedule
 from onewave.ops.attention.masks import Options
 from onewave.ops.attention.plan import AttentionPlan
+from onewave.ops.backends import num_sms
 
 __all__ = ["attention", "describe", "undescribable"]
 
@@ -96,7 +97,7 @@ def attention(
     constants = config(columns)
     dealt = schedule(
         heads=num_heads if packed else batch * num_heads, group=group, num_queries=num_queries, num_keys=num_keys,
-        columns=columns, processors=_processors(q.device), shift=shift, left=wanted.left, right=wanted.right,
+        columns=columns, processors=num_sms(q.device), shift=shift, left=wanted.left, right=wanted.right,
         sequences=sequences,
     )  # fmt: skip
     if not packed:
@@ -141,11 +142,6 @@ def attention(
         num_warps=4,
         **constants,
     )
-
-
-@lru_cache(maxsize=16)
-def _processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @lru_cache(maxsize=16)

@@ -78,7 +78,7 @@ def plan_decode(
     capacity: int,
     kv_itemsize: int,
     split_size: int | None,
-    windowed: bool = False,
+    windowed: bool,
 ) -> DecodePlan:
     """Plan for sequences of at most `capacity` keys. kv_itemsize: bytes of a cached element."""
     tile_rows = num_heads // num_kv_heads * num_queries
@@ -112,7 +112,7 @@ def plan_decode(
         unroll=min(32, _power_of_two(max_splits)),
         # Never 8 with wgmma, which tiles of more than 8 rows use: Triton 3.6 waits for one warpgroup's only.
         num_warps=8 if block_d > 128 else 4,
-        # More bytes under way make every load wait longer: 6 stages were 3 % slower (docs/log.md).
+        # More bytes under way make every load wait longer: more stages were slower (docs/log.md).
         num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * kv_itemsize))),
         num_kv_heads=num_kv_heads,
     )

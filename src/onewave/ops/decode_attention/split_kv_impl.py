@@ -100,7 +100,6 @@ def split_kv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    UNROLL: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     CHUNK: tl.constexpr,
     PAGING: tl.constexpr,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
+from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.merge_impl import merge_kernel
 from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
@@ -22,10 +23,7 @@ __all__ = [
     "NO_WINDOW",
     "FusedProjection",
     "decode_attention",
-    "has_dependent_launch",
     "launch",
-    "launch_merge",
-    "partial_floats",
 ]
 
 LOG2E = 1.4426950408889634
@@ -116,7 +114,7 @@ def launch(
         split_size=split_size,
         windowed=window is not None,
     )
-    outputs, floats = partial_floats(plan, rows, num_kv_heads)
+    outputs, floats = _partial_floats(plan, rows, num_kv_heads)
     room = scratch(out.device, floats if plan.max_splits > 1 else 0)
     stats = room[outputs:]
     packed = k_cache.ndim == 5
@@ -125,7 +123,7 @@ def launch(
     mask = None if f is None else f.src_mask
     rotary = None if f is None else f.rotary
     unused = seq_lens
-    pdl = has_dependent_launch(out)
+    pdl = _has_dependent_launch(out)
 
     def given(tensor: Tensor | None) -> Tensor:
         return unused if tensor is None else tensor
@@ -148,7 +146,7 @@ def launch(
         0 if block_table is None else block_table.stride(0),
         SPLIT=plan.split, SMALLEST=plan.smallest, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
         BLOCK_N=plan.block_n, BLOCK_D=plan.block_d, BLOCK_H=plan.block_h,
-        UNROLL=plan.unroll, NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1],
+        NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1],
         PAGING=_paging(plan, block_table, block_size),
         KV_SCALES=k_scale is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         HAS_MASK=mask is not None, HAS_LSE=lse is not None, FUSED=f is not None,
@@ -160,19 +158,19 @@ def launch(
         num_warps=plan.num_warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     if plan.max_splits > 1 and rows <= MOST_ROWS_LOOKED_AT:
-        launch_merge(
+        _launch_merge(
             plan, out, lse, seq_lens, room, num_kv_heads=num_kv_heads, capacity=capacity, window=window, sinks=sinks,
-            fused=f,
+            fused=f, shares=shares,
         )  # fmt: skip
 
 
-def partial_floats(plan: DecodePlan, rows: int, num_kv_heads: int) -> tuple[int, int]:
+def _partial_floats(plan: DecodePlan, rows: int, num_kv_heads: int) -> tuple[int, int]:
     """Floats of scratch that the partial outputs of `rows` take, and with their maxima and sums."""
     partials = rows * num_kv_heads * plan.tiles * plan.max_splits * plan.block_h
     return partials * plan.block_d, partials * (plan.block_d + 2)
 
 
-def launch_merge(
+def _launch_merge(
     plan: DecodePlan,
     out: Tensor,
     lse: Tensor | None,
@@ -184,16 +182,17 @@ def launch_merge(
     window: int | None,
     sinks: Tensor | None,
     fused: FusedProjection | None,
+    shares: int,
 ) -> None:
     """Merge the partials in `room` of every row that has several, and write its result."""
     rows, num_heads, num_queries, head_dim = out.shape
     f = fused
-    outputs, _ = partial_floats(plan, rows, num_kv_heads)
-    pdl = has_dependent_launch(out)
+    outputs, _ = _partial_floats(plan, rows, num_kv_heads)
+    pdl = _has_dependent_launch(out)
     merge_kernel[(plan.block_h, num_kv_heads * plan.tiles, rows)](
         seq_lens, seq_lens if sinks is None else sinks, seq_lens if f is None or f.out_shift is None else f.out_shift,
         seq_lens if f is None or f.out_smooth is None else f.out_smooth, out, seq_lens if lse is None else lse, room,
-        room[outputs:], rows, plan.shares(rows, num_sms(out.device)), num_queries, num_heads, num_kv_heads,
+        room[outputs:], rows, shares, num_queries, num_heads, num_kv_heads,
         head_dim, capacity, plan.max_splits,
         NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
         1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
@@ -209,17 +208,11 @@ def launch_merge(
 
 
 @cache
-def num_sms(device: torch.device) -> int:
-    """Streaming multiprocessors of a card; 1 elsewhere."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-@cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def has_dependent_launch(tensor: Tensor) -> bool:
+def _has_dependent_launch(tensor: Tensor) -> bool:
     """Whether kernels on this tensor's device can be launched before their predecessor has ended (sm_90 and newer)."""
     return tensor.is_cuda and _capability(tensor.device) >= (9, 0)
 

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.ops.backends import num_sms
+
 __all__ = ["launch", "stream_read"]
 
 _BLOCK = 8192
@@ -42,8 +44,8 @@ def stream_read(buffer: Tensor) -> Tensor:
 
 def launch(buffer: Tensor, *, block: int, programs_per_sm: int) -> Tensor:
     """The same with a given shape of the launch. block: elements, a power of two that divides the buffer's length."""
-    num_sms = torch.cuda.get_device_properties(buffer.device).multi_processor_count if buffer.is_cuda else 1
     num_blocks = len(buffer) // block
-    partial = torch.empty(min(num_sms * programs_per_sm, num_blocks), dtype=torch.int32, device=buffer.device)
+    programs = min(num_sms(buffer.device) * programs_per_sm, num_blocks)
+    partial = torch.empty(programs, dtype=torch.int32, device=buffer.device)
     stream_read_kernel[(len(partial),)](buffer, partial, num_blocks, BLOCK=block, num_warps=8)
     return partial
