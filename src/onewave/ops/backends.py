@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,5 +32,5 @@ def num_sms(device: torch.device) -> int:
     """Return the streaming multiprocessors of a card; 1 elsewhere."""
     if device.type != "cuda":
         return 1
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.multi_processor_count)
+    # torch.cuda's properties carry no types.
+    return int(cast("Any", torch.cuda).get_device_properties(device).multi_processor_count)
