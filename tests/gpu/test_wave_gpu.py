@@ -20,7 +20,7 @@ from onewave.wave.launch import co_resident, runs_here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from test_decode_in_numpy import FAMILIES
-from tiny_decoders import BASE, in_float32, random_model
+from tiny_decoders import BASE, random_model
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
@@ -32,8 +32,12 @@ CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900]
 
 
 def on_card(model: Llama, dtype: torch.dtype = torch.bfloat16) -> Llama:
+    return on(model, CARD, dtype)
+
+
+def on(model: Llama, device: torch.device, dtype: torch.dtype) -> Llama:
     def move(value: object) -> object:
-        return value.to("cuda", dtype) if isinstance(value, Tensor) else value
+        return value.to(device, dtype) if isinstance(value, Tensor) else value
 
     layers = tuple(LayerWeights(**{k: move(v) for k, v in vars(layer).items()}) for layer in model.weights.layers)
     w = model.weights
@@ -70,16 +74,17 @@ def step(wave: DecodeWave, kv: StaticKVCache, tokens: Tensor, positions: Tensor,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_and_caches_are_as_close_to_float32_as_the_plain_step(family: str, dtype: torch.dtype) -> None:
     model = on_card(random_model(FAMILIES[family]), dtype)
-    exact = on_card(in_float32(model), torch.float32)
+    exact = on(model, torch.device("cpu"), torch.float32)
     wave = DecodeWave(model, batch=1)
-    slots = torch.tensor([1], device="cuda")
     for context in CONTEXTS:
         plain, ours = filled(model, 2), filled(model, 2)
-        wide = StaticKVCache.__new__(StaticKVCache)
-        wide.num_slots, wide.capacity, wide.k, wide.v = 2, CAPACITY, plain.k.float(), plain.v.float()
-        tokens, positions = torch.tensor([context % 131], device="cuda"), torch.tensor([context], device="cuda")
-        batch = Batch.decode(tokens, positions, slots)
-        right, ordinary = exact.forward(batch, wide), model.forward(batch, plain)
+        wide = exact.new_cache(num_slots=2, capacity=CAPACITY)
+        wide.k.copy_(plain.k)
+        wide.v.copy_(plain.v)
+        row = [torch.tensor([value]) for value in (context % 131, context, 1)]
+        tokens, positions, slots = (value.cuda() for value in row)
+        right = exact.forward(Batch.decode(*row), wide).cuda()
+        ordinary = model.forward(Batch.decode(tokens, positions, slots), plain)
         found = step(wave, ours, tokens, positions, slots)
         bound = 1.5 * (ordinary - right).norm() + 2e-3 * right.norm()
         assert (found - right).norm() <= bound, context

@@ -8,7 +8,6 @@ import numpy as np
 from gluon_in_numpy import Descriptor, Memory, Pointer, launch
 from torch import Tensor
 
-from onewave.wave.layout import TileShape
 from onewave.wave.program import WaveProgram
 
 
@@ -22,7 +21,6 @@ class Bench:
         exchange[:64] = 0
         steps = np.concatenate((program.steps, np.zeros((1, program.steps.shape[1]), dtype=np.int32)))
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
-        shape: TileShape = program.shape
         self.arguments: dict[str, Any] = {
             "weights": Descriptor(stream.numpy()),
             "steps": put(steps),
@@ -38,14 +36,8 @@ class Bench:
             "set_words": program.set_words,
             "skipped": -1,
             "DTYPE": np.float16,
-            "NB": shape.batch,
-            "R": shape.rows,
-            "S": shape.ring,
-            "XS": shape.slots,
-            "PC": shape.chunk,
-            "SPLITS": 1 << (program.most_splits - 1).bit_length(),
+            **program.constants,
             "ACT": 1,
-            "GATED": True,
             "SYNC": 0,
             "FLIGHT": 3,
             "TEST": 0,

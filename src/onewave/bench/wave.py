@@ -50,6 +50,7 @@ class WaveResult:
         return Measurement(model, "decode_step", "ms", self.seconds.scaled(1e3), ceiling, extra)
 
 
+@torch.inference_mode()
 def measure_wave(
     model: Llama, *, batch: int, context: int, reps: int, trace: bool = False
 ) -> tuple[list[WaveResult], Trace | None]:
@@ -75,16 +76,15 @@ def measure_wave(
     logits = torch.empty(batch, config.vocab_size, device=device)
     per_key = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
     step_bytes = decode_weight_bytes(model.weights) + batch * context * per_key
-    with torch.inference_mode():
-        steps = {
-            "wave": lambda: wave.wave.decode(tokens, positions, slots, logits),
-            "graph": lambda: model.forward(Batch.decode(tokens, positions, slots), kv),
-        }
-        results = [
-            WaveResult(name, batch, context, time_calls([step], device, reps=reps), step_bytes)
-            for name, step in steps.items()
-        ]
-        traced = wave.wave.trace_decode(tokens, positions, slots, logits) if trace else None
+    steps = {
+        "wave": lambda: wave.wave.decode(tokens, positions, slots, logits),
+        "graph": lambda: model.forward(Batch.decode(tokens, positions, slots), kv),
+    }
+    results = [
+        WaveResult(name, batch, context, time_calls([step], device, reps=reps), step_bytes)
+        for name, step in steps.items()
+    ]
+    traced = wave.wave.trace_decode(tokens, positions, slots, logits) if trace else None
     torch.cuda.synchronize(device)
     wave.wave.check()
     first = results[0]

@@ -141,16 +141,9 @@ class Wave:
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
-        shape, flags = self.program.shape, self.program.steps[:, 12]
         return {
-            "NB": shape.batch,
-            "R": shape.rows,
-            "S": shape.ring,
-            "XS": shape.slots,
-            "PC": shape.chunk,
-            "SPLITS": 1 << (self.program.most_splits - 1).bit_length(),
+            **self.program.constants,
             "ACT": ACTIVATIONS[activation],
-            "GATED": bool((flags == 3).any()),
             "SYNC": int(self._counters),
             "FLIGHT": _FLIGHT,
             "XW": _EXCHANGE_WARPS,

@@ -18,7 +18,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.tiles.graph import EdgeKind, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
-from onewave.wave.layout import STEP_WORDS, Kind, TileShape, Word
+from onewave.wave.layout import STEP_WORDS, Flag, Kind, TileShape, Word
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
 __all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
@@ -64,6 +64,20 @@ class WaveProgram:
     def workers(self) -> int:
         """Blocks of the launch."""
         return len(self.lanes)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled for: sizes of tiles and rings, most slices of K, whether any step gates."""
+        gated = Flag.ACTIVATE | Flag.GATED
+        return {
+            "NB": self.shape.batch,
+            "R": self.shape.rows,
+            "S": self.shape.ring,
+            "XS": self.shape.slots,
+            "PC": self.shape.chunk,
+            "SPLITS": 1 << (self.most_splits - 1).bit_length(),
+            "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
+        }
 
     def step_of(self, task_name: str) -> int:
         """The step record of a task, by its name. Raises InvalidArgumentError."""
