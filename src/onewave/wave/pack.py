@@ -1,13 +1,18 @@
-"""Weights in the order in which the wave's blocks use them: one stream of 16 KiB tiles, dealt out worker by worker."""
+"""Weights in the order in which the wave's blocks use them: one stream of 16 KiB tiles, dealt out worker by worker.
+
+The stream is the only copy of the matrices that a card needs: they are packed one by one as they come, and whoever
+wants one in plain form has it unpacked into a buffer that the next one reuses.
+"""
 
 # pyright: reportUnknownMemberType=false
 # (torch.from_numpy and tolist are only partly annotated.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,10 +20,12 @@ from onewave.base.errors import ShapeError
 from onewave.wave.layout import TILE_BYTES, TileShape
 from onewave.wave.program import WaveProgram
 
-__all__ = ["Weight", "pack_stream", "tile_images"]
+__all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images"]
 
-# Bytes that packing holds beside the weights and the stream at any time.
+# Bytes that packing holds beside the weights and the stream at any time, where the kernel does not do it in place.
 _WORKING_BYTES = 256 << 20
+# Rows of a large matrix that are unpacked together: the scratch of a model with a large vocabulary stays small.
+_PART_BYTES = 256 << 20
 
 
 def tile_images(rows: Tensor, shape: TileShape) -> Tensor:
@@ -33,6 +40,13 @@ def tile_images(rows: Tensor, shape: TileShape) -> Tensor:
         rows = torch.nn.functional.pad(rows, (0, tiles * shape.cols - cols))
     cut = rows.view(count // shape.rows, shape.rows, tiles, shape.quarters, 2, 64)
     return cut.permute(0, 2, 4, 3, 1, 5).reshape(-1, TILE_BYTES // 2)
+
+
+def _rows_of(images: Tensor, cols: int, shape: TileShape) -> Tensor:
+    """Undo tile_images: [blocks * shape.rows, cols]."""
+    tiles = -(-cols // shape.cols)
+    cut = images.view(-1, tiles, 2, shape.quarters, shape.rows, 64).permute(0, 4, 1, 3, 2, 5)
+    return cut.reshape(-1, tiles * shape.cols)[:, :cols]
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,150 @@ class Weight:
         return torch.nn.functional.pad(cut, (0, 0, 0, missing)) if missing else cut
 
 
+class WeightStream:
+    """A program's weights on their device: room for all of them from the start, each packed when it comes.
+
+    tensor: [stream tiles * 128, 64], what the kernel streams; tiles that no worker reads (the shorter lanes' ends) are
+    zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked last.
+    """
+
+    def __init__(self, program: WaveProgram, dtype: torch.dtype, device: torch.device):
+        self.program, self.shape, self.dtype, self.device = program, program.shape, dtype, device
+        self.images = torch.zeros(program.stream_tiles, TILE_BYTES // 2, dtype=dtype, device=device)
+        self._grids: dict[str, tuple[int, int, int]] = {}  # first place, row blocks, tiles a row block
+        tables: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+        first = 0
+        for name, entries in program.stream.items():
+            blocks, tiles = (int(entries[:, axis].max()) + 1 for axis in (0, 1))
+            table = np.full(blocks * tiles, -1, dtype=np.int32)
+            table[entries[:, 0] * tiles + entries[:, 1]] = entries[:, 2]
+            assert len(entries) == len(table), f"{name}: {len(entries)} tiles of {len(table)} are in the stream"
+            assert table.min() >= 0, f"{name}: a tile is in the stream twice"
+            self._grids[name] = (first, blocks, tiles)
+            tables.append(table)
+            first += len(table)
+        # One transfer for all: a small one each would take longer than packing does.
+        self._places = torch.from_numpy(np.concatenate(tables)).to(device)
+        self._scratch: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The stream as the kernel reads it."""
+        return self.images.view(-1, 64)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every matrix, in the stream's order."""
+        return tuple(self._grids)
+
+    def put(self, name: str, weight: Weight) -> int:
+        """Pack one matrix, whatever device it lies on; returns its tiles. Afterwards it may go. Raises ShapeError."""
+        first = weight.matrices[0]
+        if any(matrix.shape != first.shape or matrix.dtype is not self.dtype for matrix in weight.matrices):
+            raise ShapeError(f"weight {name!r}", got="matrices that differ", allowed="one shape and dtype")
+        start, blocks, tiles = self._grids[name]
+        rows, cols = len(first) * len(weight.matrices), first.shape[1]
+        if (blocks, tiles) != (-(-rows // self.shape.rows), -(-cols // self.shape.cols)):
+            allowed = f"{blocks} x {tiles} tiles of {self.shape.rows} x {self.shape.cols}"
+            raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
+        places = self._places[start : start + blocks * tiles]
+        if all(matrix.is_cuda and matrix.device == self.device for matrix in weight.matrices) and _fits(weight):
+            from onewave.wave.pack_impl import pack_tiles
+
+            gain = None if weight.gain is None else weight.gain.to(self.device)
+            pack_tiles(self.images, places, weight.matrices, gain, self.shape)
+            return blocks * tiles
+        step = max(1, _WORKING_BYTES // (6 * tiles * TILE_BYTES))
+        for low in range(0, blocks, step):
+            high = min(blocks, low + step)
+            block = weight.block(low * self.shape.rows, high * self.shape.rows, self.device)
+            self.images.index_copy_(0, places[low * tiles : high * tiles].long(), tile_images(block, self.shape))
+        return blocks * tiles
+
+    def matrix(self, name: str, height: int, cols: int, count: int = 1) -> StreamMatrix:
+        """A packed matrix as plain operators want it: `count` matrices [height, cols] below one another."""
+        return StreamMatrix(self, name, height, cols, count)
+
+    def unpack(self, name: str, cols: int, count: int, first: int, last: int) -> Tensor:
+        """Rows first to last of each of `count` matrices, [count * (last - first), cols], in the scratch buffer.
+
+        Valid until the next call: on a card, until what the current stream is given after it.
+        """
+        rows, (start, _, tiles) = last - first, self._grids[name]
+        low, high = first * count // self.shape.rows, -(-last * count // self.shape.rows)
+        wanted = count * rows * cols
+        if self._scratch is None or self._scratch.numel() < wanted:
+            self._scratch = None  # the old one goes before the new one comes
+            self._scratch = torch.empty(wanted, dtype=self.dtype, device=self.device)
+        out = self._scratch[:wanted].view(count, rows, cols)
+        places = self._places[start : start + self._grids[name][1] * tiles]
+        if self.images.is_cuda:
+            from onewave.wave.pack_impl import unpack_tiles
+
+            unpack_tiles(self.images, places, out, count, first, low, high - low, self.shape)
+        else:
+            whole = self.read_blocks(name, cols, low, high)[first * count - low * self.shape.rows :][: rows * count]
+            out.copy_(whole.view(rows, count, cols).transpose(0, 1))
+        return out.view(count * rows, cols)
+
+    def read_blocks(self, name: str, cols: int, low: int, high: int) -> Tensor:
+        """Row blocks low to high as Weight.block has them, with plain indexing on any device: the check of `unpack`."""
+        start, _, tiles = self._grids[name]
+        places = self._places[start + low * tiles : start + high * tiles]
+        return _rows_of(self.images[places.long()], cols, self.shape)
+
+    def differs(self, name: str, weight: Weight) -> Tensor:
+        """Whether some rows of a matrix that was packed read back otherwise: a flag on the device, so nobody waits.
+
+        Looks at the first, a middle and the last row block, through code that shares nothing with the kernels.
+        """
+        _, blocks, _ = self._grids[name]
+        wrong = torch.zeros((), dtype=torch.bool, device=self.device)
+        step, cols = self.shape.rows, weight.matrices[0].shape[1]
+        for block in sorted({0, blocks // 2, blocks - 1}):
+            expected = weight.block(block * step, (block + 1) * step, self.device)
+            wrong |= (self.read_blocks(name, cols, block, block + 1) != expected).any()
+        return wrong
+
+
+@dataclass(frozen=True, eq=False)
+class StreamMatrix:
+    """A matrix that lies in a stream: [count * height, cols] when unpacked, the matrices below one another.
+
+    Gains that were packed with it are in it.
+    """
+
+    stream: WeightStream
+    name: str
+    height: int
+    cols: int
+    count: int = 1
+
+    @property
+    def shape(self) -> torch.Size:
+        """[rows, cols]."""
+        return torch.Size((self.count * self.height, self.cols))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return self.shape.numel() * self.stream.dtype.itemsize
+
+    def dense(self) -> Tensor:
+        """The whole matrix, in the stream's scratch buffer: valid until the next one is asked for."""
+        return self.stream.unpack(self.name, self.cols, self.count, 0, self.height)
+
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        """The matrix in parts of at most about 256 MiB: (first row, rows), each valid until the next.
+
+        Several matrices whose rows take turns come as one part.
+        """
+        step = max(1, _PART_BYTES // (self.cols * self.stream.dtype.itemsize)) if self.count == 1 else self.height
+        for first in range(0, self.height, step):
+            last = min(self.height, first + step)
+            yield first, self.stream.unpack(self.name, self.cols, self.count, first, last)
+
+
 def pack_stream(
     program: WaveProgram,
     weights: Mapping[str, Weight],
@@ -66,31 +224,18 @@ def pack_stream(
     """Pack all matrices of a program: [stream tiles * 128, 64] of their dtype on `device`.
 
     The matrices may lie on another device; beside them and the stream about 256 MiB is held. progress: told the tiles
-    done so far. Tiles that no worker reads (the shorter lanes' ends) stay zero. Raises ShapeError.
+    done so far. Raises ShapeError.
     """
-    dtype = next(iter(weights.values())).matrices[0].dtype
-    stream = torch.zeros(program.stream_tiles, TILE_BYTES // 2, dtype=dtype, device=device)
+    stream = WeightStream(program, next(iter(weights.values())).matrices[0].dtype, device)
     done = 0
-    for name, entries in program.stream.items():
-        weight = weights[name]
-        first = weight.matrices[0]
-        if any(matrix.shape != first.shape or matrix.dtype is not dtype for matrix in weight.matrices):
-            raise ShapeError(f"weight {name!r}", got="matrices that differ", allowed="one shape and dtype")
-        step, tiles = program.shape.rows, -(-first.shape[1] // program.shape.cols)
-        blocks = -(-first.shape[0] * len(weight.matrices) // step)
-        most = max(1, _WORKING_BYTES // (6 * tiles * TILE_BYTES))
-        wanted = torch.from_numpy(entries)
-        numbers = wanted[:, 0] * tiles + wanted[:, 1]
-        order = torch.argsort(numbers)
-        source, target = numbers[order], wanted[:, 2][order]
-        for block in range(0, blocks, most):
-            end = min(blocks, block + most)
-            low, high = (int(torch.searchsorted(source, row * tiles)) for row in (block, end))
-            if low == high:
-                continue
-            images = tile_images(weight.block(block * step, end * step, device), program.shape)
-            stream.index_copy_(0, target[low:high].to(device), images[(source[low:high] - block * tiles).to(device)])
-            done += high - low
-            if progress is not None:
-                progress(done)
-    return stream.view(-1, 64)
+    for name in stream.names:
+        done += stream.put(name, weights[name])
+        if progress is not None:
+            progress(done)
+    return stream.tensor
+
+
+def _fits(weight: Weight) -> bool:
+    """Whether the kernel takes it."""
+    strides = {matrix.stride() for matrix in weight.matrices}
+    return len(weight.matrices) <= 2 and len(strides) == 1 and strides.pop()[1] == 1

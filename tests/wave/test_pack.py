@@ -1,0 +1,115 @@
+"""Packed weights: what goes into a stream comes back bit for bit, through the kernels and through plain indexing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import ShapeError
+from onewave.ops.ffn.plan import FFNSizes, plan_ffn
+from onewave.wave import pack
+from onewave.wave.layout import tile_shape
+from onewave.wave.pack import Weight, WeightStream
+from onewave.wave.pack_impl import pack_tiles, unpack_tiles
+from onewave.wave.program import WaveProgram
+
+CPU = torch.device("cpu")
+SIZES = FFNSizes(2, 192, 576, 128, True)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+@pytest.fixture(scope="module")
+def program() -> WaveProgram:
+    return plan_ffn(SIZES, workers=5).programs[0]
+
+
+def filled(program: WaveProgram) -> tuple[WeightStream, dict[str, Weight]]:
+    gain = 1 + randn(192, seed=3) / 4
+    weights = {
+        "up": Weight((randn(576, 192), randn(576, 192, seed=1)), gain),
+        "down": Weight((randn(128, 576, seed=2),)),
+    }
+    stream = WeightStream(program, torch.float16, CPU)
+    for name, weight in weights.items():
+        stream.put(name, weight)
+    return stream, weights
+
+
+def folded(weight: Weight) -> list[Tensor]:
+    return [m if weight.gain is None else (m.float() * weight.gain.float()).half() for m in weight.matrices]
+
+
+def test_a_packed_matrix_comes_back_bit_for_bit_with_its_gain_in_it(program: WaveProgram) -> None:
+    stream, weights = filled(program)
+    both = stream.matrix("up", 576, 192, 2)
+    assert both.shape == (1152, 192)
+    assert both.nbytes == 2 * 1152 * 192
+    assert torch.equal(both.dense(), torch.cat(folded(weights["up"])))
+    assert torch.equal(stream.matrix("down", 128, 576).dense(), weights["down"].matrices[0])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 50, 127, 128])
+def test_parts_of_any_height_make_up_the_whole(
+    program: WaveProgram, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack, "_PART_BYTES", rows * 576 * 2)
+    stream, weights = filled(program)
+    found = torch.empty(128, 576, dtype=torch.float16)
+    heights = []
+    for first, part in stream.matrix("down", 128, 576).parts():
+        found[first : first + len(part)] = part
+        heights.append(len(part))
+    assert sum(heights) == 128
+    assert max(heights) == rows
+    assert torch.equal(found, weights["down"].matrices[0])
+
+
+def test_unpacking_reuses_one_buffer_as_large_as_the_largest_part(program: WaveProgram) -> None:
+    stream, _ = filled(program)
+    first = stream.matrix("up", 576, 192, 2).dense()
+    second = stream.matrix("down", 128, 576).dense()
+    assert first.data_ptr() == second.data_ptr()
+
+
+@pytest.mark.parametrize(("batch", "height", "cols", "count"), [(1, 40, 1100, 1), (4, 33, 600, 2), (16, 64, 256, 2)])
+def test_the_kernels_pack_and_unpack_as_plain_indexing_does(batch: int, height: int, cols: int, count: int) -> None:
+    shape = tile_shape(batch)
+    matrices = tuple(randn(height, cols + 64, seed=seed)[:, :cols] for seed in range(count))  # rows further apart
+    weight = Weight(matrices, 1 + randn(cols, seed=9) / 4)
+    blocks, tiles = -(-height * count // shape.rows), -(-cols // shape.cols)
+    places = torch.randperm(blocks * tiles + 3, generator=torch.Generator().manual_seed(0))[: blocks * tiles].int()
+    for gain in (weight.gain, None):
+        weight = Weight(matrices, gain)
+        expected = torch.zeros(blocks * tiles + 3, 8192, dtype=torch.float16)
+        expected[places.long()] = pack.tile_images(weight.block(0, blocks * shape.rows, CPU), shape)
+        found = torch.zeros_like(expected)
+        pack_tiles(found, places, matrices, gain, shape)
+        assert torch.equal(found, expected)
+    for first, last in ((0, height), (5, 17), (height - 1, height)):
+        out = torch.full((count, last - first, cols), float("nan"), dtype=torch.float16)
+        low, high = first * count // shape.rows, -(-last * count // shape.rows)
+        unpack_tiles(expected, places, out, count, first, low, high - low, shape)
+        assert torch.equal(out, torch.stack([matrix[first:last] for matrix in matrices]))
+
+
+def test_a_tile_that_reads_back_otherwise_is_noticed(program: WaveProgram) -> None:
+    stream, weights = filled(program)
+    assert not any(stream.differs(name, weight) for name, weight in weights.items())
+    for block in (0, 36, 71):
+        stream.put("up", weights["up"])
+        row = stream.program.stream["up"]
+        place = int(row[(row[:, 0] == block) & (row[:, 1] == 0)][0, 2])
+        stream.images[place, 70] += 1
+        assert stream.differs("up", weights["up"])
+
+
+def test_a_matrix_of_another_shape_than_planned_is_refused(program: WaveProgram) -> None:
+    stream = WeightStream(program, torch.float16, CPU)
+    with pytest.raises(ShapeError, match="72 x 1 tiles"):
+        stream.put("up", Weight((randn(560, 192), randn(560, 192))))
+    with pytest.raises(ShapeError, match="one shape and dtype"):
+        stream.put("down", Weight((randn(128, 576).float(),)))
