@@ -182,6 +182,54 @@ class Descriptor:
     def __init__(self, stream: np.ndarray):
         self.stream = stream
 
+    def box(self, at: Sequence[Any]) -> np.ndarray:
+        """What a copy of one box brings."""
+        return self.stream[int(at[0]) : int(at[0]) + 128]
+
+
+class Matrix:
+    """A tensor map of a matrix in device memory, in boxes: zeros come from beyond its edges, and nothing goes there."""
+
+    def __init__(self, memory: Memory, pointer: Pointer, shape: tuple[int, int], box: tuple[int, int]):
+        self.memory, self.pointer, self.shape, self.size = memory, pointer, shape, box
+
+    def box(self, at: Sequence[Any]) -> np.ndarray:
+        """What a copy of one box brings."""
+        rows, columns, inside = self._places(at)
+        found = self.memory.load(self.pointer + np.where(inside, rows * self.shape[1] + columns, 0))
+        return np.where(inside, found, self.pointer.item.type(0))
+
+    def put(self, at: Sequence[Any], values: np.ndarray) -> None:
+        """Write one box."""
+        rows, columns, inside = self._places(at)
+        self.memory.store(self.pointer + rows * self.shape[1] + columns, values, inside)
+
+    def _places(self, at: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows = int(at[0]) + np.arange(self.size[0])[:, None]
+        columns = int(at[1]) + np.arange(self.size[1])[None, :]
+        return rows, columns, (rows < self.shape[0]) & (columns < self.shape[1])
+
+
+class Stores(threading.local):
+    """TMA stores of one thread: shared memory is read at the latest when they are waited for, memory written then."""
+
+    def __init__(self) -> None:
+        self.issued: list[tuple[Matrix, list[int], Shared]] = []
+        self.read: list[tuple[Matrix, list[int], np.ndarray]] = []
+
+    def issue(self, matrix: Matrix, at: Sequence[Any], source: Shared) -> None:
+        self.issued.append((matrix, [int(n) for n in at], source))
+
+    def wait_until_read(self) -> None:
+        self.read += [(matrix, at, np.asarray(source.load())) for matrix, at, source in self.issued]
+        self.issued.clear()
+
+    def wait_until_written(self) -> None:
+        self.wait_until_read()
+        for matrix, at, values in self.read:
+            matrix.put(at, values)
+        self.read.clear()
+
 
 class Gluon:
     """What the kernel calls `gl`, for one block."""
@@ -318,7 +366,11 @@ def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
         raise min(errors, key=lambda error: isinstance(error, TimeoutError))
 
 
-def _namespace(gl: Gluon, delays: Callable[[], None]) -> dict[str, Any]:
+WAVE = (finish, attend, exchange, kernel)
+"""The modules of the wave kernel."""
+
+
+def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.ModuleType]) -> dict[str, Any]:
     """The kernel's modules with NumPy under their names."""
 
     def poll(pointers: Pointer, watch: Any, block: Any, step: Any, WORDS: int) -> Array:
@@ -337,12 +389,15 @@ def _namespace(gl: Gluon, delays: Callable[[], None]) -> dict[str, Any]:
             waiting.look()
             time.sleep(0.0005)
 
-    def copy(descriptor: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
-        slot.store(descriptor.stream[int(at[0]) : int(at[0]) + 128])
-        barrier.add(0, 0, 16384)
+    def copy(descriptor: Descriptor | Matrix, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
+        box = descriptor.box(at)
+        assert box.shape == slot.shape
+        slot.store(box)
+        barrier.add(0, 0, box.nbytes)
 
+    stores = Stores()
     space: dict[str, Any] = {}
-    for module in (finish, attend, exchange, kernel):
+    for module in modules:
         for name, thing in vars(module).items():
             raw = getattr(thing, "fn", None)
             if isinstance(raw, types.FunctionType):
@@ -361,7 +416,14 @@ def _namespace(gl: Gluon, delays: Callable[[], None]) -> dict[str, Any]:
             acc + wrapped(np.asarray(a.load(), np.float32) @ np.asarray(b.load(), np.float32))
         ),
         "warpgroup_mma_wait": lambda n, deps: deps[0],
-        "tma": types.SimpleNamespace(async_copy_global_to_shared=copy),
+        "tma": types.SimpleNamespace(
+            async_copy_global_to_shared=copy,
+            async_copy_shared_to_global=stores.issue,
+            store_wait=lambda pendings: stores.wait_until_read(),
+        ),
+        # What chain_kernel_impl says in PTX.
+        "landed": stores.wait_until_written,
+        "acquired": lambda: None,
         "mbarrier": types.SimpleNamespace(
             MBarrierLayout=lambda: "barrier",
             init=lambda barrier, count: setattr(barrier, "count", count),
@@ -376,13 +438,21 @@ def _namespace(gl: Gluon, delays: Callable[[], None]) -> dict[str, Any]:
     return space
 
 
-def launch(memory: Memory, workers: int, arguments: dict[str, Any], delays: Callable[[], None] = lambda: None) -> None:
-    """Run one launch of the kernel: arguments by name, constants included."""
+def launch(
+    memory: Memory,
+    workers: int,
+    arguments: dict[str, Any],
+    delays: Callable[[], None] = lambda: None,
+    *,
+    modules: Sequence[types.ModuleType] = WAVE,
+    name: str = "wave_kernel",
+) -> None:
+    """Run one launch of the kernel `name` of `modules`: arguments by name, constants included."""
     lock = threading.Lock()
     FAILED.clear()
 
     def block(number: int) -> None:
         gl = Gluon(memory, number, lock)
-        _namespace(gl, delays)["wave_kernel"](**arguments)
+        _namespace(gl, delays, modules)[name](**arguments)
 
     run_side_by_side([lambda number=number: block(number) for number in range(workers)])
