@@ -154,6 +154,9 @@ def test_on_a_cpu_it_is_torchs_products() -> None:
         for g in (gate, None):
             out = ffn(x.view(3, 1, 128), up, down, w_gate=g, activation=activation)
             assert torch.equal(out, in_torch(x.view(3, 1, 128), up, down, g, activation))
+            for backend in ("torch", "reference"):
+                again = ffn(x.view(3, 1, 128), up, down, w_gate=g, activation=activation, backend=backend)
+                assert torch.equal(again, out)
     assert ffn(x[:0], up, down).shape == (0, 64)
 
 
@@ -161,7 +164,13 @@ def test_on_a_cpu_it_is_torchs_products() -> None:
     ("change", "error", "says"),
     [
         ({"activation": "relu"}, InvalidArgumentError, "'silu', 'gelu', None"),
-        ({"order": "column"}, InvalidArgumentError, "sm_local"),
+        ({"order": "diagonal"}, InvalidArgumentError, "sm_local"),
+        ({"order": "diagonal", "backend": "chain"}, InvalidArgumentError, "skewed"),
+        ({"order": "rows:2", "backend": "wave"}, InvalidArgumentError, "half_row"),
+        ({"order": "sm_local", "backend": "chain"}, InvalidArgumentError, "half_row"),
+        ({"policy": "data", "backend": "chain"}, InvalidArgumentError, "conv2d-tile"),
+        ({"backend": "chain"}, UnsupportedError, "compute capability 9.0"),
+        ({"backend": "streams"}, UnsupportedError, "compute capability 9.0"),
         ({"policy": "cell"}, InvalidArgumentError, "conv2d-tile"),
         ({"backend": "cudnn"}, InvalidArgumentError, "'wave'"),
         ({"backend": "wave"}, UnsupportedError, "compute capability 9.0"),

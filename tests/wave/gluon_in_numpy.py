@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from triton.runtime.jit import ConstexprFunction
 
 from onewave.wave import attend, exchange, finish, kernel
 
@@ -24,6 +25,10 @@ LIMIT_S = 60.0
 
 class Array(np.ndarray):
     """A tensor, or a scalar as an array of no dimension."""
+
+    @property
+    def type(self) -> Any:
+        return types.SimpleNamespace(layout="registers")
 
     def to(self, dtype: Any, bitcast: bool = False) -> Any:
         if isinstance(dtype, PointerType):
@@ -190,19 +195,22 @@ class Descriptor:
 class Matrix:
     """A tensor map of a matrix in device memory, in boxes: zeros come from beyond its edges, and nothing goes there."""
 
-    def __init__(self, memory: Memory, pointer: Pointer, shape: tuple[int, int], box: tuple[int, int]):
+    def __init__(
+        self, memory: Memory, pointer: Pointer, shape: tuple[int, int], box: tuple[int, int], stride: int | None = None
+    ):
         self.memory, self.pointer, self.shape, self.size = memory, pointer, shape, box
+        self.stride = shape[1] if stride is None else stride
 
     def box(self, at: Sequence[Any]) -> np.ndarray:
         """What a copy of one box brings."""
         rows, columns, inside = self._places(at)
-        found = self.memory.load(self.pointer + np.where(inside, rows * self.shape[1] + columns, 0))
+        found = self.memory.load(self.pointer + np.where(inside, rows * self.stride + columns, 0))
         return np.where(inside, found, self.pointer.item.type(0))
 
     def put(self, at: Sequence[Any], values: np.ndarray) -> None:
         """Write one box."""
         rows, columns, inside = self._places(at)
-        self.memory.store(self.pointer + rows * self.shape[1] + columns, values, inside)
+        self.memory.store(self.pointer + rows * self.stride + columns, values, inside)
 
     def _places(self, at: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows = int(at[0]) + np.arange(self.size[0])[:, None]
@@ -253,6 +261,9 @@ class Gluon:
         return "registers"
 
     def NVMMADistributedLayout(self, **parts: Any) -> str:
+        return "registers"
+
+    def DotOperandLayout(self, *parts: Any) -> str:
         return "registers"
 
     def NVMMASharedLayout(self, *parts: Any) -> str:
@@ -315,6 +326,9 @@ class Gluon:
 
     def convert_layout(self, x: Array, layout: Any) -> Array:
         return x
+
+    def broadcast(self, a: Array, b: Array) -> tuple[Array, ...]:
+        return tuple(wrapped(both) for both in np.broadcast_arrays(a, b))
 
     def thread_barrier(self) -> None:
         pass
@@ -400,7 +414,9 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
     for module in modules:
         for name, thing in vars(module).items():
             raw = getattr(thing, "fn", None)
-            if isinstance(raw, types.FunctionType):
+            if isinstance(thing, ConstexprFunction):
+                space[name] = lambda *sizes, f=thing.fn: f(*sizes) if f.__annotations__.get("return") == "int" else "rows"
+            elif isinstance(raw, types.FunctionType):
                 space[name] = types.FunctionType(raw.__code__, space, name, raw.__defaults__)
     space |= {
         "gl": gl,
@@ -414,6 +430,9 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
         "fence_async_shared": lambda: None,
         "warpgroup_mma": lambda a, b, acc, use_acc, is_async: (
             acc + wrapped(np.asarray(a.load(), np.float32) @ np.asarray(b.load(), np.float32))
+        ),
+        "mma_v2": lambda a, b, acc: (
+            acc + wrapped(np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32)))
         ),
         "warpgroup_mma_wait": lambda n, deps: deps[0],
         "tma": types.SimpleNamespace(

@@ -118,7 +118,7 @@ class Chain:
             started=words(1),
             epochs=tuple(words(size) for size in sizes),
             watches=tuple(words(len(watch_words(size, 0, 0))) for size in sizes),
-            host=torch.zeros(1, dtype=torch.int32, pin_memory=True),
+            host=torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"),
             partials=torch.empty(rows * outs if self._splits else 1, dtype=torch.float32, device=device),
             side=torch.cuda.Stream(device) if len(plan.lanes) == 2 else None,
         )

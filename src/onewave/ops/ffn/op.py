@@ -9,8 +9,11 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn import reference
+from onewave.ops.ffn.chain_plan import BANDS
+from onewave.ops.ffn.measured import MEASURED, measured
 from onewave.ops.ffn.plan import DATA, ORDERS
 from onewave.ops.library import is_watched, register
+from onewave.tiles.orders import ORDERS as TILE_ORDERS
 from onewave.tiles.policies import POLICIES
 from onewave.wave.launch import runs_here
 from onewave.wave.layout import MOST_BATCH
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "MOST_FUSED_ROWS", "ffn", "pack_ffn"]
 
-BACKENDS = ("auto", "wave", "torch")
+BACKENDS = ("auto", "wave", "chain", "streams", "torch", "reference")
 ACTIVATIONS = ("silu", "gelu", None)
 MOST_FUSED_ROWS = 0
 """Up to this many rows `auto` runs the wave. None as yet: the kernel's present build has not run on a card."""
@@ -34,20 +37,25 @@ def ffn(
     *,
     w_gate: Tensor | None = None,
     activation: str | None = "silu",
-    order: str = "row",
-    policy: str = DATA,
+    order: str = "auto",
+    policy: str = "auto",
     backend: str = "auto",
 ) -> Tensor:
     """down(f(gate x) * up x), or down(f(up x)) without a gate.
 
     x: [..., hidden] bf16|fp16 (fp32 too on a CPU). w_up, w_gate: [intermediate, hidden]; w_down: [out, intermediate],
     all of x's dtype, sizes multiples of 64. Returns [..., out]. activation: f, "silu", "gelu" (exact) or None.
-    backend: "wave" runs both products in one persistent launch: up to 64 rows on a card of compute capability 9.0;
-    sums and f in float32, the hidden row rounded to x's dtype once; the same bits every run. It packs the weights at
-    the first call for a batch size (rounded up to a power of two) and keeps up to four packed copies; pack_ffn makes
-    one that you own. "torch", and "auto" as long as MOST_FUSED_ROWS is 0: products one after the other, each rounded.
-    order (wave): "row", "half_row", "sm_local", "sequential" (two launches); policy (wave): "data", every word its own
-    flag, or counters as in tiles.policies: "none", "row", "tile", "strided", "conv2d-tile", "consecutive".
+    backend: "wave" runs both products in one persistent launch: up to 64 rows on a card of compute capability 9.0. It
+    packs the weights at the first call for a batch size (rounded up to a power of two) and keeps up to four packed
+    copies; pack_ffn makes one that you own. "chain": the same for any number of rows on the same cards, from the
+    weights as they are. "streams": as "chain", but as two launches side by side on two streams. In these three, sums
+    and f are float32, the hidden rows are rounded to x's dtype once, and every run gives the same bits.
+    "torch" or "reference": products one after the other, each rounded. "auto": the wave for up to MOST_FUSED_ROWS rows;
+    beyond, what measured.py has seen to be fastest; else the products.
+    order and policy: "auto" leaves them to the backend. order (wave): "row", "half_row", "sm_local", "sequential" (two
+    launches). order (chain, streams): "row", "rows:R", "skewed:R", "sequential:R" (bands of R row blocks), "half_row",
+    or any of tiles.orders. policy (wave): "data", every word its own flag. policy (all): counters as in tiles.policies:
+    "none", "row", "tile", "strided", "conv2d-tile", "consecutive".
     Raises InvalidArgumentError, ShapeError, UnsupportedError; WaveStalled when an earlier launch has stalled.
     """
     _check_choices(activation, order, policy, backend)
@@ -79,18 +87,24 @@ def pack_ffn(
         raise _unsupported(f"{w_up.dtype} on {w_up.device}")
     from onewave.ops.ffn.wave_impl import pack
 
+    order, policy = _of_the_wave(order, policy)
     return pack(w_up, w_down, w_gate, batch=batch, activation=activation, order=order, policy=policy, workers=workers)
 
 
 def _check_choices(activation: str | None, order: str, policy: str, backend: str) -> None:
-    for name, value, allowed in (
-        ("activation", activation, ACTIVATIONS),
-        ("order", order, ORDERS),
-        ("policy", policy, (DATA, *POLICIES)),
-        ("backend", backend, BACKENDS),
+    few, many = ("auto", *ORDERS), ("auto", *BANDS, "half_row", *TILE_ORDERS)
+    orders = {"wave": few, "chain": many, "streams": many}.get(backend, tuple(dict.fromkeys(few + many)))
+    policies = POLICIES if backend in ("chain", "streams") else (DATA, *POLICIES)
+    # What stands behind a colon is for the plan to read.
+    name = order if backend == "wave" else order.partition(":")[0]
+    for what, value, got, allowed in (
+        ("activation", activation, activation, ACTIVATIONS),
+        ("backend", backend, backend, BACKENDS),
+        ("order", name, order, orders),
+        ("policy", policy, policy, ("auto", *policies)),
     ):
         if value not in allowed:
-            raise InvalidArgumentError(f"ffn: {name}", got=repr(value), allowed=", ".join(map(repr, allowed)))
+            raise InvalidArgumentError(f"ffn: {what}", got=repr(got), allowed=", ".join(map(repr, allowed)))
 
 
 def _check_tensors(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None) -> None:
@@ -114,9 +128,10 @@ def _check_tensors(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | Non
         raise UnsupportedError("ffn: dtype", got=str(x.dtype), allowed="bfloat16, float16 (float32 on a CPU)")
 
 
-def _unsupported(got: str) -> UnsupportedError:
-    allowed = f"1 to {MOST_BATCH} rows of bfloat16 or float16 on a card of compute capability 9.0"
-    return UnsupportedError("ffn (backend=wave)", got=got, allowed=allowed, next='Use backend="torch".')
+def _unsupported(got: str, backend: str = "wave") -> UnsupportedError:
+    rows = f"1 to {MOST_BATCH} rows" if backend == "wave" else "rows"
+    allowed = f"{rows} of bfloat16 or float16 on a card of compute capability 9.0"
+    return UnsupportedError(f"ffn (backend={backend})", got=got, allowed=allowed, next='Use backend="torch".')
 
 
 def _ffn(
@@ -130,14 +145,69 @@ def _ffn(
     backend: str,
 ) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    if backend == "torch" or not _fuses(rows, w_up, w_down, w_gate, activation, order, policy, backend):
+    chosen = _chosen(rows, w_up, w_down, w_gate, activation, order, policy, backend)
+    if chosen == "torch":
         return reference.ffn(x, w_up, w_down, w_gate, activation)
-    from onewave.ops.ffn import wave_impl
+    if chosen == "wave":
+        from onewave.ops.ffn import wave_impl
 
-    return wave_impl.ffn(rows, w_up, w_down, w_gate, activation, order, policy).view(*x.shape[:-1], len(w_down))
+        order, policy = _of_the_wave(order, policy)
+        out = wave_impl.ffn(rows, w_up, w_down, w_gate, activation, order, policy)
+    else:
+        from onewave.ops.ffn import chain_impl
+
+        streams = chosen == "streams"
+        out = chain_impl.ffn(rows, w_up, w_down, w_gate, activation, order, policy, streams)
+    return out.view(*x.shape[:-1], len(w_down))
 
 
-def _fuses(
+def _of_the_wave(order: str, policy: str) -> tuple[str, str]:
+    return "row" if order == "auto" else order, DATA if policy == "auto" else policy
+
+
+def _chosen(
+    rows: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    activation: str | None,
+    order: str,
+    policy: str,
+    backend: str,
+) -> str:
+    """The backend that runs: "wave", "chain", "streams" or "torch". Raises UnsupportedError if one must but can't."""
+    if backend in ("torch", "reference"):
+        return "torch"
+    here = runs_here(rows.device) and rows.dtype in _DTYPES
+    few = 1 <= len(rows) <= MOST_BATCH
+    if backend != "auto" and not (here and len(rows) >= 1 and (few or backend != "wave")):
+        raise _unsupported(f"{len(rows)} rows of {rows.dtype} on {rows.device}", backend)
+    wanted = backend
+    if backend == "auto":
+        wanted = _fastest(rows, w_up, w_down, w_gate) if here else "torch"
+    if wanted == "torch" or not torch.cuda.is_current_stream_capturing():
+        return wanted
+    if _is_prepared(rows, w_up, w_down, w_gate, activation, order, policy, wanted):
+        return wanted
+    if backend != "auto":
+        next = "Call it once before recording."
+        what = f"ffn (backend={backend}): recording a CUDA graph"
+        raise UnsupportedError(what, got="nothing packed or planned for these sizes yet", next=next)
+    return "torch"
+
+
+def _fastest(rows: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None) -> str:
+    if 1 <= len(rows) <= min(MOST_FUSED_ROWS, MOST_BATCH):
+        return "wave"
+    if not MEASURED or len(rows) == 0:
+        return "torch"
+    sizes = (len(rows), w_up.shape[1], w_up.shape[0], w_down.shape[0])
+    dtype, card = str(rows.dtype).removeprefix("torch."), torch.cuda.get_device_name(rows.device)
+    found = measured(*sizes, w_gate is not None, dtype, card=card)
+    return "torch" if found is None else found.best
+
+
+def _is_prepared(
     rows: Tensor,
     w_up: Tensor,
     w_down: Tensor,
@@ -147,21 +217,14 @@ def _fuses(
     policy: str,
     backend: str,
 ) -> bool:
-    """Whether the wave runs. Raises UnsupportedError if it must but can't."""
-    can = runs_here(rows.device) and rows.dtype in _DTYPES and 1 <= len(rows) <= MOST_BATCH
-    if backend == "wave" and not can:
-        raise _unsupported(f"{len(rows)} rows of {rows.dtype} on {rows.device}")
-    if not can or (backend == "auto" and len(rows) > MOST_FUSED_ROWS):
-        return False
-    if not torch.cuda.is_current_stream_capturing():
-        return True
-    from onewave.ops.ffn import wave_impl
+    """Whether a call would make nothing new, which a CUDA graph that is being recorded would not allow."""
+    if backend == "wave":
+        from onewave.ops.ffn import wave_impl
 
-    packed = wave_impl.is_packed(rows, w_up, w_down, w_gate, activation, order, policy)
-    if backend == "wave" and not packed:
-        next = "Call it once before recording."
-        raise UnsupportedError("ffn (backend=wave): recording a CUDA graph", got="weights not packed yet", next=next)
-    return packed
+        return wave_impl.is_packed(rows, w_up, w_down, w_gate, activation, *_of_the_wave(order, policy))
+    from onewave.ops.ffn import chain_impl
+
+    return chain_impl.is_ready(rows, w_up, w_down, w_gate, activation, order, policy, backend == "streams")
 
 
 def _registered(

@@ -1,0 +1,82 @@
+"""Compile the kernel for many rows without a card: `python ffn_chain_aot.py`, one JSON line a case.
+
+Each line: name, registers, stack and shared (bytes), threads, and how often instructions occur. Not under Triton's
+interpreter: TRITON_INTERPRET must be unset.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from onewave.ops.ffn.chain_kernel_impl import chain_kernel, started_kernel
+from onewave.ops.ffn.chain_plan import ChainSizes, ChainTile, default_tile
+
+__all__: list[str] = []
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "STL", "LDL")
+# The tiles that default_tile takes, for 16, 512 and 8,192 rows.
+FEW, SOME, MANY = (default_tile(ChainSizes(rows, 4096, 14336, 4096, True), 132) for rows in (16, 512, 8192))
+CASES: dict[str, tuple[ChainTile, dict[str, Any]]] = {
+    "few rows, slices": (FEW, {"SPLIT": True}),
+    "some rows, ungated, gelu": (SOME, {"GATED": False, "ACT": 2}),
+    "many rows": (MANY, {}),
+    "many rows, ungated, marked": (MANY, {"GATED": False, "MARK": True}),
+    "many rows, slices, float16": (MANY, {"SPLIT": True, "dtype": "fp16"}),
+    "many rows, delays and trace": (MANY, {"SPLIT": True, "TEST": True, "TRACE": True}),
+}
+
+
+def source_of(tile: ChainTile, dtype: str = "bf16", **changes: Any) -> GluonASTSource:
+    constants: dict[str, Any] = {
+        "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
+        "BN": tile.columns,
+        "W": tile.warpgroups,
+        "S": tile.stages,
+        "OB": tile.buffers,
+        "ACT": 1,
+        "GATED": True,
+        "SPLIT": False,
+        "MARK": False,
+        "TEST": False,
+        "TRACE": False,
+    } | changes
+    names, half, layout = chain_kernel.arg_names, tile.columns // 2, repr(gl.NVMMASharedLayout(128, 16, 2))
+    types = dict.fromkeys(names, "*i32") | {"partials": "*fp32", "partial_stride": "i32", "skipped": "i32"}
+    boxes = {"x": (64, 64), "hidden": (64, 64), "gate": (half, 64), "up": (half, 64), "down": (half, 64)}
+    for name, box in (boxes | {"hidden_out": (64, half), "y_out": (64, half)}).items():
+        types[name] = f"tensordesc<{dtype}[{box[0]}, {box[1]}],{layout}>"
+    types |= dict.fromkeys(constants, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
+    return GluonASTSource(chain_kernel, types, {(names.index(n),): v for n, v in constants.items()}, aligned)
+
+
+def report(name: str, source: GluonASTSource, num_warps: int) -> dict[str, Any]:
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
+        code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True).stdout
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
+    order = re.findall(r"UTMASTG|DEPBAR\.LE SB0|CCTL\.IVALL|FENCE\.VIEW\.ASYNC|MEMBAR\.ALL\.GPU|ATOMG", code)
+    found = {"name": name, "registers": registers, "stack": stack, "shared": kernel.metadata.shared}
+    found |= {"threads": 32 * kernel.metadata.num_warps, "order": order}
+    return found | {word: len(re.findall(word, code)) for word in INSTRUCTIONS}
+
+
+if __name__ == "__main__":
+    for case, (tile, changes) in CASES.items():
+        print(json.dumps(report(case, source_of(tile, **changes), 4)), flush=True)
+    pointers = {"started": "*i32", "epochs": "*i32", "watch": "*i32", "blocks": "i32"}
+    print(json.dumps(report("watcher", GluonASTSource(started_kernel, pointers, {}, {}), 1)), flush=True)
