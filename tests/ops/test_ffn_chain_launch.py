@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ class Device:
         self.launches: list[tuple[str, int, dict[str, Any]]] = []
         for name in ("chain_kernel", "started_kernel"):
             monkeypatch.setattr(chain_impl, name, Kernel(self, name))
+        monkeypatch.setattr(chain_impl, "_kept", OrderedDict())
         monkeypatch.setattr(chain_impl, "runs_here", lambda device: True)
         monkeypatch.setattr(chain_impl, "co_resident", lambda device: workers)
         stream = SimpleNamespace(cuda_stream=0, wait_stream=lambda other: None)
@@ -128,6 +130,21 @@ def test_a_call_launches_what_computes_the_block(monkeypatch: pytest.MonkeyPatch
     else:
         assert ours == [("chain_kernel", 4)] * 3
         assert all(options["launch_cooperative_grid"] for _, _, options in device.launches)
+
+
+def test_a_graph_may_be_recorded_once_plan_and_buffers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(monkeypatch)
+    x, up, down, gate = operands(130)
+    asked = ("silu", "rows:1", "tile", False)
+    assert not chain_impl.is_ready(x, up, down, gate, *asked)
+    chain_impl.ffn(x, up, down, gate, *asked)
+    # As many blocks of rows: the same plan.
+    assert chain_impl.is_ready(x[:129], up, down, gate, *asked)
+    assert not chain_impl.is_ready(x[:128], up, down, gate, *asked)
+    assert not chain_impl.is_ready(x, up, down, None, *asked)
+    monkeypatch.setattr(chain_impl, "_MOST_KEPT", 1)
+    chain_impl.ffn(x[:1], up, down, gate, *asked)
+    assert not chain_impl.is_ready(x, up, down, gate, *asked)
 
 
 def test_slices_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:

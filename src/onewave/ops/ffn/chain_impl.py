@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ __all__ = ["Chain", "chain", "ffn", "is_ready"]
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the card is doing.
 _PATIENT_POLLS = 1 << 26
 _ROWS = 128
+# Plans and buffers kept for ffn(): a few hundred KiB each, more only with slices of K.
+_MOST_KEPT = 32
 
 
 @dataclass
@@ -279,21 +281,24 @@ class _Question:
     tile: ChainTile | None
 
 
-_made: set[_Question] = set()
+_kept: OrderedDict[_Question, Chain] = OrderedDict()
 
 
-@lru_cache(maxsize=32)
 def _chain(asked: _Question) -> Chain:
-    plan = plan_chain(
-        asked.sizes,
-        workers=asked.workers,
-        order=asked.order,
-        policy=asked.policy,
-        streams=asked.streams,
-        tile=asked.tile,
-    )
-    made = Chain(plan, asked.device, asked.dtype, activation=asked.activation)
-    _made.add(asked)
+    made = _kept.get(asked)
+    if made is None:
+        plan = plan_chain(
+            asked.sizes,
+            workers=asked.workers,
+            order=asked.order,
+            policy=asked.policy,
+            streams=asked.streams,
+            tile=asked.tile,
+        )
+        made = _kept[asked] = Chain(plan, asked.device, asked.dtype, activation=asked.activation)
+        while len(_kept) > _MOST_KEPT:
+            _kept.popitem(last=False)
+    _kept.move_to_end(asked)
     return made
 
 
@@ -341,7 +346,7 @@ def is_ready(
     streams: bool,
 ) -> bool:
     """Whether ffn() would find its plan and buffers made, so that it may be recorded into a CUDA graph."""
-    return _asked(x, w_up, w_down, w_gate, activation, order, policy, streams) in _made
+    return _asked(x, w_up, w_down, w_gate, activation, order, policy, streams) in _kept
 
 
 def ffn(
