@@ -1,4 +1,8 @@
-"""The feed-forward block in one wave beside two cuBLAS products, both in CUDA graphs, on weights no cache holds."""
+"""The feed-forward block in every arrangement on the same operands, in CUDA graphs, on weights that no cache holds.
+
+Few rows (up to 64): one wave over packed weights. Any number: one launch with row semaphores ("chain"), two launches on
+two streams with the same semaphores ("streams"), and two cuBLAS products with the activation between them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,14 @@ from onewave.bench.ledger import Measurement
 from onewave.ops.ffn import pack_ffn
 from onewave.ops.ffn.reference import ffn as two_products
 from onewave.wave.launch import runs_here
+from onewave.wave.layout import MOST_BATCH
 
-__all__ = ["SHAPES", "FFNResult", "FFNShape", "measure_ffn"]
+__all__ = ["PRODUCTS", "SHAPES", "SWEEP", "FFNResult", "FFNShape", "check_card", "measure_ffn"]
 
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = 512 << 20
+PRODUCTS = "cuBLAS, two products"
+"""What the others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -33,39 +40,87 @@ class FFNShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the matrices, which both ways read once."""
+        """Bytes of the matrices, which every way reads at least once."""
         return 2 * self.hidden * self.intermediate * (3 if self.gated else 2)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the products, a multiply-add counting as two."""
+        return self.rows * self.weight_bytes
+
+    @property
+    def is_many(self) -> bool:
+        """Whether the tensor cores are the bound, not the memory: from 512 rows on on an H200."""
+        return self.rows >= 512
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.hidden}x{self.intermediate}{' gated' if self.gated else ''}"
 
 
 SHAPES = tuple(FFNShape(rows) for rows in (1, 2, 4, 8, 16, 32, 64))
+SWEEP = (
+    FFNShape(16),
+    *(FFNShape(64 << i, gated=gated) for gated in (False, True) for i in range(10)),
+)
+"""The dataflow notes' own case, then 64 to 32,768 rows without and with a gate."""
 
 
 @dataclass(frozen=True)
 class FFNResult:
-    """Seconds a call of one implementation on one shape."""
+    """Seconds a call of one implementation on one shape. products: the median of PRODUCTS on it, None if unknown."""
 
     shape: FFNShape
     implementation: str
     seconds: Summary
+    products: float | None = None
 
     @property
     def gigabytes_per_second(self) -> float:
         """Weight bytes over the median, 10^9 a second."""
         return self.shape.weight_bytes * 1e-9 / self.seconds.p50
 
+    @property
+    def teraflops_per_second(self) -> float:
+        """Operations over the median, 10^12 a second."""
+        return self.shape.flops * 1e-12 / self.seconds.p50
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the products."""
+        return None if self.products is None else self.products / self.seconds.p50
+
+    def share(self, ceiling: Ceiling) -> float:
+        """Of a ceiling in GB/s or TFLOP/s."""
+        rate = self.gigabytes_per_second if ceiling.unit == "GB/s" else self.teraflops_per_second
+        return rate / ceiling.value
+
     def measurement(self, dtype: str, ceiling: Ceiling) -> Measurement:
         """The ledger's line."""
-        extra = {
+        extra: dict[str, object] = {
             "implementation": self.implementation,
             "shape": str(self.shape),
             "dtype": dtype,
             "bytes": self.shape.weight_bytes,
-            "ceiling_share": self.gigabytes_per_second / ceiling.value,
+            "ceiling_share": self.share(ceiling),
         }
+        if self.speedup is not None:
+            extra["times_as_fast_as_products"] = self.speedup
         return Measurement("ffn", "ffn", "us", self.seconds.scaled(1e6), ceiling, extra)
+
+
+@dataclass
+class _Arrangement:
+    """One way to compute the block: calls on different operands, and what finds out whether they went well."""
+
+    name: str
+    calls: list[Callable[[], object]]
+    check: list[Callable[[], None]]
+
+
+def check_card(device: torch.device) -> None:
+    """Raise UnsupportedError where neither the wave nor the kernel for many rows runs."""
+    if not runs_here(device):
+        raise UnsupportedError("bench ops ffn", got=str(device), allowed="a card of compute capability 9.0")
 
 
 def measure_ffn(
@@ -74,38 +129,70 @@ def measure_ffn(
     dtype: torch.dtype,
     *,
     reps: int,
-    order: str = "row",
-    policy: str = "data",
+    order: str = "auto",
+    policy: str = "auto",
     workers: int | None = None,
 ) -> list[FFNResult]:
-    """Time the wave and the two products on the same operands, one after the other in one process.
+    """Time every arrangement on the same operands, one after the other in one process; PRODUCTS is the last.
 
-    workers: blocks of the wave's launch, by default one a multiprocessor. Raises UnsupportedError where the wave does
-    not run.
+    order, policy: as ops.ffn's, of the arrangements that know them. workers: blocks of the wave's launch, by default
+    one a multiprocessor. Raises UnsupportedError where the wave does not run, WaveStalled if a launch has stalled.
     """
-    if not runs_here(device):
-        raise UnsupportedError("bench ops ffn", got=str(device), allowed="a card of compute capability 9.0")
-    copies = max(2, -(-_BYTES_IN_ROTATION // shape.weight_bytes))
-    waves: list[Callable[[], object]] = []
-    products: list[Callable[[], object]] = []
-    checks: list[Callable[[], None]] = []
-    for _ in range(copies):
+    check_card(device)
+    copies = max(1 if shape.is_many else 2, -(-_BYTES_IN_ROTATION // shape.weight_bytes))
 
-        def random(*size: int) -> Tensor:
-            return (torch.randn(size, device=device) * size[-1] ** -0.5).to(dtype)
+    def random(*size: int) -> Tensor:
+        return (torch.randn(size, device=device) * size[-1] ** -0.5).to(dtype)
 
-        x, up = random(shape.rows, shape.hidden), random(shape.intermediate, shape.hidden)
-        down = random(shape.hidden, shape.intermediate)
-        gate = random(shape.intermediate, shape.hidden) if shape.gated else None
-        packed = pack_ffn(up, down, w_gate=gate, batch=shape.rows, order=order, policy=policy, workers=workers)
-        waves.append(lambda packed=packed, x=x: packed(x))
-        products.append(lambda x=x, up=up, down=down, gate=gate: two_products(x, up, down, gate, "silu"))
-        checks.append(packed.check)
-    found: list[FFNResult] = []
+    operands = [
+        (
+            random(shape.rows, shape.hidden),
+            random(shape.intermediate, shape.hidden),
+            random(shape.hidden, shape.intermediate),
+            random(shape.intermediate, shape.hidden) if shape.gated else None,
+        )
+        for _ in range(copies)
+    ]
+    ways: list[_Arrangement] = []
+    if shape.rows <= MOST_BATCH:
+        ways.append(_wave(operands, order, policy, workers))
+    ways += [_chain(operands, order, policy, streams) for streams in (False, True)]
+    ways.append(
+        _Arrangement(PRODUCTS, [lambda given=given: two_products(*given, activation="silu") for given in operands], [])
+    )
+    times: dict[str, Summary] = {}
     with torch.inference_mode():
-        for name, calls in ((f"wave, {order}, {policy}", waves), ("cuBLAS, two products", products)):
-            found.append(FFNResult(shape, name, time_calls(calls, device, reps=reps)))
-    torch.cuda.synchronize(device)
-    for check in checks:
-        check()
-    return found
+        for way in ways:
+            times[way.name] = time_calls(way.calls, device, reps=reps)
+            torch.cuda.synchronize(device)
+            for check in way.check:
+                check()
+    products = times[PRODUCTS].p50
+    return [FFNResult(shape, name, seconds, products) for name, seconds in times.items()]
+
+
+Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def _wave(operands: list[Operands], order: str, policy: str, workers: int | None) -> _Arrangement:
+    packed = [
+        pack_ffn(up, down, w_gate=gate, batch=len(x), order=order, policy=policy, workers=workers)
+        for x, up, down, gate in operands
+    ]
+    calls: list[Callable[[], object]] = [
+        lambda each=each, x=given[0]: each(x) for each, given in zip(packed, operands, strict=True)
+    ]
+    return _Arrangement(f"wave, {order}, {policy}", calls, [each.check for each in packed])
+
+
+def _chain(operands: list[Operands], order: str, policy: str, streams: bool) -> _Arrangement:
+    from onewave.ops.ffn.chain_impl import chain
+
+    x, up, down, gate = operands[0]
+    made = chain(x, up, down, gate, order=order, policy=policy, streams=streams)
+    plan = made.plan
+    cut = f", K in {plan.tile.splits}" if plan.tile.splits > 1 else ""
+    name = (
+        f"{'streams' if streams else 'chain'}, {plan.order}, {plan.policy}, {plan.tile.rows}x{plan.tile.columns}{cut}"
+    )
+    return _Arrangement(name, [lambda given=given: made(*given) for given in operands], [made.check])

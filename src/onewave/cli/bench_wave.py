@@ -98,34 +98,58 @@ def bench_ffn(
     as_json: bool,
     ledger: Path | None,
 ) -> None:
-    """Measure the feed-forward block. shapes: "rows,hidden,intermediate", or None for 1 to 64 rows of 4096, 14336."""
-    from onewave.bench.ceilings import read_bandwidth
-    from onewave.bench.ffn import SHAPES, FFNShape, measure_ffn
+    """Measure the feed-forward block in every arrangement.
 
-    plan = SHAPES if not shapes else tuple(FFNShape(*_three(shape)) for shape in shapes)
-    ceiling = read_bandwidth(device)
-    results = [result for shape in plan for result in measure_ffn(shape, device, dtype, reps=reps)]
+    shapes: "rows,hidden,intermediate", with ",gated" behind it or not; "sweep" for 16 and 64 to 32,768 rows of 4096,
+    14336 without and with a gate; None for 1 to 64 rows of them.
+    """
+    from onewave.bench.ceilings import matmul_rate, read_bandwidth
+    from onewave.bench.ffn import SHAPES, SWEEP, FFNResult, FFNShape, check_card, measure_ffn
+
+    plan: list[FFNShape] = []
+    for text in shapes or []:
+        rows, hidden, intermediate, gated = (0, 0, 0, False) if text == "sweep" else _block(text)
+        plan += SWEEP if text == "sweep" else [FFNShape(rows, hidden, intermediate, gated)]
+    plan = plan or list(SHAPES)
+    check_card(device)
+    show_status("measuring the ceilings")
+    # Few rows read, many multiply: each case is compared with what bounds it.
+    ceilings = {many: matmul_rate(device) if many else read_bandwidth(device) for many in {s.is_many for s in plan}}
+    results: list[FFNResult] = []
+    for shape in plan:
+        show_status(f"ffn {shape}")
+        results += measure_ffn(shape, device, dtype, reps=reps)
+    show_status("")
     name = str(dtype).removeprefix("torch.")
-    records = [result.measurement(name, ceiling) for result in results]
+    records = [result.measurement(name, ceilings[result.shape.is_many]) for result in results]
     citations = [] if ledger is None else append_to_ledger(ledger, records, device)
     if as_json:
-        rows = [{"us": r.summary.p50, **r.extra} for r in records]
-        print(json.dumps({"ceiling_gb_s": ceiling.value, "trials": rows, "ledger": citations}))
+        rows_of = [{"us": r.summary.p50, **r.extra} for r in records]
+        found = {ceiling.unit: ceiling.value for ceiling in ceilings.values()}
+        print(json.dumps({"ceilings": found, "trials": rows_of, "ledger": citations}))
         return
     from rich.table import Table
 
     table = Table(title=f"ffn, {name} on {device}", title_justify="left")
-    for heading in ("shape", "implementation", "us", "GB/s", "of ceiling"):
+    for heading in ("shape", "implementation", "us", "GB/s", "TFLOP/s", "of ceiling", "x products"):
         table.add_column(heading, justify="left" if heading in ("shape", "implementation") else "right", no_wrap=True)
     for result in results:
-        rate = result.gigabytes_per_second
-        cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}")
+        speedup = "" if result.speedup is None else f"{result.speedup:.2f}"
+        cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{result.gigabytes_per_second:.0f}")
+        cells += (f"{result.teraflops_per_second:.0f}", f"{result.share(ceilings[result.shape.is_many]):.1%}", speedup)
         table.add_row(str(result.shape), result.implementation, *cells)
-    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *citations)
+    notes = [f"{c.name} ceiling {c.value:.0f} {c.unit} ({c.method})" for c in ceilings.values()]
+    print_table(table, *notes, *citations)
 
 
-def _three(text: str) -> tuple[int, int, int]:
-    parts = numbers("--shape", text)
+def _block(text: str) -> tuple[int, int, int, bool]:
+    sizes, comma, last = text.rpartition(",")
+    gated = last.strip() == "gated" and bool(comma)
+    allowed = "rows,hidden,intermediate, rows,hidden,intermediate,gated, or sweep"
+    try:
+        parts = numbers("--shape", sizes if gated else text)
+    except InvalidArgumentError:
+        parts = []
     if len(parts) != 3 or min(parts) < 1:
-        raise InvalidArgumentError("--shape", got=repr(text), allowed="rows,hidden,intermediate")
-    return parts[0], parts[1], parts[2]
+        raise InvalidArgumentError("--shape", got=repr(text), allowed=allowed)
+    return parts[0], parts[1], parts[2], gated
