@@ -44,6 +44,7 @@ class FakeLLM:
     """Prefills a prompt in PREFILL_S seconds and decodes a step in STEP_S, whatever it is asked."""
 
     name, device, dtype, max_model_len = "fake", torch.device("cpu"), torch.float32, 64
+    decode_path = "eager"
 
     def __init__(self) -> None:
         head = torch.zeros(32, 8)
@@ -149,9 +150,10 @@ def test_a_test_longer_than_the_context_is_refused_before_anything_runs():
 def test_the_ledger_line_says_what_is_needed_to_repeat_it():
     llm = FakeLLM()
     (one,) = results(llm, [2], [0], [3], [6])
-    (line,) = measurements(one, llm, threads=2, enforce_eager=False)  # type: ignore[arg-type]
+    (line,) = measurements(one, llm, threads=2)  # type: ignore[arg-type]
     assert (line.model, line.metric, line.unit) == ("fake", "decode_step", "ms")
     assert line.summary == one.step_ms
     assert line.extra["test"] == "tg3@d6"
     assert line.extra["batch_size"] == 2
     assert line.extra["threads"] == 2
+    assert line.extra["decode_path"] == "eager"

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.engine.engine import Engine
 from onewave.engine.options import choose_decode
-from onewave.engine.wave_decode import WaveDecoder, self_check
+from onewave.engine.params import SamplingParams
+from onewave.engine.runner import ModelRunner
+from onewave.engine.wave_decode import WaveDecoder, WaveLoad, load_for, load_wave, self_check, unsuited
 from onewave.memory.kv_cache import StaticKVCache
+from onewave.models import llama_plan, warm_wave
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
+from onewave.models.llama_plan import plan_decode
+from onewave.models.loading import ModelParts, load_model
+from onewave.wave import launch
+from onewave.wave.pack import StreamMatrix, WeightStream
+from onewave.weights.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE, in_float32, random_model
 
+LOCATION = ModelLocation("builtin", None, "tiny")
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 
 
@@ -64,8 +76,8 @@ def test_what_does_not_suit_the_wave_is_refused_by_name(model: Llama) -> None:
         WaveDecoder(model, 1)
 
 
-def test_auto_is_a_graph_on_a_card_and_eager_on_a_cpu() -> None:
-    assert choose_decode("auto", enforce_eager=False, device=CARD) == "graph"
+def test_auto_is_left_to_the_model_on_a_card_and_eager_on_a_cpu() -> None:
+    assert choose_decode("auto", enforce_eager=False, device=CARD) == "auto"
     assert choose_decode("auto", enforce_eager=True, device=CARD) == "eager"
     assert choose_decode("auto", enforce_eager=False, device=CPU) == "eager"
 
@@ -83,3 +95,153 @@ def test_a_path_that_is_asked_for_is_taken_or_refused_never_replaced(path: str) 
 def test_an_unknown_path_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(InvalidArgumentError, match="auto, wave, graph, eager"):
         choose_decode("fast", enforce_eager=False, device=CPU)
+
+
+def how(tmp_path: Path, **changes: object) -> WaveLoad:
+    given: dict[str, object] = {
+        "dtype": torch.float16,
+        "device": CPU,
+        "max_num_seqs": 3,
+        "max_model_len": 64,
+        "cache_dir": tmp_path,
+        "load_format": "dummy",
+        **changes,
+    }
+    return WaveLoad(**given)  # type: ignore[arg-type] # the fields' own types
+
+
+class PlainWave(PlainStep):
+    """DecodeWave on a card that is not there: plain operators on whatever the model holds."""
+
+    made: ClassVar[list[PlainWave]] = []
+
+    def __init__(self, model: Llama, *, batch: int, stream: object = None, broken: str = ""):
+        super().__init__(model, broken)
+        self.batch, self.stream, self.wave = batch, stream, self
+        self.made.append(self)
+
+    def check(self) -> None:
+        pass
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A CPU that passes for a card; what happened on it."""
+    seen: list[str] = []
+
+    def planned(*arguments: object, **named: object) -> object:
+        seen.append("planned")
+        return plan_decode(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launch, "runs_here", lambda device: True)
+    monkeypatch.setattr(launch, "co_resident", lambda device: 3)
+    monkeypatch.setattr(llama_plan, "DecodeWave", PlainWave)
+    monkeypatch.setattr(llama_plan, "plan_decode", planned)
+    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *arguments, **named: seen.append("compiled"))
+    monkeypatch.setattr(PlainWave, "made", [])
+    return seen
+
+
+def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_model_does(
+    card: list[str], tmp_path: Path
+) -> None:
+    model, wave = load_wave(LOCATION, BASE, how(tmp_path))
+    (made,) = PlainWave.made
+    assert made.batch == 3
+    assert isinstance(model.weights.layers[0].qkv, StreamMatrix)
+    assert model.weights.layers[0].qkv.stream is made.stream
+    plain = load_model(LOCATION, BASE, dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
+    found = []
+    for network, step in ((model, wave), (plain, None)):
+        runner = ModelRunner(network, max_num_seqs=3, max_model_len=64, wave=step)
+        assert runner.decode_path == ("wave" if step else "eager")
+        engine = Engine(runner)
+        requests = [
+            engine.add(None, prompt, SamplingParams(max_tokens=8, temperature=0.0, detokenize=False))
+            for prompt in ([5, 9, 80], [3], [44, 45, 46, 47, 48], [90, 2])
+        ]
+        while engine.has_work:
+            engine.step()
+        found.append([request.output().outputs[0].token_ids for request in requests])
+    assert found[0] == found[1]
+
+
+def test_the_second_load_finds_the_program_that_the_first_planned(card: list[str], tmp_path: Path) -> None:
+    load_wave(LOCATION, BASE, how(tmp_path))
+    assert sorted(card) == ["compiled", "planned"]
+    load_wave(LOCATION, BASE, how(tmp_path))
+    assert len(card) == 2
+    load_wave(LOCATION, BASE, how(tmp_path, max_num_seqs=1))
+    assert len(card) == 4
+
+
+def test_plain_weights_are_kept_beside_when_that_is_asked_for(card: list[str], tmp_path: Path) -> None:
+    model, _ = load_wave(LOCATION, BASE, how(tmp_path, keep_plain=True))
+    assert isinstance(model.weights.layers[0].qkv, Tensor)
+    assert isinstance(PlainWave.made[0].stream, WeightStream)
+
+
+@pytest.mark.parametrize("path", ["auto", "wave"])
+def test_a_wave_that_fails_its_check_is_replaced_by_graphs_in_one_line_or_refused(
+    card: list[str], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(llama_plan, "DecodeWave", lambda *a, **k: PlainWave(*a, **k, broken="positions"))
+    if path == "wave":
+        with pytest.raises(UnsupportedError, match="self-check"):
+            load_for(path, LOCATION, BASE, how(tmp_path))
+        assert not caplog.records
+        return
+    model, wave = load_for(path, LOCATION, BASE, how(tmp_path))
+    assert wave is None
+    assert isinstance(model.weights.layers[0].qkv, Tensor)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "CUDA graphs" in record.getMessage()
+    assert "self-check" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_a_card_that_does_not_suit_decodes_with_graphs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, wave = load_for("auto", LOCATION, BASE, how(tmp_path))
+    assert wave is None
+    assert "compute capability 9.0" in caplog.records[0].getMessage()
+    load_for("graph", LOCATION, BASE, how(tmp_path))
+    assert len(caplog.records) == 1
+
+
+def test_a_broken_checkpoint_is_no_reason_to_decode_otherwise(
+    card: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: ModelParts, index: int, name: str) -> Tensor:
+        raise WeightsError("model.safetensors", got="cut short")
+
+    monkeypatch.setattr(ModelParts, "matrix", broken)
+    with pytest.raises(WeightsError, match="cut short"):
+        load_for("auto", LOCATION, BASE, how(tmp_path))
+
+
+def test_what_does_not_suit_is_known_before_anything_is_loaded(card: list[str], tmp_path: Path) -> None:
+    assert unsuited(BASE, torch.float16, CARD, 16) is None
+    assert "up to 16" in str(unsuited(BASE, torch.float16, CARD, 17))
+    assert "float32" in str(unsuited(BASE, torch.float32, CARD, 1))
+    with pytest.raises(UnsupportedError, match="up to 16"):
+        load_wave(LOCATION, BASE, how(tmp_path, max_num_seqs=17))
+    assert card == []
+
+
+@pytest.mark.parametrize("family", ["biases", "norms", "plain"])
+def test_the_kernel_compiled_ahead_is_the_whole_models(family: str) -> None:
+    config = replace(BASE, qkv_bias=family == "biases", qk_norm=family == "norms", intermediate_size=1216)
+    small = warm_wave.one_layer(config)
+    for batch in (1, 4, 16):
+        programs = [plan_decode(each, batch=batch, workers=3).program for each in (small, config)]
+        assert programs[0].constants == programs[1].constants
+        stream = warm_wave._NoWeights(programs[0], torch.float16, CPU)
+        sketch = llama_plan._setup(warm_wave.sketch(small, stream), plan_decode(small, batch=batch, workers=3).groups)
+        whole = random_model(config)
+        setup = llama_plan._setup(whole, plan_decode(config, batch=batch, workers=3).groups)
+        for name in ("groups", "hidden", "eps", "scale"):
+            assert getattr(sketch, name) == getattr(setup, name)
+        for name in ("q_norm", "k_norm"):
+            assert (getattr(sketch, name) is None) == (getattr(setup, name) is None)
+        assert (sketch.biases.numel() > 1) == (setup.biases.numel() > 1)

@@ -53,7 +53,8 @@ class Result:
     """One test's samples.
 
     tokens_per_second: all sequences together. step_ms: milliseconds a decode step, or all prefills. step_bytes: read by
-    a decode step; None for a prefill. ceiling: the device's read bandwidth in the same run.
+    a decode step; None for a prefill. ceiling: the device's read bandwidth in the same run. decode_path: how the engine
+    decoded (wave, graph or eager), which also says where a prefill's weights lie.
     """
 
     case: Case
@@ -61,6 +62,7 @@ class Result:
     step_ms: Summary
     step_bytes: float | None
     ceiling: Ceiling | None
+    decode_path: str = "eager"
 
     @property
     def gigabytes_per_second(self) -> float | None:
@@ -133,11 +135,12 @@ def measure(
             step_ms=summarize([seconds * 1e3 / steps for seconds, _ in samples]),
             step_bytes=None if case.is_prefill else _step_bytes(llm, case),
             ceiling=ceiling,
+            decode_path=llm.decode_path,
         )
 
 
-def measurements(result: Result, llm: LLM, *, threads: int, enforce_eager: bool) -> Iterator[Measurement]:
-    """The ledger's lines of one result. threads: of the CPU kernels. enforce_eager: as LLM was given it."""
+def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurement]:
+    """The ledger's lines of one result. threads: of the CPU kernels."""
     case = result.case
     extra = {
         "test": case.name,
@@ -146,7 +149,8 @@ def measurements(result: Result, llm: LLM, *, threads: int, enforce_eager: bool)
         "generated_tokens": case.generate,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "threads": threads if llm.device.type == "cpu" else None,
-        "cuda_graphs": llm.device.type == "cuda" and not enforce_eager,
+        "cuda_graphs": result.decode_path == "graph",
+        "decode_path": result.decode_path,
         "tokens_per_second_p50": result.tokens_per_second.p50,
         "bytes_per_step": result.step_bytes,
         "gigabytes_per_second": result.gigabytes_per_second,

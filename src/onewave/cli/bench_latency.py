@@ -40,6 +40,7 @@ def latency(
     max_model_len: options.MaxModelLen = None,
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
+    keep_plain_weights: options.KeepPlain = False,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -70,6 +71,7 @@ def latency(
             max_num_seqs=size,
             enforce_eager=enforce_eager,
             decode=decode,
+            keep_plain_weights=keep_plain_weights,
         )
         if ceiling is None:
             from onewave.bench.ceilings import read_bandwidth
@@ -84,7 +86,7 @@ def latency(
     show_status("")
     citations: list[str] = []
     if ledger is not None:
-        lines = _measurements(results, opened.llm, enforce_eager=enforce_eager)
+        lines = _measurements(results, opened.llm)
         citations = append_to_ledger(ledger, lines, opened.llm.device)
     if as_json:
         print(json.dumps(_as_json(opened.llm, opened.load_seconds, ceiling, results, citations)))
@@ -102,21 +104,21 @@ def numbers(name: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _measurements(results: list[Result], llm: LLM, *, enforce_eager: bool) -> Iterator[Measurement]:
+def _measurements(results: list[Result], llm: LLM) -> Iterator[Measurement]:
     from onewave.bench.engine import measurements
 
     threads = Settings.from_env().num_threads
     for result in results:
-        yield from measurements(result, llm, threads=threads, enforce_eager=enforce_eager)
+        yield from measurements(result, llm, threads=threads)
 
 
 def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result]) -> None:
     from rich.table import Table
 
     dtype = str(llm.dtype).removeprefix("torch.")
-    title = f"{llm.name}, {dtype} on {llm.device}, decoding: {llm.decode_path}"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=f"{llm.name}, {dtype} on {llm.device}", title_justify="left")
     table.add_column("test", no_wrap=True)
+    table.add_column("decoding", no_wrap=True)
     for heading in ("batch", "t/s", "ms/token", "GB/s", "of ceiling"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
@@ -124,6 +126,7 @@ def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result
         tokens = result.case.prompt if result.case.is_prefill else 1
         table.add_row(
             result.case.name,
+            "-" if result.case.is_prefill else result.decode_path,
             str(result.case.batch_size),
             f"{result.tokens_per_second.mean:.2f} ± {result.tokens_per_second.sd:.2f}",
             f"{step.p50 / tokens / (result.case.batch_size if result.case.is_prefill else 1):.3f}",
@@ -149,6 +152,7 @@ def _as_json(
                 "batch_size": result.case.batch_size,
                 "prompt_tokens": result.case.prompt,
                 "generated_tokens": result.case.generate,
+                "decode_path": result.decode_path,
                 "tokens_per_second": asdict(result.tokens_per_second),
                 ("prefill_ms" if result.case.is_prefill else "step_ms"): asdict(result.step_ms),
                 "bytes_per_step": result.step_bytes,

@@ -16,6 +16,7 @@ __all__ = [
     "Dtype",
     "EnforceEager",
     "Json",
+    "KeepPlain",
     "Ledger",
     "LoadFormat",
     "MaxModelLen",
@@ -49,7 +50,10 @@ Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Take the tok
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
 Decode = Annotated[
     str,
-    typer.Option("--decode", help="auto, graph, eager, or wave (experimental: one launch a token; never falls back)."),
+    typer.Option("--decode", help="auto; or wave (one launch a token), graph or eager, which never fall back."),
+]
+KeepPlain = Annotated[
+    bool, typer.Option("--keep-plain-weights", help="With the wave: twice the memory, for a faster prefill.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print load time, time to first token and tokens/s on stderr.")]

@@ -30,9 +30,9 @@ class Opened:
 
 
 def open_llm(model: str, *, load_format: str = "auto", revision: str | None = None, **options: Any) -> Opened:
-    """Load a model with a progress bar where stderr is a terminal. Raises what LLM raises.
+    """Load a model with a progress bar where stderr is a terminal, and say there how a card decodes.
 
-    A model that isn't there is refused before torch is imported.
+    Raises what LLM raises. A model that isn't there is refused before torch is imported.
     """
     began = time.perf_counter()
     progress = sys.stderr.isatty()
@@ -41,6 +41,8 @@ def open_llm(model: str, *, load_format: str = "auto", revision: str | None = No
     from onewave.engine.llm import LLM
 
     llm = LLM(model, load_format=load_format, revision=revision, progress=progress, **options)
+    if llm.decode_path != "eager":
+        print(f"decoding: {llm.decode_path}", file=sys.stderr, flush=True)
     return Opened(llm, time.perf_counter() - began)
 
 

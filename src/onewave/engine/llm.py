@@ -10,8 +10,6 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from onewave.base.errors import InvalidArgumentError, TokenizerError
 from onewave.base.settings import Settings
 from onewave.engine.engine import Engine
@@ -29,7 +27,8 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
 from onewave.engine.request import Detokenizer, Request
 from onewave.engine.runner import ModelRunner
-from onewave.models.loading import load_config, load_model
+from onewave.engine.wave_decode import WaveLoad, load_for
+from onewave.models.loading import load_config
 from onewave.weights.sources import resolve
 
 if TYPE_CHECKING:
@@ -53,8 +52,11 @@ class LLM:
     max_model_len: most tokens of prompt and output together; by default what the model's positions reach.
     max_num_seqs: sequences that run at once. seed: of requests that bring none, and of dummy weights.
     tokenizer: a directory, file or id to take it from instead. enforce_eager: no CUDA graphs.
-    decode: how a token is made: "eager", "graph" (a CUDA graph of plain operators; the default on a card), or "wave"
-    (experimental: one launch a token, checked against the plain operators when the model loads; never falls back).
+    decode: how a token is made: "wave" (one launch a token, checked against the plain operators when the model loads),
+    "graph" (a CUDA graph of plain operators) or "eager". auto takes the wave where it runs, else graphs, and logs a
+    line that says why; on a CPU eager. What is named never falls back. decode_path says which one runs.
+    keep_plain_weights: with the wave, keep the plain matrices beside its packed ones: twice the memory, for a prefill
+    that unpacks nothing.
     progress: draw progress bars on stderr while loading.
 
     A context manager; `close()` frees the model. May be called from several threads: their requests run together.
@@ -75,6 +77,7 @@ class LLM:
         revision: str | None = None,
         enforce_eager: bool = False,
         decode: str = "auto",
+        keep_plain_weights: bool = False,
         progress: bool = False,
     ) -> None:
         whole("max_num_seqs", max_num_seqs, 1)
@@ -91,24 +94,25 @@ class LLM:
         # The tokenizer is built by another thread while the weights load.
         with ThreadPoolExecutor(1) as thread:
             loading = thread.submit(find_tokenizer, tokenizer, location, settings)
-            network = load_model(
-                location,
-                self.config,
+            how = WaveLoad(
                 dtype=self.dtype,
                 device=self.device,
+                max_num_seqs=max_num_seqs,
+                max_model_len=self.max_model_len,
+                cache_dir=settings.cache_dir,
                 load_format=load_format,
                 seed=seed,
+                keep_plain=keep_plain_weights,
                 progress=progress,
-                packed=self.device.type == "cpu" and self.dtype is torch.float32,
-                max_model_len=self.max_model_len,
             )
+            network, wave = load_for(path, location, self.config, how)
             self._tokenizer, self._why_no_tokenizer = loading.result()
         self.runner = ModelRunner(
             network,
             max_num_seqs=max_num_seqs,
             max_model_len=self.max_model_len,
-            decode=path,
-            progress=progress,
+            decode="graph" if path == "auto" else path,
+            wave=wave,
         )
         self.decode_path = self.runner.decode_path
         self._engine: Engine | None = self._make_engine(seed)

@@ -34,16 +34,17 @@ DECODE_PATHS = ("auto", "wave", "graph", "eager")
 
 
 def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> str:
-    """wave | graph | eager from what was asked for; only auto depends on the device.
+    """auto | wave | graph | eager from what was asked for; only auto depends on the device.
 
-    auto is graph on a card and eager on a CPU. Raises InvalidArgumentError, UnsupportedError.
+    auto stays auto on a card, where the model decides between wave and graph, and is eager on a CPU.
+    Raises InvalidArgumentError, UnsupportedError.
     """
     if decode not in DECODE_PATHS:
         raise InvalidArgumentError("decode", got=repr(decode), allowed=", ".join(DECODE_PATHS))
     if enforce_eager and decode not in ("auto", "eager"):
         raise InvalidArgumentError("decode", got=f"{decode!r} with enforce_eager", allowed="one of the two")
     if decode == "auto":
-        return "eager" if enforce_eager or device.type != "cuda" else "graph"
+        return "eager" if enforce_eager or device.type != "cuda" else "auto"
     if decode != "eager" and device.type != "cuda":
         raise UnsupportedError(f"decode {decode}", got=str(device), allowed="a CUDA card", next='Use decode="eager".')
     return decode

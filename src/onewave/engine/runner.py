@@ -35,15 +35,21 @@ class _DecodeGraph:
 class ModelRunner:
     """Owns the KV cache of one model. Sequences are known by their slot, 0 <= slot < max_num_seqs.
 
-    decode: "graph", "wave" or "eager"; a CPU is always eager. With "graph" a decode step is replayed from a CUDA graph
-    captured once per number of rows and cache size; with "wave" it is one launch (wave_decode.py). The graph's number
-    of rows is always max_num_seqs (rounded up to a power of two) as long as that is at most 64, filled up with idle
-    rows: matrix kernels choose their summation order by the number of rows, so a fixed number is what makes a row's
-    result independent of its neighbours. Nothing here waits for the device.
+    decode: "graph" or "eager"; a CPU is always eager. wave: decode through it instead, one launch a step. With
+    "graph" a decode step is replayed from a CUDA graph captured once per number of rows and cache size. The graph's
+    number of rows is always max_num_seqs (rounded up to a power of two) as long as that is at most 64, filled up with
+    idle rows: matrix kernels choose their summation order by the number of rows, so a fixed number is what makes a
+    row's result independent of its neighbours. Nothing here waits for the device.
     """
 
     def __init__(
-        self, model: Llama, *, max_num_seqs: int, max_model_len: int, decode: str = "graph", progress: bool = False
+        self,
+        model: Llama,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        decode: str = "graph",
+        wave: WaveDecoder | None = None,
     ):
         self.model = model
         self.device = model.device
@@ -52,8 +58,8 @@ class ModelRunner:
         self._on_cuda = self.device.type == "cuda"
         self.run_ahead = 1 if self._on_cuda else 0
         self._use_graphs = self._on_cuda and decode == "graph"
-        self._wave = WaveDecoder(model, max_num_seqs, progress=progress) if self._on_cuda and decode == "wave" else None
-        self.decode_path = decode if self._on_cuda else "eager"
+        self._wave = wave
+        self.decode_path = "wave" if wave is not None else decode if self._on_cuda else "eager"
         self._graphs: dict[int, _DecodeGraph] = {}
         self._bound: tuple[_DecodeGraph, Tensor] | None = None
         # Rows that only fill a graph up to its size write here.

@@ -5,20 +5,33 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from onewave.base.errors import UnsupportedError
+from onewave.base.errors import ModelError, OnewaveError, UnsupportedError
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
+from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
+from onewave.models.loading import load_model, open_parts
+from onewave.wave.pack import WeightStream
+from onewave.wave.program import WaveProgram
 from onewave.weights.progress import byte_progress
+from onewave.weights.sources import ModelLocation
 
-__all__ = ["Step", "WaveDecoder", "self_check"]
+__all__ = ["Step", "WaveDecoder", "WaveLoad", "load_for", "load_wave", "self_check", "unsuited"]
 
+_log = logging.getLogger("onewave")
 # Lengths of the self-check's sequences, in turn: one key, few, and more than a split of 16 has.
 _CHECKED_LENGTHS = (1, 19, 40, 7)
 _CHECKED_CAPACITY = 64
@@ -33,25 +46,44 @@ class Step(Protocol):
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class WaveLoad:
+    """How a model is loaded.
+
+    keep_plain: keep the plain matrices beside the packed ones: twice the memory, for a prefill that unpacks nothing.
+    cache_dir: where finished programs are kept. progress: draw a bar on stderr.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    max_num_seqs: int
+    max_model_len: int
+    cache_dir: Path
+    load_format: str = "auto"
+    seed: int = 0
+    keep_plain: bool = False
+    progress: bool = False
+
+
 class WaveDecoder:
     """A model's decode steps, one launch each, for up to max_num_seqs sequences.
 
-    progress: draw a bar on stderr while the weights are packed.
+    stream: where the model's matrices are packed for it. However many sequences a step has, it runs through the program
+    for max_num_seqs: its bits do not depend on their number.
     Raises UnsupportedError when the card or the model does not suit the wave, or when the self-check fails.
     """
 
-    def __init__(self, model: Llama, max_num_seqs: int, *, progress: bool = False):
-        from onewave.models.llama_plan import DecodeWave, packed_bytes, unsupported_because
+    def __init__(self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None):
+        from onewave.models.llama_plan import DecodeWave
 
-        reason = unsupported_because(model.config, max_num_seqs)
+        reason = unsuited(model.config, model.dtype, model.device, max_num_seqs)
         if reason is not None:
             raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
-        with byte_progress("packing", packed_bytes(model), enabled=progress) as report:
-            self._wave = DecodeWave(model, batch=max_num_seqs, progress=report)
-        difference = self_check(model, self._wave, max_num_seqs)
+        self._wave = DecodeWave(model, batch=max_num_seqs, stream=stream)
+        self.difference = self_check(model, self._wave, max_num_seqs)
         self._wave.wave.check()
-        if not difference <= _MOST_DIFFERENCE:
-            got = f"logits {difference:.1%} from the plain operators'"
+        if not self.difference <= _MOST_DIFFERENCE:
+            got = f"logits {self.difference:.1%} from the plain operators'"
             raise UnsupportedError("decode wave: self-check", got=got, next='Use decode="graph".')
 
     def bind_cache(self, kv: StaticKVCache) -> None:
@@ -61,6 +93,129 @@ class WaveDecoder:
     def step(self, token_ids: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Feed one token a row, int64 [rows] each. Returns float32 logits [rows, vocab]. Raises WaveStalled."""
         return self._wave(token_ids, positions, slots)
+
+
+def unsuited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> str | None:
+    """Why a model can't decode as one wave here, before anything is loaded; None if it can."""
+    from onewave.models.llama_plan import unsupported_because
+    from onewave.wave.launch import runs_here
+
+    reason = unsupported_because(config, max_num_seqs)
+    if reason is not None:
+        return reason
+    if not runs_here(device):
+        return f"{device} has not compute capability 9.0"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"{dtype}; bfloat16 or float16 run as one wave"
+    with suppress(ModuleNotFoundError):
+        if find_spec("triton.experimental.gluon") is not None:
+            return None
+    return "this Triton has no Gluon"
+
+
+def load_for(
+    path: str, location: ModelLocation, config: ModelConfig, how: WaveLoad
+) -> tuple[Llama, WaveDecoder | None]:
+    """Load a model for a decode path: with wave or auto for the wave, and with auto otherwise where that fails.
+
+    Then one line is logged that says why. Raises what load_model raises, and for wave what load_wave does.
+    """
+    if path in ("auto", "wave"):
+        try:
+            return load_wave(location, config, how)
+        except Exception as error:
+            # Whatever it was: after a compiler's error too the card decodes well with graphs. Not after a broken file.
+            if path == "wave" or isinstance(error, ModelError):
+                raise
+            lines = str(error).strip().split("\n")
+            reason = lines[0] if isinstance(error, OnewaveError) else f"{type(error).__name__}: {lines[0]}"
+            _log.warning("decoding with CUDA graphs, not as one wave: %s", reason)
+        gc.collect()  # what the failed load held goes before the weights come again
+    return _load_plain(location, config, how), None
+
+
+def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tuple[Llama, WaveDecoder]:
+    """Load a model's weights straight into the stream of its decode step, and check a step.
+
+    Raises what load_model and WaveDecoder raise.
+    """
+    reason = unsuited(config, how.dtype, how.device, how.max_num_seqs)
+    if reason is not None:
+        raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
+    total = _matrix_bytes(config, how.dtype)
+    with byte_progress("Packing for one wave", total, enabled=how.progress) as report:
+        program = _program(config, how)
+        if how.keep_plain:
+            model, stream = _plain_and_packed(location, config, how, program)
+        else:
+            from onewave.models.streamed import stream_model
+
+            with open_parts(
+                location, config, dtype=how.dtype, device=how.device, load_format=how.load_format, seed=how.seed
+            ) as parts:
+                made = stream_model(
+                    parts,
+                    config,
+                    program,
+                    dtype=how.dtype,
+                    device=how.device,
+                    max_model_len=how.max_model_len,
+                    report=report,
+                )
+            model, stream = made.model, made.stream
+        return model, WaveDecoder(model, how.max_num_seqs, stream=stream)
+
+
+def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> Llama:
+    return load_model(
+        location,
+        config,
+        dtype=how.dtype,
+        device=how.device,
+        load_format=how.load_format,
+        seed=how.seed,
+        progress=how.progress,
+        packed=how.device.type == "cpu" and how.dtype is torch.float32,
+        max_model_len=how.max_model_len,
+    )
+
+
+def _plain_and_packed(
+    location: ModelLocation, config: ModelConfig, how: WaveLoad, program: WaveProgram
+) -> tuple[Llama, WeightStream]:
+    from onewave.models.llama_plan import wave_weights
+
+    model = _load_plain(location, config, replace(how, progress=False))  # one bar is drawn already
+    stream = WeightStream(program, how.dtype, how.device)
+    for name, weight in wave_weights(model).items():
+        stream.put(name, weight)
+    return model, stream
+
+
+def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
+    """The step's program, from the cache; where it is not there, the kernel compiles while it is planned."""
+    from onewave.models.llama_plan import plan_decode
+    from onewave.models.plan_cache import load_program, program_path, save_program
+    from onewave.wave.launch import co_resident
+
+    workers = co_resident(how.device)
+    path = program_path(config, batch=how.max_num_seqs, workers=workers, cache_dir=how.cache_dir)
+    found = load_program(path)
+    if found is None:
+        from onewave.models.warm_wave import compile_ahead
+
+        with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
+            thread.submit(compile_ahead, config, batch=how.max_num_seqs, dtype=how.dtype, device=how.device)
+            found = plan_decode(config, batch=how.max_num_seqs, workers=workers).program
+            save_program(found, path)
+    return found
+
+
+def _matrix_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    from onewave.models.streamed import layer_matrices
+
+    layer = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
+    return (config.num_layers * layer + config.vocab_size * config.hidden_size) * dtype.itemsize
 
 
 @torch.inference_mode()

@@ -23,28 +23,33 @@ from onewave.ops.embedding import embedding
 from onewave.ops.linear import LinearWeight, linear
 from onewave.ops.rms_norm import add_rms_norm, rms_norm
 from onewave.ops.swiglu import swiglu
+from onewave.wave.pack import StreamMatrix
 
-__all__ = ["LayerWeights", "Llama", "LlamaWeights"]
+__all__ = ["LayerWeights", "Llama", "LlamaWeights", "MatrixWeight"]
+
+MatrixWeight = LinearWeight | StreamMatrix
+"""A projection: a tensor, packed rows for the CPU's kernels, or a matrix that lies in a wave's stream."""
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     """One decoder layer. Projections are [out, in]; qkv stacks q, k, v rows, gate_up stacks gate and up rows.
 
-    q and k rows are in half-split (NeoX) rotary order.
+    q and k rows are in half-split (NeoX) rotary order. Where the matrices lie in a wave's stream, the gains of the
+    norms before qkv and gate_up are in those, rounded with them, and the norms' own are ones.
     """
 
     input_norm: Tensor
-    qkv: LinearWeight
+    qkv: MatrixWeight
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: LinearWeight
+    o: MatrixWeight
     o_bias: Tensor | None
     post_norm: Tensor
-    gate_up: LinearWeight
+    gate_up: MatrixWeight
     gate_up_bias: Tensor | None
-    down: LinearWeight
+    down: MatrixWeight
     down_bias: Tensor | None
 
 
@@ -55,7 +60,7 @@ class LlamaWeights:
     embedding: LinearWeight
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: LinearWeight
+    head: MatrixWeight
 
 
 class Llama:
@@ -98,7 +103,7 @@ class Llama:
             k_cache, v_cache = kv.layer(index)
             queries = append_kv(
                 # The bias goes in before the product is rounded to 16 bits, not after.
-                linear(normed, layer.qkv, layer.qkv_bias),
+                _product(normed, layer.qkv, layer.qkv_bias),
                 rotary,
                 k_cache,
                 v_cache,
@@ -110,14 +115,15 @@ class Llama:
                 eps=config.rms_norm_eps,
             )
             attended = self._attend(batch, seq_lens, queries, k_cache, v_cache, config.layer_windows[index])
-            update = linear(attended, layer.o, layer.o_bias)
+            update = _product(attended, layer.o, layer.o_bias)
             normed, residual = self._norm(update, residual, layer.post_norm)
-            update = linear(swiglu(linear(normed, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+            gated = swiglu(_product(normed, layer.gate_up, layer.gate_up_bias))
+            update = _product(gated, layer.down, layer.down_bias)
         if batch.phase is Phase.PREFILL and not all_logits:
             last = torch.tensor([chunk.length for chunk in batch.chunks], device=self.device).cumsum(0) - 1
             residual, update = residual[last], None if update is None else update[last]
         normed, _ = self._norm(update, residual, weights.norm)
-        return linear(normed, weights.head, out_dtype=torch.float32)
+        return _product(normed, weights.head, out_dtype=torch.float32)
 
     def _norm(self, update: Tensor | None, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         if update is None:
@@ -148,3 +154,18 @@ class Llama:
             out[first : first + chunk.length] = attended[0].transpose(0, 1)
             first += chunk.length
         return out.flatten(1)
+
+
+def _product(
+    x: Tensor, weight: MatrixWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """`linear`, with a matrix that lies in a stream unpacked first: all of it, or a very large one part by part."""
+    if not isinstance(weight, StreamMatrix):
+        return linear(x, weight, bias, out_dtype)
+    if weight.whole:
+        return linear(x, weight.dense(), bias, out_dtype)
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=out_dtype or x.dtype, device=x.device)
+    for first, rows in weight.parts():
+        last = first + rows.shape[0]
+        out[:, first:last] = linear(x, rows, None if bias is None else bias[first:last], out_dtype)
+    return out

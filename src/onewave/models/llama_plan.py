@@ -28,7 +28,7 @@ from onewave.wave.deal import Deal
 from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
 from onewave.wave.layout import TILE_BYTES, TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
-from onewave.wave.pack import Weight, pack_stream
+from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
 from onewave.wave.program import WaveProgram, build_program
 
 __all__ = ["DecodePlan", "DecodeWave", "packed_bytes", "plan_decode", "unsupported_because", "wave_weights"]
@@ -149,12 +149,14 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
 
 
 def wave_weights(model: Llama) -> dict[str, Weight]:
-    """The model's matrices by operation, norm gains with them. Raises UnsupportedError for packed (quantised) ones."""
+    """The model's matrices by operation, norm gains with them. Raises UnsupportedError for packed (quantised) ones, and
+    for those that lie in a stream already."""
     found: dict[str, Weight] = {}
 
     def dense(weight: object) -> Tensor:
         if not isinstance(weight, Tensor):
-            raise UnsupportedError("one wave", got="quantised weights", allowed="bfloat16 or float16 ones")
+            got = "weights in a stream" if isinstance(weight, StreamMatrix) else "quantised weights"
+            raise UnsupportedError("one wave", got=got, allowed="bfloat16 or float16 ones")
         return weight
 
     for index, layer in enumerate(model.weights.layers):
@@ -177,7 +179,9 @@ class DecodeWave:
     """A model's decode step as one launch, for up to `batch` sequences.
 
     workers: blocks of the launch, by default one a multiprocessor. delays: a test build that sleeps before tasks.
-    progress: told the bytes packed so far, packed_bytes(model) in the end. Raises UnsupportedError.
+    stream: where the model's matrices lie already, with the program for `batch` that they were packed for; else they
+    are packed here, and lie on the device twice. progress: told the bytes packed so far, packed_bytes(model) in the
+    end. Raises UnsupportedError.
     """
 
     def __init__(
@@ -187,23 +191,27 @@ class DecodeWave:
         batch: int,
         workers: int | None = None,
         delays: bool = False,
+        stream: WeightStream | None = None,
         progress: Callable[[int], None] | None = None,
     ):
         if not runs_here(model.device) or model.dtype not in (torch.bfloat16, torch.float16):
             allowed = "bfloat16 or float16 on a card of compute capability 9.0"
             raise UnsupportedError("one wave", got=f"{model.dtype} on {model.device}", allowed=allowed)
         config = model.config
-        count = co_resident(model.device) if workers is None else workers
-        self.plan = plan_decode(config, batch=batch, workers=count)
         self.batch, self.vocab_size, self.device = batch, config.vocab_size, model.device
-        program, weights = self.plan.program, wave_weights(model)
 
         def told(done: int) -> None:
             if progress is not None:
                 progress(done * TILE_BYTES)
 
-        stream = pack_stream(program, weights, model.device, progress=told)
-        self.wave = Wave(program, stream, activation="silu", delays=delays, attention=_setup(model, self.plan.groups))
+        if stream is None:
+            count = co_resident(model.device) if workers is None else workers
+            program = plan_decode(config, batch=batch, workers=count).program
+            tiles = pack_stream(program, wave_weights(model), model.device, progress=told)
+        else:
+            program, tiles = stream.program, stream.tensor
+        groups = _groups(config, 1 << (batch - 1).bit_length())
+        self.wave = Wave(program, tiles, activation="silu", delays=delays, attention=_setup(model, groups))
 
     def bind_cache(self, kv: StaticKVCache) -> None:
         """Use this cache from now on."""

@@ -9,8 +9,9 @@ kernels.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,13 @@ from onewave.ops.linear import LinearWeight, can_pack, pack, pack_dense
 from onewave.weights.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
 
-__all__ = ["load_config", "load_model"]
+__all__ = ["ModelParts", "load_config", "load_model", "open_parts"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Beyond this, threads only wait for the same disk.
 _MAX_THREADS = 8
+# What is stacked, row below row, into each matrix of a layer.
+_MATRICES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
 
 def load_model(
@@ -56,18 +59,34 @@ def load_model(
     progress: draw a bar on stderr.
     Raises WeightsError naming file and tensor, UnsupportedError, InvalidArgumentError, CapacityError.
     """
+    with open_parts(
+        location, config, dtype=dtype, device=device, load_format=load_format, seed=seed, packed=packed
+    ) as parts:
+        weights = _build(parts, config, progress=progress)
+        return Llama(config, weights, max_model_len=config.max_position if max_model_len is None else max_model_len)
+
+
+@contextmanager
+def open_parts(
+    location: ModelLocation,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str = "auto",
+    seed: int = 0,
+    packed: bool = False,
+) -> Generator[ModelParts]:
+    """Open a checkpoint whose parts are then built one by one. Arguments and errors as of `load_model`."""
     if dtype not in _DTYPES:
         raise UnsupportedError("dtype of the weights", got=str(dtype), allowed=", ".join(map(str, _DTYPES)))
     if packed and (dtype is not torch.float32 or device.type != "cpu"):
         raise UnsupportedError("packed weights", got=f"{dtype} on {device}", allowed="torch.float32 on cpu")
-    max_model_len = config.max_position if max_model_len is None else max_model_len
     store, layout = _open(location, config, dtype, device, load_format, seed)
     try:
         check_tensors(store, config, layout)
         interleaved = layout is GGUF and FAMILIES[config.family].interleaved_gguf
-        builder = _Builder(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
-        weights = _build(builder, config, progress=progress)
-        return Llama(config, weights, max_model_len=max_model_len)
+        yield ModelParts(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"weights of {location.name}", got=f"do not fit on {device}", next="Use a smaller model or dtype."
@@ -99,7 +118,7 @@ def _open(
     return SafetensorsStore.open(location.path), HF
 
 
-class _Builder:
+class ModelParts:
     """Turns stored tensors into the decoder's. Its methods run in several threads at once."""
 
     def __init__(
@@ -122,44 +141,64 @@ class _Builder:
 
     def layer(self, index: int) -> LayerWeights:
         """Build one decoder layer."""
+        parts = self.vectors(index)
+        for name in _MATRICES:
+            parts[name] = self.matrix(index, name)
+        return LayerWeights(**parts)
 
-        def names(*parts: str) -> list[str]:
-            return [self._layout.part(index, part) for part in parts]
+    def matrix(self, index: int, name: str) -> LinearWeight:
+        """Build one matrix of a layer: qkv, o, gate_up or down."""
+        rows = (self._q_rows, self._k_rows, None) if name == "qkv" else (None, None, None)
+        return self._matrix([self._layout.part(index, part) for part in _MATRICES[name]], rows)
+
+    def vectors(self, index: int) -> dict[str, Any]:
+        """Build what a layer has beside its matrices: norms and biases by their names in LayerWeights."""
 
         def vector(*parts: str, rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> Tensor | None:
-            return self._dense(names(*parts), rows) if parts[0] in self._parts else None
+            names = [self._layout.part(index, part) for part in parts]
+            return self._dense(names, rows) if parts[0] in self._parts else None
 
-        qkv_rows = (self._q_rows, self._k_rows, None)
-        return LayerWeights(
-            input_norm=self._dense(names("input_norm")),
-            qkv=self._matrix(names("q", "k", "v"), qkv_rows),
-            qkv_bias=vector("q_bias", "k_bias", "v_bias", rows=qkv_rows),
-            q_norm=vector("q_norm"),
-            k_norm=vector("k_norm"),
-            o=self._matrix(names("o")),
-            o_bias=vector("o_bias"),
-            post_norm=self._dense(names("post_norm")),
-            gate_up=self._matrix(names("gate", "up")),
-            gate_up_bias=vector("gate_bias", "up_bias"),
-            down=self._matrix(names("down")),
-            down_bias=vector("down_bias"),
-        )
+        return {
+            "input_norm": vector("input_norm"),
+            "qkv_bias": vector("q_bias", "k_bias", "v_bias", rows=(self._q_rows, self._k_rows, None)),
+            "q_norm": vector("q_norm"),
+            "k_norm": vector("k_norm"),
+            "o_bias": vector("o_bias"),
+            "post_norm": vector("post_norm"),
+            "gate_up_bias": vector("gate_bias", "up_bias"),
+            "down_bias": vector("down_bias"),
+        }
 
     def norm(self) -> Tensor:
         """Build the last norm's weight."""
         return self._dense([self._layout.norm])
 
     def tables(self) -> tuple[LinearWeight, LinearWeight]:
-        """Build (embedding, head): one object when they are tied.
+        """Build (embedding, head): one object when they are tied."""
+        embedding = self.embedding()
+        return embedding, embedding if self.tied else self.head()
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding.
 
         A tied checkpoint may store its table as the head. One that stores two different tables is not tied, whatever
         its config says; transformers reads it so too.
         """
-        embedding, head = self._layout.embedding, self._layout.head
-        stored = [name for name in (embedding, head) if name in self._store.tensors]
-        tied = self._config.tie_word_embeddings and (len(stored) == 1 or self._equal(embedding, head))
-        first = self._matrix(stored[:1])
-        return first, first if tied else self._matrix([head])
+        stored = self._tables
+        return self._config.tie_word_embeddings and (len(stored) == 1 or self._equal(*stored))
+
+    def embedding(self) -> LinearWeight:
+        """Build the embedding."""
+        return self._matrix(self._tables[:1])
+
+    def head(self) -> LinearWeight:
+        """Build the head of a model whose tables are not tied."""
+        return self._matrix([self._layout.head])
+
+    @property
+    def _tables(self) -> list[str]:
+        return [name for name in (self._layout.embedding, self._layout.head) if name in self._store.tensors]
 
     def _equal(self, first: str, second: str) -> bool:
         one, other = self._load(first), self._load(second)
@@ -191,15 +230,21 @@ class _Builder:
     ) -> Tensor:
         """Stack tensors along their first axis, on the device."""
         shapes = [self._store.tensors[name].shape for name in names]
-        height = sum(shape[0] for shape in shapes)
-        out = torch.empty((height, *shapes[0][1:]), dtype=dtype or self._dtype, device=self._device)
+        kind = dtype or self._dtype
+        out: Tensor | None = None
         first = 0
         for name, order in zip(names, rows, strict=False):
             tensor = self._load(name)
             if order is not None:
                 tensor = tensor[torch.as_tensor(order, device=tensor.device)]
+            if len(names) == 1 and tensor.is_cuda and tensor.device == self._device and tensor.dtype is kind:
+                return tensor  # made up on the card for us alone: a copy would take its room twice
+            if out is None:
+                height = sum(shape[0] for shape in shapes)
+                out = torch.empty((height, *shapes[0][1:]), dtype=kind, device=self._device)
             out[first : first + tensor.shape[0]].copy_(tensor)
             first += tensor.shape[0]
+        assert out is not None
         return out
 
     def _load(self, name: str) -> Tensor:
@@ -224,14 +269,14 @@ def _half_split_rows(config: ModelConfig, num_heads: int) -> NDArray[np.int64]:
     return (np.arange(num_heads)[:, None] * head_dim + head).reshape(-1).astype(np.int64)
 
 
-def _build(builder: _Builder, config: ModelConfig, *, progress: bool) -> LlamaWeights:
+def _build(parts: ModelParts, config: ModelConfig, *, progress: bool) -> LlamaWeights:
     """Build everything in parallel; the first failure stops the rest."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(min(_MAX_THREADS, max(2, cores)), thread_name_prefix="load") as pool:
         # The tables are the largest pieces: first, so that no thread is left alone with one at the end.
-        tables = pool.submit(builder.tables)
-        layers = [pool.submit(builder.layer, index) for index in range(config.num_layers)]
-        norm = pool.submit(builder.norm)
+        tables = pool.submit(parts.tables)
+        layers = [pool.submit(parts.layer, index) for index in range(config.num_layers)]
+        norm = pool.submit(parts.norm)
         try:
             _wait([tables, *layers, norm], progress=progress)
         except BaseException:

@@ -93,7 +93,7 @@ class WeightStream:
             tables.append(table)
             first += len(table)
         # One transfer for all: a small one each would take longer than packing does.
-        self._places = torch.from_numpy(np.concatenate(tables)).to(device)
+        self._places = torch.from_numpy(np.concatenate(tables) if tables else np.zeros(1, dtype=np.int32)).to(device)
         self._scratch: Tensor | None = None
 
     @property
@@ -198,6 +198,11 @@ class StreamMatrix:
     def nbytes(self) -> int:
         """Bytes of its values."""
         return self.shape.numel() * self.stream.dtype.itemsize
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is one part."""
+        return self.count > 1 or self.nbytes <= _PART_BYTES
 
     def dense(self) -> Tensor:
         """The whole matrix, in the stream's scratch buffer: valid until the next one is asked for."""

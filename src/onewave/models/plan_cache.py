@@ -1,0 +1,133 @@
+"""Decode programs kept on disk: planning and proving a large model's step takes seconds, reading it back tens of ms.
+
+A file is named after everything that the program follows from: the model's configuration, batch, workers, and the
+sources that plan, prove and lower it, so that a program of other code is never found. Its first 32 bytes are the
+SHA-256 of the rest (NumPy arrays, no pickles); what does not match is planned anew. It moves into place by one rename,
+and only a table that `verify` has proved gets there. A cache that can't be written or read is as good as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onewave.models.config import ModelConfig
+from onewave.wave.layout import STEP_WORDS, TileShape
+from onewave.wave.program import Region, WaveProgram
+
+__all__ = ["load_program", "program_path", "save_program"]
+
+_PACKAGE = Path(__file__).parents[1]
+_SOURCES = ("tiles/*.py", "wave/*.py", "models/llama_plan.py", "models/plan_cache.py")
+_DIGEST_BYTES = 32
+# Of some megabytes each; the oldest go.
+_MOST_FILES = 16
+
+
+def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path) -> Path:
+    """Where the cache keeps the program of a step, whether or not it is there."""
+    padded = 1 << (batch - 1).bit_length()
+    facts = {"config": asdict(config), "batch": padded, "workers": workers, "sources": _sources_digest()}
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    return cache_dir / "wave" / f"{key[:32]}.program"
+
+
+def save_program(program: WaveProgram, path: Path) -> bool:
+    """Write a program; False if that can't be done."""
+    weights = list(program.stream)
+    text = {
+        "shape": vars(program.shape),
+        "weights": weights,
+        "regions": [vars(region) for region in program.regions],
+        "names": program.names,
+        "phases": program.phases,
+        "numbers": [program.stream_tiles, program.set_words, program.most_splits],
+    }
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        text=np.frombuffer(json.dumps(text).encode(), dtype=np.uint8),
+        steps=program.steps,
+        lanes=program.lanes,
+        waits=program.waits,
+        totals=program.totals,
+        counts=np.array([len(program.stream[name]) for name in weights], dtype=np.int64),
+        stream=np.concatenate([np.zeros((0, 3)), *program.stream.values()]).astype(np.int32),
+    )
+    data = buffer.getbuffer()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, work = tempfile.mkstemp(prefix=".program-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(data).digest())
+                file.write(data)
+            os.replace(work, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(work)
+            raise
+        files = sorted(path.parent.glob("*.program"), key=lambda file: file.stat().st_mtime)
+        for old in files[:-_MOST_FILES]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def load_program(path: Path) -> WaveProgram | None:
+    """Read a program back; None when there is none, or none that is whole."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) <= _DIGEST_BYTES or hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+        return None
+    try:
+        with np.load(io.BytesIO(data[_DIGEST_BYTES:])) as arrays:  # refuses pickles
+            return _program({name: arrays[name] for name in arrays.files})
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def _program(arrays: dict[str, NDArray[Any]]) -> WaveProgram:
+    text = json.loads(arrays["text"].tobytes())
+    ends = np.cumsum(arrays["counts"])[:-1]
+    pieces = np.split(arrays["stream"].astype(np.int64), ends)
+    if arrays["steps"].shape[1] != STEP_WORDS or len(text["weights"]) != len(pieces):
+        raise ValueError("a program of another layout")
+    stream_tiles, set_words, most_splits = text["numbers"]
+    return WaveProgram(
+        shape=TileShape(**text["shape"]),
+        steps=arrays["steps"],
+        lanes=arrays["lanes"],
+        waits=arrays["waits"],
+        totals=arrays["totals"],
+        stream=dict(zip(text["weights"], pieces, strict=True)),
+        stream_tiles=stream_tiles,
+        set_words=set_words,
+        regions=tuple(Region(**region) for region in text["regions"]),
+        names=tuple(text["names"]),
+        phases=tuple(text["phases"]),
+        most_splits=most_splits,
+    )
+
+
+def _sources_digest() -> str:
+    """A digest of the code that a program follows from."""
+    digest = hashlib.sha256()
+    for pattern in _SOURCES:
+        for file in sorted(_PACKAGE.glob(pattern)):
+            digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,75 @@
+"""Compiling a decode step's kernel before its program is planned.
+
+What the kernel is compiled for does not depend on how many layers or words of vocabulary there are. So one layer of
+the model with a few words, all zeros, is planned in a moment and launched once, while the real step is being planned:
+Triton then finds its kernel compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from onewave.models.config import ModelConfig
+from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
+from onewave.models.llama_plan import DecodeWave, plan_decode
+from onewave.models.streamed import layer_matrices
+from onewave.wave.layout import TILE_BYTES
+from onewave.wave.pack import StreamMatrix, WeightStream
+from onewave.wave.program import WaveProgram
+
+__all__ = ["compile_ahead", "one_layer", "sketch"]
+
+_WORDS = 64
+_CAPACITY = 16
+
+
+def one_layer(config: ModelConfig) -> ModelConfig:
+    """A model of one layer and a few words whose decode step is compiled as the whole model's."""
+    return replace(config, num_layers=1, layer_windows=config.layer_windows[:1], vocab_size=_WORDS)
+
+
+class _NoWeights(WeightStream):
+    """A stream of one tile of zeros: a launch reads zeros beyond a tensor's end as well."""
+
+    def __init__(self, program: WaveProgram, dtype: torch.dtype, device: torch.device):
+        super().__init__(replace(program, stream={}, stream_tiles=1), dtype, device)
+        self.program = program
+        assert self.images.nbytes == TILE_BYTES
+
+
+def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
+    """A model of zeros, with what a decode step's setup looks at; its matrices lie in the stream."""
+    device, dtype, dim = stream.device, stream.dtype, config.head_dim
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    parts: dict[str, Any] = {name: StreamMatrix(stream, name, *shape) for name, shape in layer_matrices(config).items()}
+    parts |= {"input_norm": zeros(config.hidden_size), "post_norm": zeros(config.hidden_size)}
+    parts |= {"o_bias": None, "gate_up_bias": None, "down_bias": None}
+    parts["qkv_bias"] = zeros(parts["qkv"].height) if config.qkv_bias else None
+    parts |= {name: zeros(dim) if config.qk_norm else None for name in ("q_norm", "k_norm")}
+    layers = tuple(LayerWeights(**parts) for _ in range(config.num_layers))
+    head: MatrixWeight = StreamMatrix(stream, "head", config.vocab_size, config.hidden_size)
+    weights = LlamaWeights(zeros(config.vocab_size, config.hidden_size), layers, zeros(config.hidden_size), head)
+    return Llama(config, weights, max_model_len=_CAPACITY)
+
+
+@torch.inference_mode()
+def compile_ahead(config: ModelConfig, *, batch: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compile the kernel of a model's decode step and launch it once on zeros. Raises UnsupportedError."""
+    from onewave.wave.launch import co_resident
+
+    small = one_layer(config)
+    with torch.cuda.device(device):
+        program = plan_decode(small, batch=batch, workers=co_resident(device)).program
+        stream = _NoWeights(program, dtype, device)
+        model = sketch(small, stream)
+        wave = DecodeWave(model, batch=batch, stream=stream)
+        wave.bind_cache(model.new_cache(num_slots=batch, capacity=_CAPACITY))
+        numbers = torch.zeros(batch, dtype=torch.int64, device=device)
+        wave(numbers, numbers, torch.arange(batch, device=device))
+        torch.cuda.synchronize(device)

@@ -1,0 +1,78 @@
+"""Decode programs on disk: the same program back, and never a wrong one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onewave.models import plan_cache
+from onewave.models.llama_plan import plan_decode
+from onewave.models.plan_cache import load_program, program_path, save_program
+from onewave.wave.program import WaveProgram
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from tiny_decoders import BASE
+
+
+@pytest.fixture(scope="module")
+def program() -> WaveProgram:
+    return plan_decode(BASE, batch=3, workers=3).program
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and a == b
+
+
+def test_a_program_comes_back_field_by_field(program: WaveProgram, tmp_path: Path) -> None:
+    path = tmp_path / "wave" / "a.program"
+    assert load_program(path) is None
+    assert save_program(program, path)
+    found = load_program(path)
+    assert found is not None
+    for field in fields(WaveProgram):
+        assert same(getattr(found, field.name), getattr(program, field.name)), field.name
+    assert [file.name for file in path.parent.iterdir()] == ["a.program"]
+
+
+def test_a_file_that_is_cut_short_or_changed_anywhere_is_no_program(program: WaveProgram, tmp_path: Path) -> None:
+    path = tmp_path / "a.program"
+    save_program(program, path)
+    whole = path.read_bytes()
+    for place in (0, 31, 32, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert load_program(path) is None
+        path.write_bytes(whole[:place])
+        assert load_program(path) is None
+
+
+def test_another_model_batch_card_or_code_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def path(config=BASE, batch: int = 3, workers: int = 3) -> Path:
+        return program_path(config, batch=batch, workers=workers, cache_dir=tmp_path)
+
+    first = path()
+    assert path(batch=4) == first  # both are padded to four
+    others = {path(batch=5), path(workers=4), path(replace(BASE, vocab_size=132)), path(replace(BASE, qk_norm=True))}
+    assert len(others | {first}) == 5
+    monkeypatch.setattr(plan_cache, "_SOURCES", ("wave/layout.py",))
+    assert path() != first
+
+
+def test_a_cache_that_cannot_be_written_is_as_good_as_none(program: WaveProgram, tmp_path: Path) -> None:
+    (tmp_path / "wave").write_text("a file where the folder should be")
+    assert not save_program(program, tmp_path / "wave" / "a.program")
+    assert load_program(tmp_path / "wave" / "a.program") is None
+
+
+def test_the_oldest_programs_make_room(program: WaveProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_cache, "_MOST_FILES", 2)
+    for name in "abc":
+        save_program(program, tmp_path / f"{name}.program")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["b.program", "c.program"]
