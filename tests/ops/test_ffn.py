@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.explain import explain
-from onewave.ops.ffn import ffn, pack_ffn
+from onewave.ops.ffn import ffn, measured, pack_ffn
 from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.tiles.interpret import execute
@@ -212,3 +212,27 @@ def test_explain_says_which_kernel_runs_and_how_even_its_plan_is() -> None:
     assert explain(ffn, *shapes, device="cuda:sm_80").backend == "torch"
     with pytest.raises(UnsupportedError, match="sm_90"):
         explain(ffn, (65, 4096), *shapes[1:], device="cuda:sm_90", backend="wave")
+
+
+def test_explain_shows_the_plan_for_many_rows_and_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = ((4096, 4096), (14336, 4096), (4096, 14336))
+    one = explain("ffn", *shapes, device="cuda:sm_90", backend="chain", gated=True)
+    assert (one.backend, one.programs) == ("chain", "132")
+    assert one.tile == "128 rows x 256, ring of 4"
+    assert "4096 tasks, proved" in str(one)
+    assert "no sizes like these measured" in str(one)
+    two = explain("ffn", *shapes, device="cuda:sm_90", backend="streams", order="rows:8")
+    assert two.programs == "131 + 132"
+    assert "order rows:8, row" in str(two)
+    assert "no sizes like these measured" in str(explain("ffn", *shapes, device="cuda:sm_90"))
+    with pytest.raises(UnsupportedError, match="sm_90"):
+        explain("ffn", *shapes, device="cuda:sm_80", backend="chain")
+    known = measured.Measured(
+        "a card", "bfloat16", 4096, 4096, 14336, 4096, True, 2000.0, 1900.0, 2100.0, "ledger/x.jsonl:1"
+    )
+    monkeypatch.setattr(measured, "MEASURED", (known,))
+    fused = explain("ffn", *shapes, device="cuda:sm_90", gated=True)
+    assert fused.backend == "chain"
+    assert "two products 2000.0 us, chain 1900.0 us, streams 2100.0 us: chain (ledger/x.jsonl:1)" in str(fused)
+    assert explain("ffn", *shapes, device="cuda:sm_90", gated=True, backend="torch").backend == "torch"
+    assert explain("ffn", *shapes, device="cuda:sm_80", gated=True).backend == "torch"

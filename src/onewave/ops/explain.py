@@ -20,6 +20,8 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
 from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
+from onewave.ops.ffn.measured import measured, table_lines
 from onewave.ops.ffn.op import MOST_FUSED_ROWS
 from onewave.ops.ffn.plan import DATA, FFNSizes, plan_ffn
 from onewave.wave.layout import MOST_BATCH
@@ -317,14 +319,28 @@ def _ffn(question: _Question) -> Explanation:
     options = question.options
     backend = options.get("backend", "auto")
     suits = question.cuda and question.sm in (None, 90) and question.dtype in (torch.float16, torch.bfloat16)
-    if backend == "wave" and not (suits and 1 <= rows <= MOST_BATCH):
-        raise UnsupportedError("ffn (backend=wave)", got=question.text(), allowed=f"1 to {MOST_BATCH} rows on sm_90")
-    if backend == "torch" or not suits or not 1 <= rows <= (MOST_BATCH if backend == "wave" else MOST_FUSED_ROWS):
+    gated, dtype = bool(options.get("gated", False)), str(question.dtype).removeprefix("torch.")
+    sizes = (up[1], up[0], down[0], gated)
+    if backend in ("wave", "chain", "streams"):
+        fits = suits and rows >= 1 and (backend != "wave" or rows <= MOST_BATCH)
+        if not fits:
+            allowed = f"1 to {MOST_BATCH} rows on sm_90" if backend == "wave" else "1 or more rows on sm_90"
+            raise UnsupportedError(f"ffn (backend={backend})", got=question.text(), allowed=allowed)
+    elif backend == "auto" and suits and 1 <= rows <= MOST_FUSED_ROWS:
+        backend = "wave"
+    else:
+        found = measured(rows, *sizes, dtype) if backend == "auto" and suits else None
+        backend = "torch" if found is None else found.best
+    if backend == "torch":
         why = f"the wave runs 16-bit types on sm_90, and auto takes it for up to {MOST_FUSED_ROWS} rows"
-        return Explanation("ffn", question.text(), "torch", "ffn/reference.py: products one by one", (why,))
-    order, policy, workers = options.get("order", "row"), options.get("policy", DATA), int(options.get("workers", 132))
-    sizes = FFNSizes(1 << (rows - 1).bit_length(), up[1], up[0], down[0], bool(options.get("gated", False)))
-    made = plan_ffn(sizes, workers=workers, order=order, policy=policy)
+        reasons = (why, *table_lines(*sizes, dtype)) if suits else (why,)
+        return Explanation("ffn", question.text(), "torch", "ffn/reference.py: products one by one", reasons)
+    if backend != "wave":
+        return _many_rows(question, ChainSizes(rows, *sizes), backend, dtype)
+    chosen = [options.get(name, "auto") for name in ("order", "policy")]
+    order, policy = (given if given != "auto" else own for given, own in zip(chosen, ("row", DATA), strict=True))
+    workers = int(options.get("workers", _SMS_OF_AN_H200))
+    made = plan_ffn(FFNSizes(1 << (rows - 1).bit_length(), *sizes), workers=workers, order=order, policy=policy)
     shape = made.programs[0].shape
     lanes = [[int(count) for count in program.lanes[:, 0]] for program in made.programs]
     tiles = [sum(counts) for counts in zip(*lanes, strict=True)]
@@ -337,6 +353,30 @@ def _ffn(question: _Question) -> Explanation:
     return Explanation(
         "ffn", question.text(), "wave", "wave/kernel.py: wave_kernel", why,
         tile=f"{shape.rows} rows x {shape.cols}, ring of {shape.ring}", split=split, programs=str(workers),
+    )  # fmt: skip
+
+
+def _many_rows(question: _Question, sizes: ChainSizes, backend: str, dtype: str) -> Explanation:
+    options = question.options
+    workers = int(options.get("workers", _SMS_OF_AN_H200))
+    made = plan_chain(
+        sizes,
+        workers=workers,
+        order=options.get("order", "auto"),
+        policy=options.get("policy", "auto"),
+        streams=backend == "streams",
+    )
+    tile, steps = made.tile, int(made.records[:, 4].sum())
+    launches = "two launches side by side" if backend == "streams" else "one launch"
+    why = (
+        f"{launches}, {len(made.totals)} semaphores for rows of the hidden tensor; order {made.order}, {made.policy}",
+        f"{len(made.records)} tasks, proved; the last ends {made.predicted * workers / steps - 1:.0%} after the mean",
+        *table_lines(sizes.hidden, sizes.intermediate, sizes.out, sizes.gated, dtype),
+    )
+    return Explanation(
+        "ffn", question.text(), backend, "ffn/chain_kernel_impl.py: chain_kernel", why,
+        tile=f"{tile.rows} rows x {tile.columns}, ring of {tile.stages}", split=f"K in 1 and {tile.splits}",
+        programs=" + ".join(str(len(lanes)) for lanes in made.lanes),
     )  # fmt: skip
 
 

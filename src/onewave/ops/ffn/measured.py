@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MEASURED", "Measured", "measured"]
+__all__ = ["MEASURED", "Measured", "measured", "table_lines"]
 
 
 @dataclass(frozen=True)
@@ -69,3 +69,28 @@ def measured(
     if not below or not above or below[-1].best != above[0].best:
         return None
     return min(below[-1], above[0], key=lambda each: abs(each.rows - rows))
+
+
+def table_lines(
+    hidden: int,
+    intermediate: int,
+    out: int,
+    gated: bool,
+    dtype: str,
+    *,
+    table: tuple[Measured, ...] | None = None,
+) -> tuple[str, ...]:
+    """What is known about a block of these sizes, a sentence a measured number of rows."""
+    known = [
+        each
+        for each in (MEASURED if table is None else table)
+        if (each.hidden, each.intermediate, each.out, each.gated, each.dtype)
+        == (hidden, intermediate, out, gated, dtype)
+    ]
+    if not known:
+        return ("many rows: no sizes like these measured on a card, so auto takes two products",)
+    return tuple(
+        f"measured at {each.rows} rows on {each.card}: two products {each.products_us:.1f} us, chain "
+        f"{each.fused_us:.1f} us, streams {each.streams_us:.1f} us: {each.best} ({each.source})"
+        for each in sorted(known, key=lambda each: (each.card, each.rows))
+    )
