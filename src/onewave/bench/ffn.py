@@ -1,7 +1,8 @@
 """The feed-forward block in every arrangement on the same operands, in CUDA graphs, on weights that no cache holds.
 
 Few rows (up to 64): one wave over packed weights. Any number: one launch with row semaphores ("chain"), two launches on
-two streams with the same semaphores ("streams"), and two cuBLAS products with the activation between them.
+two streams with the same semaphores ("streams"), and two cuBLAS products with the activation between them: PyTorch's
+own, and where there is a gate also one product for gate and up and our SwiGLU kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
@@ -18,6 +20,7 @@ from onewave.bench.clock import Summary, time_calls
 from onewave.bench.ledger import Measurement
 from onewave.ops.ffn import pack_ffn
 from onewave.ops.ffn.reference import ffn as two_products
+from onewave.ops.swiglu import swiglu
 from onewave.wave.launch import runs_here
 from onewave.wave.layout import MOST_BATCH
 
@@ -27,6 +30,7 @@ __all__ = ["PRODUCTS", "SHAPES", "SWEEP", "FFNResult", "FFNShape", "check_card",
 _BYTES_IN_ROTATION = 512 << 20
 PRODUCTS = "cuBLAS, two products"
 """What the others are compared with."""
+SIDE_BY_SIDE = "cuBLAS, gate and up in one"
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ def measure_ffn(
     if shape.rows <= MOST_BATCH:
         ways.append(_wave(operands, order, policy, workers))
     ways += [_chain(operands, order, policy, streams) for streams in (False, True)]
+    if shape.gated:
+        ways.append(_side_by_side(operands))
     ways.append(
         _Arrangement(PRODUCTS, [lambda given=given: two_products(*given, activation="silu") for given in operands], [])
     )
@@ -172,6 +178,16 @@ def measure_ffn(
 
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def _side_by_side(operands: list[Operands]) -> _Arrangement:
+    """One product for gate and up, SwiGLU in one kernel, and the product down."""
+    calls: list[Callable[[], object]] = []
+    for x, up, down, gate in operands:
+        assert gate is not None
+        both = torch.cat((gate, up))
+        calls.append(lambda x=x, both=both, down=down: F.linear(swiglu(F.linear(x, both)), down))
+    return _Arrangement(SIDE_BY_SIDE, calls, [])
 
 
 def _wave(operands: list[Operands], order: str, policy: str, workers: int | None) -> _Arrangement:
