@@ -93,6 +93,13 @@ def test_unpacked_matrices_give_the_plain_models_bits_once_its_gains_are_in_them
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stream_is_what_packing_the_plain_model_gives(family: str) -> None:
+    made = streamed_model(FAMILIES[family])
+    plain = pack.pack_stream(made.stream.program, wave_weights(plain_model(FAMILIES[family])), CPU)
+    assert torch.equal(made.stream.tensor, plain)
+
+
 def test_gains_in_the_matrices_cost_no_accuracy() -> None:
     plain = plain_model(BASE)
     right = logits(in_float32(plain))

@@ -72,4 +72,18 @@ def compile_ahead(config: ModelConfig, *, batch: int, dtype: torch.dtype, device
         wave.bind_cache(model.new_cache(num_slots=batch, capacity=_CAPACITY))
         numbers = torch.zeros(batch, dtype=torch.int64, device=device)
         wave(numbers, numbers, torch.arange(batch, device=device))
+        _compile_packing(stream)
         torch.cuda.synchronize(device)
+
+
+def _compile_packing(stream: WeightStream) -> None:
+    """Compile what packs and unpacks a model's matrices, on a tile of zeros."""
+    from onewave.wave.pack_impl import pack_tiles, unpack_tiles
+
+    shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)
+    gain = torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)
+    for count, gained in ((1, gain), (1, None), (2, gain)):
+        zeros = torch.zeros(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)
+        matrices = zeros.chunk(count)
+        pack_tiles(stream.images, place, matrices, gained, shape)
+        unpack_tiles(stream.images, place, zeros.view(count, -1, shape.cols), count, 0, 0, 1, shape)

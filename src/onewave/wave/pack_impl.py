@@ -32,7 +32,7 @@ def _image(first_block, tiles, R: tl.constexpr, COUNT: tl.constexpr, PART: tl.co
     return place, row % COUNT, row // COUNT, column
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["height", "first_block", "tiles"])
 def _pack_kernel(
     stream, places, first, second, gain, height, cols, stride, first_block, tiles,
     R: tl.constexpr, COUNT: tl.constexpr, GAIN: tl.constexpr, PART: tl.constexpr,
@@ -51,7 +51,7 @@ def _pack_kernel(
     tl.store(stream + target + place, value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["height", "first_block", "tiles", "first_row"])
 def _unpack_kernel(
     stream, places, out, height, cols, first_block, tiles, first_row,
     R: tl.constexpr, COUNT: tl.constexpr, PART: tl.constexpr,
