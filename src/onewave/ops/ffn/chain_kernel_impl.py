@@ -4,8 +4,9 @@ A block is one multiprocessor and runs its own queue of tasks (chain_plan.py). A
 the hidden tensor (kind 0: W_gate and W_up side by side, the activation in the epilogue; or W_up alone, BN columns) or
 of the result (kind 1: BN columns, all of K or a slice of it). Partitions of warps, which meet at mbarriers only:
 
-load      1 warp. Before a task of kind 1 it waits for the semaphores of the rows that the task reads; then A [W x 64,
-          64] and B [BN, 64] go step by step along K into a ring of S stages. It runs ahead into the next tasks.
+load      1 warp. A [W x 64, 64] and B [BN, 64] go step by step along K into a ring of S stages; it runs ahead into the
+          next tasks. Of a task of kind 1 it first sends for the weights of S steps, then waits for the semaphores of
+          the rows that the task reads, then sends for those rows.
 multiply  W warpgroups, each with 64 rows: wgmma [64, BN] x 64 from the ring, sums in float32 registers; then the
           epilogue into shared memory, half the columns a piece (kind 0 with a gate has only one piece).
 store     1 warp. Sends pieces out by TMA, and posts the task's semaphore when all of them have arrived.
@@ -95,21 +96,38 @@ def pause(signals, task, salt):
 
 
 @gluon.jit
+def load_b(
+    b0, b1, n0, n1, step, at, ring,
+    DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr,
+):  # fmt: skip
+    """Take the ring's next stage and send for its weights."""
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    ring_a, ring_b, full, free = ring
+    slot = at % S
+    mbarrier.wait(free.index(slot), ((at // S) & 1) ^ 1)
+    mbarrier.expect(full.index(slot), (W * 64 + BN) * 128)
+    halves = ring_b.index(slot)._reinterpret(DTYPE, [2, BN // 2, 64], OPERAND)
+    tma.async_copy_global_to_shared(b0, [n0, step * 64], full.index(slot), halves.index(0))
+    tma.async_copy_global_to_shared(b1, [n1, step * 64], full.index(slot), halves.index(1))
+
+
+@gluon.jit
+def load_a(a, row, step, at, ring, W: gl.constexpr, S: gl.constexpr):
+    """Send for the rest of a stage that load_b has taken."""
+    ring_a, ring_b, full, free = ring
+    slot = at % S
+    for w in gl.static_range(W):
+        tma.async_copy_global_to_shared(a, [row + w * 64, step * 64], full.index(slot), ring_a.index(slot * W + w))
+
+
+@gluon.jit
 def load_steps(
     a, b0, b1, row, n0, n1, first, steps, at, ring,
     DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    ring_a, ring_b, full, free = ring
     for step in range(first, first + steps):
-        slot = at % S
-        mbarrier.wait(free.index(slot), ((at // S) & 1) ^ 1)
-        mbarrier.expect(full.index(slot), (W * 64 + BN) * 128)
-        for w in gl.static_range(W):
-            tma.async_copy_global_to_shared(a, [row + w * 64, step * 64], full.index(slot), ring_a.index(slot * W + w))
-        halves = ring_b.index(slot)._reinterpret(DTYPE, [2, BN // 2, 64], OPERAND)
-        tma.async_copy_global_to_shared(b0, [n0, step * 64], full.index(slot), halves.index(0))
-        tma.async_copy_global_to_shared(b1, [n1, step * 64], full.index(slot), halves.index(1))
+        load_b(b0, b1, n0, n1, step, at, ring, DTYPE, BN, W, S)
+        load_a(a, row, step, at, ring, W, S)
         at += 1
     return at
 
@@ -137,12 +155,9 @@ def load_partition(
             gl.store(trace + task * 4, nanoseconds(kind))
         if TEST:
             pause(signals, task, 0)
-        if count > 0:
-            wait_for(begin, count, signals, task, 1)
-            acquired()
-        if TRACE:
-            gl.store(trace + task * 4 + 1, nanoseconds(count))
         if kind == 0:
+            if TRACE:
+                gl.store(trace + task * 4 + 1, nanoseconds(count))
             if GATED:
                 at = load_steps(
                     x, gate, up, row, column * H, column * H, first, steps, at, ring, DTYPE, BN, W, S
@@ -152,8 +167,21 @@ def load_partition(
                     x, up, up, row, column * BN, column * BN + H, first, steps, at, ring, DTYPE, BN, W, S
                 )  # fmt: skip
         else:
+            # The weights of as many steps as the ring has stages are on their way while the rows are waited for.
+            ahead = gl.minimum(steps, S)
+            for step in range(ahead):
+                load_b(down, down, column * BN, column * BN + H, first + step, at + step, ring, DTYPE, BN, W, S)
+            if count > 0:
+                wait_for(begin, count, signals, task, 1)
+                acquired()
+            if TRACE:
+                gl.store(trace + task * 4 + 1, nanoseconds(count))
+            for step in range(ahead):
+                load_a(hidden, row, first + step, at + step, ring, W, S)
+            at += ahead
             at = load_steps(
-                hidden, down, down, row, column * BN, column * BN + H, first, steps, at, ring, DTYPE, BN, W, S
+                hidden, down, down, row, column * BN, column * BN + H, first + ahead, steps - ahead, at, ring,
+                DTYPE, BN, W, S,
             )  # fmt: skip
 
 
