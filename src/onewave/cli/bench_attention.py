@@ -90,7 +90,7 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
                     str(found.threads), str(found.registers), f"{found.stack} B", f"{found.shared / 1024:.0f} KiB",
                     str(found.programs_an_sm), f"{found.occupancy:.0%}", f"{found.seconds:.1f} s",
                 )  # fmt: skip
-                plain = {k: v for k, v in vars(found).items() if k not in ("code", "ir")}
+                plain = {k: v for k, v in vars(found).items() if k not in ("code", "ir", "ptx")}
                 own = {"head_dim": head_dim, "causal": causal, "programs_an_sm": found.programs_an_sm}
                 documents.append(own | plain | {"occupancy": found.occupancy})
     show_status("")

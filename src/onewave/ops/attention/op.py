@@ -9,14 +9,15 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_qkv
 from onewave.ops.attention.gluon_plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options
-from onewave.ops.attention.plan import AttentionPlan, plan_attention, plan_on_torch
+from onewave.ops.attention.mma_plan import mma_refusal
+from onewave.ops.attention.plan import AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
 from onewave.ops.backends import load
 from onewave.ops.library import checks_contents, is_watched, register
 
 __all__ = ["attention", "attention_varlen"]
 
 _NAME, _VARLEN = "attention", "attention_varlen"
-_BACKENDS = ("auto", "triton", "gluon", "torch", "reference")
+_BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
 # Which of our kernels, the plan says.
 _PLANNED = "planned"
 
@@ -55,9 +56,10 @@ def attention(
     return_lse also the natural-log sum of exponentials, float32 [batch, heads, Sq], sinks included. A row that sees no
     key gives 0 and -inf. Sums in float32; P is rounded to v's dtype. A row's bits depend neither on the batch nor on
     the other queries. Keys that no query sees may hold NaN. Nothing is read back and nothing but the results allocated
-    on a GPU. backend: auto, triton, gluon (Hopper's kernel), torch (PyTorch's SDPA), reference. On a card auto takes
-    Hopper's kernel for what a sweep there has covered: by dtype, head_dim, options and strides, never by lengths, and
-    ops.explain tells; a CPU uses SDPA for what it can say.
+    on a GPU. backend: auto, triton, gluon (Hopper's kernel), mma (the one of few registers: no ALiBi, no bias), torch
+    (PyTorch's SDPA), reference. On a card auto takes Hopper's kernel for what a sweep there has covered: by dtype,
+    head_dim, options and strides, never by lengths, and ops.explain tells; never mma. A CPU uses SDPA for what it can
+    say.
     Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Dao 2023, arXiv:2307.08691.
     """
     check_qkv(_NAME, q, k, v, layout="batch, heads, seq, head_dim", smallest=8 if backend == "torch" else 16)
@@ -212,6 +214,9 @@ def _dense(
         if lse is not None:
             lse.copy_(result_lse)
         return out
+    if backend == "mma":
+        _run_on_mma(out, lse, q, k, v, wanted, sinks=sinks, alibi=alibi_slopes is not None, bias=bias is not None)
+        return out
     if _takes_hopper(out, q, k, v, wanted, backend, alibi=alibi_slopes is not None, bias=bias is not None):
         load(_NAME, "gluon_impl").attention(out, lse, q, k, v, wanted, sinks=sinks)
         return out
@@ -242,6 +247,27 @@ def _takes_hopper(
     if reason is not None and backend == "gluon":
         raise UnsupportedError(f"{_NAME} (backend=gluon)", got=reason, next='Use backend="auto" or "triton".')
     return reason is None
+
+
+def _run_on_mma(
+    out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, wanted: Options, *, sinks: Tensor | None,
+    alibi: bool, bias: bool, starts: tuple[Tensor, Tensor, int] | None = None,
+) -> None:  # fmt: skip
+    """The m16n8k16 kernel, or UnsupportedError. starts: cu_seqlens_q, cu_seqlens_k, max_seqlen_q of a packed batch."""
+    missing = launcher = None
+    try:
+        launcher = load(_NAME, "mma_impl")
+    except ImportError as error:
+        missing = str(error)
+    reason = mma_refusal(torch.cuda.get_device_capability(q.device), alibi=alibi, bias=bias, missing=missing)
+    if launcher is None or reason is not None:
+        raise UnsupportedError(f"{_NAME} (backend=mma)", got=str(reason), next='Use backend="auto" or "triton".')
+    plan = plan_on_mma(
+        batch=q.shape[0] if starts is None else starts[0].shape[0] - 1, num_heads=q.shape[1], num_kv_heads=k.shape[1],
+        num_queries=q.shape[2] if starts is None else starts[2], head_dim=q.shape[3], hides_keys=wanted.hides_keys,
+    )  # fmt: skip
+    packed = {} if starts is None else {"starts_q": starts[0], "starts_k": starts[1], "longest": starts[2]}
+    launcher.attention(out, lse, q, k, v, wanted, plan, sinks=sinks, **packed)
 
 
 def _plan_on_card(
@@ -298,6 +324,12 @@ def _ragged(
     rows = [tensor.transpose(0, 1)[None] for tensor in (out, q, k, v)]
     row_lse = None if lse is None else lse[None]
     options_given = {"alibi": alibi_slopes is not None, "bias": bias is not None, "packed": True}
+    if backend == "mma":
+        _run_on_mma(
+            rows[0], row_lse, rows[1], rows[2], rows[3], wanted, sinks=sinks, alibi=alibi_slopes is not None,
+            bias=bias is not None, starts=(cu_seqlens_q, cu_seqlens_k, max_seqlen_q),
+        )  # fmt: skip
+        return
     if _takes_hopper(rows[0], rows[1], rows[2], rows[3], wanted, backend, **options_given):
         load(_NAME, "gluon_impl").attention(
             rows[0], row_lse, *rows[1:], wanted, sinks=sinks, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k,

@@ -15,8 +15,9 @@ from typing import cast
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, refusal, schedule
 from onewave.ops.attention.masks import Window, options
+from onewave.ops.attention.mma_plan import mma_refusal, mma_tile
 
-__all__ = ["AttentionPlan", "explain_attention", "plan_attention", "plan_on_hopper", "plan_on_torch"]
+__all__ = ["AttentionPlan", "explain_attention", "plan_attention", "plan_on_hopper", "plan_on_mma", "plan_on_torch"]
 
 _FIRST_WITH_DESCRIPTORS = (9, 0)
 # Bytes of shared memory that a program may hold; other cards from sm_80 on have 99 KiB.
@@ -28,7 +29,7 @@ _H200_PROCESSORS = 132
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """One call. backend: gluon (Hopper's kernel), triton, torch or reference; kernel: what of it runs.
+    """One call. backend: gluon (Hopper's kernel), triton, mma, torch or reference; kernel: what of it runs.
 
     The rest speaks of our kernels: a tile holds block_m rows (queries x packed_heads) and walks over block_n keys at a
     time; head_dim is computed as `width`, a power of two. programs: the grid, tiles of all heads and sequences.
@@ -152,6 +153,30 @@ def plan_on_hopper(
     )  # fmt: skip
 
 
+def plan_on_mma(
+    *, batch: int, num_heads: int, num_kv_heads: int, num_queries: int, head_dim: int, hides_keys: bool = False
+) -> AttentionPlan:
+    """Plan the m16n8k16 kernel for a call that mma_refusal lets pass. num_queries: of the longest sequence."""
+    tile = mma_tile(head_dim)
+    group = num_heads // num_kv_heads
+    packed = group if num_queries < tile.queries else 1
+    tiles = -(-num_queries * packed // tile.queries)
+    reasons = [
+        "asked for",
+        f"head_dim {head_dim}" + (f" as {tile.width}" if tile.width != head_dim else ""),
+        f"at most {tile.registers} registers a thread, {tile.shared_bytes >> 10} KiB of shared memory for K and V",
+    ]
+    if packed > 1:
+        reasons.append(f"{group} heads of a group share a tile, since {num_queries} queries don't fill one")
+    if hides_keys:
+        reasons.append("tiles that no query sees are skipped")
+    return AttentionPlan(
+        backend="mma", kernel="mma_kernel", why="; ".join(reasons), block_m=tile.queries, block_n=tile.keys,
+        num_warps=tile.warps, num_stages=1, width=tile.width, packed_heads=packed, tiles=tiles,
+        programs=tiles * batch * (num_kv_heads if packed > 1 else num_heads),
+    )  # fmt: skip
+
+
 def _tile(width: int, capability: tuple[int, int]) -> tuple[int, int, int, int]:
     """(rows, keys, warps, stages) of a tile."""
     if capability >= _FIRST_WITH_DESCRIPTORS:
@@ -201,6 +226,14 @@ def explain_attention(
     if backend == "reference":
         return AttentionPlan("reference", "float32 PyTorch", "asked for")
     hides_keys = causal or window is not None
+    if backend == "mma":
+        why_not = mma_refusal(capability, alibi=alibi_slopes is not None, bias=bias is not None)
+        if device == "cpu" or why_not is not None:
+            raise UnsupportedError("attention (backend=mma)", got=why_not or "a CPU", next='Use backend="auto".')
+        return plan_on_mma(
+            batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, num_queries=num_queries, head_dim=head_dim,
+            hides_keys=hides_keys,
+        )  # fmt: skip
     if device == "cpu" or backend == "torch":
         return plan_on_torch(
             num_queries=num_queries,

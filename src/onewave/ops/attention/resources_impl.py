@@ -1,4 +1,4 @@
-"""What the attention kernels take of an SM: both are compiled ahead of time, for cards that need not be here."""
+"""What the attention kernels take of an SM: all are compiled ahead of time, for cards that need not be here."""
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 # (Triton ships no type information.)
@@ -23,10 +23,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.gluon_kernel_impl import attention_kernel as hopper_kernel
 from onewave.ops.attention.gluon_plan import columns_of, config
+from onewave.ops.attention.mma_kernel_impl import mma_kernel
+from onewave.ops.attention.mma_plan import mma_tile
 from onewave.ops.attention.plan import plan_attention
 from onewave.ops.attention.triton_impl import attention_kernel as portable_kernel
 
-__all__ = ["Resources", "hopper", "portable"]
+__all__ = ["Resources", "hopper", "mma", "portable"]
 
 _ALIGNED = [["tt.divisibility", 16]]
 # Of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.
@@ -41,7 +43,7 @@ _REGISTER_PORTION = 8
 class Resources:
     """One compiled kernel. registers: of a thread at its launch; stack and shared: bytes; seconds: of compilation.
 
-    code: its instructions, as nvdisasm prints them; ir: its TritonGPU text.
+    code: its instructions, as nvdisasm prints them; ir: its TritonGPU text; ptx: its PTX.
     """
 
     kernel: str
@@ -53,6 +55,7 @@ class Resources:
     seconds: float
     code: str
     ir: str
+    ptx: str
 
     @property
     def programs_an_sm(self) -> int:
@@ -130,6 +133,34 @@ def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: 
     return _compiled("portable", source, capability, plan.num_warps * _WARP, **options)
 
 
+def mma(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) -> Resources:
+    """The m16n8k16 kernel with its plan's tile. given: constants of mma_kernel_impl, such as RIGHT for causal."""
+    tile = mma_tile(head_dim)
+    flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
+    constants = flags | {
+        "PACK": 1, "HEAD_DIM": head_dim, "WIDTH": tile.width, "QUERIES": tile.queries, "KEYS": tile.keys,
+        "WARPS": tile.warps, "UNIT": 8, "FOLD": True,
+    } | given  # fmt: skip
+    registers = constants.pop("registers", tile.registers)
+    types: dict[str, Any] = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
+    types |= dict.fromkeys(("lse_ptr", "sinks_ptr"), "*fp32")
+    types |= dict.fromkeys(("starts_q_ptr", "starts_k_ptr"), "*i32")
+    types |= dict.fromkeys(("stride_q", "stride_k", "stride_v", "stride_out", "stride_lse"), ("i32",) * 3)
+    types |= dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
+    _check_compiler()
+    names = mma_kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    # A tensor whose rows are not whole pieces may itself begin anywhere.
+    aligned = [name for name in names if str(signature[name]).startswith("*") and constants["UNIT"] > 1]
+    hints = {(names.index(name),): _ALIGNED for name in aligned}
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    source = GluonASTSource(mma_kernel, signature, fixed, hints)
+    threads = constants["WARPS"] * _WARP
+    return _compiled(
+        "m16n8k16", source, capability, threads, num_warps=constants["WARPS"], maxnreg=registers
+    )  # fmt: skip
+
+
 def _check_compiler() -> None:
     if knobs.runtime.interpret:
         what = "attention resources: Triton's interpreter compiles nothing"
@@ -156,5 +187,6 @@ def _compiled(kernel: str, source: ASTSource, capability: int, threads: int, **o
     registers, stack = int(found[1]), int(found[2])
     shared = int(compiled.metadata.shared)
     return Resources(
-        kernel, capability, threads, registers, stack, shared, seconds, code, str(compiled.asm["ttgir"])
+        kernel, capability, threads, registers, stack, shared, seconds, code, str(compiled.asm["ttgir"]),
+        str(compiled.asm["ptx"]),
     )  # fmt: skip

@@ -1,0 +1,58 @@
+"""Records what the m16n8k16 kernel of attention is launched with, so that its PTX or its source may be run instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.ops.attention import mma_impl, op
+
+__all__ = ["Launch", "Recorder", "addressed", "record"]
+
+
+@dataclass
+class Launch:
+    """One launch. given: the kernel's arguments by name, constants included."""
+
+    programs: int
+    given: dict[str, Any]
+    options: dict[str, int]
+
+
+class Recorder:
+    """Stands for the compiled kernel: recorder[(programs,)](*arguments)."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names, self.launches = names, list[Launch]()
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(*values: Any, num_warps: int, maxnreg: int, **constants: Any) -> None:
+            given = dict(zip(self.names, values, strict=False)) | constants
+            assert given.keys() == set(self.names)
+            options = {"num_warps": num_warps, "maxnreg": maxnreg}
+            self.launches.append(Launch(grid[0], given, options))
+
+        return launch
+
+
+def record(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0)) -> Recorder:
+    """From now on CPU tensors go the way of a card's as far as the kernel."""
+    found = Recorder(list(mma_impl.mma_kernel.arg_names))
+    monkeypatch.setattr(mma_impl, "mma_kernel", found)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
+    return found
+
+
+def addressed(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """(bytes of a tensor's whole memory, which of them are its own elements')."""
+    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    elements = torch.arange(len(storage) // tensor.element_size())
+    own = torch.zeros(len(elements), dtype=torch.bool)
+    if tensor.numel():
+        own[elements.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).reshape(-1)] = True
+    return storage, own.repeat_interleave(tensor.element_size())

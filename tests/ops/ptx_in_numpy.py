@@ -1,0 +1,491 @@
+"""Runs a compiled kernel's PTX in NumPy, all threads of a block in step: what a card would compute, without one.
+
+Registers are arrays of one number a thread. Instructions are those that LLVM makes of this project's mma kernels: whole
+numbers, float32, 16-bit pairs, ldmatrix, stmatrix, movmatrix, mma.sync m16n8k16, cp.async, shuffles and barriers.
+Branches must go one way for all threads. Found on the way are:
+- reads and writes outside the tensors (`Global`);
+- races in shared memory: what another thread wrote or read since the last barrier, and copies still in flight;
+- the addresses of every access of shared memory (`Block.accesses`), for the banks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Access", "Block", "Global", "Program"]
+
+Values = Any
+KINDS: dict[str, Any] = {
+    "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
+    "f32": np.float32, "s64": np.int64, "u64": np.uint64, "b64": np.uint64, "pred": np.bool_,
+}  # fmt: skip
+LANE = np.arange(32)
+# Row, and first of two columns, of what a lane holds of an 8 x 8 block.
+ROW, PAIR = LANE // 4, LANE % 4 * 2
+
+
+class Global:
+    """Device memory: tensors with untouchable space between them."""
+
+    def __init__(self, size: int = 1 << 21) -> None:
+        self.bytes = np.full(size, 0xFF, np.uint8)
+        self.readable, self.writable = np.zeros(size, bool), np.zeros(size, bool)
+        self.end = 1 << 10
+
+    def put(self, values: np.ndarray, *, writable: bool = False) -> int:
+        """Copy an array's bytes in; returns the address."""
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        at = self.end
+        self.end += (-(-len(raw) // 256) + 4) * 256
+        assert self.end < len(self.bytes), "the emulated device memory is full"
+        self.bytes[at : at + len(raw)] = raw
+        (self.writable if writable else self.readable)[at : at + len(raw)] = True
+        return at
+
+    def get(self, at: int, like: np.ndarray) -> np.ndarray:
+        return self.bytes[at : at + like.nbytes].view(like.dtype).reshape(like.shape).copy()
+
+
+@dataclass(frozen=True)
+class Access:
+    """One access of shared memory. addresses: of all threads; width: bytes a thread (16 for a matrix's row)."""
+
+    op: str
+    line: int
+    addresses: tuple[int, ...]
+    width: int
+
+
+@dataclass(frozen=True)
+class Instruction:
+    line: int
+    op: str
+    args: tuple[str, ...]
+    guard: str | None
+    guard_holds: bool
+
+
+class Program:
+    """A parsed kernel: instructions, labels, parameters in order, threads of a block."""
+
+    def __init__(self, text: str) -> None:
+        self.instructions: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+        self.parameters = re.findall(r"^\s*\.param \.(\w+).*?(\w+_param_\d+),?$", text, re.M)
+        self.threads = int(re.search(r"\.reqntid (\d+)", text)[1])  # type: ignore[index] # Triton writes it always.
+        body = re.sub(r"//[^\n]*", lambda _: "", text[text.index("{\n") :])
+        for number, line in enumerate(body.splitlines()):
+            line = line.strip()
+            if found := re.fullmatch(r"(\$?\w+):", line):
+                self.labels[found[1]] = len(self.instructions)
+            elif line and not line.startswith((".", "{", "}")):
+                self._add(number, line)
+            if line == "}":
+                break
+
+    def _add(self, number: int, line: str) -> None:
+        found = re.fullmatch(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*?);", line)
+        assert found is not None, line
+        args = tuple(part.strip() for part in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{\[][^,]*", found[4]))
+        self.instructions.append(Instruction(number, found[3], args, found[2], found[1] != "!"))
+
+
+def widened(kind: str, bits: np.ndarray) -> np.ndarray:
+    """16-bit floats as float32."""
+    if kind == "f16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(kind: str, values: np.ndarray) -> np.ndarray:
+    """float32 to 16 bits, to the nearest even."""
+    if kind == "f16":
+        return values.astype(np.float16).view(np.uint16)
+    raw = values.view(np.uint32)
+    up = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), np.uint32(0x7FFF), up).astype(np.uint16)
+
+
+class Shared:
+    """Shared memory in 4-byte words, with who touched each since the last barrier."""
+
+    def __init__(self, size: int, threads: int) -> None:
+        self.bytes = np.full(size, 0xFF, np.uint8)  # NaN until written
+        words = size // 4
+        self.epoch = 0
+        self.written, self.writer = np.full(words, -1), np.full(words, -1)
+        self.read, self.reader = np.full(words, -1), np.full(words, -1)
+        self.in_flight = np.zeros(words, bool)
+        self.groups: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[]]
+
+    def spans(self, addresses: np.ndarray, width: int) -> np.ndarray:
+        assert (addresses % min(width, 16) == 0).all()
+        return addresses[:, None].astype(np.int64) + np.arange(width)
+
+    def check(self, addresses: np.ndarray, width: int, threads: np.ndarray, *, store: bool) -> None:
+        """Raise on a race with another thread, then note the access."""
+        words = self.spans(addresses, width)[:, ::4] // 4
+        who = np.broadcast_to(threads[:, None], words.shape)
+        assert not self.in_flight[words].any(), "a copy into these words is still in flight"
+        assert not ((self.written[words] == self.epoch) & (self.writer[words] != who)).any(), "no barrier since a write"
+        if store:
+            race = (self.read[words] == self.epoch) & (self.reader[words] != who)
+            assert not race.any(), "no barrier since a read"
+            self.written[words], self.writer[words] = self.epoch, who
+        else:
+            before = (self.read[words] == self.epoch) & (self.reader[words] != who)
+            shared = words[before]
+            self.reader[words] = who
+            # Several threads of this very access may read a word, and others have read it before: then it is nobody's.
+            self.reader[words[self.reader[words] != who]] = -2
+            self.reader[shared] = -2
+            self.read[words] = self.epoch
+
+    def wait(self, pending: int) -> None:
+        """Finish all groups but the last `pending`."""
+        while len(self.groups) - 1 > pending:
+            for spans, data, threads in self.groups.pop(0):
+                self.bytes[spans] = data
+                words = spans[:, ::4] // 4
+                self.in_flight[words] = False
+                self.written[words], self.writer[words] = self.epoch, threads[:, None]
+
+
+class Block:
+    """One block: runs the program to its end."""
+
+    def __init__(self, program: Program, memory: Global, arguments: dict[str, Any], block: int, shared: int) -> None:
+        self.program, self.memory, self.arguments = program, memory, arguments
+        self.threads, self.block = program.threads, block
+        self.registers: dict[str, np.ndarray] = {}
+        self.shared = Shared(shared, self.threads)
+        self.accesses: set[Access] = set()
+        self.all = np.arange(self.threads)
+
+    def run(self) -> Block:
+        at, instructions = 0, self.program.instructions
+        with np.errstate(all="ignore"):
+            while at < len(instructions):
+                one = instructions[at]
+                at += 1
+                active = None if one.guard is None else self.registers[one.guard] == one.guard_holds
+                head = one.op.split(".")[0]
+                try:
+                    if head == "ret":
+                        return self
+                    if head == "bra":
+                        assert active is None or active.all() or not active.any(), "threads part at a branch"
+                        if active is None or active.all():
+                            at = self.program.labels[one.args[0]]
+                        continue
+                    OPERATIONS[head](self, one, active)
+                except Exception as error:
+                    raise RuntimeError(f"line {one.line}: {one.op} {one.args}: {error}") from error
+        return self
+
+    def value(self, name: str, kind: str) -> np.ndarray:
+        """An operand as an array of its kind, one number a thread."""
+        dtype = KINDS[kind]
+        if name.startswith("%"):
+            special = {"%tid.x": self.all, "%ctaid.x": self.block}
+            if name in special:
+                return np.broadcast_to(np.asarray(special[name], dtype=dtype), self.threads)
+            raw = self.registers[name]
+            if raw.dtype == dtype:
+                return raw
+            return raw.view(dtype) if raw.dtype.itemsize == np.dtype(dtype).itemsize else raw.astype(dtype)
+        if name == "global_smem":
+            number: Any = 0
+        elif name.startswith("0f"):
+            number = np.uint32(int(name[2:], 16)).view(np.float32)
+            return np.full(self.threads, number, np.float32).view(dtype)
+        else:
+            number = int(name, 0)
+        bits = np.dtype(dtype).itemsize * 8
+        return np.full(self.threads, number & ((1 << bits) - 1), f"u{bits // 8}").view(dtype)
+
+    def set(self, name: str, values: np.ndarray, active: np.ndarray | None = None) -> None:
+        values = np.broadcast_to(values, self.threads)
+        if active is not None and name in self.registers:
+            values = np.where(active, values, self.registers[name].view(values.dtype))
+        self.registers[name] = np.array(values)
+
+    def address(self, text: str, kind: str) -> np.ndarray:
+        inner = text.strip("[] ")
+        base, _, offset = inner.partition("+")
+        return self.value(base.strip(), kind).astype(np.int64) + int(offset or 0)
+
+    def matrix_rows(self, addresses: np.ndarray, count: int) -> np.ndarray:
+        """[warps, count, 8] row addresses of ldmatrix and stmatrix."""
+        return addresses.reshape(-1, 32)[:, : 8 * count].reshape(-1, count, 8)
+
+    def note(self, one: Instruction, addresses: np.ndarray, width: int) -> None:
+        self.accesses.add(Access(one.op, one.line, tuple(int(a) for a in addresses), width))
+
+
+def vector(text: str) -> list[str]:
+    return [part.strip() for part in text.strip("{} ").split(",")]
+
+
+def kind_of(one: Instruction) -> str:
+    return one.op.split(".")[-1]
+
+
+def whole(function: Callable[..., Values]) -> Callable[[Block, Instruction, Any], None]:
+    """An operation on operands of one kind."""
+
+    def run(block: Block, one: Instruction, active: Any) -> None:
+        kind = kind_of(one)
+        block.set(one.args[0], function(*(block.value(arg, kind) for arg in one.args[1:])), active)
+
+    return run
+
+
+def shift(block: Block, one: Instruction, active: Any) -> None:
+    kind = kind_of(one)
+    by = block.value(one.args[2], "u32").astype(KINDS[kind])
+    x = block.value(one.args[1], kind)
+    block.set(one.args[0], x << by if one.op.startswith("shl") else x >> by, active)
+
+
+def multiply(block: Block, one: Instruction, active: Any) -> None:
+    """mul and mad: .lo, .hi, .wide, of floats."""
+    kind = kind_of(one)
+    a, b = (block.value(arg, kind) for arg in one.args[1:3])
+    if ".wide." in one.op or ".hi." in one.op:
+        assert kind in ("s32", "u32")
+        wide = kind.replace("32", "64")
+        a, b = a.astype(KINDS[wide]), b.astype(KINDS[wide])
+    result = a * b
+    if ".hi." in one.op:
+        result = (result >> KINDS[wide](32)).astype(KINDS[kind])
+    elif ".wide." in one.op:
+        kind = wide
+    if one.op.startswith("mad"):
+        result = result + block.value(one.args[3], kind)
+    block.set(one.args[0], result, active)
+
+
+def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def divide(block: Block, one: Instruction, active: Any) -> None:
+    kind = kind_of(one)
+    a, b = (block.value(arg, kind) for arg in one.args[1:3])
+    if kind == "f32":
+        block.set(one.args[0], a / b, active)
+    else:
+        block.set(one.args[0], np.trunc(a.astype(np.float64) / b).astype(KINDS[kind]), active)
+
+
+def convert(block: Block, one: Instruction, active: Any) -> None:
+    to, source = one.op.split(".")[-2:]
+    if to in ("bf16x2", "f16x2"):
+        high, low = (rounded(to[:-2], block.value(arg, "f32")) for arg in one.args[1:3])
+        block.set(one.args[0], high.astype(np.uint32) << 16 | low, active)
+        return
+    x = block.value(one.args[1], source)
+    block.set(one.args[0], x.astype(KINDS[to]), active)
+
+
+def move(block: Block, one: Instruction, active: Any) -> None:
+    kind, (to, source) = kind_of(one), one.args
+    if source.startswith("{"):
+        low, high = (block.value(part, "u16").astype(np.uint32) for part in vector(source))
+        block.set(to, high << 16 | low, active)
+    elif to.startswith("{"):
+        x = block.value(source, "u32")
+        for part, bits in zip(vector(to), (x & 0xFFFF, x >> 16), strict=True):
+            block.set(part, bits.astype(np.uint16), active)
+    else:
+        block.set(to, block.value(source, kind), active)
+
+
+def compare(block: Block, one: Instruction, active: Any) -> None:
+    relation, kind = one.op.split(".")[1], kind_of(one)
+    a, b = (block.value(arg, kind) for arg in one.args[1:3])
+    functions = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater}
+    functions |= {"ge": np.greater_equal, "neu": np.not_equal}
+    block.set(one.args[0], functions[relation](a, b), active)
+
+
+def select(block: Block, one: Instruction, active: Any) -> None:
+    kind = kind_of(one)
+    chosen = np.where(block.value(one.args[3], "pred"), *(block.value(arg, kind) for arg in one.args[1:3]))
+    block.set(one.args[0], chosen, active)
+
+
+def lowest(block: Block, one: Instruction, active: Any) -> None:
+    kind = kind_of(one)
+    found = np.minimum(*(block.value(arg, kind) for arg in one.args[1:3]))
+    block.set(one.args[0], np.maximum(found, 0).astype(KINDS[kind]) if ".relu" in one.op else found, active)
+
+
+def field(block: Block, one: Instruction, active: Any) -> None:
+    kind = kind_of(one)
+    x, start, length = (block.value(one.args[1], kind), *(int(arg, 0) for arg in one.args[2:4]))
+    wide = KINDS[kind](32 - length)
+    block.set(one.args[0], (x << KINDS[kind](32 - length - start)) >> wide, active)
+
+
+def shuffle(block: Block, one: Instruction, active: Any) -> None:
+    assert ".bfly." in one.op
+    x = block.value(one.args[1], "b32").reshape(-1, 32)
+    block.set(one.args[0], x[:, LANE ^ int(one.args[2])].reshape(-1), active)
+
+
+def load(block: Block, one: Instruction, active: Any) -> None:
+    kind = kind_of(one)
+    if ".param." in one.op:
+        given = block.arguments[one.args[1].strip("[] ")]
+        bits = np.float32(given).view(np.uint32) if isinstance(given, float) else given
+        block.set(one.args[0], np.full(block.threads, bits).astype(KINDS[kind]))
+        return
+    targets, size = vector(one.args[0]), np.dtype(KINDS[kind]).itemsize
+    width, mask = size * len(targets), block.all >= 0 if active is None else active
+    if ".shared" in one.op:
+        at = block.address(one.args[1], "u32")
+        block.shared.check(at[mask], width, block.all[mask], store=False)
+        block.note(one, at, width)
+        spans, bytes_ = block.shared.spans(at, width), block.shared.bytes
+    else:
+        at = block.address(one.args[1], "u64")
+        spans, bytes_ = np.where(mask, at, 0)[:, None] + np.arange(width), block.memory.bytes
+        assert (at[mask] % width == 0).all(), "misaligned"
+        assert block.memory.readable[spans[mask]].all(), "reads what is no input"
+    for i, target in enumerate(targets):
+        found = np.ascontiguousarray(bytes_[spans[:, i * size : (i + 1) * size]]).view(KINDS[kind])[:, 0]
+        block.set(target, found, mask)
+
+
+def store(block: Block, one: Instruction, active: Any) -> None:
+    kind = kind_of(one)
+    mask = block.all >= 0 if active is None else active
+    parts = [block.value(part, kind) for part in vector(one.args[1])]
+    data = np.stack(parts, 1)[mask].copy().view(np.uint8)
+    width = data.shape[1]
+    if ".shared" in one.op:
+        at = block.address(one.args[0], "u32")
+        block.shared.check(at[mask], width, block.all[mask], store=True)
+        block.note(one, at, width)
+        block.shared.bytes[block.shared.spans(at[mask], width)] = data
+        return
+    at = block.address(one.args[0], "u64")[mask]
+    assert (at % width == 0).all(), "misaligned"
+    spans = at[:, None] + np.arange(width)
+    assert block.memory.writable[spans].all(), "writes what is no output"
+    block.memory.bytes[spans] = data
+
+
+def copy(block: Block, one: Instruction, active: Any) -> None:
+    """cp.async and its groups."""
+    assert active is None
+    shared = block.shared
+    if "commit_group" in one.op:
+        shared.groups.append([])
+        return
+    if "wait_group" in one.op:
+        shared.wait(int(one.args[0]))
+        return
+    width = int(one.args[2], 0)
+    to, source = block.address(one.args[0], "u32"), block.address(one.args[1], "u64")
+    size = block.value(one.args[3], "u32") if len(one.args) > 3 else np.full(block.threads, width)
+    assert np.isin(size, (0, width)).all()
+    full = size > 0
+    shared.check(to, width, block.all, store=True)
+    block.note(one, to, width)
+    spans = np.where(full, source, 0)[:, None] + np.arange(width)
+    assert (source[full] % width == 0).all(), "misaligned"
+    assert block.memory.readable[spans[full]].all(), "copies what is no input"
+    data = np.where(full[:, None], block.memory.bytes[spans], 0).astype(np.uint8)
+    target = shared.spans(to, width)
+    shared.bytes[target] = 0xFF
+    shared.in_flight[target[:, ::4] // 4] = True
+    shared.groups[-1].append((target, data, block.all.copy()))
+
+
+def barrier(block: Block, one: Instruction, active: Any) -> None:
+    assert active is None
+    assert one.op.startswith("bar.sync") or one.op.startswith("bar.warp")
+    if one.op.startswith("bar.sync"):
+        block.shared.epoch += 1
+
+
+def matrices(block: Block, one: Instruction, active: Any) -> None:
+    """ldmatrix and stmatrix: 8 x 8 blocks of 16 bits, one a register."""
+    loads = one.op.startswith("ldmatrix")
+    names = vector(one.args[0] if loads else one.args[1])
+    at = block.address(one.args[1] if loads else one.args[0], "u32")
+    rows = block.matrix_rows(at, len(names))
+    naming = block.all.reshape(-1, 32)[:, : 8 * len(names)].reshape(-1)
+    block.note(one, at.reshape(-1, 32)[:, : 8 * len(names)].reshape(-1), 16)
+    if loads:
+        # Any lane of the warp may receive a row: the warp's first lane stands for it.
+        block.shared.check(rows.reshape(-1), 16, naming, store=False)
+        for i, name in enumerate(names):
+            cells = block.shared.bytes[rows[:, i, :, None] + np.arange(16)].view(np.uint16)
+            cells = cells.transpose(0, 2, 1) if ".trans" in one.op else cells
+            low, high = cells[:, ROW, PAIR].astype(np.uint32), cells[:, ROW, PAIR + 1].astype(np.uint32)
+            block.set(name, (high << 16 | low).reshape(-1))
+        return
+    assert ".trans" not in one.op
+    block.shared.check(rows.reshape(-1), 16, naming, store=True)
+    for i, name in enumerate(names):
+        cells = unpacked(block.value(name, "u32"))
+        block.shared.bytes[rows[:, i, :, None] + np.arange(16)] = cells.view(np.uint8)
+
+
+def unpacked(pairs: np.ndarray) -> np.ndarray:
+    """[warps, 8, 8] of 16 bits from one register a lane."""
+    pairs = pairs.reshape(-1, 32)
+    cells = np.zeros((len(pairs), 8, 8), np.uint16)
+    cells[:, ROW, PAIR], cells[:, ROW, PAIR + 1] = pairs & 0xFFFF, pairs >> 16
+    return cells
+
+
+def turn(block: Block, one: Instruction, active: Any) -> None:
+    assert ".trans." in one.op
+    cells = unpacked(block.value(one.args[1], "u32")).transpose(0, 2, 1)
+    low, high = cells[:, ROW, PAIR].astype(np.uint32), cells[:, ROW, PAIR + 1].astype(np.uint32)
+    block.set(one.args[0], (high << 16 | low).reshape(-1))
+
+
+def product(block: Block, one: Instruction, active: Any) -> None:
+    assert ".m16n8k16.row.col.f32." in one.op
+    kind = kind_of_operands(one)
+    to, a, b, c = (vector(arg) for arg in one.args)
+    tall = np.zeros((block.threads // 32, 16, 16), np.float32)
+    for i, name in enumerate(a):
+        tall[:, i % 2 * 8 :, i // 2 * 8 :][:, :8, :8] = widened(kind, unpacked(block.value(name, "u32")))
+    wide = np.zeros((block.threads // 32, 16, 8), np.float32)
+    for i, name in enumerate(b):
+        wide[:, i * 8 : i * 8 + 8] = widened(kind, unpacked(block.value(name, "u32"))).transpose(0, 2, 1)
+    result = np.matmul(tall, wide)
+    for i, name in enumerate(to):
+        held = result[:, ROW + i // 2 * 8, PAIR + i % 2]
+        block.set(name, held.reshape(-1) + block.value(c[i], "f32"))
+
+
+def kind_of_operands(one: Instruction) -> str:
+    return "bf16" if ".bf16.bf16." in one.op else "f16"
+
+
+def trap(block: Block, one: Instruction, active: Any) -> None:
+    raise AssertionError("the kernel traps")
+
+
+OPERATIONS: dict[str, Callable[[Block, Instruction, Any], None]] = {
+    "add": whole(np.add), "sub": whole(np.subtract), "max": whole(np.fmax), "neg": whole(np.negative),
+    "and": whole(np.bitwise_and), "or": whole(np.bitwise_or), "xor": whole(np.bitwise_xor), "not": whole(np.invert),
+    "ex2": whole(np.exp2), "lg2": whole(np.log2), "fma": whole(fused), "rem": whole(np.fmod), "min": lowest,
+    "abs": whole(np.abs), "rcp": whole(np.reciprocal), "shl": shift, "shr": shift, "mul": multiply, "mad": multiply,
+    "div": divide, "cvt": convert, "mov": move, "setp": compare, "selp": select, "bfe": field, "shfl": shuffle,
+    "ld": load, "st": store, "cp": copy, "bar": barrier, "barrier": barrier, "ldmatrix": matrices,
+    "stmatrix": matrices, "movmatrix": turn, "mma": product, "trap": trap, "cvta": move,
+}  # fmt: skip
