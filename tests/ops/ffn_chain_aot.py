@@ -25,8 +25,9 @@ __all__: list[str] = []
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "STL", "LDL")
-# The tiles that default_tile takes, for 16, 512 and 8,192 rows.
-FEW, SOME, MANY = (default_tile(ChainSizes(rows, 4096, 14336, 4096, True), 132) for rows in (16, 512, 8192))
+# The tiles that default_tile takes for 16 and for 8,192 rows, and one between.
+FEW, MANY = (default_tile(ChainSizes(rows, 4096, 14336, 4096, True), 132) for rows in (16, 8192))
+SOME = ChainTile(2, 128, 6, 2)
 CASES: dict[str, tuple[ChainTile, dict[str, Any]]] = {
     "few rows, slices": (FEW, {"SPLIT": True}),
     "some rows, ungated, gelu": (SOME, {"GATED": False, "ACT": 2}),

@@ -39,6 +39,11 @@ _STEP = 64
 # What a task costs beyond its steps along K, in steps: filling the ring, epilogue, store.
 _TASK_STEPS = 6
 _MOST_TASKS = 1 << 18
+# What bounds a step along K, all multiprocessors of an H200 together, and what adding one slice's sums to another's
+# costs: assumptions that choose tiles, no measurements.
+_FLOPS_A_NS, _L2_BYTES_A_NS, _MEMORY_BYTES_A_NS, _ADD_NS = 700_000.0, 7_000.0, 4_500.0, 3_000.0
+# From here on every worker has several of the widest tiles.
+_MANY_ROWS = 4096
 _ADDS, _LEAVES = 1, 2
 
 
@@ -88,6 +93,10 @@ class ChainTile:
         return ring + self.warpgroups * self.buffers * 64 * self.columns + 1024
 
 
+_WIDEST = ChainTile(2, 256, 4, 1)
+_TILES = (_WIDEST, ChainTile(2, 128, 6, 2), ChainTile(1, 256, 4, 1), ChainTile(1, 128, 8, 2))
+
+
 @dataclass(frozen=True)
 class ChainPlan:
     """What the kernel reads, and what it was made of.
@@ -120,17 +129,39 @@ class ChainPlan:
         return f"{task.name}{list(task.index)}"
 
 
-def default_tile(sizes: ChainSizes, workers: int) -> ChainTile:
-    """A tile for these sizes: as large as leaves every worker one; slices of K where the second product has too few."""
-    if sizes.rows <= 64:
-        tile = ChainTile(1, 128, 8, 2)
-    elif cuts(sizes.rows, 128) * cuts(sizes.out, 256) < workers:
-        tile = ChainTile(2, 128, 6, 2)
-    else:
-        tile = ChainTile(2, 256, 4, 1)
-    tiles = cuts(sizes.rows, tile.rows) * cuts(sizes.out, tile.columns)
-    splits = max(1, min(8, workers // tiles, sizes.intermediate // 1024))
-    return ChainTile(tile.warpgroups, tile.columns, tile.stages, tile.buffers, splits)
+@lru_cache(maxsize=256)
+def default_tile(sizes: ChainSizes, workers: int, splits: int | None = None) -> ChainTile:
+    """The tile that the dealing expects to end first, with as many slices of K or with `splits`.
+
+    With many rows that is the widest, uncut.
+    """
+    if sizes.rows >= _MANY_ROWS:
+        return replace(_WIDEST, splits=splits or 1)
+    tiles = [tile for tile in _TILES if tile.warpgroups == (1 if sizes.rows <= 64 else 2)]
+    most = min(8, cuts(sizes.intermediate, 1024))
+    counts = [count for count in (1, 2, 4, 8) if count <= most] if splits is None else [splits]
+    tried = [replace(tile, splits=count) for count in counts for tile in tiles]
+    return min(tried, key=lambda tile: _expected_ns(sizes, tile, workers))
+
+
+def _expected_ns(sizes: ChainSizes, tile: ChainTile, workers: int) -> float:
+    """Time of the plan in the order "skewed", by the dealing and what bounds a step: arithmetic, L2 or memory."""
+    wide = tile.columns // 2 if sizes.gated else tile.columns
+    rows, columns, outs = cuts(sizes.rows, tile.rows), cuts(sizes.intermediate, wide), cuts(sizes.out, tile.columns)
+    slices = np.linspace(0, sizes.intermediate // _STEP, tile.splits + 1).astype(np.int64)
+    ups, downs = np.arange(rows * columns), np.arange(rows * outs * tile.splits)
+    kind = np.repeat([0, 1], [len(ups), len(downs)])
+    row = np.concatenate((ups // columns, downs // (outs * tile.splits)))
+    place = np.concatenate((ups % columns, downs % (outs * tile.splits)))
+    steps = np.where(kind == 0, sizes.hidden // _STEP, np.diff(slices)[place % tile.splits])
+    band = BANDS["skewed"][1]
+    ids = np.lexsort((row, place, kind, row // band + kind))
+    end = _deal(ids, row, kind, np.stack((steps, steps), axis=1), (workers,))[1]
+    flops, bytes_a_step = 2 * tile.rows * tile.columns * _STEP, 2 * (tile.rows + tile.columns) * _STEP
+    # Row blocks of a band share a read of the weights.
+    weights = 2 * tile.columns * _STEP / min(rows, band)
+    step = max(flops / _FLOPS_A_NS, bytes_a_step / _L2_BYTES_A_NS, weights / _MEMORY_BYTES_A_NS) * workers
+    return end * step + (tile.splits - 1) * _ADD_NS
 
 
 def chain_graph(sizes: ChainSizes, tile: ChainTile) -> TileGraph:
@@ -228,9 +259,7 @@ def plan_chain(
     """
     _check(sizes, workers, policy, streams)
     if tile is None:
-        tile = default_tile(sizes, workers)
-        if streams or order == "half_row":
-            tile = ChainTile(tile.warpgroups, tile.columns, tile.stages, tile.buffers, 2 if order == "half_row" else 1)
+        tile = default_tile(sizes, workers, 2 if order == "half_row" else 1 if streams else None)
     if streams and tile.splits > 1:
         raise UnsupportedError("ffn (backend=streams): slices of K", got=str(tile.splits), allowed="1")
     order = "skewed" if order == "auto" else order
