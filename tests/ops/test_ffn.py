@@ -220,6 +220,7 @@ def test_explain_shows_the_plan_for_many_rows_and_what_was_measured(monkeypatch:
     assert (one.backend, one.programs) == ("chain", "132")
     assert one.tile == "128 rows x 256, ring of 4"
     assert "4096 tasks, proved" in str(one)
+    assert "hidden tensor of 32 x 112 tiles" in str(one)
     assert "no sizes like these measured" in str(one)
     two = explain("ffn", *shapes, device="cuda:sm_90", backend="streams", order="rows:8")
     assert two.programs == "131 + 132"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,6 +73,21 @@ def test_every_order_and_policy_is_proved_and_waits_for_all_it_reads(order: str,
     verify_table(plan.table)
     assert sorted(plan.records[:, 11]) == list(range(len(plan.graph.tasks)))
     run_out_of_order(plan, seed=len(order))
+
+
+def test_a_clicked_order_of_the_hidden_tensors_tiles_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = [[row, column] for column in (6, 0, 1, 5, 2, 3, 4) for row in (1, 0, 2)]
+    file = tmp_path / "order.json"
+    file.write_text(json.dumps({"name": "explicit", "rows": 3, "cols": 7, "order": path}))
+    sizes, tile = ChainSizes(150, 64, 448, 192, True), ChainTile(1, 128, 4, 1)
+    plan = plan_chain(sizes, workers=1, order=f"explicit:{file}", tile=tile)
+    up, down = (plan.records[plan.records[:, 0] == kind] for kind in (0, 1))
+    assert up[:, 1:3].tolist() == path
+    # Row 1's last tile is the third from the end.
+    assert down[:, 1].tolist() == [1, 1, 0, 0, 2, 2]
+    run_out_of_order(plan, seed=1)
+    with pytest.raises(InvalidArgumentError, match="each tile exactly once"):
+        plan_chain(ChainSizes(150, 64, 512, 192, True), workers=1, order=f"explicit:{file}", tile=tile)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

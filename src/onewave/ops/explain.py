@@ -369,7 +369,8 @@ def _many_rows(question: _Question, sizes: ChainSizes, backend: str, dtype: str)
     tile, steps = made.tile, int(made.records[:, 4].sum())
     launches = "two launches side by side" if backend == "streams" else "one launch"
     why = (
-        f"{launches}, {len(made.totals)} semaphores for rows of the hidden tensor; order {made.order}, {made.policy}",
+        f"{launches}, {len(made.totals)} semaphores; order {made.order}, {made.policy}; hidden tensor of "
+        f"{' x '.join(map(str, made.graph.tensors['H'].grid))} tiles",
         f"{len(made.records)} tasks, proved; the last ends {made.predicted * workers / steps - 1:.0%} after the mean",
         *table_lines(sizes.hidden, sizes.intermediate, sizes.out, sizes.gated, dtype),
     )

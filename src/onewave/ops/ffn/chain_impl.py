@@ -26,7 +26,7 @@ from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, watch_words
 __all__ = ["Chain", "chain", "ffn", "is_ready"]
 
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the card is doing.
-_PATIENT_POLLS = 1 << 26
+_PATIENT_POLLS = 1 << 23
 _ROWS = 128
 # Plans and buffers kept for ffn(): a few hundred KiB each, more only with slices of K.
 _MOST_KEPT = 32

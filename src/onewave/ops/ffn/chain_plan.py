@@ -22,7 +22,7 @@ import numpy.typing as npt
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.tiles.builders import Builder, cuts
 from onewave.tiles.graph import Tile, TileGraph
-from onewave.tiles.orders import ORDERS, task_order
+from onewave.tiles.orders import ORDERS, grid_order, task_order
 from onewave.tiles.orders_chain import coordinates, half_row, linear_extension
 from onewave.tiles.policies import POLICIES, plan
 from onewave.tiles.schedule import Mode
@@ -218,12 +218,27 @@ def raster(graph: TileGraph, rows: int) -> Ints:
     return linear_extension(graph, (at.stage, at.row // rows, at.split, at.column, at.row))
 
 
+def clicked(graph: TileGraph, order: str) -> Ints:
+    """The hidden tensor's tiles as an explicit order has them; a row of the result follows the row's last tile."""
+    at = coordinates(graph)
+    rows, columns = graph.tensors["H"].grid
+    tiles = grid_order(order, rows, columns).tiles
+    rank = np.empty((rows, columns), dtype=np.int64)
+    rank[tiles[:, 0], tiles[:, 1]] = np.arange(len(tiles))
+    first = at.stage == 0
+    when = np.where(first, rank[at.row, np.where(first, at.column, 0)], rank.max(axis=1)[at.row])
+    return linear_extension(graph, (when, at.stage, at.split, at.column))
+
+
 BANDS = {"row": (banded, 1), "rows": (banded, 8), "skewed": (skewed, 4), "sequential": (raster, 8)}
 """Orders by name, with the number of row blocks that they take unless one follows a colon ("rows:16")."""
 
 
 def chain_order(graph: TileGraph, order: str, workers: int) -> Ints:
-    """The graph's tasks in an order: BANDS, "half_row", or any of tiles.ORDERS. Raises InvalidArgumentError."""
+    """The graph's tasks in an order. Raises InvalidArgumentError.
+
+    order: BANDS, "half_row", "explicit:..." with the hidden tensor's tiles, or any other of tiles.ORDERS.
+    """
     name, _, number = order.partition(":")
     if name in BANDS:
         make, default = BANDS[name]
@@ -234,6 +249,8 @@ def chain_order(graph: TileGraph, order: str, workers: int) -> Ints:
         return make(graph, int(number or default))
     if order == "half_row":
         return half_row(graph)
+    if name == "explicit":
+        return clicked(graph, order)
     if name not in ORDERS:
         allowed = ", ".join(dict.fromkeys([*BANDS, "half_row", *ORDERS]))
         raise InvalidArgumentError("ffn: order (many rows)", got=repr(order[:80]), allowed=allowed)
