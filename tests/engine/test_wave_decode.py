@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.engine import Engine
 from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
@@ -115,7 +115,7 @@ class PlainWave(PlainStep):
 
     made: ClassVar[list[PlainWave]] = []
 
-    def __init__(self, model: Llama, *, batch: int, stream: object = None, broken: str = ""):
+    def __init__(self, model: Llama, *, batch: int, stream: WeightStream, broken: str = ""):
         super().__init__(model, broken)
         self.batch, self.stream, self.wave = batch, stream, self
         self.made.append(self)
@@ -175,10 +175,41 @@ def test_the_second_load_finds_the_program_that_the_first_planned(card: list[str
     assert len(card) == 4
 
 
-def test_plain_weights_are_kept_beside_when_that_is_asked_for(card: list[str], tmp_path: Path) -> None:
-    model, _ = load_wave(LOCATION, BASE, how(tmp_path, keep_plain=True))
-    assert isinstance(model.weights.layers[0].qkv, Tensor)
-    assert isinstance(PlainWave.made[0].stream, WeightStream)
+@pytest.mark.parametrize("exhausted", ["cache", "prompt"])
+def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
+    card: list[str], exhausted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = load_wave(LOCATION, BASE, how(tmp_path))
+    assert not PlainWave.made[0].stream.keeping  # a CPU has no memory of its own
+    model, wave = load_wave(LOCATION, BASE, how(tmp_path, keep_unpacked=True))
+    stream = PlainWave.made[1].stream
+    runner = ModelRunner(model, max_num_seqs=1, max_model_len=320, wave=wave)
+    first = runner.prefill(0, [3, 4, 5])
+    assert stream.keeping
+    assert torch.equal(runner.prefill(0, [3, 4, 5]), first)
+    failed: list[str] = []
+
+    def full_once(right: Any, error: Exception) -> Any:
+        def act(*arguments: Any, **named: Any) -> Any:
+            if not failed:
+                failed.append(exhausted)
+                raise error
+            return right(*arguments, **named)
+
+        return act
+
+    if exhausted == "cache":
+        monkeypatch.setattr(model, "new_cache", full_once(model.new_cache, CapacityError("KV cache", got="full")))
+        runner.reserve(300)
+    else:
+        monkeypatch.setattr(model, "forward", full_once(model.forward, torch.OutOfMemoryError("full")))
+    assert torch.equal(runner.prefill(0, [3, 4, 5]), first)
+    assert failed == [exhausted]
+    assert not stream.keeping
+    failed.clear()  # and with nothing left to give back
+    runner._kv = None if exhausted == "cache" else runner._kv
+    with pytest.raises((CapacityError, torch.OutOfMemoryError), match="full"):
+        runner.prefill(0, [3])
 
 
 @pytest.mark.parametrize("path", ["auto", "wave"])

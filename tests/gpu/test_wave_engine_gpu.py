@@ -103,6 +103,18 @@ def test_a_wave_that_is_wrong_is_named_and_replaced_by_graphs(
     assert [record.name for record in caplog.records] == ["onewave"]
 
 
+def test_matrices_that_are_kept_unpacked_change_no_token(cache: Path) -> None:
+    found = []
+    for keep in (False, True):
+        with llm(keep_unpacked=keep) as model:
+            before = torch.cuda.memory_allocated()
+            found.append([tokens(model, PROMPTS), tokens(model, PROMPTS)])
+            layers = model.runner.model.weights.layers
+            matrices = sum(getattr(layer, name).nbytes for layer in layers for name in ("qkv", "o", "gate_up", "down"))
+            assert (torch.cuda.memory_allocated() - before >= matrices) is keep
+    assert found[0][0] == found[0][1] == found[1][0] == found[1][1]
+
+
 def test_more_sequences_than_a_wave_takes_decode_with_graphs(cache: Path) -> None:
     with llm(max_num_seqs=17) as model:
         assert model.decode_path == "graph"

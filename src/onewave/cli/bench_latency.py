@@ -40,7 +40,7 @@ def latency(
     max_model_len: options.MaxModelLen = None,
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
-    keep_plain_weights: options.KeepPlain = False,
+    keep_unpacked: options.KeepUnpacked = None,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -71,7 +71,7 @@ def latency(
             max_num_seqs=size,
             enforce_eager=enforce_eager,
             decode=decode,
-            keep_plain_weights=keep_plain_weights,
+            keep_unpacked=keep_unpacked,
         )
         if ceiling is None:
             from onewave.bench.ceilings import read_bandwidth

@@ -52,7 +52,7 @@ def chat(
     tokenizer: options.Tokenizer = None,
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
-    keep_plain_weights: options.KeepPlain = False,
+    keep_unpacked: options.KeepUnpacked = None,
     stats: options.Stats = False,
 ) -> None:
     """Talk with a model; answers are printed as they come.
@@ -85,7 +85,7 @@ def chat(
         seed=seed or 0,
         enforce_eager=enforce_eager,
         decode=decode,
-        keep_plain_weights=keep_plain_weights,
+        keep_unpacked=keep_unpacked,
     )
     conversation = Conversation(opened, params, system_prompt, show_stats=stats)
     if message is not None:

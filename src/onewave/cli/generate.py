@@ -59,7 +59,7 @@ def generate(
     tokenizer: options.Tokenizer = None,
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
-    keep_plain_weights: options.KeepPlain = False,
+    keep_unpacked: options.KeepUnpacked = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt and line.")] = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is whole.")] = False,
     stats: options.Stats = False,
@@ -99,7 +99,7 @@ def generate(
         seed=seed or 0,
         enforce_eager=enforce_eager,
         decode=decode,
-        keep_plain_weights=keep_plain_weights,
+        keep_unpacked=keep_unpacked,
     )
     plain = not (as_json or no_stream) and len(prompts) == 1 and n == 1 and logprobs is None
     if plain:

@@ -16,7 +16,7 @@ __all__ = [
     "Dtype",
     "EnforceEager",
     "Json",
-    "KeepPlain",
+    "KeepUnpacked",
     "Ledger",
     "LoadFormat",
     "MaxModelLen",
@@ -52,8 +52,12 @@ Decode = Annotated[
     str,
     typer.Option("--decode", help="auto; or wave (one launch a token), graph or eager, which never fall back."),
 ]
-KeepPlain = Annotated[
-    bool, typer.Option("--keep-plain-weights", help="With the wave: twice the memory, for a faster prefill.")
+KeepUnpacked = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-unpacked/--no-keep-unpacked",
+        help="With the wave: twice the memory, for a faster prefill. Default: where they take half the free memory.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print load time, time to first token and tokens/s on stderr.")]

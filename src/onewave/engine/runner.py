@@ -76,7 +76,12 @@ class ModelRunner:
         if self._kv is not None and num_tokens <= self._kv.capacity:
             return
         capacity = min(self.max_model_len, max(_SMALLEST_CAPACITY, _power_of_two(num_tokens)))
-        grown = self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
+        try:
+            grown = self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
+        except CapacityError:
+            if self._wave is None or not self._wave.release():
+                raise
+            grown = self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
         if self._kv is not None:
             grown.copy_from(self._kv)
         self._kv = grown
@@ -95,6 +100,12 @@ class ModelRunner:
         self.reserve(len(token_ids))
         assert self._kv is not None
         batch = Batch.prefill([(slot, token_ids, 0)], self.device)
+        try:
+            return self.model.forward(batch, self._kv, all_logits=all_logits)
+        except torch.OutOfMemoryError:
+            if self._wave is None or not self._wave.release():
+                raise
+        # The prompt's entries are only written again.
         return self.model.forward(batch, self._kv, all_logits=all_logits)
 
     @torch.inference_mode()

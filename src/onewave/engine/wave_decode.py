@@ -10,7 +10,7 @@ import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -50,7 +50,7 @@ class Step(Protocol):
 class WaveLoad:
     """How a model is loaded.
 
-    keep_plain: keep the plain matrices beside the packed ones: twice the memory, for a prefill that unpacks nothing.
+    keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory.
     cache_dir: where finished programs are kept. progress: draw a bar on stderr.
     """
 
@@ -61,15 +61,15 @@ class WaveLoad:
     cache_dir: Path
     load_format: str = "auto"
     seed: int = 0
-    keep_plain: bool = False
+    keep_unpacked: bool | None = None
     progress: bool = False
 
 
 class WaveDecoder:
     """A model's decode steps, one launch each, for up to max_num_seqs sequences.
 
-    stream: where the model's matrices are packed for it. However many sequences a step has, it runs through the program
-    for max_num_seqs: its bits do not depend on their number.
+    stream: where the model's matrices are packed for it; None packs them here, beside the plain ones. However many
+    sequences a step has, it runs through the program for max_num_seqs: its bits do not depend on their number.
     Raises UnsupportedError when the card or the model does not suit the wave, or when the self-check fails.
     """
 
@@ -79,7 +79,7 @@ class WaveDecoder:
         reason = unsuited(model.config, model.dtype, model.device, max_num_seqs)
         if reason is not None:
             raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
-        self._wave = DecodeWave(model, batch=max_num_seqs, stream=stream)
+        self._wave, self._stream = DecodeWave(model, batch=max_num_seqs, stream=stream), stream
         self.difference = self_check(model, self._wave, max_num_seqs)
         self._wave.wave.check()
         if not self.difference <= _MOST_DIFFERENCE:
@@ -89,6 +89,10 @@ class WaveDecoder:
     def bind_cache(self, kv: StaticKVCache) -> None:
         """Use this cache from now on."""
         self._wave.bind_cache(kv)
+
+    def release(self) -> bool:
+        """Give back memory that only makes prefill faster; whether there was any."""
+        return self._stream is not None and self._stream.release()
 
     def step(self, token_ids: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Feed one token a row, int64 [rows] each. Returns float32 logits [rows, vocab]. Raises WaveStalled."""
@@ -145,25 +149,33 @@ def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tu
     total = _matrix_bytes(config, how.dtype)
     with byte_progress("Packing for one wave", total, enabled=how.progress) as report:
         program = _program(config, how)
-        if how.keep_plain:
-            model, stream = _plain_and_packed(location, config, how, program)
-        else:
-            from onewave.models.streamed import stream_model
+        from onewave.models.streamed import stream_model
 
-            with open_parts(
-                location, config, dtype=how.dtype, device=how.device, load_format=how.load_format, seed=how.seed
-            ) as parts:
-                made = stream_model(
-                    parts,
-                    config,
-                    program,
-                    dtype=how.dtype,
-                    device=how.device,
-                    max_model_len=how.max_model_len,
-                    report=report,
-                )
-            model, stream = made.model, made.stream
-        return model, WaveDecoder(model, how.max_num_seqs, stream=stream)
+        with open_parts(
+            location, config, dtype=how.dtype, device=how.device, load_format=how.load_format, seed=how.seed
+        ) as parts:
+            made = stream_model(
+                parts,
+                config,
+                program,
+                dtype=how.dtype,
+                device=how.device,
+                max_model_len=how.max_model_len,
+                report=report,
+            )
+        wave = WaveDecoder(made.model, how.max_num_seqs, stream=made.stream)
+    if how.keep_unpacked or (how.keep_unpacked is None and _has_room(made.stream)):
+        made.stream.keep()
+    return made.model, wave
+
+
+def _has_room(stream: WeightStream) -> bool:
+    """Whether all matrices, unpacked, would take at most half of the memory that is free now."""
+    if stream.device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(stream.device)
+    free += torch.cuda.memory_reserved(stream.device) - torch.cuda.memory_allocated(stream.device)
+    return 2 * stream.unpacked_bytes <= free
 
 
 def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> Llama:
@@ -178,18 +190,6 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
         packed=how.device.type == "cpu" and how.dtype is torch.float32,
         max_model_len=how.max_model_len,
     )
-
-
-def _plain_and_packed(
-    location: ModelLocation, config: ModelConfig, how: WaveLoad, program: WaveProgram
-) -> tuple[Llama, WeightStream]:
-    from onewave.models.llama_plan import wave_weights
-
-    model = _load_plain(location, config, replace(how, progress=False))  # one bar is drawn already
-    stream = WeightStream(program, how.dtype, how.device)
-    for name, weight in wave_weights(model).items():
-        stream.put(name, weight)
-    return model, stream
 
 
 def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:

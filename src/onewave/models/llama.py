@@ -162,10 +162,14 @@ def _product(
     """`linear`, with a matrix that lies in a stream unpacked first: all of it, or a very large one part by part."""
     if not isinstance(weight, StreamMatrix):
         return linear(x, weight, bias, out_dtype)
-    if weight.whole:
-        return linear(x, weight.dense(), bias, out_dtype)
-    out = torch.empty(x.shape[0], weight.shape[0], dtype=out_dtype or x.dtype, device=x.device)
+    out: Tensor | None = None
     for first, rows in weight.parts():
         last = first + rows.shape[0]
-        out[:, first:last] = linear(x, rows, None if bias is None else bias[first:last], out_dtype)
+        part = linear(x, rows, None if bias is None else bias[first:last], out_dtype)
+        if last - first == weight.shape[0]:
+            return part
+        if out is None:
+            out = part.new_empty(x.shape[0], weight.shape[0])
+        out[:, first:last] = part
+    assert out is not None
     return out

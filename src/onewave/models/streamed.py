@@ -22,7 +22,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.loading import ModelParts
-from onewave.wave.pack import StreamMatrix, Weight, WeightStream
+from onewave.wave.pack import Weight, WeightStream
 from onewave.wave.program import WaveProgram
 
 __all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
@@ -158,7 +158,7 @@ class _Packer:
     def _layer(self, index: int, vectors: dict[str, Any], ones: Tensor) -> LayerWeights:
         parts: dict[str, Any] = {**vectors, "input_norm": ones, "post_norm": ones}
         for name, shape in layer_matrices(self._config).items():
-            parts[name] = StreamMatrix(self._stream, f"{name}{index}", *shape)
+            parts[name] = self._stream.matrix(f"{name}{index}", *shape)
         return LayerWeights(**parts)
 
 

@@ -1,7 +1,8 @@
 """Weights in the order in which the wave's blocks use them: one stream of 16 KiB tiles, dealt out worker by worker.
 
 The stream is the only copy of the matrices that a card needs: they are packed one by one as they come, and whoever
-wants one in plain form has it unpacked into a buffer that the next one reuses.
+wants one in plain form has it unpacked into a buffer that the next one reuses, or, where there is room, into one that
+is kept.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -74,7 +75,8 @@ class WeightStream:
     """A program's weights on their device: room for all of them from the start, each packed when it comes.
 
     tensor: [stream tiles * 128, 64], what the kernel streams; tiles that no worker reads (the shorter lanes' ends) are
-    zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked last.
+    zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked last: or, after
+    keep(), a second buffer all that was ever unpacked.
     """
 
     def __init__(self, program: WaveProgram, dtype: torch.dtype, device: torch.device):
@@ -95,6 +97,11 @@ class WeightStream:
         # One transfer for all: a small one each would take longer than packing does.
         self._places = torch.from_numpy(np.concatenate(tables) if tables else np.zeros(1, dtype=np.int32)).to(device)
         self._scratch: Tensor | None = None
+        self.keeping = False
+        self._kept: dict[str, Tensor] = {}
+        self._first: dict[str, int] = {}  # each matrix's first value in the buffer of kept ones
+        self._values = 0
+        self._room: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
@@ -132,20 +139,65 @@ class WeightStream:
 
     def matrix(self, name: str, height: int, cols: int, count: int = 1) -> StreamMatrix:
         """A packed matrix as plain operators want it: `count` matrices [height, cols] below one another."""
-        return StreamMatrix(self, name, height, cols, count)
+        made = StreamMatrix(self, name, height, cols, count)
+        if name not in self._first:
+            self._first[name] = self._values
+            self._values += made.shape.numel()
+        return made
 
-    def unpack(self, name: str, cols: int, count: int, first: int, last: int) -> Tensor:
-        """Rows first to last of each of `count` matrices, [count * (last - first), cols], in the scratch buffer.
+    @property
+    def unpacked_bytes(self) -> int:
+        """What all matrices that were asked for take when they are kept."""
+        return self._values * self.dtype.itemsize
+
+    def keep(self) -> None:
+        """Keep what is unpacked from now on: as much memory again as the matrices take, from the first one on."""
+        self.keeping = True
+
+    def release(self) -> bool:
+        """Let go of what is kept and keep nothing more. Returns whether something was kept."""
+        had = self._room is not None
+        self.keeping, self._room = False, None
+        self._kept.clear()
+        return had
+
+    def kept(self, matrix: StreamMatrix) -> Tensor | None:
+        """A matrix from the buffer of those that are kept, unpacked at its first use; None if none are."""
+        if not self.keeping:
+            return None
+        found = self._kept.get(matrix.name)
+        if found is None:
+            if self._room is None:
+                try:
+                    self._room = self._buffer(self._values)
+                except torch.OutOfMemoryError:
+                    self.release()
+                    return None
+            first, size = self._first[matrix.name], matrix.shape.numel()
+            out = self._room[first : first + size].view(matrix.count, matrix.height, matrix.cols)
+            found = self._kept[matrix.name] = self._unpack(matrix, 0, matrix.height, out)
+        return found
+
+    def unpack(self, matrix: StreamMatrix, first: int, last: int) -> Tensor:
+        """Rows first to last of each of its matrices, [count * (last - first), cols], in the scratch buffer.
 
         Valid until the next call: on a card, until what the current stream is given after it.
         """
-        rows, (start, _, tiles) = last - first, self._grids[name]
-        low, high = first * count // self.shape.rows, -(-last * count // self.shape.rows)
-        wanted = count * rows * cols
+        rows = last - first
+        wanted = matrix.count * rows * matrix.cols
         if self._scratch is None or self._scratch.numel() < wanted:
             self._scratch = None  # the old one goes before the new one comes
-            self._scratch = torch.empty(wanted, dtype=self.dtype, device=self.device)
-        out = self._scratch[:wanted].view(count, rows, cols)
+            self._scratch = self._buffer(wanted)
+        return self._unpack(matrix, first, last, self._scratch[:wanted].view(matrix.count, rows, matrix.cols))
+
+    @torch.inference_mode(False)  # the engine's mode or not: who unpacks next may be in the other
+    def _buffer(self, values: int) -> Tensor:
+        return torch.empty(values, dtype=self.dtype, device=self.device)
+
+    def _unpack(self, matrix: StreamMatrix, first: int, last: int, out: Tensor) -> Tensor:
+        name, cols, count = matrix.name, matrix.cols, matrix.count
+        rows, (start, _, tiles) = last - first, self._grids[name]
+        low, high = first * count // self.shape.rows, -(-last * count // self.shape.rows)
         places = self._places[start : start + self._grids[name][1] * tiles]
         if self.images.is_cuda:
             from onewave.wave.pack_impl import unpack_tiles
@@ -199,24 +251,22 @@ class StreamMatrix:
         """Bytes of its values."""
         return self.shape.numel() * self.stream.dtype.itemsize
 
-    @property
-    def whole(self) -> bool:
-        """Whether it is one part."""
-        return self.count > 1 or self.nbytes <= _PART_BYTES
-
     def dense(self) -> Tensor:
-        """The whole matrix, in the stream's scratch buffer: valid until the next one is asked for."""
-        return self.stream.unpack(self.name, self.cols, self.count, 0, self.height)
+        """The whole matrix: where none are kept, in the scratch buffer, valid until the next one is asked for."""
+        kept = self.stream.kept(self)
+        return self.stream.unpack(self, 0, self.height) if kept is None else kept
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
         """The matrix in parts of at most about 256 MiB: (first row, rows), each valid until the next.
 
-        Several matrices whose rows take turns come as one part.
+        Several matrices whose rows take turns come as one part. The parts are the same where they are kept.
         """
+        kept = self.stream.kept(self)
         step = max(1, _PART_BYTES // (self.cols * self.stream.dtype.itemsize)) if self.count == 1 else self.height
         for first in range(0, self.height, step):
             last = min(self.height, first + step)
-            yield first, self.stream.unpack(self.name, self.cols, self.count, first, last)
+            whole = self.count * (last - first)
+            yield first, self.stream.unpack(self, first, last) if kept is None else kept[first : first + whole]
 
 
 def pack_stream(
