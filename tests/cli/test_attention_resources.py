@@ -47,14 +47,20 @@ def test_the_command_shows_each_kernel_for_each_head_dim_and_mask(monkeypatch, c
 
     monkeypatch.setattr(resources_impl, "hopper", hopper)
     monkeypatch.setattr(resources_impl, "portable", lambda head_dim, sm=90, **given: compiled("portable", sm, stack=8))
+    names = {False: "mma x 64", True: "mma x 32"}
+    monkeypatch.setattr(resources_impl, "mma", lambda _, sm, narrow=False, **given: compiled(names[narrow], sm))
     arguments = ["bench", "ops", "attention", "--resources", "--shape", "1,2,64,96", "--shape", "2,2,64,96"]
     assert main.run([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["resources"]
     assert asked == [(96, {}), (96, {"RIGHT": True})]
-    assert [(r["kernel"], r["capability"], r["causal"]) for r in found[3:]] == [
+    assert [(r["kernel"], r["capability"], r["causal"]) for r in found[7:]] == [
         ("Hopper's", 90, True),
         ("portable", 90, True),
+        ("mma x 64", 90, True),
+        ("mma x 32", 90, True),
         ("portable", 80, True),
+        ("mma x 64", 80, True),
+        ("mma x 32", 80, True),
     ]
     assert found[0]["programs_an_sm"] == 1
     assert main.run(arguments) == 0

@@ -39,11 +39,12 @@ class Recorder:
         return launch
 
 
-def record(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0)) -> Recorder:
-    """From now on CPU tensors go the way of a card's as far as the kernel."""
+def record(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0), *, processors: int = 1) -> Recorder:
+    """From now on CPU tensors go the way of a card's as far as the kernel. processors: many ask for narrow tiles."""
     found = Recorder(list(mma_impl.mma_kernel.arg_names))
     monkeypatch.setattr(mma_impl, "mma_kernel", found)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(op, "num_sms", lambda _: processors)
     monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
     return found
 

@@ -19,22 +19,24 @@ from mma_launches import Launch, addressed, record
 from ptx_in_numpy import Access, Block, Global, Program
 from torch import Tensor
 
-from onewave.ops.attention.mma_plan import mma_tile
+from onewave.ops.attention.mma_plan import MmaTile, mma_tile
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.tiles.banks import Swizzle, conflicts, copied_rows, matrices
 
 NAN = float("nan")
 KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 PLAIN = {"head_dim": 128, "dtype": torch.bfloat16, "capability": 80, "heads": (2, 1), "lengths": (70, 100)}
-# Between them: every width, both dtypes, both cards, each option, rows that are whole 16-byte pieces and others.
+# Between them: every width and tile, both dtypes, both cards, each option, rows of whole 16-byte pieces and others.
 CASES: dict[str, dict[str, Any]] = {
     "128 causal": PLAIN | {"causal": True},
-    "128 sm_90": PLAIN | {"capability": 90, "dtype": torch.float16, "lengths": (1, 33)},
+    "128 sm_90": PLAIN | {"narrow": True, "capability": 90, "dtype": torch.float16, "lengths": (1, 33)},
+    "128 sm_90 wide": PLAIN | {"capability": 90, "dtype": torch.float16, "lengths": (1, 33)},
     "64 causal, one group a tile": PLAIN | {"head_dim": 64, "heads": (6, 2), "lengths": (9, 130), "causal": True},
-    "64 window": PLAIN | {"head_dim": 64, "lengths": (65, 300), "window": (70, 11), "capability": 90},
-    "80 top-left": PLAIN | {"head_dim": 80, "lengths": (66, 50), "causal": True, "align": "top-left"},
+    "64 window": PLAIN | {"narrow": True, "head_dim": 64, "lengths": (65, 300), "window": (70, 11), "capability": 90},
+    "80 top-left": PLAIN | {"narrow": True, "head_dim": 80, "lengths": (66, 50), "causal": True, "align": "top-left"},
     "40 odd strides, softcap": PLAIN | {"head_dim": 40, "odd": True, "softcap": 2.0, "dtype": torch.float16},
-    "16 sinks": PLAIN | {"head_dim": 16, "lengths": (64, 64), "sinks": True, "causal": True, "scale": -0.3},
+    "16 sinks": PLAIN
+    | {"narrow": True, "head_dim": 16, "lengths": (64, 64), "sinks": True, "causal": True, "scale": -0.3},
     "32": PLAIN | {"head_dim": 32, "lengths": (3, 257), "capability": 90},
     "256 causal window": PLAIN | {"head_dim": 256, "lengths": (40, 70), "causal": True, "window": 20},
     "128 packed": PLAIN | {"packed": [(3, 40), (0, 5), (70, 0), (65, 66)], "causal": True, "capability": 90},
@@ -76,8 +78,13 @@ def called(case: dict[str, Any]) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     return (q, k, v), out, lse
 
 
+def tile_of(case: dict[str, Any]) -> MmaTile:
+    return mma_tile(case["head_dim"], narrow=case.get("narrow", False))
+
+
 def variant(case: dict[str, Any], launch: Launch) -> dict[str, Any]:
     """What to compile for a launch: the constants that it was made with."""
+    assert launch.given["QUERIES"] == tile_of(case).queries
     constants = {name: value for name, value in launch.given.items() if name.isupper()}
     return {
         "head_dim": case["head_dim"], "capability": case["capability"], "dtype": KINDS[case["dtype"]],
@@ -138,12 +145,12 @@ def check(case: dict[str, Any], inputs: tuple[Tensor, ...], out: Tensor, lse: Te
 
 
 @pytest.fixture(scope="module")
-def ran() -> dict[str, tuple[dict[str, Any], set[Access]]]:
+def ran() -> dict[str, tuple[dict[str, Any], set[Access], Tensor, Tensor]]:
     """Every case: called, compiled (all in one process), run and checked against the oracle."""
     calls: list[tuple[Any, ...]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        recorder = record(patch)
-        for name, case in CASES.items():
+    for name, case in CASES.items():
+        with pytest.MonkeyPatch.context() as patch:
+            recorder = record(patch, processors=10_000 if case.get("narrow") else 1)
             calls.append((name, case, *called(case), recorder.launches[-1]))
     reports = compiled([json.loads(json.dumps(variant(case, launch))) for _, case, _, _, _, launch in calls])
     found = {}
@@ -153,7 +160,7 @@ def ran() -> dict[str, tuple[dict[str, Any], set[Access]]]:
             check(case, inputs, out, lse)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
-        found[name] = (report, accesses)
+        found[name] = (report, accesses, out, lse)
     return found
 
 
@@ -162,7 +169,7 @@ def test_what_is_compiled_agrees_with_float64_without_a_race_or_a_stray_access(r
 
 
 def test_no_access_of_shared_memory_has_a_bank_conflict(ran: dict[str, Any]) -> None:
-    for name, (_, accesses) in ran.items():
+    for name, (_, accesses, *_) in ran.items():
         kinds = {access.op.split(".")[0] for access in accesses}
         assert {"ldmatrix", "ld"} <= kinds, name
         assert "st" in kinds or "stmatrix" in kinds, name
@@ -176,8 +183,8 @@ def test_no_access_of_shared_memory_has_a_bank_conflict(ran: dict[str, Any]) -> 
 
 def test_the_layout_tool_knows_every_matrix_and_piece_that_the_compiled_kernel_touches(ran: dict[str, Any]) -> None:
     """So that its proof over whole tiles, in test_attention_mma_banks.py, speaks of this kernel."""
-    for name, (_, accesses) in ran.items():
-        tile = mma_tile(CASES[name]["head_dim"])
+    for name, (_, accesses, *_) in ran.items():
+        tile = tile_of(CASES[name])
         line = max(1, 64 // tile.width)
         swizzled = Swizzle(tile.width, per_phase=line, max_phase=8 // line)
         rows = 2 * tile.keys
@@ -194,19 +201,26 @@ def test_the_layout_tool_knows_every_matrix_and_piece_that_the_compiled_kernel_t
 
 
 def test_every_tile_is_read_whole_and_nothing_beyond_it(ran: dict[str, Any]) -> None:
-    for name, (report, accesses) in ran.items():
-        tile = mma_tile(CASES[name]["head_dim"])
+    for name, (report, accesses, *_) in ran.items():
+        tile = tile_of(CASES[name])
         read = {a for access in accesses if access.op.startswith("ldmatrix") for a in access.addresses}
         assert read == set(np.arange(0, tile.shared_bytes, 16).tolist()), name
         assert report["shared"] == tile.shared_bytes
 
 
+def test_a_rows_bits_do_not_depend_on_how_many_queries_a_tile_has(ran: dict[str, Any]) -> None:
+    narrow, wide = ran["128 sm_90"], ran["128 sm_90 wide"]
+    assert narrow[0]["registers"] <= 96 < wide[0]["registers"]
+    assert torch.equal(narrow[2], wide[2])
+    assert torch.equal(narrow[3], wide[3])
+
+
 def test_without_any_one_of_its_barriers_or_waits_the_run_finds_a_race(ran: dict[str, Any]) -> None:
     """That the runs above found none means something."""
     case = CASES["128 sm_90"]
-    report, _ = ran["128 sm_90"]
+    report = ran["128 sm_90"][0]
     with pytest.MonkeyPatch.context() as patch:
-        recorder = record(patch, (9, 0))
+        recorder = record(patch, processors=10_000)
         called(case)
     launch = recorder.launches[-1]
     launch.programs = 1

@@ -66,7 +66,8 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
     from rich.table import Table
 
     from onewave.bench.attention import PREFILL_SHAPES, AttentionShape
-    from onewave.ops.attention.resources_impl import hopper, portable
+    from onewave.ops.attention.mma_plan import mma_tile
+    from onewave.ops.attention.resources_impl import hopper, mma, portable
 
     head_dims = sorted({AttentionShape.parse(text).head_dim for text in shapes or PREFILL_SHAPES})
     table = Table(title="attention: what a program takes of an SM (bf16)", title_justify="left")
@@ -79,11 +80,12 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
         for causal in (False, True):
             masked: dict[str, Any] = {"RIGHT": True} if causal else {}
             tail: dict[str, Any] = {"TAIL": True} if causal else {}
-            for found in (
-                hopper(head_dim, **masked),
-                portable(head_dim, **masked, **tail),
-                portable(head_dim, 80, **masked, **tail),
-            ):
+            kernels = [hopper(head_dim, **masked)]
+            for card in (90, 80):
+                kernels += [portable(head_dim, card, **masked, **tail), mma(head_dim, card, **masked)]
+                if mma_tile(head_dim) != mma_tile(head_dim, narrow=True):
+                    kernels.append(mma(head_dim, card, narrow=True, **masked))
+            for found in kernels:
                 show_status(f"compiled {found.kernel} kernel, head_dim {head_dim}")
                 table.add_row(
                     f"{head_dim}{' causal' if causal else ''}", found.kernel, f"sm_{found.capability}",

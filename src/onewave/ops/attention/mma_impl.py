@@ -20,6 +20,7 @@ _LOG2E = math.log2(math.e)
 _PIECE, _PIECE_BYTES = 8, 16
 # A place plus a side stays inside 32 bits.
 _MOST_KEYS = 1 << 30
+_ALL_REGISTERS = 255
 
 
 def attention(
@@ -88,8 +89,14 @@ def attention(
         FOLD=wanted.scale > 0 and wanted.softcap is None,
         LSE=lse is not None,
         num_warps=plan.num_warps,
-        maxnreg=mma_tile(head_dim).registers,
+        # Copies element by element, through registers, would spill below.
+        maxnreg=_most_registers(head_dim, plan.block_m) if unit == _PIECE else _ALL_REGISTERS,
     )
+
+
+def _most_registers(head_dim: int, queries: int) -> int:
+    tiles = (mma_tile(head_dim), mma_tile(head_dim, narrow=True))
+    return next(tile.registers for tile in tiles if tile.queries == queries)
 
 
 def _in_pieces(tensor: Tensor) -> bool:

@@ -1,6 +1,7 @@
-"""What the m16n8k16 kernel takes, and its tile for each head_dim; from shapes and flags alone.
+"""What the m16n8k16 kernel takes, and its tiles for each head_dim; from shapes and flags alone.
 
-The tiles are chosen by registers (`onewave bench ops attention --resources`), not yet by measurement: the operator
+A row's bits depend on the keys of a tile, so these depend on head_dim alone; how many queries a tile has changes no
+bit. The tiles are chosen by registers (`onewave bench ops attention --resources`), not yet by measurement: the operator
 never takes this kernel by itself.
 """
 
@@ -32,19 +33,18 @@ class MmaTile:
         return 4 * self.keys * self.width
 
 
-# 128 registers leave room for 4 programs on an SM, 168 for 3. One key tile of 64 needs more at 128 columns.
-_TILES = {
-    16: MmaTile(16, 64, 64, 4, 128),
-    32: MmaTile(32, 64, 64, 4, 128),
-    64: MmaTile(64, 64, 64, 4, 168),
-    128: MmaTile(128, 64, 32, 4, 168),
-    256: MmaTile(256, 32, 32, 4, 168),
-}
+# At 168 registers 3 programs of 4 warps fit an SM, at 128 four, at 96 five, at 80 six. None spills where rows are whole
+# pieces of 16 bytes. 64 queries read K and V half as often as 32; 256 columns leave room for 32 alone.
+_WIDE = {16: (64, 64, 104), 32: (64, 64, 128), 64: (64, 64, 168), 128: (64, 32, 168)}
+_NARROW = {16: (32, 64, 72), 32: (32, 64, 80), 64: (32, 64, 96), 128: (32, 32, 96), 256: (32, 32, 168)}
+_WARPS = 4
 
 
-def mma_tile(head_dim: int) -> MmaTile:
-    """The tile for heads of head_dim, which is computed as the next power of two."""
-    return next(tile for width, tile in _TILES.items() if head_dim <= width)
+def mma_tile(head_dim: int, *, narrow: bool = False) -> MmaTile:
+    """The tile for heads of head_dim, which is computed as the next power of two. narrow: of few queries."""
+    width = next(width for width in _NARROW if head_dim <= width)
+    queries, keys, registers = _NARROW[width] if narrow else _WIDE.get(width, _NARROW[width])
+    return MmaTile(width, queries, keys, _WARPS, registers)
 
 
 def mma_refusal(capability: tuple[int, int], *, alibi: bool, bias: bool, missing: str | None = None) -> str | None:

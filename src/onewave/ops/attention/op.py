@@ -11,7 +11,7 @@ from onewave.ops.attention.gluon_plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.mma_plan import mma_refusal
 from onewave.ops.attention.plan import AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
-from onewave.ops.backends import load
+from onewave.ops.backends import load, num_sms
 from onewave.ops.library import checks_contents, is_watched, register
 
 __all__ = ["attention", "attention_varlen"]
@@ -265,6 +265,7 @@ def _run_on_mma(
     plan = plan_on_mma(
         batch=q.shape[0] if starts is None else starts[0].shape[0] - 1, num_heads=q.shape[1], num_kv_heads=k.shape[1],
         num_queries=q.shape[2] if starts is None else starts[2], head_dim=q.shape[3], hides_keys=wanted.hides_keys,
+        processors=num_sms(q.device),
     )  # fmt: skip
     packed = {} if starts is None else {"starts_q": starts[0], "starts_k": starts[1], "longest": starts[2]}
     launcher.attention(out, lse, q, k, v, wanted, plan, sinks=sinks, **packed)

@@ -154,16 +154,24 @@ def plan_on_hopper(
 
 
 def plan_on_mma(
-    *, batch: int, num_heads: int, num_kv_heads: int, num_queries: int, head_dim: int, hides_keys: bool = False
-) -> AttentionPlan:
-    """Plan the m16n8k16 kernel for a call that mma_refusal lets pass. num_queries: of the longest sequence."""
-    tile = mma_tile(head_dim)
+    *, batch: int, num_heads: int, num_kv_heads: int, num_queries: int, head_dim: int, hides_keys: bool = False,
+    processors: int = _H200_PROCESSORS, narrow: bool | None = None,
+) -> AttentionPlan:  # fmt: skip
+    """Plan the m16n8k16 kernel for a call that mma_refusal lets pass. num_queries: of the longest sequence.
+
+    narrow: the tile of few queries and registers; by default where wide ones would leave SMs with less than two.
+    """
     group = num_heads // num_kv_heads
-    packed = group if num_queries < tile.queries else 1
-    tiles = -(-num_queries * packed // tile.queries)
+    packed = group if num_queries < mma_tile(head_dim).queries else 1
+    rows, heads = num_queries * packed, batch * (num_kv_heads if packed > 1 else num_heads)
+    if narrow is None:
+        narrow = -(-rows // mma_tile(head_dim).queries) * heads < 2 * processors
+    tile = mma_tile(head_dim, narrow=narrow)
+    tiles = -(-rows // tile.queries)
     reasons = [
         "asked for",
         f"head_dim {head_dim}" + (f" as {tile.width}" if tile.width != head_dim else ""),
+        f"{tile.queries} queries a tile" + (", few registers and more programs" if narrow else ""),
         f"at most {tile.registers} registers a thread, {tile.shared_bytes >> 10} KiB of shared memory for K and V",
     ]
     if packed > 1:
@@ -172,8 +180,7 @@ def plan_on_mma(
         reasons.append("tiles that no query sees are skipped")
     return AttentionPlan(
         backend="mma", kernel="mma_kernel", why="; ".join(reasons), block_m=tile.queries, block_n=tile.keys,
-        num_warps=tile.warps, num_stages=1, width=tile.width, packed_heads=packed, tiles=tiles,
-        programs=tiles * batch * (num_kv_heads if packed > 1 else num_heads),
+        num_warps=tile.warps, num_stages=1, width=tile.width, packed_heads=packed, tiles=tiles, programs=tiles * heads,
     )  # fmt: skip
 
 

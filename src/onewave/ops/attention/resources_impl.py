@@ -55,7 +55,7 @@ class Resources:
     seconds: float
     code: str
     ir: str
-    ptx: str
+    ptx: str = ""
 
     @property
     def programs_an_sm(self) -> int:
@@ -133,15 +133,19 @@ def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: 
     return _compiled("portable", source, capability, plan.num_warps * _WARP, **options)
 
 
-def mma(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) -> Resources:
-    """The m16n8k16 kernel with its plan's tile. given: constants of mma_kernel_impl, such as RIGHT for causal."""
-    tile = mma_tile(head_dim)
+def mma(
+    head_dim: int, capability: int = 90, dtype: str = "bf16", *, narrow: bool = False, registers: int = 0, **given: Any
+) -> Resources:
+    """The m16n8k16 kernel with its wide or narrow tile. given: constants of mma_kernel_impl, such as RIGHT for causal.
+
+    registers: the most a thread may have, 0 for the tile's.
+    """
+    tile = mma_tile(head_dim, narrow=narrow)
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
     constants = flags | {
         "PACK": 1, "HEAD_DIM": head_dim, "WIDTH": tile.width, "QUERIES": tile.queries, "KEYS": tile.keys,
         "WARPS": tile.warps, "UNIT": 8, "FOLD": True,
     } | given  # fmt: skip
-    registers = constants.pop("registers", tile.registers)
     types: dict[str, Any] = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("lse_ptr", "sinks_ptr"), "*fp32")
     types |= dict.fromkeys(("starts_q_ptr", "starts_k_ptr"), "*i32")
@@ -155,10 +159,9 @@ def mma(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) 
     hints = {(names.index(name),): _ALIGNED for name in aligned}
     fixed = {(names.index(name),): value for name, value in constants.items()}
     source = GluonASTSource(mma_kernel, signature, fixed, hints)
-    threads = constants["WARPS"] * _WARP
-    return _compiled(
-        "m16n8k16", source, capability, threads, num_warps=constants["WARPS"], maxnreg=registers
-    )  # fmt: skip
+    options = {"num_warps": constants["WARPS"], "maxnreg": registers or tile.registers}
+    name = f"mma x {constants['QUERIES']}"
+    return _compiled(name, source, capability, constants["WARPS"] * _WARP, **options)
 
 
 def _check_compiler() -> None:
