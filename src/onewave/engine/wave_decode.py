@@ -9,7 +9,7 @@ import gc
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,6 +146,12 @@ def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tu
     reason = unsuited(config, how.dtype, how.device, how.max_num_seqs)
     if reason is not None:
         raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
+    # Kernels are launched on the current device, which need not be the model's.
+    with torch.cuda.device(how.device) if how.device.type == "cuda" else nullcontext():
+        return _load_wave(location, config, how)
+
+
+def _load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tuple[Llama, WaveDecoder]:
     total = _matrix_bytes(config, how.dtype)
     with byte_progress("Packing for one wave", total, enabled=how.progress) as report:
         program = _program(config, how)

@@ -27,7 +27,8 @@ from onewave.wave.program import WaveProgram
 
 __all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
 
-_THREADS = 4
+# Beyond this, threads only wait for the same disk.
+_THREADS = 8
 # What may lie on the device beside what stays there: 1 GiB, less what else a load takes (rotary angles, kernels' room).
 _ROOM_BYTES = (1 << 30) - (192 << 20)
 
