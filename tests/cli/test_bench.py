@@ -23,6 +23,7 @@ def test_the_table_has_a_row_a_test(latency):
     assert done.err == ""
     assert [done.out.count(name) for name in ("pp16", "tg6@d8", "tg6")] == [2, 2, 4]
     assert "read ceiling" in done.out
+    assert done.out.count("eager") == 4  # tg rows say how they decoded
     assert "±" in done.out
 
 
@@ -32,6 +33,7 @@ def test_json_holds_the_same(latency):
     assert (prefill["test"], decode["test"]) == ("pp16", "tg6")
     assert decode["tokens_per_second"]["n"] == 2
     assert decode["gigabytes_per_second"] > 0
+    assert decode["decode_path"] == "eager"
     assert decode["ceiling_share"] == pytest.approx(decode["gigabytes_per_second"] / document["ceiling"]["value"])
     assert document["ledger"] == []
 
@@ -42,6 +44,7 @@ def test_the_ledger_gets_a_line_a_test(latency, tmp_path):
     lines = list(ledger.read(tmp_path / "figures" / "cpu.jsonl"))
     assert [line["metric"] for line in lines] == ["prefill", "decode_step"]
     assert lines[1]["ceiling"]["unit"] == "GB/s"
+    assert lines[1]["extra"]["decode_path"] == "eager"
 
 
 def test_the_ledger_is_in_the_current_directory_by_default(latency, tmp_path, monkeypatch):

@@ -1,0 +1,36 @@
+"""What commands say when a model is loaded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from onewave.cli.session import open_llm
+from onewave.engine import llm
+
+
+@pytest.mark.parametrize("path", ["wave", "graph"])
+def test_a_card_says_on_stderr_how_it_decodes(
+    path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def load(model: str, **options: Any) -> Any:
+        asked.append(options)
+        return SimpleNamespace(decode_path=path)
+
+    monkeypatch.setattr(llm, "LLM", load)
+    opened = open_llm("llama-3.2-1b", load_format="dummy", decode="auto", keep_unpacked=None)
+    assert opened.llm.decode_path == path
+    assert capsys.readouterr() == ("", f"decoding: {path}\n")
+    assert asked[0]["decode"] == "auto"
+
+
+def test_a_cpu_has_one_way_and_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(llm, "LLM", lambda model, **options: SimpleNamespace(decode_path="eager"))
+    open_llm("llama-3.2-1b", load_format="dummy")
+    assert capsys.readouterr() == ("", "")
