@@ -28,8 +28,8 @@ LONGS = ("tokens", "positions", "slots", "places")
 
 
 def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[str, object]:
-    head_dim, heads = int(str(changes.get("D", 0))), int(str(changes.get("GP", 1)))
-    shape = tile_shape(batch, head_dim=head_dim, heads=heads)
+    head_dim = int(str(changes.get("D", 0)))
+    shape = tile_shape(batch, head_dim=head_dim)
     constants: dict[str, object] = {
         "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
         "NB": shape.batch,
@@ -48,6 +48,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "XREGS": ATTENTION_REGISTERS if head_dim else EXCHANGE_REGISTERS,
         "D": 0,
         "GP": 1,
+        "CH": 1,
         "KSPLITS": 1,
         "QKNORM": False,
         "EPS": 1e-5,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
 from onewave.wave import attend, exchange, finish, kernel
@@ -327,6 +328,13 @@ class Gluon:
     def convert_layout(self, x: Array, layout: Any) -> Array:
         return x
 
+    def multiple_of(self, x: Pointer, size: int) -> Pointer:
+        assert (x.address % size == 0).all()
+        return x
+
+    def expand_dims(self, x: Array, axis: int) -> Array:
+        return wrapped(np.expand_dims(x, axis))
+
     def broadcast(self, a: Array, b: Array) -> tuple[Array, ...]:
         return tuple(wrapped(both) for both in np.broadcast_arrays(a, b))
 
@@ -414,17 +422,18 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
     for module in modules:
         for name, thing in vars(module).items():
             raw = getattr(thing, "fn", None)
-            if isinstance(thing, ConstexprFunction):
+            if isinstance(thing, constexpr):
+                space[name] = thing.value
+            elif isinstance(thing, ConstexprFunction):
                 space[name] = lambda *sizes, f=thing.fn: f(*sizes) if f.__annotations__.get("return") == "int" else "rows"
             elif isinstance(raw, types.FunctionType):
                 space[name] = types.FunctionType(raw.__code__, space, name, raw.__defaults__)
     space |= {
         "gl": gl,
-        "ABSENT": -1,
-        "_NAN": 0x7FC00000,
         "poll_words": poll,
         "load_words": lambda pointers, WORDS: gl.memory.load(pointers),
         "spin_counter": spin,
+        "prefetch_lines": lambda pointers, wanted: gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32))),
         "nanoseconds": lambda after: 0,
         "delay": lambda nanos: delays(),
         "fence_async_shared": lambda: None,

@@ -46,6 +46,7 @@ class Bench:
             "XREGS": 0,
             "D": 0,
             "GP": 1,
+            "CH": 1,
             "KSPLITS": 1,
             "QKNORM": False,
             "EPS": 1e-5,

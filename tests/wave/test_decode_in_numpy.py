@@ -53,6 +53,7 @@ class Simulated:
             **{
                 "D": groups.head_dim,
                 "GP": groups.size,
+                "CH": groups.merged,
                 "KSPLITS": groups.splits,
                 "QKNORM": config.qk_norm,
                 "SCALE": groups.head_dim**-0.5,

@@ -9,7 +9,7 @@ model and on the padded batch alone, so neither the number of workers nor a sequ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ __all__ = ["DecodePlan", "DecodeWave", "packed_bytes", "plan_decode", "unsupport
 _ATTENTION_TASKS = 128
 _MOST_BATCH = 16
 # What one combining task keeps in registers.
-_MOST_SPLITS = 32
+_MOST_SPLITS = 16
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,14 @@ def unsupported_because(config: ModelConfig, batch: int) -> str | None:
 def _groups(config: ModelConfig, padded: int) -> HeadGroups:
     one = HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1)
     splits = min(_MOST_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
-    return HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1 << (splits.bit_length() - 1))
+    merged = 1
+    while merged < one.size and padded * one.count * one.size // merged > _ATTENTION_TASKS:
+        merged *= 2
+    return replace(one, splits=1 << (splits.bit_length() - 1), merged=merged)
 
 
 def _shape(config: ModelConfig, padded: int) -> TileShape:
-    groups = _groups(config, padded)
-    return tile_shape(padded, head_dim=config.head_dim, heads=groups.size)
+    return tile_shape(padded, head_dim=config.head_dim)
 
 
 def plan_decode(config: ModelConfig, *, batch: int, workers: int, policy: str = "none") -> DecodePlan:
@@ -129,7 +131,7 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
         source, parts, attended = f"qkv_of{layer}", f"parts{layer}", f"attended{layer}"
         window = config.layer_windows[layer]
         found[f"attend{layer}"] = Attention(groups, layer, source, parts, window)
-        found[f"combine{layer}"] = Combination(groups, parts, attended)
+        found[f"combine{layer}"] = Combination(groups, parts, attended, window)
         found[f"o{layer}"] = Operation(
             f"o{layer}", hidden, width, 1, attended, f"h{layer}", residual=True, embedded=first
         )

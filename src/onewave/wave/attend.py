@@ -1,13 +1,18 @@
 """Attention inside the wave kernel: split over the keys, from a cache in device memory, by the exchange partition.
 
-attend: one task is one group of GP query heads that share a KV head, one sequence, one split of its keys. The first
-keys are loaded before the queries exist; then the queries (and in the last split the new key and value) are polled,
-normalised and rotated, the new key and value appended, and each of the warps goes over its own keys with an online
-softmax in float32; the warps' results are merged and published with their log2-sum-exp2. combine merges the splits.
+attend: one task is one group of up to GP query heads that share a KV head, one sequence, one split of its keys. The
+split's first keys and values, and all that queries are rotated with, are on their way before the queries exist; then
+queries, new key and new value are polled at once, normalised and rotated, the new ones appended, and each of the warps
+goes over its own keys on the tensor cores with an online softmax in float32. The warps' results are merged and
+published with their log2-sum-exp2. combine merges the splits.
 
-A head's values travel as even and odd ones, the two halves of 32-bit words. places, int64: pointers to 0 the embedding,
-1 rotary rows (float32 [positions, D]: cosines, then sines), 2 and 3 the caches, 4 the residual stream (float32), 5 the
-biases, 6 and 7 the norms of q and k (float32 [layers, D]); strides in words 8 a layer, 9 a slot, 10 a head.
+Operands never leave registers between device memory and mma: a thread loads 16 bytes of a key or a value, and what they
+count as in the product's inner index (or in its columns, for values) is a matter of naming; queries go by the same
+names.
+
+places, int64: pointers to 0 the embedding, 1 rotary rows (float32 [positions, D]: cosines, then sines), 2 and 3 the
+caches, 4 the residual stream (float32), 5 the biases, 6 and 7 the norms of q and k (float32 [layers, D]); strides in
+words 8 a layer, 9 a slot, 10 a head.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -22,23 +27,37 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from onewave.wave.attend_layouts import (
+    head_words,
+    key_words,
+    merged_words,
+    part_packet,
+    part_words,
+    product,
+    query_rows,
+    value_words,
+    warps_rows,
+)
 from onewave.wave.finish import bits16, bits32, place_of, to_float
-from onewave.wave.spin import ABSENT, load_words, poll_words
+from onewave.wave.spin import ABSENT, load_words, poll_words, prefetch_lines
 
-__all__ = ["attend", "combine", "heads_memory"]
+__all__ = ["attend", "combine", "heads_memory", "prefetch_split"]
+
+# Blocks of keys (a power of two) between the one that the warps multiply and the one on its way into the second-level cache.
+_AHEAD = gl.constexpr(4)
+# Keys a warp multiplies at a time.
+_KEYS = gl.constexpr(16)
 
 
 @gluon.jit
 def heads_memory(D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr):
-    """Shared memory of a decode step: rotated queries and the new key and value, then the warps' partial results."""
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    WIDTH: gl.constexpr = D // 2
-    queries = gl.allocate_shared_memory(gl.float32, [2 * GP, WIDTH], LINE)
-    fresh = gl.allocate_shared_memory(gl.float32, [4, WIDTH], LINE)
-    sums = gl.allocate_shared_memory(gl.float32, [2 * GP, XW, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    scales = gl.allocate_shared_memory(gl.float32, [2 * GP, XW], LINE)
-    return queries, fresh, sums, scales
+    """Shared memory of a decode step: queries, the new key and value, the warps' maxima and sums."""
+    queries = gl.allocate_shared_memory(gl.int32, [16, D // 2], query_rows(4, D))
+    fresh = gl.allocate_shared_memory(gl.int32, [16, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    scales = gl.allocate_shared_memory(gl.float32, [2, XW, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    return queries, fresh, scales
 
 
 @gluon.jit
@@ -50,258 +69,301 @@ def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.const
 
 
 @gluon.jit
-def whole(lower, upper, ROWS: gl.constexpr, HALF: gl.constexpr):
-    """Two halves [ROWS, HALF] side by side: [ROWS, 2 * HALF]."""
-    return gl.reshape(gl.permute(gl.join(lower, upper), (0, 2, 1)), [ROWS, 2 * HALF])
+def split_of_keys(record, length):
+    """The first key that is seen, and keys a split. Both depend on the sequence's own length alone, so that its bits do
+    not depend on its company; a short sequence leaves splits empty, as merging them would take longer."""
+    window = gl.load(record + 20)
+    splits = gl.load(record + 17)
+    first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
+    count = length - first_key
+    used = gl.minimum(splits, (count + 127) // 128)
+    return first_key, ((count + used - 1) // used + 15) // 16 * 16
 
 
 @gluon.jit
-def rotated(
-    base, stride, valid, norm, angles, exchange, watch, block, step, DTYPE: gl.constexpr, D: gl.constexpr,
-    ROWS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
+def queries_and_new(
+    record, new, angles, layer, has_new, exchange, places, watch, block, step,
+    DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
+    SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """Poll `ROWS` heads, normalise and rotate them (half-split pairs); returns their even and odd values, [ROWS, D/2].
-
-    base: pointer to the first head's words; stride: words a head; valid: heads that exist.
+    """Poll the group's queries (rows 0 to GP - 1) and, if has_new, the new key (row GP) and value (row GP + 1);
+    normalise and rotate (half-split pairs) all but the value. Returns 16-bit pairs as words, [rows, D / 2].
     """
+    ROWS: gl.constexpr = max(4, GP * 2)
     QUARTER: gl.constexpr = D // 4
-    LANES: gl.constexpr = min(8, QUARTER // 4)
-    LQ: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [XW, 1], [1, 0])
-    COVERED: gl.constexpr = QUARTER // (4 * LANES)
-    head = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LQ))
-    word = gl.arange(0, QUARTER, layout=gl.SliceLayout(0, LQ))
-    nothing = exchange + (word % 4)[None, :] + (head * 0)[:, None]
-    real = (head < valid)[:, None] & (word >= 0)[None, :]
-    at = base + (head * stride)[:, None] + word[None, :]
-    lower = read_words(gl.where(real, at, nothing), watch, block, step, SYNC, 4 * COVERED)
-    upper = read_words(gl.where(real, at + QUARTER, nothing), watch, block, step, SYNC, 4 * COVERED)
+    L3: gl.constexpr = head_words(ROWS, D, XW)
+    LQ: gl.constexpr = gl.SliceLayout(1, L3)
+    head = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
+    half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
+    word = gl.arange(0, QUARTER, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
+    first = gl.where(head == GP, gl.load(record + 24), gl.load(record + 23) + head * (D // 2))
+    first = gl.where(head == GP + 1, gl.load(record + 25), first)
+    real = (head < gl.load(record + 22)) | (has_new & ((head == GP) | (head == GP + 1)))
+    at = first + half * QUARTER + word
+    pointers = gl.where(real & (at >= 0), new + at, exchange + word % 4 + (at & 0))
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LQ))[:, None]
+    pair = gl.arange(0, QUARTER, layout=gl.SliceLayout(0, LQ))[None, :] * 2
+    cos0 = gl.load(angles + pair)
+    cos1 = gl.load(angles + pair + 1)
+    sin0 = gl.load(angles + D // 2 + pair)
+    sin1 = gl.load(angles + D // 2 + pair + 1)
+    if QKNORM:
+        of_q = place_of(places, 6, gl.float32) + layer * D + pair
+        of_k = place_of(places, 7, gl.float32) + layer * D + pair
+        norm = gl.where(row < GP, of_q, of_k)
+        gain0 = gl.load(norm)
+        gain1 = gl.load(norm + 1)
+        gain2 = gl.load(norm + D // 2)
+        gain3 = gl.load(norm + D // 2 + 1)
+    words = read_words(pointers, watch, block, step, SYNC, 8)
+    lower, upper = gl.split(gl.permute(words, (0, 2, 1)))
+    lower = gl.convert_layout(lower, LQ)
+    upper = gl.convert_layout(upper, LQ)
     a0, a1 = to_float(lower, DTYPE)
     b0, b1 = to_float(upper, DTYPE)
     if QKNORM:
         total = gl.sum(a0 * a0 + a1 * a1 + b0 * b0 + b1 * b1, axis=1)
         scale = (1.0 / gl.sqrt(total / D + EPS))[:, None]
-        a0 = a0 * scale * gl.load(norm + 2 * word)[None, :]
-        a1 = a1 * scale * gl.load(norm + 2 * word + 1)[None, :]
-        b0 = b0 * scale * gl.load(norm + D // 2 + 2 * word)[None, :]
-        b1 = b1 * scale * gl.load(norm + D // 2 + 2 * word + 1)[None, :]
-    cos0 = gl.load(angles + 2 * word)[None, :]
-    cos1 = gl.load(angles + 2 * word + 1)[None, :]
-    sin0 = gl.load(angles + D // 2 + 2 * word)[None, :]
-    sin1 = gl.load(angles + D // 2 + 2 * word + 1)[None, :]
-    even = whole(a0 * cos0 - b0 * sin0, b0 * cos0 + a0 * sin0, ROWS, QUARTER)
-    odd = whole(a1 * cos1 - b1 * sin1, b1 * cos1 + a1 * sin1, ROWS, QUARTER)
-    return even, odd
-
-
-@gluon.jit
-def append(
-    record, new, k_row, v_row, exchange, ours, places, position, watch, block, step, batch, keep_back, fresh,
-    DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SYNC: gl.constexpr, XW: gl.constexpr,
-):  # fmt: skip
-    """The new key and value: into shared memory, and, if this task is the one that does, into the cache."""
-    LV: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [XW, 1], [1, 0])
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    angles = place_of(places, 1, gl.float32) + position * D
-    k_norm = place_of(places, 7, gl.float32) + gl.load(record + 18) * D
-    even, odd = rotated(
-        new + gl.load(record + 24), 0, 1, k_norm, angles, exchange, watch, block, step,
-        DTYPE, D, 1, QKNORM, EPS, SYNC, XW,
-    )  # fmt: skip
-    key = bits16(even, DTYPE) | (bits16(odd, DTYPE) << 16)
-    word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LV))
-    first = gl.arange(0, 1, layout=gl.SliceLayout(1, LV))
-    at = first[:, None] + word[None, :]
-    value = read_words(new + gl.load(record + 25) + at, watch, block, step, SYNC, 4)
-    key = gl.convert_layout(key, LV)
-    k0, k1 = to_float(key, DTYPE)
-    v0, v1 = to_float(value, DTYPE)
-    rows = fresh._reinterpret(gl.float32, [4, 1, D // 2], LINE)
-    rows.index(0).store(k0)
-    rows.index(1).store(k1)
-    rows.index(2).store(v0)
-    rows.index(3).store(v1)
-    writes = (gl.load(record + 21) > 0) & (keep_back == 0)
-    gl.store(k_row + at, key, mask=(at >= 0) & writes)
-    gl.store(v_row + at, value, mask=(at >= 0) & writes)
+        a0 = a0 * scale * gain0
+        a1 = a1 * scale * gain1
+        b0 = b0 * scale * gain2
+        b1 = b1 * scale * gain3
+    is_value = (row == GP + 1) & (pair >= 0)
+    turned = bits16(a0 * cos0 - b0 * sin0, DTYPE) | (bits16(a1 * cos1 - b1 * sin1, DTYPE) << 16)
+    and_upper = bits16(b0 * cos0 + a0 * sin0, DTYPE) | (bits16(b1 * cos1 + a1 * sin1, DTYPE) << 16)
+    both = gl.join(gl.where(is_value, lower, turned), gl.where(is_value, upper, and_upper))
+    return gl.reshape(gl.permute(both, (0, 2, 1)), [ROWS, D // 2])
 
 
 @gluon.jit
 def attend(
-    record, exchange, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads,
+    record, exchange, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, xs,
     DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """One group of heads over one split of one sequence's keys. For a sequence beyond the batch, only clear."""
+    """One group of heads over one split of one sequence's keys. Without keys, or for a sequence beyond the batch, only
+    clear. xs: the activations' shared memory, which no step needs while one attends."""
     b = gl.load(record + 8)
-    if b < batch:
-        position = gl.load(positions + b)
-        slot = gl.load(slots + b)
+    position, begin, end = keys_of_split(record, positions, batch)
+    if (b < batch) & (begin < end):
         layer = gl.load(record + 18)
-        window = gl.load(record + 20)
-        length = position.to(gl.int32) + 1
-        first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
-        # Splits depend on the sequence's own length alone, so its bits do not depend on its company.
-        splits = gl.load(record + 17)
-        share = ((length - first_key + splits - 1) // splits + 15) // 16 * 16
-        begin = first_key + gl.load(record + 11) * share
-        end = gl.minimum(begin + share, length)
-        in_cache = (
-            layer * gl.load(places + 8) + slot * gl.load(places + 9) + gl.load(record + 19) * gl.load(places + 10)
-        )
-        k_rows = place_of(places, 2, gl.int32) + in_cache
-        v_rows = place_of(places, 3, gl.int32) + in_cache
+        k_rows, v_rows = rows_of_cache(record, slots, places)
         new = ours + gl.load(record + 4) + b * gl.load(record + 5)
         attend_keys(
-            record, new, k_rows, v_rows, begin, end, position, layer, exchange, ours, places, watch, block, step,
-            batch, keep_back, heads, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
+            record, new, k_rows, v_rows, begin, end, position, layer, exchange, places, watch, block, step,
+            keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
         )  # fmt: skip
-        merge_warps(record, ours, theirs, keep_back, heads, D, GP, XW)
+        merge_warps(record, ours, theirs, keep_back, heads, xs, D, GP, XW)
     else:
         clear_words(theirs + gl.load(record + 9), GP * (D + 4), XW)
 
 
 @gluon.jit
-def key_words(rows, exchange, begin, end, D: gl.constexpr, KT: gl.constexpr, XW: gl.constexpr, LK: gl.constexpr):
-    """The words of XW * KT * 256 / D keys from `begin` on, zeros from `end` on."""
-    KW: gl.constexpr = KT * 256 // D
-    warp = gl.arange(0, XW, layout=gl.SliceLayout(1, gl.SliceLayout(2, LK)))[:, None, None]
-    key = gl.arange(0, KW, layout=gl.SliceLayout(0, gl.SliceLayout(2, LK)))[None, :, None]
-    word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LK)))[None, None, :]
-    number = begin + warp * KW + key + word * 0
+def keys_of_split(record, positions, batch):
+    """The new token's position, and the split's first key and the one after its last."""
+    b = gl.load(record + 8)
+    position = gl.load(positions + b, mask=b < batch, other=0)
+    length = position.to(gl.int32) + 1
+    first_key, share = split_of_keys(record, length)
+    begin = first_key + gl.load(record + 11) * share
+    return position, begin, gl.minimum(begin + share, length)
+
+
+@gluon.jit
+def rows_of_cache(record, slots, places):
+    """Pointers to the keys and values of the task's sequence, layer and KV head."""
+    slot = gl.load(slots + gl.load(record + 8))
+    layer = gl.load(record + 18)
+    in_cache = layer * gl.load(places + 8) + slot * gl.load(places + 9) + gl.load(record + 19) * gl.load(places + 10)
+    k_rows = gl.multiple_of(place_of(places, 2, gl.int32) + in_cache, 16)
+    v_rows = gl.multiple_of(place_of(places, 3, gl.int32) + in_cache, 16)
+    return k_rows, v_rows
+
+
+@gluon.jit
+def prefetch_split(record, positions, slots, places, batch, D: gl.constexpr, XW: gl.constexpr):
+    """Have a coming attend step's first keys and values brought into the second-level cache."""
+    b = gl.load(record + 8)
+    position, begin, end = keys_of_split(record, positions, batch)
+    if (b < batch) & (begin < end):
+        k_rows, v_rows = rows_of_cache(record, slots, places)
+        prefetch_keys(k_rows, v_rows, begin, end, _AHEAD * XW * _KEYS, D, XW)
+
+
+@gluon.jit
+def prefetch_keys(k_rows, v_rows, begin, end, KEYS: gl.constexpr, D: gl.constexpr, XW: gl.constexpr):
+    """Bring the lines of KEYS keys and values from `begin` on, if before `end`, into the second-level cache."""
+    LINES: gl.constexpr = KEYS * D // 64
+    L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, XW // 2], [1, 0])
+    which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
+    line = gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :]
+    word = begin * (D // 2) + line * 32
+    prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (D // 2)) & (which >= 0))
+
+
+@gluon.jit
+def numbers(KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
+    """Which of XW * KW keys each of a warp's is, [XW, KW]."""
+    warp = gl.arange(0, XW, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    key = gl.arange(0, KW, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    return warp * KW + key
+
+
+@gluon.jit
+def load_keys(rows, begin, end, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
+    """The words of XW * KW rows of a cache from `begin` on, [XW, KW, D / 2]; zeros from `end` on."""
+    word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
+    number = begin + gl.expand_dims(numbers(KW, XW, gl.SliceLayout(2, LAYOUT)), 2)
     at = number.to(gl.int64) * (D // 2) + word
-    return load_words(gl.where(number < end, rows + at, exchange + word % 4), KT * 4)
+    # Past the first-level cache: a row may be younger than a line that an earlier launch left there.
+    return gl.load(rows + at, mask=number < end, other=0, cache_modifier=".cg")
+
+
+@gluon.jit
+def new_row(words, fresh, begin, cached, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
+    """`words` of load_keys with the row of number `cached` replaced by the new one."""
+    new = fresh.load(gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
+    number = begin + gl.expand_dims(numbers(KW, XW, gl.SliceLayout(2, LAYOUT)), 2)
+    return gl.where((number == cached) & (new == new), new, words)
+
+
+@gluon.jit
+def inner_order(words, ROWS: gl.constexpr, D: gl.constexpr):
+    """Rows of words [ROWS, D / 2] under the names that a thread's packets have in the product's inner index."""
+    return gl.reshape(gl.permute(gl.reshape(words, [ROWS, D // 32, 4, 4]), (0, 1, 3, 2)), [ROWS, D // 2])
+
+
+@gluon.jit
+def values16(words, DTYPE: gl.constexpr):
+    """The two 16-bit values of each word, on a new last axis."""
+    low = (words & 65535).to(gl.int16).to(DTYPE, bitcast=True)
+    high = ((words >> 16) & 65535).to(gl.int16).to(DTYPE, bitcast=True)
+    return gl.join(low, high)
+
+
+@gluon.jit
+def keys_operand(words, DTYPE: gl.constexpr, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, B: gl.constexpr):
+    """Keys as operand B of queries times keys, [XW, D, KW]."""
+    named = gl.permute(gl.reshape(words, [XW, KW, D // 32, 4, 4]), (0, 1, 2, 4, 3))
+    both = gl.reshape(values16(gl.reshape(named, [XW, KW, D // 2]), DTYPE), [XW, KW, D])
+    return gl.convert_layout(gl.permute(both, (0, 2, 1)), B)
+
+
+@gluon.jit
+def values_operand(words, DTYPE: gl.constexpr, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, B: gl.constexpr):
+    """Values as operand B of weights times values, [XW, KW, D], its columns named as in merge_warps."""
+    LOW: gl.constexpr = min(4, D // 16)
+    HIGH: gl.constexpr = D // (16 * LOW)
+    both = values16(gl.reshape(words, [XW, KW, HIGH, 8, LOW]), DTYPE)
+    return gl.convert_layout(gl.reshape(gl.permute(both, (0, 1, 2, 4, 5, 3)), [XW, KW, D]), B)
 
 
 @gluon.jit
 def attend_keys(
-    record, new, k_rows, v_rows, begin, end, position, layer, exchange, ours, places, watch, block, step, batch,
-    keep_back, heads, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
+    record, new, k_rows, v_rows, begin, end, position, layer, exchange, places, watch, block, step, keep_back, heads,
+    xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """Each warp goes over its own keys and leaves its maxima, sums and weighted values in shared memory.
-
-    The first keys are on their way before the queries exist. Long for a function: the loop keeps one state a head.
-    """
-    queries, fresh, sums, scales = heads
-    KT: gl.constexpr = 4
-    KW: gl.constexpr = KT * 256 // D
-    LK: gl.constexpr = gl.BlockedLayout([1, KT, 4], [1, 256 // D, D // 8], [XW, 1, 1], [2, 1, 0])
-    LS: gl.constexpr = gl.SliceLayout(2, LK)
-    LM: gl.constexpr = gl.SliceLayout(1, LS)
-    LA: gl.constexpr = gl.SliceLayout(1, LK)
-    LD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, LK))
+    """Each warp goes over its own keys and leaves its maxima, sums and weighted values in shared memory."""
+    queries, fresh, scales = heads
+    KW: gl.constexpr = _KEYS
+    ROWS: gl.constexpr = max(4, GP * 2)
+    LK: gl.constexpr = key_words(KW, D, XW)
+    LV: gl.constexpr = value_words(KW, D, XW)
+    ACC: gl.constexpr = product(XW)
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
+    LM: gl.constexpr = gl.SliceLayout(2, ACC)
     cached = gl.minimum(end, position.to(gl.int32))
-    k_next = key_words(k_rows, exchange, begin, cached, D, KT, XW, LK)
-    v_next = key_words(v_rows, exchange, begin, cached, D, KT, XW, LK)
+    has_new = end > cached
+    k_words = load_keys(k_rows, begin, cached, D, KW, XW, LK)
+    v_words = load_keys(v_rows, begin, cached, D, KW, XW, LV)
     angles = place_of(places, 1, gl.float32) + position * D
-    q_norm = place_of(places, 6, gl.float32) + layer * D
-    even, odd = rotated(
-        new + gl.load(record + 23), D // 2, gl.load(record + 22), q_norm, angles, exchange, watch, block, step,
+    words = queries_and_new(
+        record, new, angles, layer, has_new, exchange, places, watch, block, step,
         DTYPE, D, GP, QKNORM, EPS, SYNC, XW,
     )  # fmt: skip
-    planes = queries._reinterpret(gl.float32, [2, GP, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    planes.index(0).store(even * (SCALE * 1.4426950408889634))
-    planes.index(1).store(odd * (SCALE * 1.4426950408889634))
-    has_new = (end > cached) & (end > begin)
+    some = queries._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], query_rows(4, D))
+    some.index(0).store(inner_order(words, ROWS, D))
     if has_new:
-        row = position * (D // 2)
-        append(
-            record, new, k_rows + row, v_rows + row, exchange, ours, places, position, watch, block, step, batch,
-            keep_back, fresh, DTYPE, D, GP, QKNORM, EPS, SYNC, XW,
-        )  # fmt: skip
+        rows = fresh._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+        rows.index(0).store(words)
+        LW: gl.constexpr = words.type.layout
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LW))[:, None]
+        word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
+        target = gl.where((row == GP) & (word >= 0), k_rows, v_rows) + position * (D // 2) + word
+        writes = (gl.load(record + 21) > 0) & (keep_back == 0)
+        gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
     gl.thread_barrier()
-    warp = gl.arange(0, XW, layout=gl.SliceLayout(1, LS))
-    key = gl.arange(0, KW, layout=gl.SliceLayout(0, LS))
-    peaks = ()
-    masses = ()
-    evens = ()
-    odds = ()
-    for g in gl.static_range(GP):
-        peaks = peaks + (gl.full([XW], float("-inf"), gl.float32, LM),)
-        masses = masses + (gl.zeros([XW], gl.float32, LM),)
-        evens = evens + (gl.zeros([XW, D // 2], gl.float32, LA),)
-        odds = odds + (gl.zeros([XW, D // 2], gl.float32, LA),)
+    number = gl.expand_dims(numbers(KW, XW, gl.SliceLayout(1, ACC)), 1)
+    peak = gl.full([XW, 16], float("-inf"), gl.float32, LM)
+    mass = gl.zeros([XW, 16], gl.float32, LM)
+    acc = gl.zeros([XW, 16, D], gl.float32, ACC)
     for at in range(begin, end, XW * KW):
-        k0, k1 = to_float(k_next, DTYPE)
-        v0, v1 = to_float(v_next, DTYPE)
-        k_next = key_words(k_rows, exchange, at + XW * KW, cached, D, KT, XW, LK)
-        v_next = key_words(v_rows, exchange, at + XW * KW, cached, D, KT, XW, LK)
-        number = at + (warp * KW)[:, None] + key[None, :]
         if has_new:
-            is_new = (number == cached)[:, :, None]
-            k0 = gl.where(is_new, fresh.index(0).load(LD)[None, None, :], k0)
-            k1 = gl.where(is_new, fresh.index(1).load(LD)[None, None, :], k1)
-            v0 = gl.where(is_new, fresh.index(2).load(LD)[None, None, :], v0)
-            v1 = gl.where(is_new, fresh.index(3).load(LD)[None, None, :], v1)
-        new_peaks = ()
-        new_masses = ()
-        new_evens = ()
-        new_odds = ()
-        for g in gl.static_range(GP):
-            q0 = queries.index(g).load(LD)[None, None, :]
-            q1 = queries.index(GP + g).load(LD)[None, None, :]
-            score = gl.where(number < end, gl.sum(k0 * q0 + k1 * q1, axis=2), float("-inf"))
-            peak = gl.maximum(peaks[g], gl.max(score, axis=1))
-            finite = gl.where(peak == float("-inf"), 0.0, peak)
-            weight = gl.exp2(score - finite[:, None])
-            fade = gl.exp2(peaks[g] - finite)
-            faded = gl.convert_layout(fade, gl.SliceLayout(1, LA))[:, None]
-            new_peaks = new_peaks + (peak,)
-            new_masses = new_masses + (masses[g] * fade + gl.sum(weight, axis=1),)
-            new_evens = new_evens + (evens[g] * faded + gl.sum(weight[:, :, None] * v0, axis=1),)
-            new_odds = new_odds + (odds[g] * faded + gl.sum(weight[:, :, None] * v1, axis=1),)
-        peaks = new_peaks
-        masses = new_masses
-        evens = new_evens
-        odds = new_odds
-    for g in gl.static_range(GP):
-        scales.index(g).store(peaks[g])
-        scales.index(GP + g).store(masses[g])
-        sums.index(g).store(evens[g])
-        sums.index(GP + g).store(odds[g])
+            k_words = new_row(k_words, fresh.index(GP), at, cached, D, KW, XW, LK)
+            v_words = new_row(v_words, fresh.index(GP + 1), at, cached, D, KW, XW, LV)
+        q = queries._reinterpret(DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
+        q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], DTYPE, A))
+        prefetch_keys(k_rows, v_rows, at + _AHEAD * (XW * KW), cached, XW * KW, D, XW)
+        k = keys_operand(k_words, DTYPE, D, KW, XW, B)
+        score = mma_v2(q, k, gl.zeros([XW, 16, KW], gl.float32, ACC)) * (SCALE * 1.4426950408889634)
+        # Loaded as soon as their registers are free: both in one place would not fit at head_dim 128.
+        k_words = load_keys(k_rows, at + XW * KW, cached, D, KW, XW, LK)
+        score = gl.where(at + number < end, score, float("-inf"))
+        higher = gl.maximum(peak, gl.max(score, axis=2))
+        finite = gl.where(higher == float("-inf"), 0.0, higher)
+        weight = gl.exp2(score - finite[:, :, None])
+        fade = gl.exp2(peak - finite)
+        mass = mass * fade + gl.sum(weight, axis=2)
+        v = values_operand(v_words, DTYPE, D, KW, XW, B)
+        acc = mma_v2(gl.convert_layout(weight.to(DTYPE), A), v, acc * fade[:, :, None])
+        v_words = load_keys(v_rows, at + XW * KW, cached, D, KW, XW, LV)
+        peak = higher
+    # Of a product's 16 rows the first 8 can be heads.
+    peak, no_peak = gl.split(gl.permute(gl.reshape(peak, [XW, 2, 8]), (0, 2, 1)))
+    mass, no_mass = gl.split(gl.permute(gl.reshape(mass, [XW, 2, 8]), (0, 2, 1)))
+    acc, no_acc = gl.split(gl.permute(gl.reshape(acc, [XW, 2, 8, D]), (0, 2, 3, 1)))
+    scales.index(0).store(peak)
+    scales.index(1).store(mass)
+    xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).store(acc)
     gl.thread_barrier()
 
 
 @gluon.jit
 def merge_warps(
-    record, ours, theirs, keep_back, heads, D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr
+    record, ours, theirs, keep_back, heads, xs, D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr
 ):  # fmt: skip
-    """Merge the warps' results and publish: [GP, 2, D / 2] values, then log2-sum-exp2 four times a head."""
-    queries, fresh, sums, scales = heads
-    WIDE: gl.constexpr = max(1, D // 64)
-    L3: gl.constexpr = gl.BlockedLayout([1, XW, 1], [1, 1, 32], [XW // WIDE, 1, WIDE], [2, 1, 0])
-    LH: gl.constexpr = gl.SliceLayout(1, L3)
-    PLANES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    MATRIX: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    both = sums._reinterpret(gl.float32, [2, GP, XW, D // 2], PLANES)
-    lines = scales._reinterpret(gl.float32, [2, GP, XW], MATRIX)
-    peak = lines.index(0).load(gl.SliceLayout(2, L3))
-    top = gl.max(peak, axis=1)
+    """Merge the warps' results and publish, head by head, D values and four times their log2-sum-exp2."""
+    queries, fresh, scales = heads
+    LOW: gl.constexpr = min(4, D // 16)
+    HIGH: gl.constexpr = D // (16 * LOW)
+    L3: gl.constexpr = merged_words(D, XW)
+    part = xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).load(L3)
+    peak = scales.index(0).load(gl.SliceLayout(2, L3))
+    top = gl.max(peak, axis=0)
     finite = gl.where(top == float("-inf"), 0.0, top)
-    weight = gl.exp2(peak - finite[:, None])
-    mass = gl.sum(lines.index(1).load(gl.SliceLayout(2, L3)) * weight, axis=1)
-    some = mass > 0
-    inverse = gl.where(some, 1.0 / mass, 0.0)
-    lse = gl.where(some, finite + gl.log2(mass), float("-inf"))
-    even = gl.sum(both.index(0).load(L3) * weight[:, :, None], axis=1)
-    odd = gl.sum(both.index(1).load(L3) * weight[:, :, None], axis=1)
+    weight = gl.exp2(peak - finite[None, :])
+    mass = gl.sum(scales.index(1).load(gl.SliceLayout(2, L3)) * weight, axis=0)
+    total = gl.sum(part * weight[:, :, None], axis=0)
+    inverse = gl.convert_layout(1.0 / mass, gl.SliceLayout(1, gl.SliceLayout(0, L3)))
+    named = gl.reshape(total * inverse[:, None], [8, HIGH, LOW, 2, 8])
+    values = bits32(gl.reshape(gl.permute(named, (0, 1, 4, 2, 3)), [8, D]))
+    LW: gl.constexpr = values.type.layout
+    head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, LW))[None, :]
     target = gl.load(record + 9)
-    head = gl.arange(0, GP, layout=gl.SliceLayout(1, LH))
-    word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LH))
-    scale = gl.convert_layout(inverse, gl.SliceLayout(1, LH))[:, None]
-    shown = (head[:, None] >= 0) & (word[None, :] >= 0) & (keep_back == 0)
-    at = target + (head * D)[:, None] + word[None, :]
-    gl.store(ours + at, bits32(even * scale), mask=shown)
-    gl.store(ours + at + D // 2, bits32(odd * scale), mask=shown)
-    gl.store(theirs + at, gl.full([GP, D // 2], ABSENT, gl.int32, LH), mask=shown)
-    gl.store(theirs + at + D // 2, gl.full([GP, D // 2], ABSENT, gl.int32, LH), mask=shown)
-    once = gl.arange(0, 4, layout=gl.SliceLayout(0, LH))
-    at = target + GP * D + (head * 4)[:, None] + once[None, :]
-    shown = (head[:, None] >= 0) & (once[None, :] >= 0) & (keep_back == 0)
-    lses = gl.convert_layout(lse, gl.SliceLayout(1, LH))[:, None] + (once * 0).to(gl.float32)[None, :]
-    gl.store(ours + at, bits32(lses), mask=shown)
-    gl.store(theirs + at, gl.full([GP, 4], ABSENT, gl.int32, LH), mask=shown)
+    shown = (head < gl.load(record + 22)) & (keep_back == 0)
+    at = head * (D + 4) + column
+    ours = gl.multiple_of(ours + target, 16)
+    theirs = gl.multiple_of(theirs + target, 16)
+    gl.store(ours + at, values, mask=shown)
+    gl.store(theirs + at, values | ABSENT, mask=shown)
+    once = gl.arange(0, 4, layout=gl.SliceLayout(0, LW))[None, :]
+    lse = gl.convert_layout(finite + gl.log2(mass), gl.SliceLayout(1, LW))[:, None] + (once * 0).to(gl.float32)
+    at = head * (D + 4) + D + once
+    gl.store(ours + at, bits32(lse), mask=shown)
+    gl.store(theirs + at, once | ABSENT, mask=shown)
 
 
 @gluon.jit
@@ -316,37 +378,40 @@ def clear_words(pointer, count, XW: gl.constexpr):
 
 @gluon.jit
 def combine(
-    record, exchange, ours, theirs, watch, block, step, batch, keep_back, DTYPE: gl.constexpr, D: gl.constexpr,
-    GP: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
+    record, exchange, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
+    D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """Merge all splits of one group of heads of one sequence, in their order, and publish its attention."""
-    WS: gl.constexpr = min(XW, KSPLITS)
-    PAIRS: gl.constexpr = GP * D // 2
-    EACH: gl.constexpr = KSPLITS // WS
-    TIMES: gl.constexpr = max(1, PAIRS // (128 * (XW // WS)))
-    L2: gl.constexpr = gl.BlockedLayout([EACH, 4], [1, 32], [WS, XW // WS], [1, 0])
-    LC: gl.constexpr = gl.SliceLayout(0, L2)
+    """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention."""
+    VALUES: gl.constexpr = CH * D
+    L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
+    LP: gl.constexpr = gl.SliceLayout(0, L3)
     b = gl.load(record + 8)
     target = gl.load(record + 9)
     count = gl.load(record + 22)
     if b < batch:
-        first = gl.load(record + 4)
-        split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, L2))[:, None]
-        pair = gl.arange(0, PAIRS, layout=LC)
-        head = (pair // (D // 2))[None, :]
-        word = (pair % (D // 2))[None, :]
-        part = ours + first + split * (GP * D + GP * 4)
-        lse = read_words(part + GP * D + head * 4 + word % 4, watch, block, step, SYNC, 4 * EACH * TIMES)
-        even = read_words(part + head * D + word, watch, block, step, SYNC, 4 * EACH * TIMES)
-        odd = read_words(part + head * D + D // 2 + word, watch, block, step, SYNC, 4 * EACH * TIMES)
-        lse = lse.to(gl.float32, bitcast=True)
-        weight = gl.exp2(lse - gl.max(lse, axis=0)[None, :])
-        inverse = 1.0 / gl.sum(weight, axis=0)
-        y0 = gl.sum(weight * even.to(gl.float32, bitcast=True), axis=0) * inverse
-        y1 = gl.sum(weight * odd.to(gl.float32, bitcast=True), axis=0) * inverse
-        words = bits16(y0, DTYPE) | (bits16(y1, DTYPE) << 16)
+        length = gl.load(positions + b).to(gl.int32) + 1
+        first_key, share = split_of_keys(record, length)
+        used = (length - first_key + share - 1) // share
+        what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
+        split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
+        value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
+        at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
+        at = gl.load(record + 4) + split * gl.load(record + 5) + at
+        real = (split < used) & (value < count * D)
+        pointers = gl.where(real & (what >= 0), ours + at, exchange + value % 4 + (at & 0))
+        words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))
+        values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
+        values = gl.convert_layout(values, LP)
+        number = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, LP))[:, None]
+        lses = gl.where(number < used, gl.convert_layout(lses, LP), float("-inf"))
+        weight = gl.exp2(lses - gl.max(lses, axis=0)[None, :])
+        merged = gl.sum(weight * values, axis=0) / gl.sum(weight, axis=0)
+        low, high = gl.split(gl.reshape(merged, [VALUES // 2, 2]))
+        words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
+        LW: gl.constexpr = words.type.layout
+        pair = gl.arange(0, VALUES // 2, layout=LW)
         shown = (pair < count * (D // 2)) & (keep_back == 0)
-        gl.store(ours + target + pair, words, mask=shown)
-        gl.store(theirs + target + pair, words | ABSENT, mask=shown)
+        gl.store(gl.multiple_of(ours + target, 16) + pair, words, mask=shown)
+        gl.store(gl.multiple_of(theirs + target, 16) + pair, words | ABSENT, mask=shown)
     else:
         clear_words(theirs + target, count * (D // 2), XW)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from onewave.tiles.builders import Builder
 from onewave.tiles.graph import Tile
 from onewave.wave.layout import TileShape
-from onewave.wave.operations import INPUT, AnyOperation, Attention, Operation
+from onewave.wave.operations import INPUT, AnyOperation, Attention, Combination, Operation
 from onewave.wave.program import slice_bounds
 
 __all__ = ["Deal"]
@@ -90,15 +90,16 @@ class Deal:
             self.task(worker, name, block, run, slice_of)
 
     def add_units(self, name: str) -> None:
-        """Deal out attention or its combination, a task a unit (and split), side by side."""
+        """Deal out attention, a task a unit and split, or its combination, a task a unit and part, side by side."""
         operation = self.operations[name]
         assert not isinstance(operation, Operation)
         groups = operation.groups
-        splits = groups.splits if isinstance(operation, Attention) else 1
-        units = groups.count * self.batch
-        for number in range(units * splits):
-            unit, split = divmod(number, splits)
-            self._unit(number * self.workers // (units * splits), name, unit, split)
+        pieces = groups.splits if isinstance(operation, Attention) else operation.parts
+        units = [(unit, piece) for unit in range(groups.count * self.batch) for piece in range(pieces)]
+        if isinstance(operation, Combination):
+            units = [(unit, part) for unit, part in units if operation.heads_of(unit % groups.count, part)]
+        for number, (unit, piece) in enumerate(units):
+            self._unit(number * self.workers // len(units), name, unit, piece)
 
     def task(self, worker: int, name: str, first: int, blocks: int, part: int) -> None:
         """One worker's run of row blocks of one slice of K."""
@@ -176,12 +177,12 @@ class Deal:
         assert not isinstance(operation, Operation)
         groups = operation.groups
         group = unit % groups.count
-        head, heads, dim = groups.first_head(group), groups.heads_of(group), groups.head_dim
+        dim = groups.head_dim
         if isinstance(operation, Attention):
             if operation.target not in self.build.tensors:
                 units = groups.count * self.batch
                 self.build.tensor(operation.target, (units, groups.splits), (1, 1), 4 * groups.part_words)
-            kv_head = group // groups.of_kv_head
+            kv_head, head, heads = group // groups.of_kv_head, groups.first_head(group), groups.heads_of(group)
             at = (head, groups.heads + kv_head, groups.heads + groups.kv_heads + kv_head)
             ends = (head + heads, at[1] + 1, at[2] + 1)
             found = [
@@ -199,11 +200,12 @@ class Deal:
             if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
                 writes += ((fresh, (unit, 0)),)
         else:
+            head, heads = groups.first_head(group) + split * groups.merged, operation.heads_of(group, split)
             if operation.target not in self.build.tensors:
-                units = groups.count * self.batch
-                self.build.tensor(operation.target, (1, units), (1, 1), 2 * groups.size * dim)
+                pieces = groups.count * self.batch * operation.parts
+                self.build.tensor(operation.target, (1, pieces), (1, 1), 2 * groups.merged * dim)
             reads = tuple((operation.source, (unit, k)) for k in range(groups.splits))
-            writes = ((operation.target, (0, unit)),)
+            writes = ((operation.target, (0, unit * operation.parts + split)),)
             self._spans.setdefault(operation.target, []).append((head * dim, (head + heads) * dim, writes[0]))
         flops = 4 * heads * dim
         made = self.build.task(name, reads, writes, flops, phase=name, index=(unit, 1, split))

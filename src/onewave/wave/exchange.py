@@ -22,8 +22,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from onewave.wave.attend import attend, combine
-from onewave.wave.finish import finish_blocks, reduce_pieces, results_over_sequences, to_float
+from onewave.wave.attend import attend, combine, prefetch_split
+from onewave.wave.finish import (
+    finish_blocks,
+    load_addend,
+    reduce_pieces,
+    results_over_sequences,
+    to_float,
+)
 from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, spin_counter
 
 __all__ = ["exchange_partition"]
@@ -36,7 +42,7 @@ def exchange_partition(
     xs, xfull, xempty, parts, pfull, pempty, heads,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr,
-    XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr,
+    XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr,
     EPS: gl.constexpr, SCALE: gl.constexpr,
 ):  # fmt: skip
     ours = exchange + 64 + (epoch & 1).to(gl.int64) * set_words
@@ -52,6 +58,10 @@ def exchange_partition(
             gl.store(trace + (first_step + step) * 4, nanoseconds(kind))
         if SYNC == 1:
             wait_for_counters(record, waits, counters, totals, epoch, watch, block, first_step + step, XW)
+        keep_back = (first_step + step == skipped) & (TEST != 0)
+        loaded = (0, 0, 0)
+        if D > 0:
+            loaded = load_addend(record, 0, batch, (kind >= 4) | keep_back, tokens, places, NB, R, XW)
         chunks = gl.load(record + 3)
         inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, XW))
         if chunks > 0:
@@ -60,17 +70,20 @@ def exchange_partition(
                 batch, source_stride, xs, xfull, xempty, DTYPE, NB, R, XS, PC, SYNC, XW, D, EPS,
             )  # fmt: skip
         chunks_before += chunks
+        if D > 0:
+            coming = gl.load(record + 26)
+            if coming > 0:  # while the step's first product is being made
+                prefetch_split(record + coming * 32, positions, slots, places, batch, D, XW)
         if TRACE:
             gl.store(trace + (first_step + step) * 4 + 1, nanoseconds(chunks))
         if TEST == 2:
             # A pseudorandom pause of up to 16 us, another one for every block, step and launch.
             mixed = ((block * 40503 + first_step + step) * 30011 + epoch * 69069) * 1103515245
             delay((mixed >> 8) & 16383)
-        keep_back = (first_step + step == skipped) & (TEST != 0)
         if kind < 4:
             results = finish_blocks(
-                record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
-                pfull, pempty, results, DTYPE, NB, R, SPLITS, ACT, GATED, XW, D,
+                record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, loaded, batch, keep_back,
+                parts, pfull, pempty, results, DTYPE, NB, R, SPLITS, ACT, GATED, XW, D,
             )  # fmt: skip
         elif kind < 6:
             if SPLITS > 1:
@@ -83,12 +96,12 @@ def exchange_partition(
                 if kind == 6:
                     attend(
                         record, exchange, ours, theirs, positions, slots, places, watch, block, first_step + step,
-                        batch, keep_back, heads, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
+                        batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
                     )  # fmt: skip
                 else:
                     combine(
-                        record, exchange, ours, theirs, watch, block, first_step + step, batch, keep_back,
-                        DTYPE, D, GP, KSPLITS, SYNC, XW,
+                        record, exchange, ours, theirs, positions, watch, block, first_step + step, batch, keep_back,
+                        DTYPE, D, CH, KSPLITS, SYNC, XW,
                     )  # fmt: skip
         gl.thread_barrier()
         if SYNC == 1:

@@ -20,9 +20,11 @@ __all__ = [
     "bits16",
     "bits32",
     "finish_blocks",
+    "load_addend",
     "place_of",
     "reduce_pieces",
     "results_over_sequences",
+    "results_rows",
     "to_float",
 ]
 
@@ -107,16 +109,57 @@ def addend(
     return extra
 
 
+@gluon.constexpr_function
+def results_rows(rows, warps):
+    """The layout of finished results, [sequences, rows]."""
+    return gl.SliceLayout(1, results_layout(rows, warps))
+
+
+@gluon.jit
+def load_addend(
+    record, number, batch, keep_back, tokens, places, NB: gl.constexpr, R: gl.constexpr, XW: gl.constexpr,
+):  # fmt: skip
+    """What the step's row block of that number will have added to it, on its way: bias, residual stream or, in its
+    place, words of the embedding, [NB, R] each. Loaded under masks: at the end of a branch they would be waited for."""
+    LZ: gl.constexpr = results_rows(R, XW)
+    sequence = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))[:, None]
+    row = ((gl.load(record + 8) + number) * R + gl.arange(0, R, layout=gl.SliceLayout(0, LZ)))[None, :]
+    shown = (sequence < batch) & (row >= 0) & (keep_back == 0)
+    hidden = gl.load(record + 10) * 2
+    flags = gl.load(record + 12)
+    bias_at = gl.load(record + 16)
+    bias = place_of(places, 5, gl.float32) + bias_at - 1 + row + sequence * 0
+    bias = gl.load(bias, mask=shown & (bias_at > 0), other=0)
+    stream = place_of(places, 4, gl.float32) + sequence * hidden + row
+    stream = gl.load(stream, mask=shown & ((flags & 40) == 8), other=0)
+    embedded = shown & ((flags & 40) == 40)
+    token = gl.load(tokens + sequence + row * 0, mask=embedded, other=0)
+    words = gl.load(place_of(places, 0, gl.int32) + (token * hidden + row) // 2, mask=embedded, other=0)
+    return bias, stream, words
+
+
+@gluon.jit
+def addend_of(loaded, record, number, DTYPE: gl.constexpr, R: gl.constexpr, XW: gl.constexpr):
+    """The sum of what load_addend has loaded."""
+    bias, stream, words = loaded
+    LZ: gl.constexpr = results_rows(R, XW)
+    row = (gl.load(record + 8) + number) * R + gl.arange(0, R, layout=gl.SliceLayout(0, LZ))
+    low, high = to_float(words, DTYPE)
+    return bias + (stream + gl.where((row % 2 == 0)[None, :], low, high))
+
+
 @gluon.jit
 def finish_blocks(
-    record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
-    results, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, loaded, batch, keep_back, parts, pfull,
+    pempty, results, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
     GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
-    """Publish a product's row blocks as they come. Returns the number of row blocks so far."""
+    """Publish a product's row blocks as they come. Returns the number of row blocks so far.
+
+    loaded: the first block's addend, on its way since before the step's activations were there."""
     Q: gl.constexpr = 64 // R
     LP: gl.constexpr = results_layout(R, XW)
-    LZ: gl.constexpr = gl.SliceLayout(1, LP)
+    LZ: gl.constexpr = results_rows(R, XW)
     PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     blocks = gl.load(record + 1)
     first_block = gl.load(record + 8)
@@ -124,7 +167,7 @@ def finish_blocks(
     stride = gl.load(record + 10)
     part = gl.load(record + 11)
     flags = gl.load(record + 12)
-    bias_at = gl.load(record + 16)
+    adds = ((flags & 8) > 0) | (gl.load(record + 16) > 0)
     b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
     r = gl.arange(0, R, layout=gl.SliceLayout(0, LZ))
     sequence = b[:, None] + (r * 0)[None, :]
@@ -132,8 +175,10 @@ def finish_blocks(
         row_block = first_block + i
         row = (b * 0)[:, None] + (row_block * R + r)[None, :]
         shown = (sequence < batch) & (keep_back == 0)
-        if D > 0:  # on its way while the product is being made
-            extra = addend(flags, bias_at, sequence, row, shown, stride * 2, tokens, places, DTYPE, [NB, R], LZ)
+        if D > 0:
+            extra = addend_of(loaded, record, i, DTYPE, R, XW)
+            if adds & (i + 1 < blocks):  # the next block's is on its way while this one is being made
+                loaded = load_addend(record, i + 1, batch, keep_back, tokens, places, NB, R, XW)
         place = results % 2
         mbarrier.wait(pfull.index(place), (results // 2) & 1)
         y = gl.sum(parts.index(place)._reinterpret(gl.float32, [NB, Q, R], PARTS).load(LP), axis=1)

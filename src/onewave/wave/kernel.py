@@ -120,7 +120,7 @@ def wave_kernel(
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr,
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
-    D: gl.constexpr, GP: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
+    D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr,
 ):  # fmt: skip
     """Run every block's steps once.
@@ -129,7 +129,7 @@ def wave_kernel(
     source: the caller's activations as int32 words. exchange: 64 zero words, then two sets of set_words words. out: the
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
     sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch]
-    and places, GP, KSPLITS, QKNORM, EPS, SCALE as in attend.py. skipped: the step record whose results a test build
+    and places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py. skipped: the step record whose results a test build
     keeps back (-1: none).
     """
     N: gl.constexpr = 64 // R * NB
@@ -140,7 +140,7 @@ def wave_kernel(
     if D > 0:
         heads = heads_memory(D, GP, XW)
     else:
-        heads = (parts, parts, parts, parts)
+        heads = (parts, parts, parts)
     full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     xfull = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
@@ -180,7 +180,8 @@ def wave_kernel(
                     mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
                     trace, tokens, positions, slots, places, block, batch, source_stride, out_stride, set_words,
                     skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
-                    DTYPE, NB, R, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, KSPLITS, QKNORM, EPS, SCALE,
+                    DTYPE, NB, R, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS,
+                    SCALE,
                 ),
             ),
             (load_partition, (weights, ring, full, empty, num_tiles, first_row, row_step, S, FLIGHT)),

@@ -150,6 +150,7 @@ class Wave:
             "XREGS": EXCHANGE_REGISTERS if self._attention is None else ATTENTION_REGISTERS,
             "D": 0,
             "GP": 1,
+            "CH": 1,
             "KSPLITS": 1,
             "QKNORM": False,
             "EPS": 1.0,
@@ -165,6 +166,7 @@ class Wave:
         return {
             "D": groups.head_dim,
             "GP": groups.size,
+            "CH": groups.merged,
             "KSPLITS": groups.splits,
             "QKNORM": setup.q_norm is not None,
             "EPS": setup.eps,

@@ -96,6 +96,8 @@ class Word:
     APPENDS = 21  # whether this task writes the new key and value to the cache
     HEADS = 22
     Q_WORD, K_WORD, V_WORD = 23, 24, 25
+    # Of any step: records from it to a coming attention step whose first keys it has brought nearer; 0: none.
+    PREFETCH = 26
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,9 @@ class TileShape:
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
 
 
-def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0, heads: int = 1) -> TileShape:
-    """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide. head_dim,
-    heads: of a decode step, whose attention takes shared memory too (0: none).
+def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0) -> TileShape:
+    """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide. head_dim:
+    of a decode step, whose attention takes shared memory too (0: none).
 
     Raises UnsupportedError.
     """
@@ -166,14 +168,13 @@ def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0, heads:
     slots = _X_BYTES // (chunk * width * 256)
     if padded == 1:
         slots = 2  # 16,384 columns are enough: a deeper ring serves more
-    results = 2 * padded * 64 * 4 + heads_bytes(head_dim, heads)
+    results = 2 * padded * 64 * 4 + heads_bytes(head_dim)
     ring = (_SHARED_BYTES - results - slots * chunk * width * 256) // TILE_BYTES
     return TileShape(padded, rows, chunk, slots, ring)
 
 
-def heads_bytes(head_dim: int, heads: int) -> int:
-    """Shared memory that attention takes: queries, the new key and value, 8 warps' sums (attend.heads_memory)."""
+def heads_bytes(head_dim: int) -> int:
+    """Shared memory that attention takes: queries, the new key and value, 8 warps' scales (attend.heads_memory)."""
     if head_dim == 0:
         return 0
-    width = head_dim // 2
-    return 4 * ((2 * heads + 4) * width + 2 * heads * 8 * width + 2 * heads * 8)
+    return 2 * 16 * head_dim * 2 + 2 * 8 * 8 * 4

@@ -62,12 +62,16 @@ class Operation:
 
 @dataclass(frozen=True)
 class HeadGroups:
-    """How query heads are grouped for attention: at most `size` (a power of two) heads of one KV head a task."""
+    """How query heads are grouped for attention: at most `size` (a power of two) heads of one KV head a task.
+
+    splits: of a sequence's keys, a task each. merged: heads whose splits one task combines, a power of two up to size.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     splits: int
+    merged: int = 1
 
     @property
     def per_kv_head(self) -> int:
@@ -76,8 +80,8 @@ class HeadGroups:
 
     @property
     def size(self) -> int:
-        """Heads a task has room for: up to 4, what its registers hold."""
-        return min(4, 1 << (self.per_kv_head - 1).bit_length())
+        """Heads a task has room for: up to 8, the half of a product's rows that it uses."""
+        return min(8, 1 << (self.per_kv_head - 1).bit_length())
 
     @property
     def of_kv_head(self) -> int:
@@ -119,11 +123,22 @@ class Attention:
 
 @dataclass(frozen=True)
 class Combination:
-    """Merges the splits of a unit; a task's index is (unit, 1, 0)."""
+    """Merges the splits of up to groups.merged heads of a unit; a task's index is (unit, 1, part)."""
 
     groups: HeadGroups
     source: str
     target: str
+    window: int | None = None
+
+    @property
+    def parts(self) -> int:
+        """Tasks of a unit."""
+        return self.groups.size // self.groups.merged
+
+    def heads_of(self, group: int, part: int) -> int:
+        """Query heads that a part of a group really has; may be 0."""
+        merged = self.groups.merged
+        return min(merged, max(0, self.groups.heads_of(group) - part * merged))
 
 
 AnyOperation = Operation | Attention | Combination

@@ -146,6 +146,7 @@ def build_program(
             phases.append(task.phase)
             at += 1
         lanes[worker, 0] = count
+        _mark_prefetches(steps[at - len(queue) : at])
     _check_hand_offs(graph, table, {region.name for region in regions})
     # Tile i of worker w is the stream's i * workers + w: what all read at one time lies side by side.
     workers = len(lanes)
@@ -166,6 +167,18 @@ def build_program(
             (o.slices for o in operations.values() if isinstance(o, Operation) and o.weight is None), default=1
         ),
     )
+
+
+def _mark_prefetches(steps: Words) -> None:
+    """Tell a step some time before each attention step of a lane to have its first keys brought nearer: the product
+    before the one that makes the queries, which is late enough for them to stay in the second-level cache."""
+    kinds = steps[:, Word.KIND].tolist()
+    products = [at for at, kind in enumerate(kinds) if kind in (Kind.PARTIAL, Kind.HIDDEN, Kind.OUT)]
+    for at in (at for at, kind in enumerate(kinds) if kind == Kind.ATTEND):
+        before = [product for product in products if product < at]
+        free = [product for product in before[-2:] if not steps[product, Word.PREFETCH]]
+        if free:
+            steps[free[0], Word.PREFETCH] = at - free[0]
 
 
 def _check_hand_offs(graph: TileGraph, table: TaskTable, exchanged: set[str]) -> None:
@@ -273,16 +286,19 @@ def _attention_record(operation: Attention | Combination, unit: int, split: int,
     source, target = place[operation.source], place[operation.target]
     first_head, half = groups.first_head(group), groups.head_dim // 2
     record[Word.SEQUENCE], record[Word.SPLITS], record[Word.HEADS] = sequence, groups.splits, groups.heads_of(group)
+    record[Word.WINDOW] = operation.window or 0
     if isinstance(operation, Combination):
-        record[Word.KIND] = Kind.COMBINE
-        record[Word.SOURCE] = source.first + unit * groups.splits * groups.part_words
-        record[Word.TARGET] = target.first + sequence * target.stride + first_head * half
+        head = split * groups.merged
+        record[Word.KIND], record[Word.HEADS] = Kind.COMBINE, operation.heads_of(group, split)
+        record[Word.SOURCE] = source.first + unit * groups.splits * groups.part_words + head * (groups.head_dim + 4)
+        record[Word.SOURCE_STRIDE] = groups.part_words
+        record[Word.TARGET] = target.first + sequence * target.stride + (first_head + head) * half
         return record
     kv_head = group // groups.of_kv_head
     record[Word.KIND], record[Word.SLICE] = Kind.ATTEND, split
     record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
     record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words
-    record[Word.LAYER], record[Word.KV_HEAD], record[Word.WINDOW] = operation.layer, kv_head, operation.window or 0
+    record[Word.LAYER], record[Word.KV_HEAD] = operation.layer, kv_head
     record[Word.APPENDS] = group % groups.of_kv_head == 0
     record[Word.Q_WORD] = first_head * half
     record[Word.K_WORD] = (groups.heads + kv_head) * half

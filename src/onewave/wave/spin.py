@@ -21,7 +21,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["ABSENT", "delay", "load_words", "nanoseconds", "poll_words", "spin_counter"]
+__all__ = ["ABSENT", "delay", "load_words", "nanoseconds", "poll_words", "prefetch_lines", "spin_counter"]
 
 ABSENT = gl.constexpr(-1)
 """A word of all ones is data that has not come yet: no bf16, fp16 or fp32 result of ours is that NaN."""
@@ -179,6 +179,19 @@ def spin_counter(pointers, values, watch, block, step):
         _SPIN,
         _SPIN_WITH,
         [pointers.to(gl.int64), values, flag, record, values * 0 + step],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def prefetch_lines(pointers, wanted):
+    """Start bringing the lines behind `pointers` into the second-level cache, where wanted."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers, wanted.to(gl.int32)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
