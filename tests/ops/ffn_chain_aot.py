@@ -53,7 +53,8 @@ def source_of(tile: ChainTile, dtype: str = "bf16", **changes: Any) -> GluonASTS
         "TRACE": False,
     } | changes
     names, half, layout = chain_kernel.arg_names, tile.columns // 2, repr(gl.NVMMASharedLayout(128, 16, 2))
-    types = dict.fromkeys(names, "*i32") | {"partials": "*fp32", "partial_stride": "i32", "skipped": "i32"}
+    types = dict.fromkeys(names, "*i32") | {"partials": "*fp32", "skipped": "i32"}
+    types |= {"partial_stride": "i32", "partial_slab": "i32"}
     boxes = {"x": (64, 64), "hidden": (64, 64), "gate": (half, 64), "up": (half, 64), "down": (half, 64)}
     for name, box in (boxes | {"hidden_out": (64, half), "y_out": (64, half)}).items():
         types[name] = f"tensordesc<{dtype}[{box[0]}, {box[1]}],{layout}>"

@@ -89,7 +89,8 @@ class Chain:
             for words in (plan.records, plan.waits, plan.totals)
         )
         self._lanes = tuple(torch.from_numpy(lanes).to(device) for lanes in plan.lanes)
-        self._splits = bool((plan.records[:, 5] != 0).any())
+        # Slices of K but the last.
+        self._splits = int(plan.records[:, 12].max())
         self._constants: dict[str, Any] = {
             "DTYPE": gl.bfloat16 if dtype is torch.bfloat16 else gl.float16,
             "BN": tile.columns,
@@ -98,7 +99,7 @@ class Chain:
             "OB": tile.buffers,
             "ACT": ACTIVATIONS[activation],
             "GATED": plan.sizes.gated,
-            "SPLIT": self._splits,
+            "SPLIT": self._splits > 0,
         }
         self._layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
         self._states: dict[int, _State] = {}
@@ -121,7 +122,7 @@ class Chain:
             epochs=tuple(words(size) for size in sizes),
             watches=tuple(words(len(watch_words(size, 0, 0))) for size in sizes),
             host=torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"),
-            partials=torch.empty(rows * outs if self._splits else 1, dtype=torch.float32, device=device),
+            partials=torch.empty(max(1, rows * outs * self._splits), dtype=torch.float32, device=device),
             side=torch.cuda.Stream(device) if len(plan.lanes) == 2 else None,
         )
         made.reset(plan.lanes, self._budget)
@@ -164,6 +165,7 @@ class Chain:
         x, w_up, w_down = _describable(x), _describable(w_up), _describable(w_down)
         gate = w_up if w_gate is None else _describable(w_gate)
         half = self.plan.tile.columns // 2
+        outs = cuts(len(w_down), self.plan.tile.columns) * self.plan.tile.columns
         hidden, y = x.new_empty(len(x), len(w_up)), x.new_empty(len(x), len(w_down))
         tensors = (
             *(self._box(x, 64, 64), self._box(gate, half, 64), self._box(w_up, half, 64), self._box(w_down, half, 64)),
@@ -183,7 +185,8 @@ class Chain:
                 state.started,
                 self._no_trace if trace is None else trace,
                 state.partials,
-                cuts(len(w_down), self.plan.tile.columns) * self.plan.tile.columns,
+                outs,
+                outs * cuts(self.plan.sizes.rows, self.plan.tile.rows) * self.plan.tile.rows,
                 skipped,
                 TEST=self.test or skipped >= 0,
                 TRACE=trace is not None,

@@ -24,7 +24,8 @@ Why the hidden tensor is visible. It is written by TMA (async proxy) in one bloc
      lane that issues the copies; fence.proxy.async orders its later copies (async proxy) after the acquire (generic);
   4. the copies read L2, where TMA's writes went: no L1 lies in between.
 Partial sums of K slices stay in the generic proxy on both sides: plain stores, an mbarrier to the store warp, release;
-acquire, a barrier of the warpgroup, loads past L1 (.cg). Each tile's slices are added up in their order: same bits.
+acquire, a barrier of the warpgroup, loads past L1 (.cg). A tile's last slice adds up all of them in their order once
+it has its own sum: the same bits every run, and one hand-over whatever the number of slices.
 
 Bound: the tensor cores from some hundred rows on, the weights' bytes below. Source of the row semaphores: Jangda et al.
 2024 (cuSync), arXiv:2305.13450.
@@ -200,7 +201,7 @@ def hand_over(value, piece, outs, wg: gl.constexpr, DTYPE: gl.constexpr, OB: gl.
 
 @gluon.jit
 def multiply_partition(
-    queue, signals, partials, partial_stride, ring, outs,
+    queue, signals, slices, ring, outs,
     wg: gl.constexpr, DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr, OB: gl.constexpr,
     ACT: gl.constexpr, GATED: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
@@ -208,6 +209,7 @@ def multiply_partition(
     ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     HALF: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, H, 16])
     records, first_task, num_tasks = queue
+    partials, partial_stride, partial_slab = slices
     ring_a, ring_b, full, free = ring
     out, ofull, ofree = outs
     at = 0
@@ -221,6 +223,7 @@ def multiply_partition(
         flags = gl.load(record + 5)
         begin = gl.load(record + 8)
         count = gl.load(record + 9)
+        split = gl.load(record + 12)
         acc = gl.zeros([64, BN], gl.float32, ACC)
         for step in range(steps):
             slot = at % S
@@ -240,17 +243,21 @@ def multiply_partition(
         low = gl.convert_layout(low, HALF)
         high = gl.convert_layout(high, HALF)
         if SPLIT:
-            rows = (row * W + wg) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, HALF))
-            columns = column * BN + gl.arange(0, H, layout=gl.SliceLayout(0, HALF))
-            here = partials + rows.to(gl.int64)[:, None] * partial_stride + columns[None, :]
+            # Pointers of rows, and columns as constants beside them: one of every element would not fit the registers.
+            corner = partials + (row * W + wg).to(gl.int64) * 64 * partial_stride + column * BN
+            line = corner + gl.arange(0, 64, layout=gl.SliceLayout(1, HALF))[:, None] * partial_stride
+            across = gl.arange(0, H, layout=gl.SliceLayout(0, HALF))[None, :]
             if flags & 1:
                 wait_for(begin, count, signals, task, 4)
                 gl.thread_barrier()
-                low += gl.load(here, cache_modifier=".cg")
-                high += gl.load(here + H, cache_modifier=".cg")
+                for _ in range(split):
+                    low += gl.load(line + across, cache_modifier=".cg")
+                    high += gl.load(line + H + across, cache_modifier=".cg")
+                    line += partial_slab
             if flags & 2:
-                gl.store(here, low)
-                gl.store(here + H, high)
+                line += split.to(gl.int64) * partial_slab
+                gl.store(line + across, low)
+                gl.store(line + H + across, high)
                 place = wg * OB + piece % OB
                 mbarrier.wait(ofree.index(place), ((piece // OB) & 1) ^ 1)
                 gl.thread_barrier()
@@ -320,7 +327,7 @@ def store_partition(
 @gluon.jit(do_not_specialize=["skipped"])
 def chain_kernel(
     x, gate, up, down, hidden, hidden_out, y_out, records, lanes, waits, totals, counters, epochs, watch, started,
-    trace, partials, partial_stride, skipped,
+    trace, partials, partial_stride, partial_slab, skipped,
     DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr, OB: gl.constexpr, ACT: gl.constexpr,
     GATED: gl.constexpr, SPLIT: gl.constexpr, MARK: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
@@ -328,9 +335,10 @@ def chain_kernel(
 
     x, hidden: descriptors [rows, K] in boxes [64, 64]; gate, up, down: [N, K] in boxes [BN / 2, 64]; hidden_out, y_out:
     [rows, N] in boxes [64, BN / 2]; all of DTYPE. records, lanes, waits, totals: see chain_plan.py. counters, epochs
-    (one a block): int32, zeros before the first launch. watch: see wave/spin.py. started: a counter of blocks that have
-    begun (MARK). trace: int32 [tasks, 4], nanoseconds (TRACE). partials: float32 [rows, partial_stride] of whole tiles
-    (SPLIT). skipped: the task whose post a test build (TEST) keeps back, -1 for none.
+    (one a block): int32, zeros before the first launch. watch: see wave/spin.py. started: a counter of blocks that
+    have begun (MARK). trace: int32 [tasks, 4], nanoseconds (TRACE). partials: float32 [slices but the last, rows,
+    partial_stride] of whole tiles, partial_slab elements a slice (SPLIT). skipped: the task whose post a test build
+    (TEST) keeps back, -1 for none.
     """
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ring_a = gl.allocate_shared_memory(DTYPE, [S * W, 64, 64], OPERAND)
@@ -357,13 +365,14 @@ def chain_kernel(
     maps = (x, gate, up, down, hidden, hidden_out, y_out)
     queue = (records, first_task, num_tasks)
     signals = (waits, totals, counters, epoch, watch, block)
+    slices = (partials, partial_stride, partial_slab)
     ring = (ring_a, ring_b, full, free)
     outs = (out, ofull, ofree)
     if W == 1:
         gl.warp_specialize(
             [
                 (multiply_partition, (
-                    queue, signals, partials, partial_stride, ring, outs, 0, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
+                    queue, signals, slices, ring, outs, 0, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
                 )),
                 (load_partition, (maps, queue, signals, trace, ring, DTYPE, BN, W, S, GATED, TEST, TRACE)),
                 (store_partition, (maps, queue, signals, epochs, trace, skipped, outs, BN, W, OB, GATED, TEST, TRACE)),
@@ -375,17 +384,17 @@ def chain_kernel(
         gl.warp_specialize(
             [
                 (multiply_partition, (
-                    queue, signals, partials, partial_stride, ring, outs, 0, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
+                    queue, signals, slices, ring, outs, 0, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
                 )),
                 (multiply_partition, (
-                    queue, signals, partials, partial_stride, ring, outs, 1, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
+                    queue, signals, slices, ring, outs, 1, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
                 )),
                 (load_partition, (maps, queue, signals, trace, ring, DTYPE, BN, W, S, GATED, TEST, TRACE)),
                 (store_partition, (maps, queue, signals, epochs, trace, skipped, outs, BN, W, OB, GATED, TEST, TRACE)),
             ],
             [4, 1, 1],
             # With the first warpgroup's 240: all that three groups of four warps may hold.
-            [224, 40, 40],
+            [216, 48, 48],
         )  # fmt: skip
 
 

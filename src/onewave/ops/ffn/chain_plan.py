@@ -5,8 +5,8 @@ of `tiles` (or one of BANDS) says in which sequence they are taken; they are dea
 a policy of `tiles` makes counters of it; `verify` proves the result; only then is it written down for the kernel.
 
 A record is 16 int32 words: kind (0 up, 1 down), row block, column block, first step of 64 along K, steps, flags (1 adds
-the slice before, 2 leaves its sum to the next one), first wait and number of waits of the load warp, the same of the
-warpgroups (for the slice before), counter to post or -1, the graph's task, 0, 0, 0, 0.
+all slices before it, 2 leaves its sum to the last), first wait and number of waits of the load warp, the same of the
+warpgroups (for the slices before), counter to post or -1, the graph's task, K slice, 0, 0, 0.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _expected_ns(sizes: ChainSizes, tile: ChainTile, workers: int) -> float:
     # Row blocks of a band share a read of the weights.
     weights = 2 * tile.columns * _STEP / min(rows, band)
     step = max(flops / _FLOPS_A_NS, bytes_a_step / _L2_BYTES_A_NS, weights / _MEMORY_BYTES_A_NS) * workers
-    return end * step + (tile.splits - 1) * _ADD_NS
+    return end * step + (_ADD_NS if tile.splits > 1 else 0.0)
 
 
 def chain_graph(sizes: ChainSizes, tile: ChainTile) -> TileGraph:
@@ -182,6 +182,9 @@ def chain_graph(sizes: ChainSizes, tile: ChainTile) -> TileGraph:
     build.tensor("H", (sizes.rows, sizes.intermediate), (tile.rows, wide))
     build.tensor("W_down", (sizes.intermediate, sizes.out), (a_slice * wide, tile.columns))
     build.tensor("Y", (sizes.rows, sizes.out), (tile.rows, tile.columns))
+    if splits > 1:
+        # A tile's slices side by side, so that the policies find them in one row.
+        build.tensor("P", (rows, outs, splits - 1), (1, 1, 1), 4 * tile.rows * tile.columns)
     for row in range(rows):
         height = min(tile.rows, sizes.rows - row * tile.rows)
         hidden: tuple[Tile, ...] = tuple(("H", (row, column)) for column in range(columns))
@@ -190,13 +193,15 @@ def chain_graph(sizes: ChainSizes, tile: ChainTile) -> TileGraph:
             flops = 2 * len(matrices) * height * min(wide, sizes.intermediate - column * wide) * sizes.hidden
             build.task("up", reads, (hidden[column],), flops, index=(row, column, 0))
         for column in range(outs):
-            target: tuple[Tile, ...] = (("Y", (row, column)),)
+            parts: tuple[Tile, ...] = tuple(("P", (row, column, split)) for split in range(splits - 1))
             width = min(tile.columns, sizes.out - column * tile.columns)
             for split in range(splits):
                 part = hidden[split * a_slice : (split + 1) * a_slice]
                 depth = min(sizes.intermediate, (split + 1) * a_slice * wide) - split * a_slice * wide
-                reads = (*part, ("W_down", (split, column)), *(target if split else ()))
-                build.task("down", reads, target, 2 * height * width * depth, index=(row, column, split))
+                last = split == splits - 1
+                reads = (*part, ("W_down", (split, column)), *(parts if last else ()))
+                target: Tile = ("Y", (row, column)) if last else parts[split]
+                build.task("down", reads, (target,), 2 * height * width * depth, index=(row, column, split))
     return build.graph()
 
 
@@ -360,7 +365,7 @@ def _records(graph: TileGraph, table: TaskTable, sizes: ChainSizes, tile: ChainT
     place[queue] = np.arange(len(queue))
     poster = np.zeros(table.num_counters, dtype=np.int64)
     poster[table.posts.first] = at.stage[table.task[table.posts.row]]
-    # The load warp waits for rows of the hidden tensor; the warpgroups, before they add, for the slice before.
+    # The load warp waits for rows of the hidden tensor; the warpgroups, before they add, for the other slices.
     late = poster[table.waits.first]
     owner = place[table.waits.row]
     by = np.lexsort((table.waits.first, late, owner))
@@ -372,10 +377,11 @@ def _records(graph: TileGraph, table: TaskTable, sizes: ChainSizes, tile: ChainT
     assert len(np.unique(table.posts.row)) == len(table.posts.row), "a task posts to one counter"
     posts[place[table.posts.row]] = table.posts.first
     split, last = at.split[task], at.num_splits[task] - 1
-    flags = np.where(split > 0, _ADDS, 0) + np.where((at.stage[task] == 1) & (split < last), _LEAVES, 0)
+    cut = last > 0
+    flags = np.where(cut & (split == last), _ADDS, 0) + np.where(cut & (split < last), _LEAVES, 0)
     steps = _steps(graph, sizes, tile)[task]
     columns: list[Any] = [at.stage[task], at.row[task], at.column[task], steps[:, 0], steps[:, 1], flags]
-    columns += [begins[:, 0], counts[:, 0], begins[:, 1], counts[:, 1], posts, task]
+    columns += [begins[:, 0], counts[:, 0], begins[:, 1], counts[:, 1], posts, task, split]
     words = np.zeros((len(queue), RECORD_WORDS), dtype=np.int32)
     words[:, : len(columns)] = np.stack(columns, axis=1)
     return words, waits.astype(np.int32).reshape(-1, 2)
