@@ -27,7 +27,8 @@ class Recorder:
     """Stands for the compiled kernel: recorder[(programs,)](*arguments)."""
 
     def __init__(self, names: list[str]) -> None:
-        self.names, self.launches = names, list[Launch]()
+        self.names = self.arg_names = names
+        self.launches = list[Launch]()
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*values: Any, num_warps: int, maxnreg: int, **constants: Any) -> None:
