@@ -84,7 +84,7 @@ class WaveDecoder:
         self._wave.wave.check()
         if not self.difference <= _MOST_DIFFERENCE:
             got = f"logits {self.difference:.1%} from the plain operators'"
-            raise UnsupportedError("decode wave: self-check", got=got, next='Use decode="graph".')
+            raise UnsupportedError("self-check of the wave", got=got, next='Use decode="graph".')
 
     def bind_cache(self, kv: StaticKVCache) -> None:
         """Use this cache from now on."""
@@ -124,18 +124,27 @@ def load_for(
 
     Then one line is logged that says why. Raises what load_model raises, and for wave what load_wave does.
     """
-    if path in ("auto", "wave"):
+    reason: str | None = None
+    if path == "auto":
+        reason = unsuited(config, how.dtype, how.device, how.max_num_seqs)
+    if path in ("auto", "wave") and reason is None:
         try:
             return load_wave(location, config, how)
         except Exception as error:
             # Whatever it was: after a compiler's error too the card decodes well with graphs. Not after a broken file.
             if path == "wave" or isinstance(error, ModelError):
                 raise
-            lines = str(error).strip().split("\n")
-            reason = lines[0] if isinstance(error, OnewaveError) else f"{type(error).__name__}: {lines[0]}"
-            _log.warning("decoding with CUDA graphs, not as one wave: %s", reason)
+            reason = _in_short(error)
         gc.collect()  # what the failed load held goes before the weights come again
+    if reason is not None:
+        _log.warning("decoding with CUDA graphs, not as one wave: %s", reason)
     return _load_plain(location, config, how), None
+
+
+def _in_short(error: Exception) -> str:
+    if isinstance(error, OnewaveError):
+        return error.what if error.got is None else f"{error.what}: {error.got}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tuple[Llama, WaveDecoder]:
