@@ -115,7 +115,9 @@ def test_where_there_is_no_room_to_keep_anything_the_scratch_buffer_serves(
     assert not stream.keeping
 
 
-@pytest.mark.parametrize(("batch", "height", "cols", "count"), [(1, 40, 1100, 1), (4, 33, 600, 2), (16, 64, 256, 2)])
+@pytest.mark.parametrize(
+    ("batch", "height", "cols", "count"), [(1, 40, 1100, 1), (4, 33, 600, 2), (16, 64, 256, 2), (64, 130, 320, 1)]
+)
 def test_the_kernels_pack_and_unpack_as_plain_indexing_does(batch: int, height: int, cols: int, count: int) -> None:
     shape = tile_shape(batch)
     matrices = tuple(randn(height, cols + 64, seed=seed)[:, :cols] for seed in range(count))  # rows further apart
