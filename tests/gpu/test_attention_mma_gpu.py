@@ -1,0 +1,178 @@
+"""The m16n8k16 attention kernel on a card: every mask and length against float64, hard logits, packed sequences."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from typing import Any, cast
+
+import pytest
+import torch
+from test_attention_gluon_gpu import HEADS, LENGTHS, MASKS, framed, rounded
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError
+from onewave.ops.attention import op
+from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.attention.reference import attention as in_torch
+
+SUITS = torch.cuda.is_available() and (8, 0) <= torch.cuda.get_device_capability() <= (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not SUITS, reason="needs sm_80 to sm_90")]
+NAN = float("nan")
+BF16, FP16 = torch.bfloat16, torch.float16
+MANY, FEW = 1_000_000, 1
+"""Processors for which all tiles are narrow, and wide."""
+
+SWEEP = [(d, dtype, mask) for d, dtype in ((64, BF16), (128, BF16), (128, FP16)) for mask in MASKS]
+SWEEP += [
+    (d, t, mask) for d, t in ((256, BF16), (96, FP16), (80, BF16), (40, FP16), (16, BF16)) for mask in MASKS[1::3]
+]
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any], what: object) -> None:
+    """Error at most twice the low-precision one; log-sums too; exact zeros and -inf; nothing written around."""
+    given = dict(mask)
+    if given.get("sinks"):
+        given["sinks"] = torch.randn(q.shape[1], generator=torch.Generator("cuda").manual_seed(9), device="cuda")
+    batch, heads, length, head_dim = q.shape
+    frame = torch.full((batch, heads, length + 9, head_dim + 8), 7.0, dtype=q.dtype, device="cuda")
+    out = frame[:, :, 4 : 4 + length, :head_dim]
+    _, lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, out=out, return_lse=True, backend="mma", **given))
+    sinks = {"sinks": given["sinks"].double()} if given.get("sinks") is not None else {}
+    exact, exact_lse = in_torch(q.double(), k.double(), v.double(), **given | sinks)
+    if k.shape[2]:
+        allowed = 2 * (rounded(q, k, v, given).double() - exact).abs().max() + 1e-5
+        assert (out.double() - exact).abs().max() <= allowed, what
+    else:
+        assert not out.any(), what
+    assert torch.equal(lse == -math.inf, exact_lse == -math.inf), what
+    finite = torch.isfinite(exact_lse)
+    torch.testing.assert_close(lse[finite].double(), exact_lse[finite], atol=2e-3, rtol=4e-5)
+    out.fill_(7.0)
+    assert (frame == 7.0).all(), what
+
+
+@pytest.mark.parametrize("processors", [FEW, MANY], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("head_dim", "dtype", "mask"), SWEEP)
+def test_every_length_and_mask_agrees_with_float64(
+    head_dim: int, dtype: torch.dtype, mask: dict[str, Any], processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "num_sms", lambda _: processors)
+    draw = random.Random(head_dim)
+    for seed, (num_queries, num_keys) in enumerate(LENGTHS):
+        for heads, kv_heads in draw.sample(HEADS, 2):
+            first = draw.random() < 0.5
+            q = framed((2, heads, num_queries, head_dim), dtype, seed, tokens_first=first)
+            k = framed((2, kv_heads, num_keys, head_dim), dtype, seed + 1, tokens_first=first)
+            v = framed((2, kv_heads, num_keys, head_dim), dtype, seed + 2, tokens_first=first)
+            check(q, k, v, mask, (num_queries, num_keys, heads, kv_heads, first))
+
+
+@pytest.mark.parametrize("head_dim", [40, 128, 256])
+def test_rows_at_any_element_expanded_axes_and_scales_of_any_sign(head_dim: int) -> None:
+    for mask in ({}, {"causal": True}, {"causal": True, "scale": -0.2}, {"scale": 0.0, "window": (30, 40)}):
+        q, k, v = (torch.randn(2, n, 4, head_dim + 3, device="cuda").to(BF16).transpose(1, 2) for n in (200, 333, 333))
+        check(q[..., 1:-2], k[:, :2, :, 2:-1], v[:, 1:3, :, :-3], mask, mask)
+        one = torch.randn(1, 1, 333, head_dim, device="cuda").to(BF16).expand(2, 2, -1, -1)
+        check(q[..., :head_dim].contiguous(), one, one, mask, mask)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, BF16), (128, BF16), (64, FP16), (128, FP16), (256, BF16)])
+def test_hard_logits_stay_exact(head_dim: int, dtype: torch.dtype) -> None:
+    for mask in ({}, {"causal": True}, {"causal": True, "window": 900}):
+        for scale in (1.0, 2.0, 4.0):
+            q = framed((2, 4, 700, head_dim), dtype, 1, tokens_first=False, scale=scale)
+            k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False, scale=scale)
+            v = framed((2, 2, 1500, head_dim), dtype, 3, tokens_first=False)
+            check(q, k, v, mask, scale)
+        for huge in (0, 700, -1):
+            k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False)
+            k[:, :, huge] *= 30
+            check(q / 4, k, v, mask, huge)
+        rise = torch.linspace(0.1, 12, 1500, device="cuda").to(dtype)[:, None]
+        check(q.abs() / 4, k.abs() * rise, v, mask, "rising")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_packed_sequences_equal_each_alone_bit_for_bit(head_dim: int) -> None:
+    ragged = [random.Random(3).randint(1, 700) for _ in range(40)]
+    pairs = [([1, 127, 640, 64, 0, 333],) * 2, ([0, 0, 5, 1000, 2],) * 2, ([300, 17, 1, 200], [1, 500, 0, 333])]
+    for lengths, key_lengths in (*pairs, (ragged, ragged)):
+        for (heads, kv_heads), mask in zip([(8, 2), (3, 3)] * 2, (MASKS[0], MASKS[1], MASKS[5], MASKS[6]), strict=True):
+            q = torch.randn(sum(lengths) + 7, heads, head_dim, device="cuda").to(BF16)
+            k, v = (torch.randn(sum(key_lengths) + 300, kv_heads, head_dim, device="cuda").to(BF16) for _ in "kv")
+            k[sum(key_lengths) :], v[sum(key_lengths) :] = NAN, NAN
+            starts, key_starts = (torch.tensor([0, *n], device="cuda").cumsum(0).int() for n in (lengths, key_lengths))
+            out = torch.full_like(q, 7.0)
+            given = {"return_lse": True, "backend": "mma", **mask}
+            _, lse = cast(
+                "tuple[Tensor, Tensor]",
+                attention_varlen(q, k, v, starts, key_starts, max(lengths), max(key_lengths), out=out, **given),
+            )
+            assert (out[sum(lengths) :] == 7.0).all()
+            for row, (num_queries, num_keys) in enumerate(zip(lengths, key_lengths, strict=True)):
+                at, key_at = int(starts[row]), int(key_starts[row])
+                queries, keys = slice(at, at + num_queries), slice(key_at, key_at + num_keys)
+                alone = [t.transpose(0, 1)[None] for t in (q[queries], k[keys], v[keys])]
+                one, one_lse = cast("tuple[Tensor, Tensor]", attention(*alone, **given))
+                assert torch.equal(one[0].transpose(0, 1), out[queries]), (row, mask)
+                assert torch.equal(one_lse[0], lse[:, queries]), (row, mask)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_rows_bits_depend_on_no_other_row_no_tile_and_no_run(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = framed((3, 16, 900, head_dim), BF16, 0, tokens_first=True)
+    k, v = (framed((3, 4, 900, head_dim), BF16, seed, tokens_first=True) for seed in (1, 2))
+    given = {"causal": True, "return_lse": True, "backend": "mma"}
+    whole, whole_lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, **given))
+    for processors in (FEW, MANY):
+        monkeypatch.setattr(op, "num_sms", lambda _, n=processors: n)
+        for batch, last in ((slice(0, 3), 900), (slice(1, 2), 900), (slice(0, 3), 130), (slice(1, 3), 31)):
+            part, lse = cast("tuple[Tensor, Tensor]", attention(q[batch, :, 900 - last :], k[batch], v[batch], **given))
+            assert torch.equal(part, whole[batch, :, 900 - last :])
+            assert torch.equal(lse, whole_lse[batch, :, 900 - last :])
+    differ = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        differ += (attention(q, k, v, causal=True, backend="mma") != whole).sum()
+    assert differ.item() == 0
+
+
+def test_a_captured_call_replays_and_follows_its_inputs() -> None:
+    q, k, v = (torch.randn(2, n, 300, 128, device="cuda").to(BF16) for n in (8, 2, 2))
+    attention(q, k, v, causal=True, backend="mma")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attention(q, k, v, causal=True, backend="mma")
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    assert torch.equal(cast("Tensor", out), cast("Tensor", attention(q, k, v, causal=True, backend="mma")))
+
+
+RANDOM_SHAPES = """
+import random, torch
+from onewave.ops.attention.op import attention
+draw = random.Random({seed})
+for _ in range(250):
+    group, head_dim = draw.choice([1, 3, 8]), draw.choice([64, 128])
+    b, h, n, m = draw.randint(1, 5), draw.randint(1, 5), draw.randint(1, 3000), draw.randint(1, 3000)
+    q = torch.randn(b, h * group, n, head_dim, device="cuda", dtype=torch.bfloat16) * draw.choice([1, 1, 8])
+    k, v = (torch.randn(b, h, m, head_dim, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+    causal = draw.random() < 0.5
+    out = attention(q, k, v, causal=causal, backend="mma")
+    assert (out.float() - attention(q, k, v, causal=causal, backend="triton").float()).abs().max() < 0.1
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_shapes_agree_with_the_portable_kernel(seed: int) -> None:
+    # In a process of its own: a kernel that does not end can't be stopped otherwise.
+    subprocess.run([sys.executable, "-c", RANDOM_SHAPES.format(seed=seed)], check=True, timeout=200)
+
+
+def test_what_it_does_not_take_is_refused() -> None:
+    q, k, v = (torch.randn(1, 2, 30, 64, device="cuda").to(BF16) for _ in "qkv")
+    with pytest.raises(UnsupportedError, match="neither ALiBi nor bias"):
+        attention(q, k, v, bias=torch.zeros(30, device="cuda"), backend="mma")
