@@ -45,7 +45,7 @@ from onewave.wave.spin import ABSENT, load_words, poll_words, prefetch_lines
 
 __all__ = ["attend", "combine", "heads_memory", "prefetch_split"]
 
-# Blocks of keys (a power of two) between the one that the warps multiply and the one on its way into the second-level cache.
+# Blocks of keys, a power of two, between the one that is multiplied and the one on its way into the second-level cache.
 _AHEAD = gl.constexpr(4)
 # Keys a warp multiplies at a time.
 _KEYS = gl.constexpr(16)

@@ -59,9 +59,6 @@ def exchange_partition(
         if SYNC == 1:
             wait_for_counters(record, waits, counters, totals, epoch, watch, block, first_step + step, XW)
         keep_back = (first_step + step == skipped) & (TEST != 0)
-        loaded = (0, 0, 0)
-        if D > 0:
-            loaded = load_addend(record, 0, batch, (kind >= 4) | keep_back, tokens, places, NB, R, XW)
         chunks = gl.load(record + 3)
         inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, XW))
         if chunks > 0:
@@ -82,8 +79,8 @@ def exchange_partition(
             delay((mixed >> 8) & 16383)
         if kind < 4:
             results = finish_blocks(
-                record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, loaded, batch, keep_back,
-                parts, pfull, pempty, results, DTYPE, NB, R, SPLITS, ACT, GATED, XW, D,
+                record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
+                 pfull, pempty, results, DTYPE, NB, R, SPLITS, ACT, GATED, XW, D,
             )  # fmt: skip
         elif kind < 6:
             if SPLITS > 1:

@@ -120,7 +120,7 @@ def load_addend(
     record, number, batch, keep_back, tokens, places, NB: gl.constexpr, R: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
     """What the step's row block of that number will have added to it, on its way: bias, residual stream or, in its
-    place, words of the embedding, [NB, R] each. Loaded under masks: at the end of a branch they would be waited for."""
+    place, words of the embedding, [NB, R] each."""
     LZ: gl.constexpr = results_rows(R, XW)
     sequence = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))[:, None]
     row = ((gl.load(record + 8) + number) * R + gl.arange(0, R, layout=gl.SliceLayout(0, LZ)))[None, :]
@@ -150,13 +150,11 @@ def addend_of(loaded, record, number, DTYPE: gl.constexpr, R: gl.constexpr, XW: 
 
 @gluon.jit
 def finish_blocks(
-    record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, loaded, batch, keep_back, parts, pfull,
-    pempty, results, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
+    results, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
     GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
-    """Publish a product's row blocks as they come. Returns the number of row blocks so far.
-
-    loaded: the first block's addend, on its way since before the step's activations were there."""
+    """Publish a product's row blocks as they come. Returns the number of row blocks so far."""
     Q: gl.constexpr = 64 // R
     LP: gl.constexpr = results_layout(R, XW)
     LZ: gl.constexpr = results_rows(R, XW)
@@ -171,6 +169,9 @@ def finish_blocks(
     b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
     r = gl.arange(0, R, layout=gl.SliceLayout(0, LZ))
     sequence = b[:, None] + (r * 0)[None, :]
+    if D > 0:
+        # On its way while the first block is being made; under masks, as a branch's end would wait for it.
+        loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, XW)
     for i in range(blocks):
         row_block = first_block + i
         row = (b * 0)[:, None] + (row_block * R + r)[None, :]
