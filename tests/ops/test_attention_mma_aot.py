@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from itertools import product
 from typing import Any
 
@@ -57,6 +59,15 @@ def test_the_products_are_m16n8k16_on_operands_from_ldmatrix_and_movmatrix(repor
         assert report["LDSM.16.M88.4"] == report["LDSM.16.MT88.4"] == steps // columns, name
         # P, block by block, and the output.
         assert report["MOVM"] == (used.keys + used.width) // 8 * columns, name
+
+
+def test_maxima_and_sums_are_butterflies_over_the_eight_lane_groups(reports: dict[str, Any]) -> None:
+    for name, report in reports.items():
+        used = tile(name)
+        distances = re.findall(r"shfl\.sync\.\w+\.b32\s+%r\d+, %r\d+, (\d+),", report["ptx"])
+        # Three steps for each of a thread's queries, two a column of blocks: the max in the loop, the sum after it.
+        queries = used.queries // used.warps // 4
+        assert Counter(distances) == dict.fromkeys(("16", "8", "4"), 2 * queries), name
 
 
 def test_keys_and_values_come_by_cp_async_and_scores_never_touch_shared_memory(reports: dict[str, Any]) -> None:

@@ -16,7 +16,8 @@ import torch
 from attention_mma_aot import compiled
 from attention_oracle import oracle, within_rule
 from mma_launches import Launch, addressed, record
-from ptx_in_numpy import Access, Block, Global, Program
+from ptx_in_numpy import Access, Block, Program
+from ptx_memories import Global
 from torch import Tensor
 
 from onewave.ops.attention.mma_plan import MmaTile, mma_tile
@@ -173,9 +174,6 @@ def test_no_access_of_shared_memory_has_a_bank_conflict(ran: dict[str, Any]) -> 
         kinds = {access.op.split(".")[0] for access in accesses}
         assert {"ldmatrix", "ld"} <= kinds, name
         assert "st" in kinds or "stmatrix" in kinds, name
-        if CASES[name].get("odd"):
-            # Copied element by element, through registers.
-            accesses = {access for access in accesses if access.width > 2}
         for access in accesses:
             for warp in range(0, len(access.addresses), 32):
                 assert conflicts(access.addresses[warp : warp + 32], access.width) == 0, (name, access.op)
