@@ -204,6 +204,7 @@ def test_every_tile_is_read_whole_and_nothing_beyond_it(ran: dict[str, Any]) -> 
         read = {a for access in accesses if access.op.startswith("ldmatrix") for a in access.addresses}
         assert read == set(np.arange(0, tile.shared_bytes, 16).tolist()), name
         assert report["shared"] == tile.shared_bytes
+        assert report["stack"] == 0, name
 
 
 def test_a_rows_bits_do_not_depend_on_how_many_queries_a_tile_has(ran: dict[str, Any]) -> None:
