@@ -16,10 +16,7 @@ _OLDEST, _NEWEST = (8, 0), (9, 0)
 
 @dataclass(frozen=True)
 class MmaTile:
-    """queries and keys of a tile; warps of a program; registers: the most that a thread may have.
-
-    A tile of queries leaves through the memory of K and V, so there are at most twice as many queries as keys.
-    """
+    """queries and keys of a tile; warps of a program; registers: the most that a thread may have."""
 
     width: int
     queries: int
@@ -29,8 +26,8 @@ class MmaTile:
 
     @property
     def shared_bytes(self) -> int:
-        """One tile of K and one of V."""
-        return 4 * self.keys * self.width
+        """One tile of K and one of V; the output leaves through the same memory."""
+        return 2 * self.width * max(2 * self.keys, self.queries)
 
 
 # At 168 registers 3 programs of 4 warps fit an SM, at 128 four, at 96 five, at 80 six. None spills where rows are whole
