@@ -395,10 +395,14 @@ WAVE = (finish, attend, exchange, kernel)
 def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.ModuleType]) -> dict[str, Any]:
     """The kernel's modules with NumPy under their names."""
 
-    def poll(pointers: Pointer, watch: Any, block: Any, step: Any, WORDS: int) -> Array:
+    def loaded(addresses: Array) -> Array:
+        real = addresses != 0
+        return wrapped(np.where(real, gl.memory.load(Pointer(np.where(real, addresses, 256), np.int32)), 0))
+
+    def poll(addresses: Array, watch: Any, block: Any, step: Any, WORDS: int) -> Array:
         waiting = Patience(f"block {int(block)} step {int(step)}: data never came")
         while True:
-            found = gl.memory.load(pointers)
+            found = loaded(addresses)
             if not (found == -1).any():
                 return found
             waiting.look()
@@ -431,7 +435,7 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
     space |= {
         "gl": gl,
         "poll_words": poll,
-        "load_words": lambda pointers, WORDS: gl.memory.load(pointers),
+        "load_words": lambda pointers, WORDS: loaded(pointers),
         "spin_counter": spin,
         "prefetch_lines": lambda pointers, wanted: gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32))),
         "nanoseconds": lambda after: 0,

@@ -330,7 +330,12 @@ def _recorded(calls: Sequence[Callable[[], object]], graph: bool, device: torch.
     recording = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recording):
         run()
-    return recording.replay
+
+    def replay() -> None:
+        assert calls  # The recording reads their tensors, which have to live as long as it does.
+        recording.replay()
+
+    return replay
 
 
 def _lengths(shape: AttentionShape, device: torch.device) -> Tensor:

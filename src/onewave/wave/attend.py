@@ -100,7 +100,7 @@ def queries_and_new(
     first = gl.where(head == GP + 1, gl.load(record + 25), first)
     real = (head < gl.load(record + 22)) | (has_new & ((head == GP) | (head == GP + 1)))
     at = first + half * QUARTER + word
-    pointers = gl.where(real & (at >= 0), new + at, exchange + word % 4 + (at & 0))
+    pointers = gl.where(real & (at >= 0), (new + at).to(gl.int64), 0)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LQ))[:, None]
     pair = gl.arange(0, QUARTER, layout=gl.SliceLayout(0, LQ))[None, :] * 2
     cos0 = gl.load(angles + pair)
@@ -398,7 +398,7 @@ def combine(
         at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
         at = gl.load(record + 4) + split * gl.load(record + 5) + at
         real = (split < used) & (value < count * D)
-        pointers = gl.where(real & (what >= 0), ours + at, exchange + value % 4 + (at & 0))
+        pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
         words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))
         values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
         values = gl.convert_layout(values, LP)

@@ -153,8 +153,6 @@ def load_activations(
     word = gl.arange(0, PC * 64, layout=gl.SliceLayout(0, LX))
     in_slice = ((word // 64) * (Q * 64) + word % 64)[None, :] + ((n // NB) * 64)[:, None]
     sequence = (n % NB)[:, None] + (word * 0)[None, :]
-    # Words that no sequence has read as zeros.
-    nothing = exchange + (word % 4)[None, :] + (n * 0)[:, None]
     given = first < 0
     row = (n % NB).to(gl.int64)
     if given:
@@ -167,7 +165,8 @@ def load_activations(
     squares = gl.zeros([N, PC * 64], gl.float32, LX)
     for chunk in range(chunks):
         at = in_slice + chunk * (PC * Q * 64)
-        pointers = gl.where((at < columns) & (sequence < batch), begin + (row * stride)[:, None] + at, nothing)
+        pointers = (begin + (row * stride)[:, None] + at).to(gl.int64)
+        pointers = gl.where((at < columns) & (sequence < batch), pointers, 0)
         if SYNC == 1:
             words = load_words(pointers, WORDS)
         else:

@@ -312,7 +312,7 @@ def reduce_pieces(
             number = part + group
             there = (number < slices)[:, None] & real[None, :]
             at = base[None, :] + (number * (NB * R))[:, None]
-            pointers = gl.where(there, ours + first + at, exchange + (value % 4)[None, :] + (number * 0)[:, None])
+            pointers = gl.where(there, (ours + first + at).to(gl.int64), 0)
             if SYNC == 1:
                 words = load_words(pointers, GROUP * 4)
             else:

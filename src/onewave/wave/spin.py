@@ -65,7 +65,8 @@ def _look_and_count(flag: str, again: str) -> list[str]:
 
 
 def _poll_text(words: int, waits: bool) -> tuple[str, str]:
-    """Load `words` words a thread in packets of four; if `waits`, again until none of them is absent.
+    """Load `words` words a thread in packets of four; if `waits`, again until none of them is absent. The words behind
+    an address of 0 are zeros: loading them from one place instead would send every block there at once.
 
     Operands: the words; their addresses (every fourth counts); abort word; record; step.
     """
@@ -89,7 +90,9 @@ def _poll_text(words: int, waits: bool) -> tuple[str, str]:
 
     flag, record, step = f"${2 * words}", f"${3 * words}", f"${4 * words}"
     text = ["{", f".reg .pred p; .reg .pred q<{packets}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
-    text += [load(i) for i in range(packets)]
+    for i in range(packets):
+        text += [f"setp.ne.s64 q{i}, ${words + 4 * i}, 0;", *(f"mov.b32 ${4 * i + j}, 0;" for j in range(4))]
+    text += [f"@q{i} {load(i)}" for i in range(packets)]
     if waits:
         text += [*check(), "mov.b32 n, 0;", "WLOOP:", *_look_and_count(flag, "WGO")]
         text += [f"mov.b64 z, ${words};"]
@@ -125,8 +128,10 @@ _SPIN, _SPIN_WITH = (gl.constexpr(text) for text in _counter_text())
 
 @gluon.jit
 def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
-    """int32 words behind `pointers` (four neighbours a packet, 16-byte aligned), WORDS a thread, once all are there."""
-    flag = pointers.to(gl.int64) * 0 + watch.to(gl.int64)
+    """int32 words behind `pointers` (four neighbours a packet, 16-byte aligned), WORDS a thread, once all are there.
+
+    pointers: as int64; 0 for words that are zero."""
+    flag = pointers * 0 + watch.to(gl.int64)
     record = flag + 64 + block * 32
     who = flag.to(gl.int32) * 0 + step
     if WORDS == 32:
@@ -150,7 +155,7 @@ def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
 @gluon.jit
 def load_words(pointers, WORDS: gl.constexpr):
     """The same without waiting."""
-    flag = pointers.to(gl.int64) * 0
+    flag = pointers * 0
     who = flag.to(gl.int32)
     if WORDS == 32:
         return gl.inline_asm_elementwise(
