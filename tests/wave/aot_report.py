@@ -23,7 +23,7 @@ from onewave.wave.launch import ATTENTION_REGISTERS, EXCHANGE_REGISTERS
 from onewave.wave.layout import tile_shape
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-INTEGERS = ("row_step", "batch", "source_stride", "out_stride", "set_words", "skipped")
+INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
 LONGS = ("tokens", "positions", "slots", "places")
 
 

@@ -429,7 +429,8 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
             if isinstance(thing, constexpr):
                 space[name] = thing.value
             elif isinstance(thing, ConstexprFunction):
-                space[name] = lambda *sizes, f=thing.fn: f(*sizes) if f.__annotations__.get("return") == "int" else "rows"
+                number = thing.fn.__annotations__.get("return") == "int"
+                space[name] = thing.fn if number else lambda *sizes: "rows"
             elif isinstance(raw, types.FunctionType):
                 space[name] = types.FunctionType(raw.__code__, space, name, raw.__defaults__)
     space |= {

@@ -23,6 +23,8 @@ class Bench:
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
         self.arguments: dict[str, Any] = {
             "weights": Descriptor(stream.numpy()),
+            "easy": put(program.easy),
+            "easy_words": program.easy.shape[1],
             "steps": put(steps),
             "lanes": put(program.lanes),
             "exchange": put(exchange),

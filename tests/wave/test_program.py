@@ -34,8 +34,8 @@ def lowered(deal: Deal, workers: int, *, mode: Mode = Mode.STATIC) -> TaskTable:
 
 @pytest.mark.parametrize(("batch", "head_dim"), [(b, d) for d in (0, 32, 64, 128) for b in range(1, 17 if d else 65)])
 def test_every_shape_fits_shared_memory_with_a_ring_of_seven_tiles_or_more(batch: int, head_dim: int) -> None:
-    shape = tile_shape(batch, head_dim=head_dim, heads=4)
-    used = shape.ring * TILE_BYTES + shape.slots * shape.chunk_bytes + 512 * shape.batch + heads_bytes(head_dim, 4)
+    shape = tile_shape(batch, head_dim=head_dim)
+    used = shape.ring * TILE_BYTES + shape.slots * shape.chunk_bytes + 512 * shape.batch + heads_bytes(head_dim)
     assert used <= 227 * 1024 - 1024
     assert shape.ring >= 7
     assert batch <= shape.batch

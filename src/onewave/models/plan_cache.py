@@ -62,6 +62,7 @@ def save_program(program: WaveProgram, path: Path) -> bool:
         lanes=program.lanes,
         waits=program.waits,
         totals=program.totals,
+        easy=program.easy,
         counts=np.array([len(program.stream[name]) for name in weights], dtype=np.int64),
         stream=np.concatenate([np.zeros((0, 3)), *program.stream.values()]).astype(np.int32),
     )
@@ -114,6 +115,7 @@ def _program(arrays: dict[str, NDArray[Any]]) -> WaveProgram:
         lanes=arrays["lanes"],
         waits=arrays["waits"],
         totals=arrays["totals"],
+        easy=arrays["easy"],
         stream=dict(zip(text["weights"], pieces, strict=True)),
         stream_tiles=stream_tiles,
         set_words=set_words,

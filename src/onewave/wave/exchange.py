@@ -25,7 +25,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from onewave.wave.attend import attend, combine, prefetch_split
 from onewave.wave.finish import (
     finish_blocks,
-    load_addend,
     reduce_pieces,
     results_over_sequences,
     to_float,

@@ -2,7 +2,8 @@
 
 loader (1 warp)      streams the block's weight tiles, packed in the order in which they are used, through a ring of
                      16 KiB slots. It waits for free slots and, so that the queues in front of L2 stay short, for the
-                     tile FLIGHT places earlier to have landed. It never waits for activations.
+                     tile FLIGHT places earlier to have landed, or, of tiles that have time, for the one before. It
+                     never waits for activations.
 multiply (4 warps)   for every product step: wait for the step's activations once, then for each tile; wgmma straight
                      from the ring, sums over K in registers; the finished row block goes to shared memory.
 exchange (8 warps)   brings each step's activations into shared memory, finishes and publishes row blocks, adds up
@@ -40,12 +41,22 @@ __all__ = ["wave_kernel"]
 
 
 @gluon.jit
-def load_partition(weights, ring, full, empty, num_tiles, first_row, row_step, S: gl.constexpr, FLIGHT: gl.constexpr):
+def load_partition(
+    weights, easy, ring, full, empty, num_tiles, first_row, row_step, S: gl.constexpr, FLIGHT: gl.constexpr,
+):  # fmt: skip
+    first_easy = gl.load(easy)
+    last_easy = gl.load(easy + 1)
     for tile in range(num_tiles):
         slot = tile % S
         mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
         if FLIGHT < S:
             landed = tile - FLIGHT
+            if tile >= first_easy:
+                landed = tile - 1
+                if tile == last_easy:
+                    easy += 2
+                    first_easy = gl.load(easy)
+                    last_easy = gl.load(easy + 1)
             if landed >= 0:
                 mbarrier.wait(full.index(landed % S), (landed // S) & 1)
         mbarrier.expect(full.index(slot), 16384)
@@ -113,10 +124,11 @@ def multiply_partition(
         chunks_before += chunks
 
 
-@gluon.jit(do_not_specialize=["row_step", "batch", "source_stride", "out_stride", "set_words", "skipped"])
+@gluon.jit(do_not_specialize=["row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped"])
 def wave_kernel(
-    weights, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
-    tokens, positions, slots, places, row_step, batch, source_stride, out_stride, set_words, skipped,
+    weights, easy, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
+    tokens, positions, slots, places, row_step, easy_words, batch, source_stride, out_stride, set_words,
+    skipped,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr,
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
@@ -125,7 +137,8 @@ def wave_kernel(
 ):  # fmt: skip
     """Run every block's steps once.
 
-    weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of [128, 64]. steps, lanes: see program.py.
+    weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of [128, 64]. easy: see program.py,
+    easy_words a block. steps, lanes: see program.py.
     source: the caller's activations as int32 words. exchange: 64 zero words, then two sets of set_words words. out: the
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
     sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch]
@@ -184,7 +197,12 @@ def wave_kernel(
                     SCALE,
                 ),
             ),
-            (load_partition, (weights, ring, full, empty, num_tiles, first_row, row_step, S, FLIGHT)),
+            (
+                load_partition,
+                (
+                    weights, easy + block * easy_words, ring, full, empty, num_tiles, first_row, row_step, S, FLIGHT,
+                ),
+            ),
         ],
         [XW, 1],
         [XREGS, 24],

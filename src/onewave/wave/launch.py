@@ -129,6 +129,7 @@ class Wave:
             # One record more: each step looks at the next one's kind.
             for words in (np.pad(program.steps, ((0, 1), (0, 0))), program.lanes, _padded(program.totals))
         )
+        self._easy = torch.from_numpy(program.easy).to(device)
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
         self._constants = self._kernel_constants(activation)
@@ -268,6 +269,7 @@ class Wave:
         dtype = self._stream.dtype
         wave_kernel[(self.program.workers,)](
             self._descriptor,
+            self._easy,
             self._steps,
             self._lanes,
             x.view(torch.int32),
@@ -282,6 +284,7 @@ class Wave:
             *(sequences or (self._places,) * 3),
             self._places,
             self.program.workers * 128,
+            self.program.easy.shape[1],
             len(x if sequences is None else sequences[0]),
             x.stride(0) // 2,
             out.stride(0) * out.element_size() // 4,

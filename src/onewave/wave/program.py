@@ -23,6 +23,11 @@ from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Comb
 
 __all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
 
+# Tiles that come one by one while attention runs, as the ring will be full in time all the same: with less in flight
+# every hand-off is faster.
+_EASY = 8
+_EASY_AFTER = 0
+
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
@@ -43,8 +48,9 @@ class WaveProgram:
     """A table as arrays. Nothing in it depends on a device.
 
     steps: int32 [steps, 16]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
-    totals: int32 [counters]. stream: weight -> [tiles, 3] of (row block, column tile, place); place is a tile's number
-    in the packed stream, of stream_tiles. names: each step's task, for people. regions: the exchange's tensors.
+    totals: int32 [counters]. easy: int32 [workers, 2 n], the first and the last of each run of tiles that have time,
+    then 2^31 - 1 twice. stream: weight -> [tiles, 3] of (row block, column tile, place); place is a tile's number in
+    the packed stream, of stream_tiles. names: each step's task, for people. regions: the exchange's tensors.
     """
 
     shape: TileShape
@@ -52,6 +58,7 @@ class WaveProgram:
     lanes: Words
     waits: Words
     totals: Words
+    easy: Words
     stream: Mapping[str, Ints]
     stream_tiles: int
     set_words: int
@@ -116,10 +123,13 @@ def build_program(
     names: list[str] = []
     phases: list[str] = []
     tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
+    attended = {operation.target for operation in operations.values() if isinstance(operation, Combination)}
+    easy: list[list[int]] = []
     at = 0
     for worker, queue in enumerate(table.queues):
         lanes[worker, 2:] = (at, len(queue))
         count = 0
+        easy.append([])
         for row in queue.tolist():
             task = graph.tasks[int(table.task[row])]
             operation = operations.get(task.name)
@@ -136,6 +146,10 @@ def build_program(
             waits += mine
             record[Word.POST] = _post(table, row)
             if isinstance(operation, Operation) and operation.weight is not None:
+                if operation.source in attended:
+                    # While attention runs the ring fills up and waits for this step.
+                    full = count + shape.ring
+                    easy[-1] += [full - _EASY, full - 1 + min(_EASY_AFTER, blocks * int(record[Word.TILES]))]
                 begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
                 for block in range(first, first + blocks):
                     for tile in range(int(record[Word.TILES])):
@@ -157,6 +171,7 @@ def build_program(
         lanes=lanes,
         waits=np.array(waits, dtype=np.int32).reshape(-1, 2),
         totals=table.totals.astype(np.int32),
+        easy=_rows_of(easy),
         stream=_stream(tiles, workers),
         stream_tiles=int(lanes[:, 0].max(initial=0)) * workers,
         set_words=max((-(-(region.first + region.words) // 32) * 32 for region in regions), default=0),
@@ -179,6 +194,14 @@ def _mark_prefetches(steps: Words) -> None:
         free = [product for product in before[-2:] if not steps[product, Word.PREFETCH]]
         if free:
             steps[free[0], Word.PREFETCH] = at - free[0]
+
+
+def _rows_of(lists: Sequence[Sequence[int]]) -> Words:
+    """Lists as rows of one array, each ended by at least two 2^31 - 1."""
+    found = np.full((len(lists), max(map(len, lists)) + 2), 2**31 - 1, dtype=np.int32)
+    for row, values in zip(found, lists, strict=True):
+        row[: len(values)] = values
+    return found
 
 
 def _check_hand_offs(graph: TileGraph, table: TaskTable, exchanged: set[str]) -> None:
