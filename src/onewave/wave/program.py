@@ -23,10 +23,10 @@ from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Comb
 
 __all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
 
-# Tiles that come one by one while attention runs, as the ring will be full in time all the same: with less in flight
-# every hand-off is faster.
-_EASY = 8
-_EASY_AFTER = 0
+# Before and while attention runs, a ring of tiles and so many more come one by one: the ring will be full in time all the
+# same, and with less in flight every hand-off is faster. Likewise the tiles behind a step of no more than _SHORT tiles.
+_EASY = 0
+_SHORT = 4
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -147,9 +147,9 @@ def build_program(
             record[Word.POST] = _post(table, row)
             if isinstance(operation, Operation) and operation.weight is not None:
                 if operation.source in attended:
-                    # While attention runs the ring fills up and waits for this step.
-                    full = count + shape.ring
-                    easy[-1] += [full - _EASY, full - 1 + min(_EASY_AFTER, blocks * int(record[Word.TILES]))]
+                    # While attention runs the ring fills up and waits for this step; if that is short, also after it.
+                    full, mine = count + shape.ring, blocks * int(record[Word.TILES])
+                    easy[-1] += [full - shape.ring - _EASY, full - 1 + (mine if mine <= _SHORT else 0)]
                 begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
                 for block in range(first, first + blocks):
                     for tile in range(int(record[Word.TILES])):
