@@ -23,10 +23,8 @@ from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Comb
 
 __all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
 
-# Before and while attention runs, a ring of tiles and so many more come one by one: the ring will be full in time all the
-# same, and with less in flight every hand-off is faster. Likewise the tiles behind a step of no more than _SHORT tiles.
-_EASY = 0
-_SHORT = 4
+# Tiles of a worker in a step that counts as short: it takes about as long as the hand-off before it.
+_SHORT = 8
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -130,6 +128,7 @@ def build_program(
         lanes[worker, 2:] = (at, len(queue))
         count = 0
         easy.append([])
+        before = 0
         for row in queue.tolist():
             task = graph.tasks[int(table.task[row])]
             operation = operations.get(task.name)
@@ -147,9 +146,12 @@ def build_program(
             record[Word.POST] = _post(table, row)
             if isinstance(operation, Operation) and operation.weight is not None:
                 if operation.source in attended:
-                    # While attention runs the ring fills up and waits for this step; if that is short, also after it.
-                    full, mine = count + shape.ring, blocks * int(record[Word.TILES])
-                    easy[-1] += [full - shape.ring - _EASY, full - 1 + (mine if mine <= _SHORT else 0)]
+                    # While attention runs the ring fills up and waits for this step. If the steps on either side of
+                    # attention are short, there is time as well for the tiles of the one and those behind the other.
+                    mine = blocks * int(record[Word.TILES])
+                    last = count + shape.ring - 1 + (mine if mine <= _SHORT else 0)
+                    easy[-1] += [count - (before if before <= _SHORT else 0), last]
+                before = blocks * int(record[Word.TILES])
                 begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
                 for block in range(first, first + blocks):
                     for tile in range(int(record[Word.TILES])):
