@@ -250,12 +250,19 @@ def keys_operand(words, DTYPE: gl.constexpr, D: gl.constexpr, KW: gl.constexpr, 
 
 
 @gluon.jit
-def values_operand(words, DTYPE: gl.constexpr, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, B: gl.constexpr):
-    """Values as operand B of weights times values, [XW, KW, D], its columns named as in merge_warps."""
+def values_operand(words, DTYPE: gl.constexpr, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, A: gl.constexpr):
+    """Values as operand A of values times weights, [XW, D, KW], its rows named as in merge_warps."""
     LOW: gl.constexpr = min(4, D // 16)
     HIGH: gl.constexpr = D // (16 * LOW)
     both = values16(gl.reshape(words, [XW, KW, HIGH, 8, LOW]), DTYPE)
-    return gl.convert_layout(gl.reshape(gl.permute(both, (0, 1, 2, 4, 5, 3)), [XW, KW, D]), B)
+    return gl.convert_layout(gl.reshape(gl.permute(both, (0, 2, 4, 5, 3, 1)), [XW, D, KW]), A)
+
+
+@gluon.jit
+def first_rows(score, KW: gl.constexpr, XW: gl.constexpr):
+    """The 8 of a product's 16 rows that can be heads, [XW, 8, KW]."""
+    used, unused = gl.split(gl.permute(gl.reshape(score, [XW, 2, 8, KW]), (0, 2, 3, 1)))
+    return used
 
 
 @gluon.jit
@@ -273,7 +280,6 @@ def attend_keys(
     ACC: gl.constexpr = product(XW)
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
-    LM: gl.constexpr = gl.SliceLayout(2, ACC)
     cached = gl.minimum(end, position.to(gl.int32))
     has_new = end > cached
     k_words = load_keys(k_rows, begin, cached, D, KW, XW, LK)
@@ -295,10 +301,11 @@ def attend_keys(
         writes = (gl.load(record + 21) > 0) & (keep_back == 0)
         gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
     gl.thread_barrier()
-    number = gl.expand_dims(numbers(KW, XW, gl.SliceLayout(1, ACC)), 1)
-    peak = gl.full([XW, 16], float("-inf"), gl.float32, LM)
-    mass = gl.zeros([XW, 16], gl.float32, LM)
-    acc = gl.zeros([XW, 16, D], gl.float32, ACC)
+    LS: gl.constexpr = first_rows(gl.zeros([XW, 16, KW], gl.float32, ACC), KW, XW).type.layout
+    number = gl.expand_dims(numbers(KW, XW, gl.SliceLayout(1, LS)), 1)
+    peak = gl.full([XW, 8], float("-inf"), gl.float32, gl.SliceLayout(2, LS))
+    mass = gl.zeros([XW, 8], gl.float32, gl.SliceLayout(2, LS))
+    acc = gl.zeros([XW, D, 8], gl.float32, ACC)
     for at in range(begin, end, XW * KW):
         if has_new:
             k_words = new_row(k_words, fresh.index(GP), at, cached, D, KW, XW, LK)
@@ -307,7 +314,8 @@ def attend_keys(
         q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], DTYPE, A))
         prefetch_keys(k_rows, v_rows, at + _AHEAD * (XW * KW), cached, XW * KW, D, XW)
         k = keys_operand(k_words, DTYPE, D, KW, XW, B)
-        score = mma_v2(q, k, gl.zeros([XW, 16, KW], gl.float32, ACC)) * (SCALE * 1.4426950408889634)
+        score = mma_v2(q, k, gl.zeros([XW, 16, KW], gl.float32, ACC))
+        score = first_rows(score, KW, XW) * (SCALE * 1.4426950408889634)
         # Loaded as soon as their registers are free: both in one place would not fit at head_dim 128.
         k_words = load_keys(k_rows, at + XW * KW, cached, D, KW, XW, LK)
         score = gl.where(at + number < end, score, float("-inf"))
@@ -316,17 +324,15 @@ def attend_keys(
         weight = gl.exp2(score - finite[:, :, None])
         fade = gl.exp2(peak - finite)
         mass = mass * fade + gl.sum(weight, axis=2)
-        v = values_operand(v_words, DTYPE, D, KW, XW, B)
-        acc = mma_v2(gl.convert_layout(weight.to(DTYPE), A), v, acc * fade[:, :, None])
+        # Transposed, so that the heads are the narrow side and the weights' registers the operand's.
+        v = values_operand(v_words, DTYPE, D, KW, XW, A)
+        p = gl.convert_layout(gl.permute(weight.to(DTYPE), (0, 2, 1)), B)
+        acc = mma_v2(v, p, acc * gl.convert_layout(fade, gl.SliceLayout(1, ACC))[:, None, :])
         v_words = load_keys(v_rows, at + XW * KW, cached, D, KW, XW, LV)
         peak = higher
-    # Of a product's 16 rows the first 8 can be heads.
-    peak, no_peak = gl.split(gl.permute(gl.reshape(peak, [XW, 2, 8]), (0, 2, 1)))
-    mass, no_mass = gl.split(gl.permute(gl.reshape(mass, [XW, 2, 8]), (0, 2, 1)))
-    acc, no_acc = gl.split(gl.permute(gl.reshape(acc, [XW, 2, 8, D]), (0, 2, 3, 1)))
     scales.index(0).store(peak)
     scales.index(1).store(mass)
-    xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).store(acc)
+    xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).store(gl.permute(acc, (0, 2, 1)))
     gl.thread_barrier()
 
 
