@@ -111,7 +111,8 @@ class Step:
         peak = scores.max(axis=1, initial=-1e30)
         weights = np.exp(scores - peak[:, None])
         part = np.concatenate((peak[:, None], weights.sum(axis=1)[:, None], weights @ values), axis=1)
-        return [part, part[:1, :1]] if cache["last"] else [part]
+        parts = [part[first : first + groups.merged] for first in range(0, len(part), groups.merged)]
+        return [*parts, part[:1, :1]] if cache["last"] else parts
 
     def combine(self, reads: Tiles) -> list[np.ndarray]:
         parts = np.stack(reads)  # [splits, heads, 2 + dim]
@@ -176,6 +177,7 @@ def test_the_table_gives_the_forward_passs_logits(workers: int, seed: int, monke
 
 
 def with_places(reads: Tiles, step: Step) -> list[Any]:
-    """Attended tiles [heads, dim], unit by unit, as one row."""
-    row = np.concatenate([tile.reshape(1, -1) for tile in reads[: step.groups.count]], axis=1)
-    return [placed(0, row), *reads[step.groups.count :]]
+    """Attended tiles [heads, dim], unit by unit and part by part, as one row."""
+    tiles = sum(len(step.groups.parts_of(group)) for group in range(step.groups.count))
+    row = np.concatenate([tile.reshape(1, -1) for tile in reads[:tiles]], axis=1)
+    return [placed(0, row), *reads[tiles:]]

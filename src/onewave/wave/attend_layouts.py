@@ -71,7 +71,7 @@ def key_words(keys: int, dim: int, warps: int) -> Any:
     return gl.DistributedLinearLayout(
         reg_bases=[*bits(2, 1, 4), *bits(1, 8, keys), *bits(2, 16, words)],
         lane_bases=[*bits(2, 4, 16), *bits(1, 1, 8)],
-        warp_bases=bits(0, 1, warps),
+        warp_bases=[*bits(0, 1, warps)],
         block_bases=[],
         shape=[warps, keys, words],
     )
@@ -85,7 +85,7 @@ def value_words(keys: int, dim: int, warps: int) -> Any:
     return gl.DistributedLinearLayout(
         reg_bases=[*bits(2, 1, low), *bits(1, 1, 2), *bits(1, 8, keys), *bits(2, 8 * low, words)],
         lane_bases=[*bits(1, 2, 8), *bits(2, low, 8 * low)],
-        warp_bases=bits(0, 1, warps),
+        warp_bases=[*bits(0, 1, warps)],
         block_bases=[],
         shape=[warps, keys, words],
     )

@@ -14,7 +14,7 @@ from itertools import pairwise
 from onewave.tiles.builders import Builder
 from onewave.tiles.graph import Tile
 from onewave.wave.layout import TileShape
-from onewave.wave.operations import INPUT, AnyOperation, Attention, Combination, Operation
+from onewave.wave.operations import INPUT, AnyOperation, Attention, Operation
 from onewave.wave.program import slice_bounds
 
 __all__ = ["Deal"]
@@ -94,10 +94,12 @@ class Deal:
         operation = self.operations[name]
         assert not isinstance(operation, Operation)
         groups = operation.groups
-        pieces = groups.splits if isinstance(operation, Attention) else operation.parts
-        units = [(unit, piece) for unit in range(groups.count * self.batch) for piece in range(pieces)]
-        if isinstance(operation, Combination):
-            units = [(unit, part) for unit, part in units if operation.heads_of(unit % groups.count, part)]
+        split = isinstance(operation, Attention)
+        units = [
+            (unit, piece)
+            for unit in range(groups.count * self.batch)
+            for piece in range(groups.splits if split else len(groups.parts_of(unit % groups.count)))
+        ]
         for number, (unit, piece) in enumerate(units):
             self._unit(number * self.workers // len(units), name, unit, piece)
 
@@ -181,7 +183,8 @@ class Deal:
         if isinstance(operation, Attention):
             if operation.target not in self.build.tensors:
                 units = groups.count * self.batch
-                self.build.tensor(operation.target, (units, groups.splits), (1, 1), 4 * groups.part_words)
+                pieces = units * (groups.size // groups.merged)
+                self.build.tensor(operation.target, (pieces, groups.splits), (1, 1), 4 * groups.merged * (dim + 4))
             kv_head, head, heads = group // groups.of_kv_head, groups.first_head(group), groups.heads_of(group)
             at = (head, groups.heads + kv_head, groups.heads + groups.kv_heads + kv_head)
             ends = (head + heads, at[1] + 1, at[2] + 1)
@@ -196,16 +199,20 @@ class Deal:
                 self.build.tensor(cache, (units, groups.splits), (1, 1))
                 self.build.tensor(fresh, (units, 1), (1, 1))
             reads = (*dict.fromkeys(found), (cache, (unit, split)))
-            writes: tuple[Tile, ...] = ((operation.target, (unit, split)),)
+            first = unit * (groups.size // groups.merged)
+            writes: tuple[Tile, ...] = tuple(
+                (operation.target, (first + part, split)) for part in range(len(groups.parts_of(group)))
+            )
             if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
                 writes += ((fresh, (unit, 0)),)
         else:
-            head, heads = groups.first_head(group) + split * groups.merged, operation.heads_of(group, split)
+            head, heads = groups.first_head(group) + split * groups.merged, groups.parts_of(group)[split]
+            pieces = groups.size // groups.merged
             if operation.target not in self.build.tensors:
-                pieces = groups.count * self.batch * operation.parts
-                self.build.tensor(operation.target, (1, pieces), (1, 1), 2 * groups.merged * dim)
-            reads = tuple((operation.source, (unit, k)) for k in range(groups.splits))
-            writes = ((operation.target, (0, unit * operation.parts + split)),)
+                units = groups.count * self.batch
+                self.build.tensor(operation.target, (1, units * pieces), (1, 1), 2 * groups.merged * dim)
+            reads = tuple((operation.source, (unit * pieces + split, k)) for k in range(groups.splits))
+            writes = ((operation.target, (0, unit * pieces + split)),)
             self._spans.setdefault(operation.target, []).append((head * dim, (head + heads) * dim, writes[0]))
         flops = 4 * heads * dim
         made = self.build.task(name, reads, writes, flops, phase=name, index=(unit, 1, split))

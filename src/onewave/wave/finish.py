@@ -169,6 +169,7 @@ def finish_blocks(
     b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
     r = gl.arange(0, R, layout=gl.SliceLayout(0, LZ))
     sequence = b[:, None] + (r * 0)[None, :]
+    loaded = (0, 0, 0)
     if D > 0:
         # On its way while the first block is being made; under masks, as a branch's end would wait for it.
         loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, XW)

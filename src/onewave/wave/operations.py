@@ -106,6 +106,11 @@ class HeadGroups:
         """Query heads that the group really has."""
         return min(self.size, self.per_kv_head - group % self.of_kv_head * self.size)
 
+    def parts_of(self, group: int) -> list[int]:
+        """Query heads of each combining task of the group."""
+        heads = self.heads_of(group)
+        return [min(self.merged, heads - first) for first in range(0, heads, self.merged)]
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -129,16 +134,6 @@ class Combination:
     source: str
     target: str
     window: int | None = None
-
-    @property
-    def parts(self) -> int:
-        """Tasks of a unit."""
-        return self.groups.size // self.groups.merged
-
-    def heads_of(self, group: int, part: int) -> int:
-        """Query heads that a part of a group really has; may be 0."""
-        merged = self.groups.merged
-        return min(merged, max(0, self.groups.heads_of(group) - part * merged))
 
 
 AnyOperation = Operation | Attention | Combination

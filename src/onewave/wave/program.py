@@ -314,7 +314,7 @@ def _attention_record(operation: Attention | Combination, unit: int, split: int,
     record[Word.WINDOW] = operation.window or 0
     if isinstance(operation, Combination):
         head = split * groups.merged
-        record[Word.KIND], record[Word.HEADS] = Kind.COMBINE, operation.heads_of(group, split)
+        record[Word.KIND], record[Word.HEADS] = Kind.COMBINE, groups.parts_of(group)[split]
         record[Word.SOURCE] = source.first + unit * groups.splits * groups.part_words + head * (groups.head_dim + 4)
         record[Word.SOURCE_STRIDE] = groups.part_words
         record[Word.TARGET] = target.first + sequence * target.stride + (first_head + head) * half
