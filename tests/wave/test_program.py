@@ -157,7 +157,7 @@ def test_a_stalled_launch_is_told_as_task_counter_expected_and_got() -> None:
         words[at + 2 : at + 4] = np.array([address], dtype=np.uint64).view(np.int32)
         words[at + 4 : at + 6] = (expected, got)
 
-    record(1, 2, exchange + 4 * (64 + program.set_words + 3), 0, -1)
+    record(1, 2, exchange + 4 * (program.set_words + 3), 0, -1)
     record(2, 1, counters + 4 * 5, 7, 6)
     found = stalls(program, words, exchange, counters)
     assert found[0] == {

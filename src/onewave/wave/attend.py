@@ -82,7 +82,7 @@ def split_of_keys(record, length):
 
 @gluon.jit
 def queries_and_new(
-    record, new, angles, layer, has_new, exchange, places, watch, block, step,
+    record, new, angles, layer, has_new, places, watch, block, step,
     DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
@@ -137,7 +137,7 @@ def queries_and_new(
 
 @gluon.jit
 def attend(
-    record, exchange, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, xs,
+    record, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, xs,
     DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
@@ -150,7 +150,7 @@ def attend(
         k_rows, v_rows = rows_of_cache(record, slots, places)
         new = ours + gl.load(record + 4) + b * gl.load(record + 5)
         attend_keys(
-            record, new, k_rows, v_rows, begin, end, position, layer, exchange, places, watch, block, step,
+            record, new, k_rows, v_rows, begin, end, position, layer, places, watch, block, step,
             keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
         )  # fmt: skip
         merge_warps(record, ours, theirs, keep_back, heads, xs, D, GP, XW)
@@ -267,7 +267,7 @@ def first_rows(score, KW: gl.constexpr, XW: gl.constexpr):
 
 @gluon.jit
 def attend_keys(
-    record, new, k_rows, v_rows, begin, end, position, layer, exchange, places, watch, block, step, keep_back, heads,
+    record, new, k_rows, v_rows, begin, end, position, layer, places, watch, block, step, keep_back, heads,
     xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
@@ -286,7 +286,7 @@ def attend_keys(
     v_words = load_keys(v_rows, begin, cached, D, KW, XW, LV)
     angles = place_of(places, 1, gl.float32) + position * D
     words = queries_and_new(
-        record, new, angles, layer, has_new, exchange, places, watch, block, step,
+        record, new, angles, layer, has_new, places, watch, block, step,
         DTYPE, D, GP, QKNORM, EPS, SYNC, XW,
     )  # fmt: skip
     some = queries._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], query_rows(4, D))
@@ -384,7 +384,7 @@ def clear_words(pointer, count, XW: gl.constexpr):
 
 @gluon.jit
 def combine(
-    record, exchange, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
+    record, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
     D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
     """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention."""

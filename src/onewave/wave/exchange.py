@@ -44,8 +44,8 @@ def exchange_partition(
     XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr,
     EPS: gl.constexpr, SCALE: gl.constexpr,
 ):  # fmt: skip
-    ours = exchange + 64 + (epoch & 1).to(gl.int64) * set_words
-    theirs = exchange + 64 + ((epoch & 1) ^ 1).to(gl.int64) * set_words
+    ours = exchange + (epoch & 1).to(gl.int64) * set_words
+    theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
     chunks_before = 0
     results = 0
     kind = gl.load(steps)
@@ -62,7 +62,7 @@ def exchange_partition(
         inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, XW))
         if chunks > 0:
             inverse_rms = load_activations(
-                record, chunks, chunks_before, source, exchange, ours, tokens, places, watch, block, first_step + step,
+                record, chunks, chunks_before, source, ours, tokens, places, watch, block, first_step + step,
                 batch, source_stride, xs, xfull, xempty, DTYPE, NB, R, XS, PC, SYNC, XW, D, EPS,
             )  # fmt: skip
         chunks_before += chunks
@@ -84,19 +84,19 @@ def exchange_partition(
         elif kind < 6:
             if SPLITS > 1:
                 reduce_pieces(
-                    record, kind, exchange, ours, theirs, out, out_stride, tokens, places, watch, block,
+                    record, kind, ours, theirs, out, out_stride, tokens, places, watch, block,
                     first_step + step, batch, keep_back, DTYPE, NB, R, SPLITS, ACT, GATED, SYNC, XW, D,
                 )  # fmt: skip
         else:
             if D > 0:
                 if kind == 6:
                     attend(
-                        record, exchange, ours, theirs, positions, slots, places, watch, block, first_step + step,
+                        record, ours, theirs, positions, slots, places, watch, block, first_step + step,
                         batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
                     )  # fmt: skip
                 else:
                     combine(
-                        record, exchange, ours, theirs, positions, watch, block, first_step + step, batch, keep_back,
+                        record, ours, theirs, positions, watch, block, first_step + step, batch, keep_back,
                         DTYPE, D, CH, KSPLITS, SYNC, XW,
                     )  # fmt: skip
         gl.thread_barrier()
@@ -129,7 +129,7 @@ def wait_for_counters(record, waits, counters, totals, epoch, watch, block, step
 
 @gluon.jit
 def load_activations(
-    record, chunks, chunks_before, source, exchange, ours, tokens, places, watch, block, step, batch, source_stride,
+    record, chunks, chunks_before, source, ours, tokens, places, watch, block, step, batch, source_stride,
     xs, xfull, xempty, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip

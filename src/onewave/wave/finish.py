@@ -279,7 +279,7 @@ def put(
 
 @gluon.jit
 def reduce_pieces(
-    record, kind, exchange, ours, theirs, out, out_stride, tokens, places, watch, block, step, batch, keep_back,
+    record, kind, ours, theirs, out, out_stride, tokens, places, watch, block, step, batch, keep_back,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
     GATED: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip

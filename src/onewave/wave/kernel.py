@@ -139,7 +139,7 @@ def wave_kernel(
 
     weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of [128, 64]. easy: see program.py,
     easy_words a block. steps, lanes: see program.py.
-    source: the caller's activations as int32 words. exchange: 64 zero words, then two sets of set_words words. out: the
+    source: the caller's activations as int32 words. exchange: two sets of set_words words. out: the
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
     sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch]
     and places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py. skipped: the step record whose results a test build

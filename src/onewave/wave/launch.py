@@ -35,7 +35,6 @@ ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
 POLLS = 1 << 18
 """Polls of one wait before a launch gives up: a few tenths of a second, where an honest wait takes microseconds."""
 
-_READY_WORDS = 64
 _EXCHANGE_WARPS = 8
 EXCHANGE_REGISTERS = 168
 ATTENTION_REGISTERS = 216
@@ -66,7 +65,6 @@ class _State:
     def reset(self, program: WaveProgram, budget: int) -> None:
         """As before the first launch."""
         self.exchange.fill_(-1)
-        self.exchange[:_READY_WORDS].zero_()
         self.epochs.zero_()
         self.counters.zero_()
         self.host.zero_()
@@ -202,7 +200,7 @@ class Wave:
             return torch.empty(count, dtype=torch.int32, device=self.device)
 
         made = _State(
-            exchange=words(_READY_WORDS + 2 * program.set_words),
+            exchange=words(max(1, 2 * program.set_words)),
             epochs=words(program.workers),
             counters=words(max(1, len(program.totals))),
             watch=words(len(watch_words(program.workers, 0, 0))),

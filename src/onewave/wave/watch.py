@@ -12,8 +12,6 @@ from onewave.wave.program import Region, WaveProgram
 __all__ = ["HEADER_WORDS", "RECORD_WORDS", "stalls", "watch_words"]
 
 HEADER_WORDS, RECORD_WORDS = 16, 8
-# The exchange begins with words that are always there.
-_READY_WORDS = 64
 _COUNTER, _DATA = 1, 2
 
 
@@ -43,7 +41,7 @@ def stalls(
             entry["counter"] = f"counter {(address - counters_address) // 4}"
             entry["expected"], entry["got"] = int(record[4]), int(record[5])
         else:
-            word = ((address - exchange_address) // 4 - _READY_WORDS) % max(1, program.set_words)
+            word = (address - exchange_address) // 4 % max(1, program.set_words)
             entry["counter"] = _tile_name(program.regions, word)
             entry["expected"], entry["got"] = "data", "none"
         found.append(entry)
