@@ -35,7 +35,7 @@ class Measured:
 
 
 MEASURED: tuple[Measured, ...] = ()
-"""Empty as yet: the kernel for many rows has not run on a card, so `auto` takes two products."""
+"""Empty as yet: the kernel for many rows is right on a card, but no ledger line says where it is ahead."""
 
 
 def measured(
