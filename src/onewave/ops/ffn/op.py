@@ -26,7 +26,7 @@ __all__ = ["ACTIVATIONS", "BACKENDS", "MOST_FUSED_ROWS", "ffn", "pack_ffn"]
 BACKENDS = ("auto", "wave", "chain", "streams", "torch", "reference")
 ACTIVATIONS = ("silu", "gelu", None)
 MOST_FUSED_ROWS = 0
-"""Up to this many rows `auto` runs the wave. None as yet: it is right on a card, but no ledger line says where it is ahead."""
+"""Up to this many rows `auto` runs the wave. None as yet: no ledger line says where it is ahead."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
