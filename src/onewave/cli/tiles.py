@@ -8,7 +8,7 @@ import typer
 
 __all__ = ["tiles"]
 
-FILES = ("tiles_simulate", "tiles_verify", "tiles_lower", "tiles_search")
+FILES = ("tiles_simulate", "tiles_timeline", "tiles_verify", "tiles_lower", "tiles_search")
 
 tiles = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},

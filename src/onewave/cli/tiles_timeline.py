@@ -1,0 +1,38 @@
+"""`onewave tiles timeline`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onewave.cli import options
+from onewave.cli import tiles_tables as tables
+
+__all__ = ["timeline_command"]
+
+
+def timeline_command(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A Trace as JSON.")],
+    as_json: options.Json = False,
+) -> None:
+    """Say where a launch's time goes: each stage, the hand-off before it, and its stragglers, averaged over layers.
+
+    The trace may be measured (bench wave --trace FILE) or simulated (simulate --trace FILE).
+    """
+    from onewave.tiles.timeline import timeline
+
+    found = timeline(tables.read_trace(trace))
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return
+    period = "" if found.period is None else f", a layer every {found.period:,.0f}"
+    heading = f"{found.makespan:,.0f} {found.unit} in all{period}"
+    table = tables.table(heading, "stage", "layers", "tasks", "hand-off, first", "median", "run", "last after median")
+    for stage in found.stages:
+        times = (stage.hand_off, stage.middle_hand_off, stage.run, stage.late)
+        table.add_row(stage.stage, str(stage.layers), str(stage.tasks), *(f"{value:,.0f}" for value in times))
+    tables.show(table)

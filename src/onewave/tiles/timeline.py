@@ -1,0 +1,89 @@
+"""Where the time of a launch goes: stages one after another, the hand-offs between them, and who is late."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from onewave.tiles.trace import Trace
+
+__all__ = ["StageTime", "Timeline", "timeline"]
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """One stage, averaged over its layers; times in the trace's unit.
+
+    after: the stage before it. hand_off: from the last end of the stage before to this one's first start; below 0 where
+    tasks begin before that (and wait inside). middle_hand_off: to the median start. run: of the median task. late: from
+    the median end to the last.
+    """
+
+    stage: str
+    after: str
+    layers: int
+    tasks: int
+    hand_off: float
+    middle_hand_off: float
+    run: float
+    late: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """stages: in the order of their first starts. period: median time from a layer's first stage to the next layer's;
+    None with fewer than two layers. makespan: of the launch."""
+
+    unit: str
+    makespan: float
+    period: float | None
+    stages: tuple[StageTime, ...]
+
+
+def timeline(trace: Trace) -> Timeline:
+    """Take a trace apart by stage: a phase's name without the layer's number at its end. A stage that comes once per
+    layer is averaged over all of them but the first two, if there are more: there the pipeline still fills."""
+    names, group = np.unique(np.array(trace.phase, dtype=object).astype(str), return_inverse=True)
+    phases = [str(name) for name in names.tolist()]
+    members = [np.flatnonzero(group.reshape(-1) == place) for place in range(len(phases))]
+    firsts = [float(trace.start[mine].min()) for mine in members]
+    order = sorted(range(len(phases)), key=lambda place: firsts[place])
+    found: dict[str, list[StageTime]] = {}
+    for before, place in pairwise((None, *order)):
+        assert place is not None
+        last = 0.0 if before is None else float(trace.end[members[before]].max())
+        start, end = trace.start[members[place]], trace.end[members[place]]
+        stage = StageTime(
+            stage=_stage(phases[place]),
+            after="" if before is None else _stage(phases[before]),
+            layers=1,
+            tasks=len(start),
+            hand_off=float(start.min()) - last,
+            middle_hand_off=float(np.median(start)) - last,
+            run=float(np.median(end - start)),
+            late=float(end.max() - np.median(end)),
+        )
+        found.setdefault(stage.stage, []).append(stage)
+    stages = tuple(_mean(layers) for layers in found.values())
+    starts = sorted(first for phase, first in zip(phases, firsts, strict=True) if _stage(phase) == stages[0].stage)
+    period = float(np.median(np.diff(starts))) if len(starts) > 1 else None
+    return Timeline(trace.unit, trace.makespan, period, stages)
+
+
+def _stage(phase: str) -> str:
+    """A phase's name without its layer."""
+    return re.sub(r"\d+$", "", phase) or phase
+
+
+def _mean(layers: list[StageTime]) -> StageTime:
+    """Of a stage's layers, but for the first two if there are more."""
+    counted = layers[2:] if len(layers) > 3 else layers
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(layer, name) for layer in counted]))
+
+    times = {name: mean(name) for name in ("hand_off", "middle_hand_off", "run", "late")}
+    return replace(counted[-1], layers=len(layers), **times)
