@@ -19,7 +19,7 @@ import numpy as np
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, exchange, finish, kernel
+from onewave.wave import attend, combine, exchange, finish, kernel
 
 LIMIT_S = 60.0
 
@@ -388,7 +388,7 @@ def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
         raise min(errors, key=lambda error: isinstance(error, TimeoutError))
 
 
-WAVE = (finish, attend, exchange, kernel)
+WAVE = (finish, combine, attend, exchange, kernel)
 """The modules of the wave kernel."""
 
 

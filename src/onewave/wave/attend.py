@@ -4,7 +4,7 @@ attend: one task is one group of up to GP query heads that share a KV head, one 
 split's first keys and values, and all that queries are rotated with, are on their way before the queries exist; then
 queries, new key and new value are polled at once, normalised and rotated, the new ones appended, and each of the warps
 goes over its own keys on the tensor cores with an online softmax in float32. The warps' results are merged and
-published with their log2-sum-exp2. combine merges the splits.
+published with their log2-sum-exp2; combine.py merges the splits.
 
 Operands never leave registers between device memory and mma: a thread loads 16 bytes of a key or a value, and what they
 count as in the product's inner index (or in its columns, for values) is a matter of naming; queries go by the same
@@ -33,17 +33,16 @@ from onewave.wave.attend_layouts import (
     head_words,
     key_words,
     merged_words,
-    part_packet,
-    part_words,
     product,
     query_rows,
     value_words,
     warps_rows,
 )
+from onewave.wave.combine import clear_words, read_words, split_of_keys
 from onewave.wave.finish import bits16, bits32, place_of, to_float
-from onewave.wave.spin import ABSENT, load_words, poll_words, prefetch_lines
+from onewave.wave.spin import ABSENT, prefetch_lines
 
-__all__ = ["attend", "combine", "heads_memory", "prefetch_split"]
+__all__ = ["attend", "heads_memory", "prefetch_split"]
 
 # Blocks of keys, a power of two, between the one that is multiplied and the one on its way into the second-level cache.
 _AHEAD = gl.constexpr(4)
@@ -58,26 +57,6 @@ def heads_memory(D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr):
     fresh = gl.allocate_shared_memory(gl.int32, [16, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     scales = gl.allocate_shared_memory(gl.float32, [2, XW, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     return queries, fresh, scales
-
-
-@gluon.jit
-def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.constexpr):
-    if SYNC == 1:
-        return load_words(pointers, WORDS)
-    else:
-        return poll_words(pointers, watch, block, step, WORDS)
-
-
-@gluon.jit
-def split_of_keys(record, length):
-    """The first key that is seen, and keys a split. Both depend on the sequence's own length alone, so that its bits do
-    not depend on its company; a short sequence leaves splits empty, as merging them would take longer."""
-    window = gl.load(record + 20)
-    splits = gl.load(record + 17)
-    first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
-    count = length - first_key
-    used = gl.minimum(splits, (count + 127) // 128)
-    return first_key, ((count + used - 1) // used + 15) // 16 * 16
 
 
 @gluon.jit
@@ -370,54 +349,3 @@ def merge_warps(
     at = head * (D + 4) + D + once
     gl.store(ours + at, bits32(lse), mask=shown)
     gl.store(theirs + at, once | ABSENT, mask=shown)
-
-
-@gluon.jit
-def clear_words(pointer, count, XW: gl.constexpr):
-    """Say of `count` words that they have not come yet: a launch before may have had more sequences than this one."""
-    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
-    word = gl.arange(0, XW * 128, layout=LINE)
-    for begin in range(0, count, XW * 128):
-        mine = begin + word < count
-        gl.store(pointer + begin + word, gl.full([XW * 128], ABSENT, gl.int32, LINE), mask=mine)
-
-
-@gluon.jit
-def combine(
-    record, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
-    D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
-):  # fmt: skip
-    """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention."""
-    VALUES: gl.constexpr = CH * D
-    L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
-    LP: gl.constexpr = gl.SliceLayout(0, L3)
-    b = gl.load(record + 8)
-    target = gl.load(record + 9)
-    count = gl.load(record + 22)
-    if b < batch:
-        length = gl.load(positions + b).to(gl.int32) + 1
-        first_key, share = split_of_keys(record, length)
-        used = (length - first_key + share - 1) // share
-        what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
-        split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
-        value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
-        at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
-        at = gl.load(record + 4) + split * gl.load(record + 5) + at
-        real = (split < used) & (value < count * D)
-        pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
-        words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))
-        values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
-        values = gl.convert_layout(values, LP)
-        number = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, LP))[:, None]
-        lses = gl.where(number < used, gl.convert_layout(lses, LP), float("-inf"))
-        weight = gl.exp2(lses - gl.max(lses, axis=0)[None, :])
-        merged = gl.sum(weight * values, axis=0) / gl.sum(weight, axis=0)
-        low, high = gl.split(gl.reshape(merged, [VALUES // 2, 2]))
-        words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
-        LW: gl.constexpr = words.type.layout
-        pair = gl.arange(0, VALUES // 2, layout=LW)
-        shown = (pair < count * (D // 2)) & (keep_back == 0)
-        gl.store(gl.multiple_of(ours + target, 16) + pair, words, mask=shown)
-        gl.store(gl.multiple_of(theirs + target, 16) + pair, words | ABSENT, mask=shown)
-    else:
-        clear_words(theirs + target, count * (D // 2), XW)

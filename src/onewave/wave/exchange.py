@@ -2,7 +2,7 @@
 
 A step begins with its waits (SYNC 1) and the load of its activations into shared memory as operand B, polled word by
 word (SYNC 0); with them, if the step normalises, one over each sequence's root mean square. Then what the step's kind
-says: finish and publish a product's row blocks or a reduction (finish.py), attend or combine (attend.py).
+says: finish and publish a product's row blocks or a reduction (finish.py), attend (attend.py) or combine (combine.py).
 
 Thread layouts: activations [N, chunk words], a thread holding packets of 4 words; results [batch, rows], a thread
 holding 4 neighbouring rows, so that gate and up, or the two halves of a word, meet in one thread.
@@ -22,7 +22,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from onewave.wave.attend import attend, combine, prefetch_split
+from onewave.wave.attend import attend, prefetch_split
+from onewave.wave.combine import combine
 from onewave.wave.finish import (
     finish_blocks,
     reduce_pieces,

@@ -49,7 +49,7 @@ class Kind:
     ATTEND = 6
     """Attention of one group of heads over one split of one sequence's keys; partial results to the exchange."""
     COMBINE = 7
-    """Merge a group's partial results; 16-bit activations to the exchange."""
+    """Merge the splits of a few heads; 16-bit activations to the exchange."""
 
 
 class Flag:

@@ -1,0 +1,95 @@
+"""Combining attention's splits in the wave kernel, and what attending and combining share.
+
+One task merges all splits of a few heads of one sequence, in their order. How many splits a sequence uses follows from
+its length; words of the others are cleared by the tasks that find no keys, and are not read.
+"""
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from onewave.wave.attend_layouts import part_packet, part_words
+from onewave.wave.finish import bits16
+from onewave.wave.spin import ABSENT, load_words, poll_words
+
+__all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
+
+
+@gluon.jit
+def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.constexpr):
+    if SYNC == 1:
+        return load_words(pointers, WORDS)
+    else:
+        return poll_words(pointers, watch, block, step, WORDS)
+
+
+@gluon.jit
+def split_of_keys(record, length):
+    """The first key that is seen, and keys a split. Both depend on the sequence's own length alone, so that its bits do
+    not depend on its company; a short sequence leaves splits empty, as merging them would take longer."""
+    window = gl.load(record + 20)
+    splits = gl.load(record + 17)
+    first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
+    count = length - first_key
+    used = gl.minimum(splits, (count + 127) // 128)
+    return first_key, ((count + used - 1) // used + 15) // 16 * 16
+
+
+@gluon.jit
+def clear_words(pointer, count, XW: gl.constexpr):
+    """Say of `count` words that they have not come yet: a launch before may have had more sequences than this one."""
+    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
+    word = gl.arange(0, XW * 128, layout=LINE)
+    for begin in range(0, count, XW * 128):
+        mine = begin + word < count
+        gl.store(pointer + begin + word, gl.full([XW * 128], ABSENT, gl.int32, LINE), mask=mine)
+
+
+@gluon.jit
+def combine(
+    record, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
+    D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
+):  # fmt: skip
+    """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention."""
+    VALUES: gl.constexpr = CH * D
+    L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
+    LP: gl.constexpr = gl.SliceLayout(0, L3)
+    b = gl.load(record + 8)
+    target = gl.load(record + 9)
+    count = gl.load(record + 22)
+    if b < batch:
+        length = gl.load(positions + b).to(gl.int32) + 1
+        first_key, share = split_of_keys(record, length)
+        used = (length - first_key + share - 1) // share
+        what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
+        split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
+        value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
+        at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
+        at = gl.load(record + 4) + split * gl.load(record + 5) + at
+        real = (split < used) & (value < count * D)
+        pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
+        words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))
+        values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
+        values = gl.convert_layout(values, LP)
+        number = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, LP))[:, None]
+        lses = gl.where(number < used, gl.convert_layout(lses, LP), float("-inf"))
+        weight = gl.exp2(lses - gl.max(lses, axis=0)[None, :])
+        merged = gl.sum(weight * values, axis=0) / gl.sum(weight, axis=0)
+        low, high = gl.split(gl.reshape(merged, [VALUES // 2, 2]))
+        words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
+        LW: gl.constexpr = words.type.layout
+        pair = gl.arange(0, VALUES // 2, layout=LW)
+        shown = (pair < count * (D // 2)) & (keep_back == 0)
+        gl.store(gl.multiple_of(ours + target, 16) + pair, words, mask=shown)
+        gl.store(gl.multiple_of(theirs + target, 16) + pair, words | ABSENT, mask=shown)
+    else:
+        clear_words(theirs + target, count * (D // 2), XW)
