@@ -32,9 +32,9 @@ from onewave.weights.sources import ModelLocation
 __all__ = ["Step", "WaveDecoder", "WaveLoad", "load_for", "load_wave", "self_check", "unsuited"]
 
 _log = logging.getLogger("onewave")
-# Lengths of the self-check's sequences, in turn: one key, few, and more than a split of 16 has.
-_CHECKED_LENGTHS = (1, 19, 40, 7)
-_CHECKED_CAPACITY = 64
+# Lengths of the self-check's sequences, in turn: several splits of 128 keys, one key, a few, a split and a little.
+_CHECKED_LENGTHS = (299, 1, 19, 129)
+_CHECKED_CAPACITY = 320
 # Two 16-bit ways to the same logits differ by about a hundredth; a wrong one by about their size.
 _MOST_DIFFERENCE = 0.05
 
