@@ -87,6 +87,11 @@ def wave(
         cells = (f"{result.seconds.p50 * 1e3:.3f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}", check)
         table.add_row(result.path, str(result.batch), str(result.context), *cells)
     print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *citations)
+    if traced is not None:
+        from onewave.cli.tiles_tables import show_timeline
+        from onewave.tiles.timeline import timeline
+
+        show_timeline(timeline(traced))
 
 
 def bench_ffn(

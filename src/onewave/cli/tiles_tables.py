@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from onewave.tiles.bounds import Bound
+    from onewave.tiles.timeline import Timeline
     from onewave.tiles.trace import Trace
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "read_trace",
     "rejected",
     "show",
+    "show_timeline",
     "table",
     "timing",
     "write_text",
@@ -184,3 +186,14 @@ def rejected(error: VerificationError, as_json: bool) -> typer.Exit:
     else:
         print(f"rejected: {error}")
     return typer.Exit(1)
+
+
+def show_timeline(found: Timeline) -> None:
+    """Print a row a stage."""
+    period = "" if found.period is None else f", a layer every {found.period:,.0f}"
+    heading = f"{found.makespan:,.0f} {found.unit} in all{period}"
+    rows = table(heading, "stage", "layers", "tasks", "hand-off, first", "median", "run", "last after median")
+    for stage in found.stages:
+        times = (stage.hand_off, stage.middle_hand_off, stage.run, stage.late)
+        rows.add_row(stage.stage, str(stage.layers), str(stage.tasks), *(f"{value:,.0f}" for value in times))
+    show(rows)

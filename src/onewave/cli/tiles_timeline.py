@@ -29,10 +29,4 @@ def timeline_command(
     if as_json:
         print(json.dumps(asdict(found)))
         return
-    period = "" if found.period is None else f", a layer every {found.period:,.0f}"
-    heading = f"{found.makespan:,.0f} {found.unit} in all{period}"
-    table = tables.table(heading, "stage", "layers", "tasks", "hand-off, first", "median", "run", "last after median")
-    for stage in found.stages:
-        times = (stage.hand_off, stage.middle_hand_off, stage.run, stage.late)
-        table.add_row(stage.stage, str(stage.layers), str(stage.tasks), *(f"{value:,.0f}" for value in times))
-    tables.show(table)
+    tables.show_timeline(found)
