@@ -289,6 +289,7 @@ def attend_keys(
         if has_new:
             k_words = new_row(k_words, fresh.index(GP), at, cached, D, KW, XW, LK)
             v_words = new_row(v_words, fresh.index(GP + 1), at, cached, D, KW, XW, LV)
+        # Read for every block: at head_dim 128 there are no registers to keep them in.
         q = queries._reinterpret(DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
         q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], DTYPE, A))
         prefetch_keys(k_rows, v_rows, at + _AHEAD * (XW * KW), cached, XW * KW, D, XW)
