@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from onewave.base.errors import ShapeError, UnsupportedError, WaveStalled
+from onewave.models.llama_plan import plan_decode
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.tiles.policies import plan
 from onewave.tiles.schedule import Mode
@@ -16,11 +19,14 @@ from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.launch import Wave
-from onewave.wave.layout import STEP_WORDS, TILE_BYTES, heads_bytes, tile_shape
+from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Kind, Word, heads_bytes, tile_shape
 from onewave.wave.operations import INPUT, AnyOperation, HeadGroups, Operation
 from onewave.wave.pack import Weight, pack_stream, tile_images
 from onewave.wave.program import build_program, slice_bounds
 from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_decoders import BASE
 
 CPU = torch.device("cpu")
 
@@ -172,3 +178,40 @@ def test_a_stalled_launch_is_told_as_task_counter_expected_and_got() -> None:
     assert "counter 5: expected 7, got 6" in str(error)
     assert "\n" not in str(error)
     assert len(error.stalls) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_an_attention_step_is_announced_once_by_an_earlier_product_of_its_worker(workers: int) -> None:
+    program = plan_decode(BASE, batch=2, workers=workers).program
+    for first, count in program.lanes[:, 2:].tolist():
+        steps = program.steps[first : first + count]
+        kinds = steps[:, Word.KIND]
+        announced = [at + int(step[Word.PREFETCH]) for at, step in enumerate(steps) if step[Word.PREFETCH]]
+        assert len(set(announced)) == len(announced)
+        assert (kinds[announced] == Kind.ATTEND).all()
+        marked = steps[:, Word.PREFETCH] != 0
+        assert (kinds[marked] < Kind.REDUCE_HIDDEN).all()
+        attends = np.flatnonzero(kinds == Kind.ATTEND)
+        assert set(attends[:1]) <= set(announced), "the first is announced at any rate"
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_again(workers: int) -> None:
+    program = plan_decode(BASE, batch=1, workers=workers).program
+    never = 2**31 - 1
+    for worker, row in enumerate(program.easy.tolist()):
+        runs = [(a, b) for a, b in zip(row[0::2], row[1::2], strict=True) if a != never]
+        assert row[-2:] == [never, never]
+        assert all(first <= last for first, last in runs)
+        assert [last for _, last in runs] == sorted({last for _, last in runs}), (
+            "a loader meets every last tile in turn"
+        )
+        first_step, count = program.lanes[worker, 2:].tolist()
+        phases = program.phases[first_step : first_step + count]
+        assert len(runs) == sum(phase.startswith("o") for phase in phases)
+        before = 0
+        for phase, step in zip(phases, program.steps[first_step:], strict=False):
+            if phase.startswith("o"):
+                first, last = runs.pop(0)
+                assert first <= before <= last + 1 - program.shape.ring
+            before += int(step[Word.TILES] * step[Word.BLOCKS]) if step[Word.KIND] < Kind.REDUCE_HIDDEN else 0
