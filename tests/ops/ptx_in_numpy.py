@@ -2,7 +2,7 @@
 
 Registers are arrays of one number a thread. Instructions are those that LLVM makes of this project's mma kernels: whole
 numbers, float32, 16-bit pairs, ldmatrix, stmatrix, movmatrix, mma.sync m16n8k16, cp.async, shuffles and barriers.
-Branches must go one way for all threads. Found on the way are:
+Branches must go one way for all threads, but for one over a few plain instructions (`plain`). Found on the way are:
 - reads and writes outside the tensors (`Global`);
 - races in shared memory: what another thread wrote or read since the last barrier, and copies still in flight;
 - the addresses of every access of shared memory (`Block.accesses`), for the banks.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from ptx_memories import Global, Shared
 
-__all__ = ["Access", "Block", "Program"]
+__all__ = ["Access", "Block", "Program", "plain"]
 
 Values = Any
 KINDS: dict[str, Any] = {
@@ -88,6 +88,33 @@ def rounded(kind: str, values: np.ndarray) -> np.ndarray:
     raw = values.view(np.uint32)
     up = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FFF), up).astype(np.uint16)
+
+
+def plain(text: str) -> str:
+    """PTX without what this parser does not know: inline assembly's braces and declarations, and branches over a few
+    instructions, which become guards."""
+    lines: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        bare = line.strip()
+        if bare.startswith(("// begin inline", "// end inline")):
+            inside = bare.startswith("// begin")
+        elif not inside:
+            lines += [] if bare.startswith((".loc", "//", "$L__tmp")) else [line]
+        else:
+            parts = re.sub(r"\.reg[^;]*;|[{}](?=\s*$)|^\{\s", "", bare).split(";")
+            lines += [
+                re.sub(r"(?<![%\w])([pq]\d*)\b(?=\s|,)", r"%in_\1", part.strip()) + ";"
+                for part in parts
+                if part.strip()
+            ]
+
+    def guarded(found: re.Match[str]) -> str:
+        body = [line.strip() for line in found[3].splitlines()]
+        return "\n".join(line if line.startswith("mov") else f"@!{found[1]} {line}" for line in body) + f"\n{found[2]}:"
+
+    skipped = r"@(%p\d+) bra\s+(\$\w+);\n((?:\s+(?:mov|fma)[^\n]*\n){1,4})\2:"
+    return re.sub(skipped, guarded, "\n".join(lines))
 
 
 class Block:
@@ -224,6 +251,11 @@ def convert(block: Block, one: Instruction, active: Any) -> None:
         high, low = (rounded(to[:-2], block.value(arg, "f32")) for arg in one.args[1:3])
         block.set(one.args[0], high.astype(np.uint32) << 16 | low, active)
         return
+    if "f16" in (to, source):
+        x = block.value(one.args[1], "b16" if source == "f16" else source)
+        x = x.view(np.float16).astype(KINDS[to]) if source == "f16" else x.astype(np.float16).view(np.uint16)
+        block.set(one.args[0], x, active)
+        return
     x = block.value(one.args[1], source)
     block.set(one.args[0], x.astype(KINDS[to]), active)
 
@@ -269,9 +301,23 @@ def field(block: Block, one: Instruction, active: Any) -> None:
 
 
 def shuffle(block: Block, one: Instruction, active: Any) -> None:
-    assert ".bfly." in one.op
+    assert ".bfly." in one.op or ".idx." in one.op
     x = block.value(one.args[1], "b32").reshape(-1, 32)
-    block.set(one.args[0], x[:, LANE ^ int(one.args[2])].reshape(-1), active)
+    lanes = block.value(one.args[2], "u32").reshape(-1, 32).astype(np.int64)
+    lanes = LANE ^ lanes if ".bfly." in one.op else lanes & 31
+    block.set(one.args[0], np.take_along_axis(x, lanes, 1).reshape(-1), active)
+
+
+def permute(block: Block, one: Instruction, active: Any) -> None:
+    """prmt: four of the eight bytes of two words."""
+    low, high = (block.value(arg, "u32").astype(np.uint64) for arg in one.args[1:3])
+    chosen, both = int(one.args[3].rstrip("U"), 0), low | high << np.uint64(32)
+    total = np.zeros(block.threads, np.uint64)
+    for place in range(4):
+        byte = chosen >> 4 * place & 15
+        assert byte < 8, "copies a sign"
+        total |= (both >> np.uint64(8 * byte) & np.uint64(255)) << np.uint64(8 * place)
+    block.set(one.args[0], total.astype(np.uint32), active)
 
 
 def load(block: Block, one: Instruction, active: Any) -> None:
@@ -421,5 +467,6 @@ OPERATIONS: dict[str, Callable[[Block, Instruction, Any], None]] = {
     "abs": whole(np.abs), "rcp": whole(np.reciprocal), "shl": shift, "shr": shift, "mul": multiply, "mad": multiply,
     "div": divide, "cvt": convert, "mov": move, "setp": compare, "selp": select, "bfe": field, "shfl": shuffle,
     "ld": load, "st": store, "cp": copy, "bar": barrier, "barrier": barrier, "ldmatrix": matrices,
+    "prmt": permute, "sqrt": whole(np.sqrt), "prefetch": lambda block, one, active: None,
     "stmatrix": matrices, "movmatrix": turn, "mma": product, "trap": trap, "cvta": move,
 }  # fmt: skip

@@ -1,0 +1,50 @@
+"""Compiles the wave's attention as a kernel of its own for sm_90 and prints its PTX, a JSON line a variant.
+
+A script, as kernels under test run in Triton's interpreter, which compiles nothing. Argument: a JSON list of
+[D, GP, QKNORM].
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from onewave.wave.attend import attend, heads_memory
+from onewave.wave.attend_layouts import warps_rows
+
+
+@gluon.jit
+def attend_alone(
+    record, ours, theirs, positions, slots, places, watch, batch,
+    D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr,
+):  # fmt: skip
+    """One attention task, whose queries are there already (SYNC 1 loads them without a poll)."""
+    heads = heads_memory(D, GP, 8)
+    xs = gl.allocate_shared_memory(gl.float32, [8, 8, D], warps_rows(D))
+    none = batch * 0
+    attend(
+        record, ours, theirs, positions, slots, places, watch, none, none, batch, none, heads, xs,
+        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 8,
+    )  # fmt: skip
+
+
+def compile_variant(*constants: int) -> dict[str, object]:
+    names = attend_alone.arg_names
+    types = dict.fromkeys(names, "*i32") | dict.fromkeys(("positions", "slots", "places"), "*i64") | {"batch": "i32"}
+    given = dict(zip(("D", "GP", "QKNORM"), constants, strict=True))
+    types |= dict.fromkeys(given, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
+    source = GluonASTSource(attend_alone, types, {(names.index(n),): v for n, v in given.items()}, aligned)
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    return {"ptx": kernel.asm["ptx"], "shared": kernel.metadata.shared}
+
+
+if __name__ == "__main__":
+    for variant in json.loads(sys.argv[1]):
+        print(json.dumps(compile_variant(*variant)), flush=True)

@@ -1,0 +1,114 @@
+"""The wave's attention as it is compiled: its PTX run thread by thread against plain numbers, without a card.
+
+What the source in NumPy can't show is shown here: layouts, operands of the tensor cores, barriers inside a partition,
+and that nothing outside the tensors is read or written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+from ptx_in_numpy import Block, Program, plain
+from ptx_memories import Global
+
+from onewave.tiles.builders import cuts
+from onewave.wave.layout import STEP_WORDS, Word
+
+# D, heads a task has room for, norms of q and k; heads there are, keys, split, splits, window.
+CASES: dict[str, tuple[tuple[int, int, bool], tuple[int, int, int, int, int]]] = {
+    "the last of three splits": ((64, 4, False), (4, 300, 2, 16, 0)),
+    "head_dim 128, three heads, three blocks of keys": ((128, 4, False), (3, 300, 0, 1, 0)),
+    "head_dim 32, norms, one key": ((32, 4, True), (4, 1, 0, 16, 0)),
+    "seven heads, one window": ((64, 8, False), (7, 200, 1, 4, 150)),
+}
+NAMES = ("record", "ours", "theirs", "positions", "slots", "places", "watch", "batch")
+TARGET = 2048
+
+
+@lru_cache(maxsize=1)
+def compiled() -> dict[tuple[int, int, bool], dict[str, Any]]:
+    variants = list(dict.fromkeys(constants for constants, _ in CASES.values()))
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).parent / "attend_aot.py"), json.dumps(variants)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(zip(variants, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    half = x.shape[-1] // 2
+    cos, sin, a, b = np.cos(angles), np.sin(angles), x[..., :half], x[..., half:]
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+
+def normed(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new_row(case: str) -> None:
+    constants, (heads, length, split, splits, window) = CASES[case]
+    dim, room, norms = constants
+    report, memory, dice = compiled()[constants], Global(1 << 22), np.random.default_rng(0)
+    position, half = length - 1, dim // 2
+    new = dice.standard_normal((heads + 2, dim)).astype(np.float16)
+    keys, values = dice.standard_normal((2, length + 3, dim)).astype(np.float16)
+    keys[position:], values[position:] = np.nan, np.nan
+    angles = dice.uniform(0, 6, half)
+    rotary = np.full((length, dim), np.nan, dtype=np.float32)
+    rotary[position] = np.concatenate((np.cos(angles), np.sin(angles)))
+    q_gain, k_gain = (1 + 0.3 * dice.standard_normal((2, dim))).astype(np.float32)
+
+    def put(array: np.ndarray, *, read: bool = True, written: bool = False) -> int:
+        at = memory.put(array, writable=written)
+        memory.readable[at : at + array.nbytes] = read
+        return at
+
+    words = np.full(2 * TARGET + room * (dim + 4), -1, dtype=np.int32)
+    words[: new.size // 2] = new.reshape(-1).view(np.int32)
+    places = np.zeros(16, dtype=np.int64)
+    kept = [put(cache.view(np.int32), written=True) for cache in (keys, values)]
+    places[[1, 2, 3, 6, 7]] = (put(rotary), *kept, put(q_gain), put(k_gain))
+    record = np.zeros(STEP_WORDS, dtype=np.int32)
+    record[[Word.TARGET, Word.SLICE, Word.SPLITS, Word.WINDOW]] = (TARGET, split, splits, window)
+    record[[Word.APPENDS, Word.HEADS, Word.K_WORD, Word.V_WORD]] = (1, heads, heads * half, (heads + 1) * half)
+    ours = put(words, written=True)
+    given = [put(record), ours, put(np.zeros_like(words), read=False, written=True)]
+    given += [put(np.array([position])), put(np.array([0])), put(places), put(np.zeros(64, dtype=np.int32)), 1]
+    program = Program(plain(report["ptx"]))
+    given += [0] * (len(program.parameters) - len(NAMES))
+    arguments = {name: value for (_, name), value in zip(program.parameters, given, strict=True)}
+    Block(program, memory, arguments, 0, report["shared"]).run()
+
+    q, key, value = new[:heads].astype(np.float64), new[heads].astype(np.float64), new[heads + 1].astype(np.float64)
+    if norms:
+        q, key = normed(q, q_gain), normed(key, k_gain)
+    q, key = (rotated(x, angles).astype(np.float16).astype(np.float64) for x in (q, key))
+    all_keys, all_values = keys[:length].astype(np.float64), values[:length].astype(np.float64)
+    all_keys[position], all_values[position] = key, value
+    first = max(0, length - window) if window else 0
+    used = min(splits, cuts(length - first, 128))
+    share = cuts(cuts(length - first, used), 16) * 16
+    span = slice(first + split * share, min(length, first + (split + 1) * share))
+    scores = q @ all_keys[span].T * dim**-0.5
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    expected = weights @ all_values[span] / weights.sum(1, keepdims=True)
+    lse = (scores.max(1) + np.log(weights.sum(1))) * np.log2(np.e)
+    found = memory.get(ours, words)[TARGET:][: room * (dim + 4)].view(np.float32).reshape(room, dim + 4)[:heads]
+    assert np.abs(found[:, :dim] - expected).max() < 5e-4 * max(1.0, np.abs(expected).max())
+    assert np.abs(found[:, dim:] - lse[:, None]).max() < 1e-5
+    for at, cache, row in ((kept[0], keys, key), (kept[1], values, value)):
+        after = memory.get(at, cache)
+        newest = span.stop == length
+        assert np.isnan(after[position + 1 :]).all()
+        assert np.abs(after[position] - row).max() < 1e-3 if newest else np.isnan(after[position]).all()
