@@ -1,7 +1,7 @@
-"""Compiles the wave's attention as a kernel of its own for sm_90 and prints its PTX, a JSON line a variant.
+"""Compiles the wave's attention and its combination as kernels of their own for sm_90; prints PTX, a JSON line each.
 
 A script, as kernels under test run in Triton's interpreter, which compiles nothing. Argument: a JSON list of
-[D, GP, QKNORM].
+["attend", D, GP, QKNORM] and ["combine", D, CH, KSPLITS].
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.attend import attend, heads_memory
 from onewave.wave.attend_layouts import warps_rows
+from onewave.wave.combine import combine
 
 
 @gluon.jit
@@ -34,15 +35,28 @@ def attend_alone(
     )  # fmt: skip
 
 
-def compile_variant(*constants: int) -> dict[str, object]:
-    names = attend_alone.arg_names
+@gluon.jit
+def combine_alone(
+    record, ours, theirs, positions, watch, batch, D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr
+):  # fmt: skip
+    """One combining task."""
+    none = batch * 0
+    combine(record, ours, theirs, positions, watch, none, none, batch, none, gl.float16, D, CH, KSPLITS, 1, 8)
+
+
+KERNELS = {"attend": attend_alone, "combine": combine_alone}
+
+
+def compile_variant(name: str, *constants: int) -> dict[str, object]:
+    kernel = KERNELS[name]
+    names = kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(("positions", "slots", "places"), "*i64") | {"batch": "i32"}
-    given = dict(zip(("D", "GP", "QKNORM"), constants, strict=True))
-    types |= dict.fromkeys(given, "constexpr")
+    given = dict(zip(names[-3:], constants, strict=True))
+    types = {name: types[name] for name in names} | dict.fromkeys(given, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
-    source = GluonASTSource(attend_alone, types, {(names.index(n),): v for n, v in given.items()}, aligned)
-    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
-    return {"ptx": kernel.asm["ptx"], "shared": kernel.metadata.shared}
+    source = GluonASTSource(kernel, types, {(names.index(n),): v for n, v in given.items()}, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    return {"ptx": made.asm["ptx"], "shared": made.metadata.shared}
 
 
 if __name__ == "__main__":

@@ -31,13 +31,21 @@ CASES: dict[str, tuple[tuple[int, int, bool], tuple[int, int, int, int, int]]] =
     "head_dim 32, norms, one key": ((32, 4, True), (4, 1, 0, 16, 0)),
     "seven heads, one window": ((64, 8, False), (7, 200, 1, 4, 150)),
 }
+# D, heads a task has room for, splits; heads there are, keys.
+MERGED: dict[str, tuple[tuple[int, int, int], tuple[int, int]]] = {
+    "one head, three of sixteen splits": ((64, 1, 16), (1, 300)),
+    "head_dim 128, all of four splits": ((128, 1, 4), (1, 3000)),
+    "three of four heads": ((32, 4, 8), (3, 129)),
+    "one split": ((64, 2, 1), (2, 5)),
+}
 NAMES = ("record", "ours", "theirs", "positions", "slots", "places", "watch", "batch")
 TARGET = 2048
 
 
 @lru_cache(maxsize=1)
-def compiled() -> dict[tuple[int, int, bool], dict[str, Any]]:
-    variants = list(dict.fromkeys(constants for constants, _ in CASES.values()))
+def compiled() -> dict[tuple[Any, ...], dict[str, Any]]:
+    variants = [("attend", *constants) for constants, _ in CASES.values()]
+    variants = list(dict.fromkeys([*variants, *(("combine", *constants) for constants, _ in MERGED.values())]))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).parent / "attend_aot.py"), json.dumps(variants)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -59,7 +67,7 @@ def normed(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
 def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new_row(case: str) -> None:
     constants, (heads, length, split, splits, window) = CASES[case]
     dim, room, norms = constants
-    report, memory, dice = compiled()[constants], Global(1 << 22), np.random.default_rng(0)
+    report, memory, dice = compiled()["attend", *constants], Global(1 << 22), np.random.default_rng(0)
     position, half = length - 1, dim // 2
     new = dice.standard_normal((heads + 2, dim)).astype(np.float16)
     keys, values = dice.standard_normal((2, length + 3, dim)).astype(np.float16)
@@ -112,3 +120,41 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         newest = span.stop == length
         assert np.isnan(after[position + 1 :]).all()
         assert np.abs(after[position] - row).max() < 1e-3 if newest else np.isnan(after[position]).all()
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_compiled_combination_merges_the_splits_that_a_sequence_uses(case: str) -> None:
+    constants, (heads, length) = MERGED[case]
+    dim, room, splits = constants
+    report, memory, dice = compiled()["combine", *constants], Global(1 << 22), np.random.default_rng(1)
+    used = min(splits, cuts(length, 128))
+    used = cuts(length, cuts(cuts(length, used), 16) * 16)
+    parts = np.full((splits, room, dim + 4), np.nan, dtype=np.float32)
+    parts[:used, :heads] = dice.standard_normal((used, heads, dim + 4))
+    parts[:, :, dim:] = parts[:, :, dim : dim + 1] * 5
+    words = np.full(parts.size + room * dim, -1, dtype=np.int32)
+    words[: parts.size] = parts.reshape(-1).view(np.int32)
+    record = np.zeros(STEP_WORDS, dtype=np.int32)
+    record[[Word.SOURCE_STRIDE, Word.TARGET, Word.SPLITS, Word.HEADS]] = (room * (dim + 4), parts.size, splits, heads)
+    ours = memory.put(words, writable=True)
+    memory.readable[ours : ours + words.nbytes] = True
+    theirs = memory.put(np.zeros_like(words), writable=True)
+    given = [
+        memory.put(record),
+        ours,
+        theirs,
+        memory.put(np.array([length - 1])),
+        memory.put(np.zeros(64, np.int32)),
+        1,
+    ]
+    program = Program(plain(report["ptx"]))
+    given += [0] * (len(program.parameters) - len(given))
+    arguments = {name: value for (_, name), value in zip(program.parameters, given, strict=True)}
+    Block(program, memory, arguments, 0, report["shared"]).run()
+    weights = np.exp2(parts[:used, :heads, dim:][:, :, :1].astype(np.float64))
+    expected = (weights * parts[:used, :heads, :dim]).sum(0) / weights.sum(0)
+    found = memory.get(ours, words)[parts.size :].view(np.float16).reshape(-1)[: heads * dim].reshape(heads, dim)
+    assert np.abs(found - expected).max() < 2e-3 * max(1.0, np.abs(expected).max())
+    cleared = memory.get(theirs, words)
+    assert (cleared[parts.size :][: heads * dim // 2] == -1).all()
+    assert not cleared[: parts.size].any()
