@@ -26,7 +26,7 @@ def attend_alone(
     D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr,
 ):  # fmt: skip
     """One attention task, whose queries are there already (SYNC 1 loads them without a poll)."""
-    heads = heads_memory(D, GP, 8)
+    heads = heads_memory(D, 8)
     xs = gl.allocate_shared_memory(gl.float32, [8, 8, D], warps_rows(D))
     none = batch * 0
     attend(

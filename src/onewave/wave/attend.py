@@ -51,7 +51,7 @@ _KEYS = gl.constexpr(16)
 
 
 @gluon.jit
-def heads_memory(D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr):
+def heads_memory(D: gl.constexpr, XW: gl.constexpr):
     """Shared memory of a decode step: queries, the new key and value, the warps' maxima and sums."""
     queries = gl.allocate_shared_memory(gl.int32, [16, D // 2], query_rows(4, D))
     fresh = gl.allocate_shared_memory(gl.int32, [16, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [0]))

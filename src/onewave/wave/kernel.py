@@ -151,7 +151,7 @@ def wave_kernel(
     xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
     parts = gl.allocate_shared_memory(gl.float32, [2, NB, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     if D > 0:
-        heads = heads_memory(D, GP, XW)
+        heads = heads_memory(D, XW)
     else:
         heads = (parts, parts, parts)
     full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())

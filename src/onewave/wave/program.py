@@ -3,7 +3,7 @@
 The table says who runs which task when, and what each waits for and posts; operations say what an opcode computes. A
 task of a product covers `blocks` row blocks from `first` on, over one slice of K: its index is (first, blocks, slice).
 A task of a reduction covers that many pieces of rows: its index is (first, blocks, 0). One row of the table becomes one
-step record of 16 words (layout.Word), in its worker's order.
+step record of 32 words (layout.Word), in its worker's order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Region:
 class WaveProgram:
     """A table as arrays. Nothing in it depends on a device.
 
-    steps: int32 [steps, 16]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
+    steps: int32 [steps, 32]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
     totals: int32 [counters]. easy: int32 [workers, 2 n], the first and the last of each run of tiles that have time,
     then 2^31 - 1 twice. stream: weight -> [tiles, 3] of (row block, column tile, place); place is a tile's number in
     the packed stream, of stream_tiles. names: each step's task, for people. regions: the exchange's tensors.
