@@ -9,7 +9,7 @@ import torch
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench import attention as bench
-from onewave.bench import attention_engines, ceilings, ledger
+from onewave.bench import attention_engines, ceilings, clock, ledger
 from onewave.bench.attention import AttentionShape, Engine, Operands, compare
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
@@ -104,8 +104,8 @@ def test_every_engine_has_its_turn_in_each_round_in_an_order_that_changes():
 
 def test_rates_shares_and_ratios_follow_from_the_times(monkeypatch):
     times = iter([1.0, 1.0, *[2e-6, 3e-6] * 9])
-    monkeypatch.setattr(bench, "time_calls", lambda *a, **k: summarize([next(times)]))
-    monkeypatch.setattr(bench.random.Random, "shuffle", lambda self, order: None)
+    monkeypatch.setattr(clock, "time_calls", lambda *a, **k: summarize([next(times)]))
+    monkeypatch.setattr(clock.random.Random, "shuffle", lambda self, order: None)
     engines = [Engine("onewave", by_torch), Engine("peer", lambda o: lambda: by_torch(o)() + 1)]
     ours, peer = compare("attention", engines, operands, rounds=3)
     # Two copies a repetition.

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from onewave.bench.clock import summarize, time_calls
+from onewave.bench import clock
+from onewave.bench.clock import Summary, recorded, summarize, time_calls, time_in_rounds
 
 CPU = torch.device("cpu")
 
@@ -41,3 +42,38 @@ def test_a_repetition_is_shared_by_its_calls(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr("onewave.bench.clock.time.perf_counter", lambda: float(next(now)))
     assert time_calls([lambda: None, lambda: None], CPU, reps=3, warmup=0).p50 == 0.5
+
+
+def test_what_is_compared_takes_turns_and_every_round_has_an_order_of_its_own(monkeypatch):
+    turns = []
+
+    def timed(runs, device, *, reps, warmup, graph):
+        turns.append(runs[0]())
+        return summarize([{"a": 2.0, "b": 6.0}[turns[-1]]])
+
+    monkeypatch.setattr(clock, "time_calls", timed)
+    found = time_in_rounds({"a": (lambda: "a", 1), "b": (lambda: "b", 3)}, CPU, rounds=12)
+    assert found == {"a": Summary(12, 2.0, 2.0, 2.0, 2.0, 0.0), "b": Summary(12, 2.0, 2.0, 2.0, 2.0, 0.0)}
+    rounds = ["".join(turns[at : at + 2]) for at in range(2, len(turns), 2)]
+    assert len(rounds) == 12
+    assert set(rounds) == {"ab", "ba"}
+
+
+def test_what_is_far_too_slow_for_its_turn_gets_fewer(monkeypatch):
+    monkeypatch.setattr(clock, "_SECONDS_A_TURN", {"cpu": 0.05})
+    asked = []
+
+    def timed(runs, device, *, reps, warmup, graph):
+        asked.append((runs[0](), reps))
+        return summarize([{"slow": 1.0, "quick": 0.01}[asked[-1][0]]])
+
+    monkeypatch.setattr(clock, "time_calls", timed)
+    found = time_in_rounds({"slow": (lambda: "slow", 1), "quick": (lambda: "quick", 1)}, CPU, rounds=8)
+    assert (found["slow"].n, found["quick"].n) == (3, 8)
+    assert {reps for name, reps in asked[2:] if name == "quick"} == {5}
+
+
+def test_without_a_card_what_is_recorded_makes_the_calls():
+    made = []
+    recorded([lambda: made.append(1), lambda: made.append(2)], CPU)()
+    assert made == [1, 2]

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.bench import ceilings
+from onewave.bench import ceilings, clock, ffn_counters
 from onewave.bench import ffn as bench
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
+from onewave.bench.counters import Counters
 from onewave.bench.ffn import PRODUCTS, SHAPES, SWEEP, FFNResult, FFNShape, measure_ffn
-from onewave.cli.bench_wave import bench_ffn
+from onewave.bench.ffn_counters import CountedFFN
+from onewave.cli.bench_ffn import bench_ffn, count_ffn
 from onewave.ops.ffn import chain_impl
 from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
@@ -46,15 +48,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Made]]:
         found[backend].append(Made(backend))
         return found[backend][-1]
 
-    def timed(calls: list[Callable[[], object]], device: torch.device, *, reps: int) -> Any:
-        for call in calls:
-            call()
-        return summarize([float(len(calls))])
+    def timed(runs: list[Callable[[], object]], *given: Any, **more: Any) -> Any:
+        for run in runs:
+            run()
+        return summarize([float(len(runs))])
 
     monkeypatch.setattr(bench, "runs_here", lambda device: True)
     monkeypatch.setattr(bench, "pack_ffn", lambda *given, **more: make("wave"))
     monkeypatch.setattr(chain_impl, "chain", lambda *given, streams, **more: make("streams" if streams else "chain"))
-    monkeypatch.setattr(bench, "time_calls", timed)
+    monkeypatch.setattr(clock, "time_calls", timed)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(bench, "_BYTES_IN_ROTATION", 100_000)
     return found
@@ -68,7 +70,8 @@ def test_few_rows_are_measured_in_all_arrangements_and_many_in_all_but_the_wave(
     # Weights of 32 KiB, 100 kB in rotation: four of each, and one plan for all.
     assert len(made["wave"]) == 4
     assert len(made["chain"]) == len(made["streams"]) == 1
-    assert len(made["chain"][0].outs) == 4
+    # To see how long it takes, and then its turn.
+    assert len(made["chain"][0].outs) == 2 * 4
     assert all(each.checks == 1 for kind in made.values() for each in kind)
     results = measure_ffn(FFNShape(65, 64, 128, gated=True), CPU, torch.float32, reps=1)
     assert [r.implementation.split(",")[0] for r in results] == ["chain", "streams", "cuBLAS", "cuBLAS"]
@@ -130,3 +133,23 @@ def test_without_a_card_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ceilings, "read_bandwidth", SimpleNamespace())
     with pytest.raises(UnsupportedError, match="compute capability"):
         bench_ffn(None, device=CPU, dtype=torch.bfloat16, reps=1, as_json=False, ledger=None)
+
+
+def test_counters_print_bytes_over_the_least_and_hits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def counted(shapes: list[FFNShape], *given: Any, reps: int) -> list[CountedFFN]:
+        asked.append(reps)
+        return [CountedFFN(shape, "chain", (Counters(3.0 * shape.least_bytes, 0.0, 0.625),)) for shape in shapes]
+
+    monkeypatch.setattr(ffn_counters, "count_ffn", counted)
+    options = {"device": CPU, "dtype": torch.bfloat16, "ledger": None}
+    count_ffn(["16,4096,14336"], reps=20, as_json=False, **options)
+    printed = capsys.readouterr().out
+    assert "3.00" in printed
+    assert "62.5%" in printed
+    count_ffn(["16,4096,14336"], reps=2, as_json=True, **options)
+    assert json.loads(capsys.readouterr().out)["counted"][0]["l2_hit_rate"] == 0.625
+    assert asked == [3, 2]

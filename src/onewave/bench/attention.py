@@ -1,14 +1,12 @@
 """Attention beside its peers: the same operands, the same process, rounds in a shuffled order.
 
-A card slows down as it warms up and draws power, so engines that were timed one after another would be timed on
-different cards. Here every engine's calls are recorded once (a CUDA graph where it can be), each over as many copies of
-the operands as exceed the caches; then rounds follow in which every engine runs for a while, in an order drawn anew for
-each round. A figure is the median of the rounds' medians. An engine that fails is a row that says so.
+Every engine's calls are recorded once (a CUDA graph where it can be), each over as many copies of the operands as
+exceed the caches; then the engines take turns (`clock.time_in_rounds`). A figure is the median of the rounds' medians.
+An engine that fails is a row that says so.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.ceilings import Ceiling
-from onewave.bench.clock import Summary, summarize, time_calls
+from onewave.bench.clock import Summary, recorded, time_in_rounds
 from onewave.bench.ledger import Measurement
 
 __all__ = [
@@ -65,9 +63,6 @@ SMALL_DECODE_SHAPES = ("1,4/2,1024,64", "4,4/2,256,64")
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = {"cuda": 512 << 20, "cpu": 64 << 20}
 _MOST_COPIES = 64
-# Long enough for a card's clocks to settle where its power lets them.
-_SECONDS_A_ROUND = {"cuda": 0.05, "cpu": 0.0}
-_FEWEST_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -250,37 +245,15 @@ def compare(
                 # What stores its scores runs out of any cache with one copy.
                 calls = [engine.prepare(each) for each in (operands[:1] if engine.scores_bytes else operands)]
                 outputs[engine.name] = calls[0]().clone()
-                runs[engine.name] = (_recorded(calls, engine.graph, first.q.device), len(calls))
+                runs[engine.name] = (recorded(calls, first.q.device, graph=engine.graph), len(calls))
             except Exception as error:  # a peer may fail in any way; the table says in which
                 failures[engine.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        seconds = _rounds(runs, first.q.device, rounds)
+        seconds = time_in_rounds(runs, first.q.device, rounds=rounds)
     if first.q.device.type == "cuda":
         # The graphs' pools and the scores; the next shape needs them elsewhere.
         runs.clear()
         torch.cuda.empty_cache()
     return _results(operator, engines, first, seconds, outputs, failures)
-
-
-def _rounds(runs: dict[str, tuple[Callable[[], object], int]], device: torch.device, rounds: int) -> dict[str, Summary]:
-    """Seconds a call of each engine, over the medians of its rounds."""
-    turn = _SECONDS_A_ROUND[device.type]
-    reps: dict[str, int] = {}
-    turns: dict[str, int] = {}
-    for name, (run, _) in runs.items():
-        estimate = time_calls([run], device, reps=1, warmup=1, graph=False).p50
-        reps[name] = max(1, min(1000, round(turn / estimate)))
-        # What is far too slow for its turn would only keep the others waiting.
-        turns[name] = min(rounds, _FEWEST_TURNS) if 0 < 2 * turn < estimate else rounds
-    medians: dict[str, list[float]] = {name: [] for name in runs}
-    order, draw = list(runs), random.Random(0)
-    for turn_number in range(rounds):
-        draw.shuffle(order)
-        for name in order:
-            if turn_number >= turns[name]:
-                continue
-            run, num_calls = runs[name]
-            medians[name].append(time_calls([run], device, reps=reps[name], warmup=1, graph=False).p50 / num_calls)
-    return {name: summarize(values) for name, values in medians.items()}
 
 
 def _results(
@@ -311,31 +284,6 @@ def _results(
             )
         )
     return results
-
-
-def _recorded(calls: Sequence[Callable[[], object]], graph: bool, device: torch.device) -> Callable[[], object]:
-    """One function that makes every call: a CUDA graph's replay where that is possible."""
-
-    def run() -> None:
-        for call in calls:
-            call()
-
-    if device.type != "cuda" or not graph:
-        return run
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    recording = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recording):
-        run()
-
-    def replay() -> None:
-        assert calls  # The recording reads their tensors, which have to live as long as it does.
-        recording.replay()
-
-    return replay
 
 
 def _lengths(shape: AttentionShape, device: torch.device) -> Tensor:

@@ -4,18 +4,26 @@ Warm up; then time many repetitions one by one and report their median, 20th and
 deviation. On CUDA a repetition is one replay of a graph that holds every call given, between two events; the calls
 should work on different buffers whose sum exceeds the L2 cache, so that it does not serve them. On a CPU a repetition
 is every call in turn, by the performance counter.
+
+A card slows down as it warms up and draws power: what is timed one after another is timed on different cards. What is
+to be compared therefore takes turns, in an order drawn anew for each round (`time_in_rounds`).
 """
 
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Summary", "summarize", "time_calls"]
+__all__ = ["Summary", "recorded", "summarize", "time_calls", "time_in_rounds"]
+
+# Long enough for a card's clocks to settle where its power lets them.
+_SECONDS_A_TURN = {"cuda": 0.05, "cpu": 0.0}
+_FEWEST_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def time_calls(
     """
     if device.type != "cuda":
         return summarize([_host_seconds(calls) for _ in range(warmup + reps)][warmup:])
-    run = _captured(calls, device) if graph else lambda: _run(calls)
+    run = recorded(calls, device, graph=graph)
     for _ in range(warmup):
         run()
     pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -70,6 +78,56 @@ def time_calls(
         pairs.append(pair)
     torch.cuda.synchronize(device)
     return summarize([first.elapsed_time(last) * 1e-3 / len(calls) for first, last in pairs])
+
+
+def recorded(
+    calls: Sequence[Callable[[], object]], device: torch.device, *, graph: bool = True
+) -> Callable[[], object]:
+    """One function that makes every call: a CUDA graph's replay where that is wanted and possible."""
+    if device.type != "cuda" or not graph:
+        return lambda: _run(calls)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        # Compiles kernels and fills library workspaces, neither of which may happen while capturing.
+        _run(calls)
+    torch.cuda.current_stream(device).wait_stream(stream)
+    recording = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recording):
+        _run(calls)
+
+    def replay() -> None:
+        assert calls  # The recording reads their tensors, which have to live as long as it does.
+        recording.replay()
+
+    return replay
+
+
+def time_in_rounds(
+    runs: Mapping[str, tuple[Callable[[], object], int]], device: torch.device, *, rounds: int
+) -> dict[str, Summary]:
+    """Seconds a call of each of several things that are to be compared, over the medians of its turns.
+
+    runs: by name, what makes the calls and how many it makes (see `recorded`). rounds: how often each has its turn, a
+    20th of a second on a card; what is far too slow for that gets fewer, so as not to keep the others waiting.
+    """
+    turn = _SECONDS_A_TURN[device.type]
+    reps: dict[str, int] = {}
+    turns: dict[str, int] = {}
+    for name, (run, _) in runs.items():
+        estimate = time_calls([run], device, reps=1, warmup=1, graph=False).p50
+        reps[name] = max(1, min(1000, round(turn / estimate)))
+        turns[name] = min(rounds, _FEWEST_TURNS) if 0 < 2 * turn < estimate else rounds
+    medians: dict[str, list[float]] = {name: [] for name in runs}
+    order, draw = list(runs), random.Random(0)
+    for number in range(rounds):
+        draw.shuffle(order)
+        for name in order:
+            if number >= turns[name]:
+                continue
+            run, num_calls = runs[name]
+            medians[name].append(time_calls([run], device, reps=reps[name], warmup=1, graph=False).p50 / num_calls)
+    return {name: summarize(values) for name, values in medians.items()}
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
@@ -88,17 +146,3 @@ def _host_seconds(calls: Sequence[Callable[[], object]]) -> float:
     start = time.perf_counter()
     _run(calls)
     return (time.perf_counter() - start) / len(calls)
-
-
-def _captured(calls: Sequence[Callable[[], object]], device: torch.device) -> Callable[[], object]:
-    """Capture the calls in a CUDA graph and return its replay."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        # Compiles kernels and fills library workspaces, neither of which may happen while capturing.
-        _run(calls)
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        _run(calls)
-    return graph.replay

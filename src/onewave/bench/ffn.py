@@ -1,8 +1,10 @@
-"""The feed-forward block in every arrangement on the same operands, in CUDA graphs, on weights that no cache holds.
+"""The feed-forward block in every arrangement on the same operands, taking turns, on weights that no cache holds.
 
 Few rows (up to 64): one wave over packed weights. Any number: one launch with row semaphores ("chain"), two launches on
 two streams with the same semaphores ("streams"), and two cuBLAS products with the activation between them: PyTorch's
-own, and where there is a gate also one product for gate and up and our SwiGLU kernel.
+own, and where there is a gate also one product for gate and up and our SwiGLU kernel. Each is recorded once in a CUDA
+graph; then they take turns (`clock.time_in_rounds`): with many rows a card's power sets its clock, and whoever came
+first would be timed on a cooler card.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
 from onewave.bench.ceilings import Ceiling
-from onewave.bench.clock import Summary, time_calls
+from onewave.bench.clock import Summary, recorded, time_in_rounds
 from onewave.bench.ledger import Measurement
 from onewave.ops.ffn import pack_ffn
 from onewave.ops.ffn.reference import ffn as two_products
@@ -24,7 +26,18 @@ from onewave.ops.swiglu import swiglu
 from onewave.wave.launch import runs_here
 from onewave.wave.layout import MOST_BATCH
 
-__all__ = ["PRODUCTS", "SHAPES", "SWEEP", "FFNResult", "FFNShape", "check_card", "measure_ffn"]
+__all__ = [
+    "PRODUCTS",
+    "SHAPES",
+    "SWEEP",
+    "Arrangement",
+    "FFNResult",
+    "FFNShape",
+    "arrangements",
+    "check_card",
+    "measure_ffn",
+    "random_operands",
+]
 
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = 512 << 20
@@ -51,6 +64,11 @@ class FFNShape:
     def flops(self) -> int:
         """Floating-point operations of the products, a multiply-add counting as two."""
         return self.rows * self.weight_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that every way moves: the matrices, rows in, rows out."""
+        return self.weight_bytes + 2 * 2 * self.rows * self.hidden
 
     @property
     def is_many(self) -> bool:
@@ -112,8 +130,11 @@ class FFNResult:
         return Measurement("ffn", "ffn", "us", self.seconds.scaled(1e6), ceiling, extra)
 
 
+Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
 @dataclass
-class _Arrangement:
+class Arrangement:
     """One way to compute the block: calls on different operands, and what finds out whether they went well."""
 
     name: str
@@ -137,18 +158,39 @@ def measure_ffn(
     policy: str = "auto",
     workers: int | None = None,
 ) -> list[FFNResult]:
-    """Time every arrangement on the same operands, one after the other in one process; PRODUCTS is the last.
+    """Time every arrangement on the same operands in one process, in turns; PRODUCTS is the last.
 
-    order, policy: as ops.ffn's, of the arrangements that know them. workers: blocks of the wave's launch, by default
-    one a multiprocessor. Raises UnsupportedError where the wave does not run, WaveStalled if a launch has stalled.
+    reps: how often each has its turn. order, policy: as ops.ffn's, of the arrangements that know them. workers: blocks
+    of the wave's launch, by default one a multiprocessor. Raises UnsupportedError where the wave does not run,
+    WaveStalled if a launch has stalled.
     """
     check_card(device)
     copies = max(1 if shape.is_many else 2, -(-_BYTES_IN_ROTATION // shape.weight_bytes))
+    operands = random_operands(shape, device, dtype, copies=copies)
+    ways = arrangements(operands, order=order, policy=policy, workers=workers)
+    with torch.inference_mode():
+        runs = {way.name: (recorded(way.calls, device), len(way.calls)) for way in ways}
+        times = time_in_rounds(runs, device, rounds=reps)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    for way in ways:
+        for check in way.check:
+            check()
+    if device.type == "cuda":
+        # The graphs' pools; the next shape needs them elsewhere.
+        runs.clear()
+        torch.cuda.empty_cache()
+    products = times[PRODUCTS].p50
+    return [FFNResult(shape, name, seconds, products) for name, seconds in times.items()]
+
+
+def random_operands(shape: FFNShape, device: torch.device, dtype: torch.dtype, *, copies: int) -> list[Operands]:
+    """x, w_up, w_down and the gate or None, `copies` times."""
 
     def random(*size: int) -> Tensor:
         return (torch.randn(size, device=device) * size[-1] ** -0.5).to(dtype)
 
-    operands = [
+    return [
         (
             random(shape.rows, shape.hidden),
             random(shape.intermediate, shape.hidden),
@@ -157,40 +199,34 @@ def measure_ffn(
         )
         for _ in range(copies)
     ]
-    ways: list[_Arrangement] = []
-    if shape.rows <= MOST_BATCH:
-        ways.append(_wave(operands, order, policy, workers))
+
+
+def arrangements(
+    operands: list[Operands], *, order: str = "auto", policy: str = "auto", workers: int | None = None
+) -> list[Arrangement]:
+    """Every way to compute the block on these operands, PRODUCTS last; the options as in measure_ffn."""
+    x, _, _, gate = operands[0]
+    ways = [_wave(operands, order, policy, workers)] if len(x) <= MOST_BATCH else []
     ways += [_chain(operands, order, policy, streams) for streams in (False, True)]
-    if shape.gated:
+    if gate is not None:
         ways.append(_side_by_side(operands))
-    ways.append(
-        _Arrangement(PRODUCTS, [lambda given=given: two_products(*given, activation="silu") for given in operands], [])
-    )
-    times: dict[str, Summary] = {}
-    with torch.inference_mode():
-        for way in ways:
-            times[way.name] = time_calls(way.calls, device, reps=reps)
-            torch.cuda.synchronize(device)
-            for check in way.check:
-                check()
-    products = times[PRODUCTS].p50
-    return [FFNResult(shape, name, seconds, products) for name, seconds in times.items()]
+    calls: list[Callable[[], object]] = [
+        lambda given=given: two_products(*given, activation="silu") for given in operands
+    ]
+    return [*ways, Arrangement(PRODUCTS, calls, [])]
 
 
-Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
-
-
-def _side_by_side(operands: list[Operands]) -> _Arrangement:
+def _side_by_side(operands: list[Operands]) -> Arrangement:
     """One product for gate and up, SwiGLU in one kernel, and the product down."""
     calls: list[Callable[[], object]] = []
     for x, up, down, gate in operands:
         assert gate is not None
         both = torch.cat((gate, up))
         calls.append(lambda x=x, both=both, down=down: F.linear(swiglu(F.linear(x, both)), down))
-    return _Arrangement(SIDE_BY_SIDE, calls, [])
+    return Arrangement(SIDE_BY_SIDE, calls, [])
 
 
-def _wave(operands: list[Operands], order: str, policy: str, workers: int | None) -> _Arrangement:
+def _wave(operands: list[Operands], order: str, policy: str, workers: int | None) -> Arrangement:
     packed = [
         pack_ffn(up, down, w_gate=gate, batch=len(x), order=order, policy=policy, workers=workers)
         for x, up, down, gate in operands
@@ -198,10 +234,10 @@ def _wave(operands: list[Operands], order: str, policy: str, workers: int | None
     calls: list[Callable[[], object]] = [
         lambda each=each, x=given[0]: each(x) for each, given in zip(packed, operands, strict=True)
     ]
-    return _Arrangement(f"wave, {order}, {policy}", calls, [each.check for each in packed])
+    return Arrangement(f"wave, {order}, {policy}", calls, [each.check for each in packed])
 
 
-def _chain(operands: list[Operands], order: str, policy: str, streams: bool) -> _Arrangement:
+def _chain(operands: list[Operands], order: str, policy: str, streams: bool) -> Arrangement:
     from onewave.ops.ffn.chain_impl import chain
 
     x, up, down, gate = operands[0]
@@ -211,4 +247,4 @@ def _chain(operands: list[Operands], order: str, policy: str, streams: bool) -> 
     name = (
         f"{'streams' if streams else 'chain'}, {plan.order}, {plan.policy}, {plan.tile.rows}x{plan.tile.columns}{cut}"
     )
-    return _Arrangement(name, [lambda given=given: made(*given) for given in operands], [made.check])
+    return Arrangement(name, [lambda given=given: made(*given) for given in operands], [made.check])

@@ -11,8 +11,8 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
+from onewave.cli.bench_ffn import bench_ffn, count_ffn
 from onewave.cli.bench_report import append_to_ledger, check_count, print_table
-from onewave.cli.bench_wave import bench_ffn
 from onewave.weights import sources
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ def ops(
     resources: Annotated[
         bool, typer.Option("--resources", help="Of attention: registers, shared memory and occupancy, without a card.")
     ] = False,
+    counters: Annotated[
+        bool,
+        typer.Option("--counters", help="Of ffn: bytes of device memory and L2 hit rate, by Nsight Compute (ncu)."),
+    ] = False,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -60,8 +64,11 @@ def ops(
         check_count(name, value)
     if names == ["ffn"]:
         kind, where = _attention_dtype(dtype, device)
-        bench_ffn(shape, device=where, dtype=kind, reps=reps, as_json=as_json, ledger=ledger)
+        report = count_ffn if counters else bench_ffn
+        report(shape, device=where, dtype=kind, reps=reps, as_json=as_json, ledger=ledger)
         return
+    if counters:
+        raise InvalidArgumentError("--counters", got=", ".join(names or ["no operator"]), allowed="ffn alone")
     attentions, others = chosen_operators(names or [])
     if resources:
         if attentions != ["attention"]:

@@ -1,4 +1,4 @@
-"""`onewave bench wave` and `onewave bench ops ffn`: what runs as one launch, beside what it replaces."""
+"""`onewave bench wave`: a decode step as one launch, beside what it replaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import UnsupportedError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_latency import numbers
@@ -16,11 +16,9 @@ from onewave.cli.bench_report import append_to_ledger, check_count, print_table,
 from onewave.weights import sources
 
 if TYPE_CHECKING:
-    import torch
-
     from onewave.bench.wave import WaveResult
 
-__all__ = ["bench_ffn", "wave"]
+__all__ = ["wave"]
 
 
 def wave(
@@ -92,69 +90,3 @@ def wave(
         from onewave.tiles.timeline import timeline
 
         show_timeline(timeline(traced))
-
-
-def bench_ffn(
-    shapes: list[str] | None,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    reps: int,
-    as_json: bool,
-    ledger: Path | None,
-) -> None:
-    """Measure the feed-forward block in every arrangement.
-
-    shapes: "rows,hidden,intermediate", with ",gated" behind it or not; "sweep" for 16 and 64 to 32,768 rows of 4096,
-    14336 without and with a gate; None for 1 to 64 rows of them.
-    """
-    from onewave.bench.ceilings import matmul_rate, read_bandwidth
-    from onewave.bench.ffn import SHAPES, SWEEP, FFNResult, FFNShape, check_card, measure_ffn
-
-    plan: list[FFNShape] = []
-    for text in shapes or []:
-        rows, hidden, intermediate, gated = (0, 0, 0, False) if text == "sweep" else _block(text)
-        plan += SWEEP if text == "sweep" else [FFNShape(rows, hidden, intermediate, gated)]
-    plan = plan or list(SHAPES)
-    check_card(device)
-    show_status("measuring the ceilings")
-    # Few rows read, many multiply: each case is compared with what bounds it.
-    ceilings = {many: matmul_rate(device) if many else read_bandwidth(device) for many in {s.is_many for s in plan}}
-    results: list[FFNResult] = []
-    for shape in plan:
-        show_status(f"ffn {shape}")
-        results += measure_ffn(shape, device, dtype, reps=reps)
-    show_status("")
-    name = str(dtype).removeprefix("torch.")
-    records = [result.measurement(name, ceilings[result.shape.is_many]) for result in results]
-    citations = [] if ledger is None else append_to_ledger(ledger, records, device)
-    if as_json:
-        rows_of = [{"us": r.summary.p50, **r.extra} for r in records]
-        found = {ceiling.unit: ceiling.value for ceiling in ceilings.values()}
-        print(json.dumps({"ceilings": found, "trials": rows_of, "ledger": citations}))
-        return
-    from rich.table import Table
-
-    table = Table(title=f"ffn, {name} on {device}", title_justify="left")
-    for heading in ("shape", "implementation", "us", "GB/s", "TFLOP/s", "of ceiling", "x products"):
-        table.add_column(heading, justify="left" if heading in ("shape", "implementation") else "right", no_wrap=True)
-    for result in results:
-        speedup = "" if result.speedup is None else f"{result.speedup:.2f}"
-        cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{result.gigabytes_per_second:.0f}")
-        cells += (f"{result.teraflops_per_second:.0f}", f"{result.share(ceilings[result.shape.is_many]):.1%}", speedup)
-        table.add_row(str(result.shape), result.implementation, *cells)
-    notes = [f"{c.name} ceiling {c.value:.0f} {c.unit} ({c.method})" for c in ceilings.values()]
-    print_table(table, *notes, *citations)
-
-
-def _block(text: str) -> tuple[int, int, int, bool]:
-    sizes, comma, last = text.rpartition(",")
-    gated = last.strip() == "gated" and bool(comma)
-    allowed = "rows,hidden,intermediate, rows,hidden,intermediate,gated, or sweep"
-    try:
-        parts = numbers("--shape", sizes if gated else text)
-    except InvalidArgumentError:
-        parts = []
-    if len(parts) != 3 or min(parts) < 1:
-        raise InvalidArgumentError("--shape", got=repr(text), allowed=allowed)
-    return parts[0], parts[1], parts[2], gated

@@ -1,0 +1,106 @@
+"""Hardware counters, read by NVIDIA Nsight Compute: what device memory moved, how often the L2 cache had it already.
+
+`collect` runs a Python module once more under `ncu`. The module puts each thing to be counted into a `counted` range,
+in which nothing is serialised: kernels that overlap, overlap. Counters are those of the whole device over a range, so
+the card should have nothing else to do; clocks are left alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from onewave.base.errors import UnsupportedError
+
+__all__ = ["Counters", "collect", "counted", "parse"]
+
+_READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+_HITS, _SECTORS = "lts__t_sector_hit_rate.pct", "lts__t_sectors.sum"
+_METRICS = (_READ, _WRITTEN, _HITS, _SECTORS)
+_MARKER = "spin_kernel"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Of one range. l2_hit_rate: sectors found in the second-level cache over those looked up, 0 to 1."""
+
+    dram_read_bytes: float
+    dram_write_bytes: float
+    l2_hit_rate: float
+
+    @property
+    def dram_bytes(self) -> float:
+        """Both ways."""
+        return self.dram_read_bytes + self.dram_write_bytes
+
+
+@contextmanager
+def counted(device: torch.device) -> Generator[None]:
+    """A range: what the device does meanwhile is counted, if this process runs under ncu."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    torch.cuda.synchronize(device)
+    driver.cuProfilerStart()
+    torch.cuda._sleep(1)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType] # no other kernel is as short
+    yield
+    torch.cuda.synchronize(device)
+    driver.cuProfilerStop()
+
+
+def collect(module: str, arguments: Sequence[str], replay: str = "app-range") -> list[Counters]:
+    """Run `python -m module arguments...` under ncu, as often as the counters need passes; one Counters a range.
+
+    Raises UnsupportedError without ncu, without permission to read counters, and where ncu fails.
+    """
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise UnsupportedError("--counters", got="no ncu on the PATH", next="Install NVIDIA Nsight Compute.")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.csv")
+        options = ["--replay-mode", replay, "--cache-control", "none", "--clock-control", "none"]
+        options += ["--profile-from-start", "off"] if replay == "kernel" else []
+        options += ["--metrics", ",".join(_METRICS), "--csv", "--print-units", "base", "--log-file", str(report)]
+        command = [ncu, *options, sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
+    if "ERR_NVGPUCTRPERM" in text + done.stdout:
+        got, next = "no permission to read the counters", "Run as root, or let the driver allow it to all users."
+        raise UnsupportedError("--counters", got=got, next=next)
+    found = parse(text)
+    if done.returncode or not found:
+        lines = [line for line in (done.stdout + text).splitlines() if line.strip()]
+        raise UnsupportedError(
+            "--counters: ncu", got=f"status {done.returncode}: {lines[-1] if lines else 'no output'}"
+        )
+    return found
+
+
+def parse(report: str) -> list[Counters]:
+    """The ranges of ncu's CSV in their order, which has a line a range and metric, in base units."""
+    rows = csv.DictReader(line for line in report.splitlines() if line.startswith('"'))
+    ranges: dict[str, dict[str, dict[str, float]]] = {}
+    now = ""
+    for row in rows:
+        value = (row.get("Metric Value") or "").replace(",", "")
+        if row["Kernel Name"] == "range" or _MARKER in row["Kernel Name"]:
+            now = row["ID"]
+        if row.get("Metric Name") in _METRICS and re.fullmatch(r"[0-9.]+(e[+-]?[0-9]+)?", value):
+            ranges.setdefault(now, {}).setdefault(row["ID"], {})[row["Metric Name"]] = float(value)
+    found: list[Counters] = []
+    for parts in ranges.values():
+        if any(each.keys() != set(_METRICS) for each in parts.values()):
+            continue
+        sums = [sum(each[name] for each in parts.values()) for name in (_READ, _WRITTEN, _SECTORS)]
+        hits = sum(each[_HITS] / 100 * each[_SECTORS] for each in parts.values())
+        found.append(Counters(sums[0], sums[1], hits / max(1.0, sums[2])))
+    return found
