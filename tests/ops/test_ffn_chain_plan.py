@@ -12,7 +12,6 @@ import torch
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn.chain_plan import BANDS, ChainPlan, ChainSizes, ChainTile, chain_graph, default_tile, plan_chain
-from onewave.ops.ffn.measured import Measured, measured
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.tiles.interpret import execute
 from onewave.tiles.policies import POLICIES
@@ -215,22 +214,3 @@ def test_few_rows_get_narrow_tiles_and_slices_many_rows_wide_ones() -> None:
     few, many = (default_tile(ChainSizes(rows, 4096, 14336, 4096, True), 132) for rows in (16, 8192))
     assert (few.rows, few.columns, few.splits) == (64, 128, 4)
     assert (many.rows, many.columns, many.splits) == (128, 256, 1)
-
-
-def test_only_what_was_measured_on_both_sides_is_chosen() -> None:
-    def line(rows: int, fused: float, streams: float = 9.0) -> Measured:
-        return Measured("card", "bfloat16", rows, 4096, 14336, 4096, True, 5.0, fused, streams, "ledger/x.jsonl:1")
-
-    table = (line(64, 6.0), line(256, 4.0), line(1024, 4.5), line(4096, 4.0, 3.0))
-
-    def best(rows: int, **change: str) -> str | None:
-        found = measured(rows, 4096, 14336, 4096, True, change.pop("dtype", "bfloat16"), table=table, **change)
-        return None if found is None else found.best
-
-    assert [best(rows) for rows in (32, 64, 100, 256, 700, 1024, 2048, 4096, 5000)] == [
-        *(None, "torch", None, "chain", "chain", "chain", None, "streams", None),
-    ]
-    assert best(700, dtype="float16") is None
-    assert best(700, card="another") is None
-    assert line(64, 5.0, 5.0).best == "torch"
-    assert measured(700, 4096, 14336, 4096, True, "bfloat16") is None

@@ -22,7 +22,7 @@ from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.plan import plan_decode
 from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import measured, table_lines
-from onewave.ops.ffn.op import MOST_FUSED_ROWS
+from onewave.ops.ffn.op import suits as ffn_suits
 from onewave.ops.ffn.plan import DATA, FFNSizes, plan_ffn
 from onewave.wave.layout import MOST_BATCH
 
@@ -71,12 +71,16 @@ class Explanation:
 
 @dataclass(frozen=True)
 class _Question:
-    """What was asked. sm: the card's compute capability, 90 for sm_90; None on a CPU or where nothing says."""
+    """What was asked. sm: the card's compute capability, 90 for sm_90; None on a CPU or where nothing says.
+
+    card: its name, if it is there; None for any of its kind.
+    """
 
     operator: str
     shapes: tuple[tuple[int, ...], ...]
     cuda: bool
     sm: int | None
+    card: str | None
     dtype: torch.dtype
     options: dict[str, Any]
 
@@ -115,29 +119,30 @@ def explain(
     name = (op if isinstance(op, str) else getattr(op, "__name__", repr(op))).replace("-", "_")
     if name not in _EXPLAINERS:
         raise InvalidArgumentError("explain: operator", got=repr(name), allowed=", ".join(sorted(_EXPLAINERS)))
-    cuda, sm = _device(device)
+    cuda, sm, card = _device(device)
     kind = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if kind is None:
         raise UnsupportedError("explain: dtype", got=repr(dtype), allowed=", ".join(_DTYPES))
     sizes = tuple(tuple(int(size) for size in shape) for shape in shapes)
-    return _EXPLAINERS[name](_Question(name, sizes, cuda, sm, kind, options))
+    return _EXPLAINERS[name](_Question(name, sizes, cuda, sm, card, kind, options))
 
 
-def _device(device: str | torch.device | None) -> tuple[bool, int | None]:
-    """Whether it is a card, and its compute capability."""
+def _device(device: str | torch.device | None) -> tuple[bool, int | None, str | None]:
+    """Whether it is a card, its compute capability and its name."""
     text = "cuda" if torch.cuda.is_available() else "cpu"
     text = text if device is None else str(device)
     found = re.fullmatch(r"cpu|cuda(?::(?:sm_?(\d+)|\d+))?", text)
     if not found:
         raise InvalidArgumentError("explain: device", got=repr(text), allowed="cpu, cuda, cuda:N, cuda:sm_90")
     if text == "cpu":
-        return False, None
+        return False, None, None
     if found[1]:
-        return True, int(found[1])
+        return True, int(found[1]), None
     if not torch.cuda.is_available():
-        return True, None
-    major, minor = torch.cuda.get_device_capability(None if text == "cuda" else text)
-    return True, 10 * major + minor
+        return True, None, None
+    there = None if text == "cuda" else text
+    major, minor = torch.cuda.get_device_capability(there)
+    return True, 10 * major + minor, torch.cuda.get_device_name(there)
 
 
 def _attention(question: _Question) -> Explanation:
@@ -321,22 +326,22 @@ def _ffn(question: _Question) -> Explanation:
     suits = question.cuda and question.sm in (None, 90) and question.dtype in (torch.float16, torch.bfloat16)
     gated, dtype = bool(options.get("gated", False)), str(question.dtype).removeprefix("torch.")
     sizes = (up[1], up[0], down[0], gated)
+    known = table_lines(*sizes, dtype, card=question.card)
     if backend in ("wave", "chain", "streams"):
         fits = suits and rows >= 1 and (backend != "wave" or rows <= MOST_BATCH)
         if not fits:
             allowed = f"1 to {MOST_BATCH} rows on sm_90" if backend == "wave" else "1 or more rows on sm_90"
             raise UnsupportedError(f"ffn (backend={backend})", got=question.text(), allowed=allowed)
-    elif backend == "auto" and suits and 1 <= rows <= MOST_FUSED_ROWS:
-        backend = "wave"
     else:
-        found = measured(rows, *sizes, dtype) if backend == "auto" and suits else None
+        found = measured(rows, *sizes, dtype, card=question.card) if backend == "auto" and suits else None
         backend = "torch" if found is None else found.best
+        if not ffn_suits(backend, options.get("order", "auto"), options.get("policy", "auto")):
+            backend, known = "torch", (f"{backend} has no such order or policy", *known)
     if backend == "torch":
-        why = f"the wave runs 16-bit types on sm_90, and auto takes it for up to {MOST_FUSED_ROWS} rows"
-        reasons = (why, *table_lines(*sizes, dtype)) if suits else (why,)
+        reasons = known if suits else ("both products in one launch need 16-bit types on sm_90",)
         return Explanation("ffn", question.text(), "torch", "ffn/reference.py: products one by one", reasons)
     if backend != "wave":
-        return _many_rows(question, ChainSizes(rows, *sizes), backend, dtype)
+        return _many_rows(question, ChainSizes(rows, *sizes), backend, known)
     chosen = [options.get(name, "auto") for name in ("order", "policy")]
     order, policy = (given if given != "auto" else own for given, own in zip(chosen, ("row", DATA), strict=True))
     workers = int(options.get("workers", _SMS_OF_AN_H200))
@@ -348,6 +353,8 @@ def _ffn(question: _Question) -> Explanation:
     why = (
         f"few rows: bound by reading the weights, which one launch streams without a pause; order {order}, {policy}",
         f"{tasks} tasks, proved; {max(tiles)} weight tiles on the busiest worker, {sum(tiles) / workers:.1f} a worker",
+        "packs the weights at the first call and keeps the copy; auto does so for as many blocks as it keeps copies of",
+        *known,
     )
     split = f"K in {made.splits[0]} and {made.splits[1]}"
     return Explanation(
@@ -356,7 +363,7 @@ def _ffn(question: _Question) -> Explanation:
     )  # fmt: skip
 
 
-def _many_rows(question: _Question, sizes: ChainSizes, backend: str, dtype: str) -> Explanation:
+def _many_rows(question: _Question, sizes: ChainSizes, backend: str, known: tuple[str, ...]) -> Explanation:
     options = question.options
     workers = int(options.get("workers", _SMS_OF_AN_H200))
     made = plan_chain(
@@ -372,7 +379,7 @@ def _many_rows(question: _Question, sizes: ChainSizes, backend: str, dtype: str)
         f"{launches}, {len(made.totals)} semaphores; order {made.order}, {made.policy}; hidden tensor of "
         f"{' x '.join(map(str, made.graph.tensors['H'].grid))} tiles",
         f"{len(made.records)} tasks, proved; the last ends {made.predicted * workers / steps - 1:.0%} after the mean",
-        *table_lines(sizes.hidden, sizes.intermediate, sizes.out, sizes.gated, dtype),
+        *known,
     )
     return Explanation(
         "ffn", question.text(), backend, "ffn/chain_kernel_impl.py: chain_kernel", why,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn import reference
 from onewave.ops.ffn.chain_plan import BANDS
-from onewave.ops.ffn.measured import MEASURED, measured
+from onewave.ops.ffn.measured import measured
 from onewave.ops.ffn.plan import DATA, ORDERS
 from onewave.ops.library import is_watched, register
 from onewave.tiles.orders import ORDERS as TILE_ORDERS
@@ -21,12 +22,10 @@ from onewave.wave.layout import MOST_BATCH
 if TYPE_CHECKING:
     from onewave.ops.ffn.wave_impl import PackedFFN
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "MOST_FUSED_ROWS", "ffn", "pack_ffn"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "ffn", "pack_ffn", "suits"]
 
 BACKENDS = ("auto", "wave", "chain", "streams", "torch", "reference")
 ACTIVATIONS = ("silu", "gelu", None)
-MOST_FUSED_ROWS = 0
-"""Up to this many rows `auto` runs the wave. None as yet: no ledger line says where it is ahead."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -50,8 +49,11 @@ def ffn(
     copies; pack_ffn makes one that you own. "chain": the same for any number of rows on the same cards, from the
     weights as they are. "streams": as "chain", but as two launches side by side on two streams. In these three, sums
     and f are float32, the hidden rows are rounded to x's dtype once, and every run gives the same bits.
-    "torch" or "reference": products one after the other, each rounded. "auto": the wave for up to MOST_FUSED_ROWS rows;
-    beyond, what measured.py has seen to be fastest; else the products.
+    "torch" or "reference": products one after the other, each rounded. "auto": what measured.py has seen to be fastest
+    on this card, for this dtype and block; the products where it has seen nothing, where the backend does not know the
+    order or policy asked for, and instead of a wave that would have to drop a packed copy in use, fill more than half
+    of the free memory, or pack inference tensors, which tell nobody when they are written to. (Writes to weights by
+    way of .data or of other libraries go unnoticed, too: where there are such, name a backend, or use pack_ffn.)
     order and policy: "auto" leaves them to the backend. order (wave): "row", "half_row", "sm_local", "sequential" (two
     launches). order (chain, streams): "row", "rows:R", "skewed:R", "sequential:R" (bands of R row blocks), "half_row",
     or any of tiles.orders. policy (wave): "data", every word its own flag. policy (all): counters as in tiles.policies:
@@ -91,17 +93,24 @@ def pack_ffn(
     return pack(w_up, w_down, w_gate, batch=batch, activation=activation, order=order, policy=policy, workers=workers)
 
 
-def _check_choices(activation: str | None, order: str, policy: str, backend: str) -> None:
+def _known(backend: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Orders and policies that a backend takes."""
     few, many = ("auto", *ORDERS), ("auto", *BANDS, "half_row", *TILE_ORDERS)
-    orders = {"wave": few, "chain": many, "streams": many}.get(backend, tuple(dict.fromkeys(few + many)))
-    policies = POLICIES if backend in ("chain", "streams") else (DATA, *POLICIES)
-    # What stands behind a colon is for the plan to read.
-    name = order if backend == "wave" else order.partition(":")[0]
+    if backend == "wave":
+        return few, ("auto", DATA, *POLICIES)
+    if backend in ("chain", "streams"):
+        return many, ("auto", *POLICIES)
+    return tuple(dict.fromkeys(few + many)), ("auto", DATA, *POLICIES)
+
+
+def _check_choices(activation: str | None, order: str, policy: str, backend: str) -> None:
+    orders, policies = _known(backend)
+    name = _order_name(backend, order)
     for what, value, got, allowed in (
         ("activation", activation, activation, ACTIVATIONS),
         ("backend", backend, backend, BACKENDS),
         ("order", name, order, orders),
-        ("policy", policy, policy, ("auto", *policies)),
+        ("policy", policy, policy, policies),
     ):
         if value not in allowed:
             raise InvalidArgumentError(f"ffn: {what}", got=repr(got), allowed=", ".join(map(repr, allowed)))
@@ -184,7 +193,14 @@ def _chosen(
         raise _unsupported(f"{len(rows)} rows of {rows.dtype} on {rows.device}", backend)
     wanted = backend
     if backend == "auto":
-        wanted = _fastest(rows, w_up, w_down, w_gate) if here else "torch"
+        wanted = _fastest(rows, w_up, w_down, w_gate) if here and len(rows) else "torch"
+        if not suits(wanted, order, policy):
+            wanted = "torch"
+        elif wanted == "wave":
+            from onewave.ops.ffn import wave_impl
+
+            if not wave_impl.has_room(rows, w_up, w_down, w_gate, activation, *_of_the_wave(order, policy)):
+                wanted = "torch"
     if wanted == "torch" or not torch.cuda.is_current_stream_capturing():
         return wanted
     if _is_prepared(rows, w_up, w_down, w_gate, activation, order, policy, wanted):
@@ -197,14 +213,25 @@ def _chosen(
 
 
 def _fastest(rows: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None) -> str:
-    if 1 <= len(rows) <= min(MOST_FUSED_ROWS, MOST_BATCH):
-        return "wave"
-    if not MEASURED or len(rows) == 0:
-        return "torch"
-    sizes = (len(rows), w_up.shape[1], w_up.shape[0], w_down.shape[0])
-    dtype, card = str(rows.dtype).removeprefix("torch."), torch.cuda.get_device_name(rows.device)
-    found = measured(*sizes, w_gate is not None, dtype, card=card)
+    sizes = (len(rows), w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
+    return _measured_best(*sizes, str(rows.dtype).removeprefix("torch."), torch.cuda.get_device_name(rows.device))
+
+
+@lru_cache(maxsize=1024)
+def _measured_best(rows: int, hidden: int, intermediate: int, out: int, gated: bool, dtype: str, card: str) -> str:
+    found = measured(rows, hidden, intermediate, out, gated, dtype, card=card)
     return "torch" if found is None else found.best
+
+
+def suits(backend: str, order: str, policy: str) -> bool:
+    """Whether a backend knows an order and a policy that were asked for, "auto" being none."""
+    orders, policies = _known(backend)
+    return _order_name(backend, order) in orders and policy in policies
+
+
+def _order_name(backend: str, order: str) -> str:
+    # What stands behind a colon is for the plan to read; the wave has none of these.
+    return order if backend == "wave" else order.partition(":")[0]
 
 
 def _is_prepared(

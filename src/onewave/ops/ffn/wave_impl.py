@@ -15,7 +15,7 @@ from onewave.wave.launch import Wave, co_resident, runs_here
 from onewave.wave.layout import MOST_BATCH
 from onewave.wave.pack import Weight, pack_stream
 
-__all__ = ["PackedFFN", "ffn", "is_packed", "pack", "supports"]
+__all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "pack", "supports"]
 
 # Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block, or one size of four blocks.
 _MOST_KEPT = 4
@@ -107,6 +107,10 @@ class _Kept:
     storages: tuple[weakref.ref[torch.UntypedStorage], ...]
     versions: tuple[int, ...]
 
+    @property
+    def is_alive(self) -> bool:
+        return all(ref() is not None for ref in self.storages)
+
     def holds(self, tensors: tuple[Tensor, ...]) -> bool:
         pairs = zip(self.storages, tensors, strict=True)
         return all(ref() is tensor.untyped_storage() for ref, tensor in pairs) and self.versions == _versions(tensors)
@@ -120,7 +124,7 @@ def _there(*tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
-    # Inference tensors count no versions; they can't be written to where anyone would notice either.
+    # Inference tensors count no versions: who writes to them has to call for another packed copy.
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
@@ -142,6 +146,34 @@ def is_packed(
     return kept is not None and kept.holds(tensors)
 
 
+def has_room(
+    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
+) -> bool:
+    """Whether ffn() may pack these weights, or has, for a caller that asked for no packing.
+
+    No copy that is in use may be dropped for it: a model of many blocks must not pack one after the other at every
+    step. The copy takes at most half of the device's free memory, and the weights tell when they are written to.
+    """
+    if is_packed(x, w_up, w_down, w_gate, activation, order, policy):
+        return True
+    tensors = _there(w_up, w_down, w_gate)
+    if torch.cuda.is_current_stream_capturing() or any(tensor.is_inference() for tensor in tensors):
+        return False
+    _drop_dead()
+    # A copy of weights that were written to since takes the place of the old one.
+    if _key(tensors, _choice(x, activation, order, policy)) not in _kept and len(_kept) >= _MOST_KEPT:
+        return False
+    free, _ = torch.cuda.mem_get_info(x.device)
+    free += torch.cuda.memory_reserved(x.device) - torch.cuda.memory_allocated(x.device)
+    return 2 * sum(tensor.nbytes for tensor in tensors) <= free
+
+
+def _drop_dead() -> None:
+    """Let go of packed copies of weights that nobody has any more."""
+    for key in [key for key, kept in _kept.items() if not kept.is_alive]:
+        del _kept[key]
+
+
 def ffn(
     x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
 ) -> Tensor:
@@ -151,6 +183,7 @@ def ffn(
     key = _key(tensors, choice)
     kept = _kept.get(key)
     if kept is None or not kept.holds(tensors):
+        _drop_dead()
         refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
         kept = _kept[key] = _Kept(PackedFFN(w_up, w_down, w_gate, choice), refs, _versions(tensors))
         while len(_kept) > _MOST_KEPT:
