@@ -110,9 +110,10 @@ def merged_words(dim: int, warps: int) -> Any:
 
 @gluon.constexpr_function
 def part_words(splits: int, values: int, warps: int) -> Any:
-    """Splits' results, [2, splits, values]: a packet of values and the packet of their log2-sum-exp2 in one thread."""
+    """Splits' results, [2, splits, values]: a packet of values and the packet of their log2-sum-exp2 in one thread, and
+    all splits of a packet in one warp, so that merging them needs no barrier."""
     registers = [*bits(2, 1, 4), [1, 0, 0]]
-    return dealt(registers, [*bits(2, 4, values), *bits(1, 1, splits)], warps, [2, splits, values])
+    return dealt(registers, [*bits(1, 1, splits), *bits(2, 4, values)], warps, [2, splits, values])
 
 
 @gluon.constexpr_function

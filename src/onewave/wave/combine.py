@@ -62,7 +62,6 @@ def combine(
     """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention."""
     VALUES: gl.constexpr = CH * D
     L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
-    LP: gl.constexpr = gl.SliceLayout(0, L3)
     b = gl.load(record + 8)
     target = gl.load(record + 9)
     count = gl.load(record + 22)
@@ -79,11 +78,14 @@ def combine(
         pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
         words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))
         values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
-        values = gl.convert_layout(values, LP)
-        number = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, LP))[:, None]
-        lses = gl.where(number < used, gl.convert_layout(lses, LP), float("-inf"))
-        weight = gl.exp2(lses - gl.max(lses, axis=0)[None, :])
-        merged = gl.sum(weight * values, axis=0) / gl.sum(weight, axis=0)
+        # Of a packet's four equal log2-sum-exp2 one is enough.
+        lse = gl.max(gl.reshape(lses, [KSPLITS, VALUES // 4, 4]), axis=2)
+        number = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, lse.type.layout))[:, None]
+        lse = gl.where(number < used, lse, float("-inf"))
+        weight = gl.exp2(lse - gl.max(lse, axis=0)[None, :])
+        merged = gl.sum(weight[:, :, None] * gl.reshape(values, [KSPLITS, VALUES // 4, 4]), axis=0)
+        inverse = gl.convert_layout(1.0 / gl.sum(weight, axis=0), gl.SliceLayout(1, merged.type.layout))
+        merged = merged * inverse[:, None]
         low, high = gl.split(gl.reshape(merged, [VALUES // 2, 2]))
         words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
         LW: gl.constexpr = words.type.layout

@@ -76,7 +76,10 @@ def multiply_partition(
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, ACC))
     column = gl.arange(0, N, layout=gl.SliceLayout(0, ACC))
     wanted = (row // R)[:, None] == (column // NB)[None, :]
-    at = 0  # tiles so far
+    # Carried along rather than divided out of a count: between two products every instruction shows.
+    slot = 0
+    phase = 0
+    before = 0  # the slot of the tile before
     chunks_before = 0
     results = 0
     for step in range(num_steps):
@@ -95,19 +98,21 @@ def multiply_partition(
                 if block == 0:
                     if tile % PC == 0:
                         mbarrier.wait(xfull.index(place), (chunk // XS) & 1)
-                slot = at % S
-                mbarrier.wait(full.index(slot), (at // S) & 1)
+                mbarrier.wait(full.index(slot), phase)
                 a = ring.index(slot)._reinterpret(DTYPE, [64, 128], OPERAND)
                 b = xs.index(place)._reinterpret(DTYPE, [PC, N, 128], OPERAND).index(tile % PC).permute((1, 0))
                 acc = warpgroup_mma(a, b, acc, use_acc=True, is_async=True)
                 # The product before has read its tile: its slot is free while this one runs.
                 acc = warpgroup_mma_wait(1, deps=[acc])
                 gl.thread_barrier()
-                mbarrier.arrive(empty.index((at + S - 1) % S), count=1, pred=tile > 0)
-                at += 1
+                mbarrier.arrive(empty.index(before), count=1, pred=tile > 0)
+                before = slot
+                wraps = slot == S - 1
+                phase = gl.where(wraps, phase ^ 1, phase)
+                slot = gl.where(wraps, 0, slot + 1)
             acc = warpgroup_mma_wait(0, deps=[acc])
             gl.thread_barrier()
-            mbarrier.arrive(empty.index((at - 1) % S), count=1)
+            mbarrier.arrive(empty.index(before), count=1)
             if block == blocks - 1:
                 for used in range(chunks):
                     mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
