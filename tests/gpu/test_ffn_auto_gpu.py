@@ -58,15 +58,15 @@ def test_more_blocks_than_packed_copies_and_weights_that_change_give_right_numbe
 
 
 def test_auto_can_be_recorded_cold_and_warm() -> None:
-    up, down, _ = weights(False, seed=9)
-    for count in (1, 4096):
+    up, down, gate = weights(True, seed=9)
+    for count in (1, 64, 512, 4096):
         x = rows(count)
-        expected = ffn(x, up, down, backend="torch").float()
+        expected = ffn(x, up, down, w_gate=gate, backend="torch").float()
         for _ in range(2):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                found = ffn(x, up, down)
+                found = ffn(x, up, down, w_gate=gate)
             graph.replay()
             torch.cuda.synchronize()
             assert (found.float() - expected).abs().max() <= 0.05 * expected.abs().max()
-            ffn(x, up, down)
+            ffn(x, up, down, w_gate=gate)

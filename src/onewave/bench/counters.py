@@ -26,9 +26,8 @@ from onewave.base.errors import UnsupportedError
 __all__ = ["Counters", "collect", "counted", "parse"]
 
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-_HITS, _SECTORS = "lts__t_sector_hit_rate.pct", "lts__t_sectors.sum"
-_METRICS = (_READ, _WRITTEN, _HITS, _SECTORS)
-_MARKER = "spin_kernel"
+_HITS = "lts__t_sector_hit_rate.pct"
+_METRICS = (_READ, _WRITTEN, _HITS)
 
 
 @dataclass(frozen=True)
@@ -51,13 +50,12 @@ def counted(device: torch.device) -> Generator[None]:
     driver = ctypes.CDLL("libcuda.so.1")
     torch.cuda.synchronize(device)
     driver.cuProfilerStart()
-    torch.cuda._sleep(1)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType] # no other kernel is as short
     yield
     torch.cuda.synchronize(device)
     driver.cuProfilerStop()
 
 
-def collect(module: str, arguments: Sequence[str], replay: str = "app-range") -> list[Counters]:
+def collect(module: str, arguments: Sequence[str]) -> list[Counters]:
     """Run `python -m module arguments...` under ncu, as often as the counters need passes; one Counters a range.
 
     Raises UnsupportedError without ncu, without permission to read counters, and where ncu fails.
@@ -67,8 +65,8 @@ def collect(module: str, arguments: Sequence[str], replay: str = "app-range") ->
         raise UnsupportedError("--counters", got="no ncu on the PATH", next="Install NVIDIA Nsight Compute.")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.csv")
-        options = ["--replay-mode", replay, "--cache-control", "none", "--clock-control", "none"]
-        options += ["--profile-from-start", "off"] if replay == "kernel" else []
+        options = ["--replay-mode", "app-range", "--target-processes", "application-only"]
+        options += ["--cache-control", "none", "--clock-control", "none"]
         options += ["--metrics", ",".join(_METRICS), "--csv", "--print-units", "base", "--log-file", str(report)]
         command = [ncu, *options, sys.executable, "-m", module, *arguments]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -88,19 +86,14 @@ def collect(module: str, arguments: Sequence[str], replay: str = "app-range") ->
 def parse(report: str) -> list[Counters]:
     """The ranges of ncu's CSV in their order, which has a line a range and metric, in base units."""
     rows = csv.DictReader(line for line in report.splitlines() if line.startswith('"'))
-    ranges: dict[str, dict[str, dict[str, float]]] = {}
-    now = ""
+    ranges: dict[str, dict[str, float]] = {}
     for row in rows:
         value = (row.get("Metric Value") or "").replace(",", "")
-        if row["Kernel Name"] == "range" or _MARKER in row["Kernel Name"]:
-            now = row["ID"]
+        # A counter that could not be read is "n/a".
         if row.get("Metric Name") in _METRICS and re.fullmatch(r"[0-9.]+(e[+-]?[0-9]+)?", value):
-            ranges.setdefault(now, {}).setdefault(row["ID"], {})[row["Metric Name"]] = float(value)
-    found: list[Counters] = []
-    for parts in ranges.values():
-        if any(each.keys() != set(_METRICS) for each in parts.values()):
-            continue
-        sums = [sum(each[name] for each in parts.values()) for name in (_READ, _WRITTEN, _SECTORS)]
-        hits = sum(each[_HITS] / 100 * each[_SECTORS] for each in parts.values())
-        found.append(Counters(sums[0], sums[1], hits / max(1.0, sums[2])))
-    return found
+            ranges.setdefault(row["ID"], {})[row["Metric Name"]] = float(value)
+    return [
+        Counters(each[_READ], each[_WRITTEN], each[_HITS] / 100)
+        for each in ranges.values()
+        if each.keys() == set(_METRICS)
+    ]

@@ -115,9 +115,9 @@ def main(asked: dict[str, Any]) -> None:
                 for check in way.check:
                     check()
         names.append([way.name for way in ways])
+        Path(asked["names"]).write_text(json.dumps(names))
         del ways
         torch.cuda.empty_cache()
-    Path(asked["names"]).write_text(json.dumps(names))
 
 
 if __name__ == "__main__":
