@@ -243,3 +243,18 @@ def test_auto_packs_neither_into_the_last_memory_nor_into_a_recording(card: Card
     card.capturing = True
     ffn(rows(1), up, down)
     assert card.took() == "wave"
+
+
+def test_the_docs_tables_are_the_tables_rows() -> None:
+    page = (ROOT / "docs" / "reference" / "ffn.md").read_text()
+    printed = [
+        [cell.strip() for cell in each.strip("| \n").split("|")] for each in page.splitlines() if "jsonl" in each
+    ]
+    found = {cells[-1]: cells for cells in printed}
+    assert len(printed) == len(found) == len(MEASURED)
+    for row in MEASURED:
+        cells = [cell.replace(",", "") for cell in found[row.source]]
+        times = [row.products_us, *([row.together_us] if row.gated else []), row.streams_us, row.chain_us, row.wave_us]
+        shown = [f"{row.rows}", *("" if t is None else f"{t:.1f}" if t < 1000 else f"{t:.0f}" for t in times)]
+        ratio = f"{row.two_launches_us / row.one_launch[1]:.3f}"
+        assert cells[:-1] == [*shown, ratio, {"torch": "two products"}.get(row.best, row.best)]

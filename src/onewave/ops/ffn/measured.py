@@ -72,7 +72,7 @@ class Measured:
         parts += [] if self.wave_us is None else [f"wave {self.wave_us:.1f}"]
         ratio = self.two_launches_us / self.one_launch[1]
         return (
-            f"{self.rows} rows: {', '.join(parts)} us; one launch {ratio:.2f} x as fast as two: "
+            f"{self.rows} rows: {', '.join(parts)} us; one launch {ratio:.3f} x as fast as two: "
             f"{self.best} ({self.source})"
         )
 
