@@ -21,6 +21,13 @@ def test_every_command_explains_itself(onewave, command):
     assert done.err == ""
 
 
+@pytest.mark.parametrize("command", [[], ["bench"], ["tiles"]], ids=" ".join)
+def test_no_command_is_cut_off_in_the_list(onewave, command):
+    text = onewave(*command, "--help").out
+    assert "Commands:" in text
+    assert "..." not in text.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("command", [["generate"], ["chat"], ["bench", "latency"]], ids=" ".join)
 def test_the_flags_are_named_as_in_vllm(onewave, command):
     text = onewave(*command, "--help").out

@@ -145,7 +145,8 @@ class Arrangement:
 def check_card(device: torch.device) -> None:
     """Raise UnsupportedError where neither the wave nor the kernel for many rows runs."""
     if not runs_here(device):
-        raise UnsupportedError("bench ops ffn", got=str(device), allowed="a card of compute capability 9.0")
+        next = "onewave bench ops linear times a CPU's products."
+        raise UnsupportedError("bench ops ffn", got=str(device), allowed="a card of compute capability 9.0", next=next)
 
 
 def measure_ffn(

@@ -28,7 +28,8 @@ def ops(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Operators to measure. Default: a decode step's. attention, decode-attention, ffn: beside their peers."
+            help="Operators to measure. Default: a decode step's. Beside their peers: attention, attention-varlen, "
+            "decode-attention, masked_multihead_attention, ffn."
         ),
     ] = None,
     model: Annotated[
@@ -43,7 +44,9 @@ def ops(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            "--shape", help="Of attention: batch,heads[/kv_heads],length,head_dim; of ffn: rows,hidden,inner. Repeat."
+            "--shape",
+            help="Of attention: batch,heads[/kv_heads],length,head_dim; of ffn: rows,hidden,inner[,gated] or sweep. "
+            "Several make a list.",
         ),
     ] = None,
     causal: Annotated[

@@ -67,13 +67,14 @@ def root(
 
 app.command("generate")(generate)
 app.command("chat")(chat)
-app.command("info")(info)
+# Short helps where a command's first sentence would be cut off in the list.
+app.command("info", short_help="Print a model's configuration, tensors and sizes.")(info)
 app.command("env")(env)
-app.command("lab")(lab)
-bench.command("latency")(latency)
-bench.command("ops")(ops)
-bench.command("peers")(peers)
-bench.command("wave")(wave)
+app.command("lab", short_help="Open the tile lab in the browser.")(lab)
+bench.command("latency", short_help="Measure prefill, decode and the memory's read ceiling.")(latency)
+bench.command("ops", short_help="Time operators one by one, beside their peers.")(ops)
+bench.command("peers", short_help="Measure this engine beside transformers and llama.cpp.")(peers)
+bench.command("wave", short_help="Time a decode step as one launch and as a CUDA graph.")(wave)
 app.add_typer(bench, name="bench")
 app.add_typer(tiles, name="tiles")
 

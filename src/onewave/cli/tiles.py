@@ -9,6 +9,13 @@ import typer
 __all__ = ["tiles"]
 
 FILES = ("tiles_simulate", "tiles_timeline", "tiles_verify", "tiles_lower", "tiles_search")
+# For the list of commands, where a command's first sentence would be cut off.
+SHORT = {
+    "interpret": "Run a task table in NumPy under random interleavings.",
+    "lower": "Prove a program's schedule, write it as a task table.",
+    "timeline": "Say where a launch's time goes, stage by stage.",
+    "verify": "Prove that a schedule is safe, or show how it is not.",
+}
 
 tiles = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -29,7 +36,8 @@ def _mount() -> None:
         for name in module.__all__:
             function = getattr(module, name)
             if callable(function):
-                tiles.command(name.removesuffix("_command").replace("_", "-"))(function)
+                command = name.removesuffix("_command").replace("_", "-")
+                tiles.command(command, short_help=SHORT.get(command))(function)
 
 
 _mount()
