@@ -14,7 +14,7 @@ from torch import Tensor
 from onewave.ops.explain import explain
 from onewave.ops.ffn import chain_impl, ffn, op, wave_impl
 from onewave.ops.ffn import measured as table
-from onewave.ops.ffn.measured import MARGIN, MEASURED, Measured, measured
+from onewave.ops.ffn.measured import MARGIN, MEASURED, Measured, fastest
 from onewave.ops.ffn.reference import ffn as in_torch
 
 ROOT = Path(__file__).parents[2]
@@ -82,18 +82,20 @@ TABLE = (
 )
 
 
-def best(rows: int, table: tuple[Measured, ...] = TABLE, **change: Any) -> str | None:
+def best(rows: int, table: tuple[Measured, ...] = TABLE, **change: Any) -> str:
     asked = {"hidden": 128, "intermediate": 192, "out": 128, "gated": False, "dtype": "bfloat16"} | change
-    found = measured(rows, **asked, table=table)
-    return None if found is None else found.best
+    return fastest(rows, **asked, table=table)
 
 
 def test_between_measured_rows_only_what_both_sides_agree_on_is_known() -> None:
     assert [best(rows) for rows in (1, 5, 8, 9, 63, 64, 65, 256, 300, 512)] == [
-        *("wave", "wave", "wave", None, None, "torch", None, "chain", None, "streams"),
+        *("wave", "wave", "wave", "torch", "torch", "torch", "torch", "chain", "torch", "streams"),
     ]
-    assert best(2, TABLE[:1]) is None
-    assert best(513) is None
+    assert best(2, TABLE[:1]) == "torch"
+    assert best(513) == "torch"
+    # Not the same winner on both sides, but both have seen streams ahead of the products.
+    assert best(700, (*TABLE, line(1024, 9.0, None, 8.0, 7.0, None))) == "streams"
+    assert best(700, (*TABLE, line(1024, 9.0, None, 8.9, 7.0, None))) == "torch"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,8 @@ def test_between_measured_rows_only_what_both_sides_agree_on_is_known() -> None:
     [{"hidden": 192}, {"intermediate": 256}, {"out": 192}, {"gated": True}, {"dtype": "float16"}, {"card": "another"}],
 )
 def test_another_block_dtype_or_card_is_not_known(change: dict[str, Any]) -> None:
-    assert best(1, **change) is None
+    assert best(1) == "wave"
+    assert best(1, **change) == "torch"
 
 
 def test_explain_prints_the_table_with_its_lines_and_losses() -> None:
@@ -123,7 +126,7 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: tuple[Measured, ...] = TABLE):
         self.ran: list[str] = []
         self.capturing, self.free = False, 1 << 30
-        op._measured_best.cache_clear()
+        op._looked_up.cache_clear()
         monkeypatch.setattr(table, "MEASURED", rows)
         monkeypatch.setattr(op, "runs_here", lambda device: True)
         monkeypatch.setattr(wave_impl, "co_resident", lambda device: 4)
@@ -162,7 +165,7 @@ class Card:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield Card(monkeypatch)
-    op._measured_best.cache_clear()
+    op._looked_up.cache_clear()
 
 
 def block(seed: int = 0) -> tuple[Tensor, Tensor]:

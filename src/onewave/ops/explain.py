@@ -21,7 +21,7 @@ from onewave.ops.attention.plan import AttentionPlan, explain_attention
 from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.plan import plan_decode
 from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
-from onewave.ops.ffn.measured import measured, table_lines
+from onewave.ops.ffn.measured import fastest, table_lines
 from onewave.ops.ffn.op import suits as ffn_suits
 from onewave.ops.ffn.plan import DATA, FFNSizes, plan_ffn
 from onewave.wave.layout import MOST_BATCH
@@ -333,8 +333,8 @@ def _ffn(question: _Question) -> Explanation:
             allowed = f"1 to {MOST_BATCH} rows on sm_90" if backend == "wave" else "1 or more rows on sm_90"
             raise UnsupportedError(f"ffn (backend={backend})", got=question.text(), allowed=allowed)
     else:
-        found = measured(rows, *sizes, dtype, card=question.card) if backend == "auto" and suits else None
-        backend = "torch" if found is None else found.best
+        asked = backend == "auto" and suits and rows >= 1
+        backend = fastest(rows, *sizes, dtype, card=question.card) if asked else "torch"
         if not ffn_suits(backend, options.get("order", "auto"), options.get("policy", "auto")):
             backend, known = "torch", (f"{backend} has no such order or policy", *known)
     if backend == "torch":

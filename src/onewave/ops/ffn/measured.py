@@ -5,14 +5,14 @@ the same operands (`onewave bench ops ffn`). Only 1 to 8 and 32 rows without a g
 matters little where memory is the bound; with many rows, where the card's power is, it made whoever came first up to a
 sixth faster. `auto` fuses only where one launch was ahead of every arrangement of two by more than runs differ, and
 only on what was measured: the card, the dtype and the sizes of the block must be those of the table, and a number of
-rows must be one of its, or lie between two that agree. Everything else takes two products.
+rows must be one of its, or lie between two that agree (`fastest`). Everything else takes two products.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MARGIN", "MEASURED", "Measured", "measured", "table_lines"]
+__all__ = ["MARGIN", "MEASURED", "Measured", "fastest", "table_lines"]
 
 MARGIN = 0.02
 """By how much one arrangement must be faster than another to count as faster.
@@ -63,7 +63,12 @@ class Measured:
         name, time = self.one_launch
         if time < (1 - MARGIN) * self.two_launches_us:
             return name
-        return "streams" if self.streams_us < (1 - MARGIN) * self.products_us else "torch"
+        return "streams" if self.streams_ahead else "torch"
+
+    @property
+    def streams_ahead(self) -> bool:
+        """Whether streams is ahead of the products, the two arrangements of two launches that are backends."""
+        return self.streams_us < (1 - MARGIN) * self.products_us
 
     def __str__(self) -> str:
         parts = [f"two products {self.products_us:.1f}"]
@@ -134,7 +139,7 @@ MEASURED: tuple[Measured, ...] = (
 """What is known, without and with a gate."""
 
 
-def measured(
+def fastest(
     rows: int,
     hidden: int,
     intermediate: int,
@@ -144,18 +149,22 @@ def measured(
     *,
     card: str | None = None,
     table: tuple[Measured, ...] | None = None,
-) -> Measured | None:
-    """The measurement that speaks for a call: of its very sizes, but for rows, where a neighbour on either side agrees.
+) -> str:
+    """The backend for a call: "wave", "chain", "streams" or "torch".
 
-    A number of rows between two measured ones counts as measured if both have the same winner; then the nearer one is
-    returned. card: only what was measured on it, None for any. table: MEASURED unless given.
+    Of a number of rows between two measured ones is known what both have: the same winner; or, if the winners differ,
+    that `streams` is ahead of the products. Whatever is not known takes the products. card: only what was measured on
+    it, None for any. table: MEASURED unless given.
     """
     known = _of_these_sizes((hidden, intermediate, out, gated, dtype), card, table)
     below = [each for each in known if each.rows <= rows]
     above = [each for each in known if each.rows >= rows]
-    if not below or not above or below[-1].best != above[0].best:
-        return None
-    return min(below[-1], above[0], key=lambda each: abs(each.rows - rows))
+    if not below or not above:
+        return "torch"
+    sides = (below[-1], above[0])
+    if sides[0].best == sides[1].best:
+        return sides[0].best
+    return "streams" if all(each.streams_ahead for each in sides) else "torch"
 
 
 def table_lines(
@@ -175,7 +184,7 @@ def table_lines(
             "nothing of these sizes, this dtype and card has been measured, so auto takes two products "
             f"(onewave bench ops ffn --shape ROWS,{hidden},{intermediate}{',gated' if gated else ''} measures it)",
         )
-    found = ["auto: one launch where it is ahead of every two; two products between numbers of rows that disagree"]
+    found = ["auto: one launch where it is ahead of every two; between numbers of rows what both sides agree on"]
     for name in dict.fromkeys(each.card for each in known):
         found.append(f"measured on {name}, the card that it goes for:")
         found += [f"  {each}" for each in known if each.card == name]

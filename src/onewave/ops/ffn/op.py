@@ -11,7 +11,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn import reference
 from onewave.ops.ffn.chain_plan import BANDS
-from onewave.ops.ffn.measured import measured
+from onewave.ops.ffn.measured import fastest
 from onewave.ops.ffn.plan import DATA, ORDERS
 from onewave.ops.library import is_watched, register
 from onewave.tiles.orders import ORDERS as TILE_ORDERS
@@ -214,13 +214,12 @@ def _chosen(
 
 def _fastest(rows: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None) -> str:
     sizes = (len(rows), w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
-    return _measured_best(*sizes, str(rows.dtype).removeprefix("torch."), torch.cuda.get_device_name(rows.device))
+    return _looked_up(*sizes, str(rows.dtype).removeprefix("torch."), torch.cuda.get_device_name(rows.device))
 
 
 @lru_cache(maxsize=1024)
-def _measured_best(rows: int, hidden: int, intermediate: int, out: int, gated: bool, dtype: str, card: str) -> str:
-    found = measured(rows, hidden, intermediate, out, gated, dtype, card=card)
-    return "torch" if found is None else found.best
+def _looked_up(rows: int, hidden: int, intermediate: int, out: int, gated: bool, dtype: str, card: str) -> str:
+    return fastest(rows, hidden, intermediate, out, gated, dtype, card=card)
 
 
 def suits(backend: str, order: str, policy: str) -> bool:
