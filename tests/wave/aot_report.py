@@ -34,6 +34,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
         "NB": shape.batch,
         "R": shape.rows,
+        "G": shape.group,
         "S": shape.ring,
         "XS": shape.slots,
         "PC": shape.chunk,

@@ -443,10 +443,11 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
         "delay": lambda nanos: delays(),
         "fence_async_shared": lambda: None,
         "warpgroup_mma": lambda a, b, acc, use_acc, is_async: (
-            acc + wrapped(np.asarray(a.load(), np.float32) @ np.asarray(b.load(), np.float32))
+            (acc if use_acc else 0.0 * acc)
+            + wrapped(np.asarray(a.load(), np.float32) @ np.asarray(b.load(), np.float32))
         ),
         "mma_v2": lambda a, b, acc: acc + wrapped(np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32))),
-        "warpgroup_mma_wait": lambda n, deps: deps[0],
+        "warpgroup_mma_wait": lambda n, deps: deps[0] if len(deps) == 1 else tuple(deps),
         "tma": types.SimpleNamespace(
             async_copy_global_to_shared=copy,
             async_copy_shared_to_global=stores.issue,

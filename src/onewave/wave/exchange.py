@@ -40,10 +40,10 @@ def exchange_partition(
     steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
     tokens, positions, slots, places, block, batch, source_stride, out_stride, set_words, skipped,
     xs, xfull, xempty, parts, pfull, pempty, heads,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
-    ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr,
-    XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr,
-    EPS: gl.constexpr, SCALE: gl.constexpr,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
+    TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
+    KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
 ):  # fmt: skip
     ours = exchange + (epoch & 1).to(gl.int64) * set_words
     theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
@@ -60,11 +60,11 @@ def exchange_partition(
             wait_for_counters(record, waits, counters, totals, epoch, watch, block, first_step + step, XW)
         keep_back = (first_step + step == skipped) & (TEST != 0)
         chunks = gl.load(record + 3)
-        inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, XW))
+        inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
         if chunks > 0:
             inverse_rms = load_activations(
                 record, chunks, chunks_before, source, ours, tokens, places, watch, block, first_step + step,
-                batch, source_stride, xs, xfull, xempty, DTYPE, NB, R, XS, PC, SYNC, XW, D, EPS,
+                batch, source_stride, xs, xfull, xempty, DTYPE, NB, R, G, XS, PC, SYNC, XW, D, EPS,
             )  # fmt: skip
         chunks_before += chunks
         if D > 0:
@@ -80,7 +80,7 @@ def exchange_partition(
         if kind < 4:
             results = finish_blocks(
                 record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
-                 pfull, pempty, results, DTYPE, NB, R, SPLITS, ACT, GATED, XW, D,
+                pfull, pempty, results, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D,
             )  # fmt: skip
         elif kind < 6:
             if SPLITS > 1:
@@ -131,8 +131,8 @@ def wait_for_counters(record, waits, counters, totals, epoch, watch, block, step
 @gluon.jit
 def load_activations(
     record, chunks, chunks_before, source, ours, tokens, places, watch, block, step, batch, source_stride,
-    xs, xfull, xempty, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
-    SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
+    xs, xfull, xempty, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr,
+    PC: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
     """Bring a step's activations into shared memory: chunk by chunk, [N, PC * 64] words each.
 
@@ -183,10 +183,10 @@ def load_activations(
         if D > 0:
             low, high = to_float(words, DTYPE)
             squares += low * low + high * high
-    inverse = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, XW))
+    inverse = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
     if D > 0:
         if flags & 4:
             total = gl.sum(gl.reshape(gl.sum(squares, axis=1), [Q, NB]), axis=0)
             mean = total / (2 * columns).to(gl.float32)
-            inverse = gl.convert_layout(1.0 / gl.sqrt(mean + EPS), results_over_sequences(R, XW))
+            inverse = gl.convert_layout(1.0 / gl.sqrt(mean + EPS), results_over_sequences(R, G, XW))
     return inverse

@@ -33,15 +33,16 @@ _NAN = gl.constexpr(0x7FC00000)
 
 
 @gluon.constexpr_function
-def results_over_sequences(rows, warps):
-    """The layout of one value a sequence, for results [sequences, rows] of the multiply partition."""
-    return gl.SliceLayout(1, gl.SliceLayout(1, results_layout(rows, warps)))
+def results_over_sequences(rows, blocks, warps):
+    """The layout of one value a sequence, for results [sequences, blocks * rows] of the multiply partition."""
+    return gl.SliceLayout(1, gl.SliceLayout(1, results_layout(rows, blocks, warps)))
 
 
 @gluon.constexpr_function
-def results_layout(rows, warps):
-    """Results in shared memory, [sequences, column groups, rows]: 4 neighbouring rows and all groups a thread."""
-    across = rows // 4
+def results_layout(rows, blocks, warps):
+    """Results in shared memory, [sequences, column groups, blocks * rows]: 4 neighbouring rows and all groups a
+    thread."""
+    across = min(32, blocks * rows // 4)
     return gl.BlockedLayout([1, 64 // rows, 4], [32 // across, 1, across], [warps, 1, 1], [2, 1, 0])
 
 
@@ -110,21 +111,23 @@ def addend(
 
 
 @gluon.constexpr_function
-def results_rows(rows, warps):
-    """The layout of finished results, [sequences, rows]."""
-    return gl.SliceLayout(1, results_layout(rows, warps))
+def results_rows(rows, blocks, warps):
+    """The layout of finished results, [sequences, blocks * rows]."""
+    return gl.SliceLayout(1, results_layout(rows, blocks, warps))
 
 
 @gluon.jit
 def load_addend(
-    record, number, batch, keep_back, tokens, places, NB: gl.constexpr, R: gl.constexpr, XW: gl.constexpr,
+    record, number, batch, keep_back, tokens, places,
+    NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """What the step's row block of that number will have added to it, on its way: bias, residual stream or, in its
-    place, words of the embedding, [NB, R] each."""
-    LZ: gl.constexpr = results_rows(R, XW)
+    """What the step's row blocks from that number on will have added to them, on its way: bias, residual stream or, in
+    its place, words of the embedding, [NB, G * R] each."""
+    LZ: gl.constexpr = results_rows(R, G, XW)
     sequence = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))[:, None]
-    row = ((gl.load(record + 8) + number) * R + gl.arange(0, R, layout=gl.SliceLayout(0, LZ)))[None, :]
-    shown = (sequence < batch) & (row >= 0) & (keep_back == 0)
+    in_step = (number * R + gl.arange(0, G * R, layout=gl.SliceLayout(0, LZ)))[None, :]
+    row = gl.load(record + 8) * R + in_step
+    shown = (sequence < batch) & (in_step < gl.load(record + 1) * R) & (keep_back == 0)
     hidden = gl.load(record + 10) * 2
     flags = gl.load(record + 12)
     bias_at = gl.load(record + 16)
@@ -139,11 +142,10 @@ def load_addend(
 
 
 @gluon.jit
-def addend_of(loaded, record, number, DTYPE: gl.constexpr, R: gl.constexpr, XW: gl.constexpr):
+def addend_of(loaded, DTYPE: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW: gl.constexpr):
     """The sum of what load_addend has loaded."""
     bias, stream, words = loaded
-    LZ: gl.constexpr = results_rows(R, XW)
-    row = (gl.load(record + 8) + number) * R + gl.arange(0, R, layout=gl.SliceLayout(0, LZ))
+    row = gl.arange(0, G * R, layout=gl.SliceLayout(0, results_rows(R, G, XW)))
     low, high = to_float(words, DTYPE)
     return bias + (stream + gl.where((row % 2 == 0)[None, :], low, high))
 
@@ -151,13 +153,14 @@ def addend_of(loaded, record, number, DTYPE: gl.constexpr, R: gl.constexpr, XW: 
 @gluon.jit
 def finish_blocks(
     record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
-    results, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
-    GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
+    results, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, SPLITS: gl.constexpr,
+    ACT: gl.constexpr, GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
-    """Publish a product's row blocks as they come. Returns the number of row blocks so far."""
+    """Publish a product's row blocks as they come, G at a time. Returns the number of such groups so far."""
     Q: gl.constexpr = 64 // R
-    LP: gl.constexpr = results_layout(R, XW)
-    LZ: gl.constexpr = results_rows(R, XW)
+    GR: gl.constexpr = G * R
+    LP: gl.constexpr = results_layout(R, G, XW)
+    LZ: gl.constexpr = results_rows(R, G, XW)
     PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     blocks = gl.load(record + 1)
     first_block = gl.load(record + 8)
@@ -167,36 +170,36 @@ def finish_blocks(
     flags = gl.load(record + 12)
     adds = ((flags & 8) > 0) | (gl.load(record + 16) > 0)
     b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
-    r = gl.arange(0, R, layout=gl.SliceLayout(0, LZ))
-    sequence = b[:, None] + (r * 0)[None, :]
+    r = gl.arange(0, GR, layout=gl.SliceLayout(0, LZ))
     loaded = (0, 0, 0)
     if D > 0:
         # On its way while the first block is being made; under masks, as a branch's end would wait for it.
-        loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, XW)
-    for i in range(blocks):
-        row_block = first_block + i
-        row = (b * 0)[:, None] + (row_block * R + r)[None, :]
+        loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, G, XW)
+    for i in range(0, blocks, G):
+        row = (b * 0)[:, None] + ((first_block + i) * R + r)[None, :]
+        # The last group may be short of a block: what stands in its place is no sequence's.
+        sequence = gl.where((i * R + r < blocks * R)[None, :], b[:, None], NB)
         shown = (sequence < batch) & (keep_back == 0)
         if D > 0:
-            extra = addend_of(loaded, record, i, DTYPE, R, XW)
-            if adds & (i + 1 < blocks):  # the next block's is on its way while this one is being made
-                loaded = load_addend(record, i + 1, batch, keep_back, tokens, places, NB, R, XW)
+            extra = addend_of(loaded, DTYPE, R, G, XW)
+            if adds & (i + G < blocks):  # the next group's is on its way while this one is being made
+                loaded = load_addend(record, i + G, batch, keep_back, tokens, places, NB, R, G, XW)
         place = results % 2
         mbarrier.wait(pfull.index(place), (results // 2) & 1)
-        y = gl.sum(parts.index(place)._reinterpret(gl.float32, [NB, Q, R], PARTS).load(LP), axis=1)
+        y = gl.sum(parts.index(place)._reinterpret(gl.float32, [NB, Q, GR], PARTS).load(LP), axis=1)
         if D > 0:
             y = y * inverse_rms[:, None] + extra
             if flags & 8:
                 gl.store(place_of(places, 4, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
         if kind == 1:
             if SPLITS > 1:
-                at = target + (row_block * stride + part) * (NB * R) + sequence * R + r[None, :]
+                at = target + (row // R * stride + part) * (NB * R) + sequence * R + row % R
                 gl.store(ours + at, bits32(y), mask=shown)
-                gl.store(theirs + at, gl.full([NB, R], ABSENT, gl.int32, LZ))
+                gl.store(theirs + at, gl.full([NB, GR], ABSENT, gl.int32, LZ), mask=sequence < NB)
         else:
             publish(
                 y, sequence, row, flags, kind == 3, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-                DTYPE, NB, [NB, R // 2, 2], [NB, R // 4, 2], ACT, GATED, D,
+                DTYPE, NB, [NB, GR // 2, 2], [NB, GR // 4, 2], ACT, GATED, D,
             )  # fmt: skip
         gl.thread_barrier()
         mbarrier.arrive(pempty.index(place), count=1)

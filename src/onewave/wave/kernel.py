@@ -67,15 +67,17 @@ def load_partition(
 @gluon.jit
 def multiply_partition(
     steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
+    PC: gl.constexpr,
 ):  # fmt: skip
-    Q: gl.constexpr = 64 // R
-    N: gl.constexpr = Q * NB
+    N: gl.constexpr = 64 // R * NB
     ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    row = gl.arange(0, 64, layout=gl.SliceLayout(1, ACC))
-    column = gl.arange(0, N, layout=gl.SliceLayout(0, ACC))
-    wanted = (row // R)[:, None] == (column // NB)[None, :]
+    # Of G row blocks, carried from one group to the next: while one of them is being made nothing else may write the
+    # registers of another.
+    acc0 = gl.zeros([64, N], gl.float32, ACC)
+    acc1 = gl.zeros([64, N], gl.float32, ACC)
+    acc2 = gl.zeros([64, N], gl.float32, ACC)
+    acc3 = gl.zeros([64, N], gl.float32, ACC)
     # Carried along rather than divided out of a count: between two products every instruction shows.
     slot = 0
     phase = 0
@@ -90,43 +92,98 @@ def multiply_partition(
         chunks = gl.load(record + 3)
         if kind >= 4:
             blocks = 0
-        for block in range(blocks):
-            acc = gl.zeros([64, N], gl.float32, ACC)
-            for tile in range(tiles):
-                chunk = chunks_before + tile // PC
-                place = chunk % XS
-                if block == 0:
-                    if tile % PC == 0:
-                        mbarrier.wait(xfull.index(place), (chunk // XS) & 1)
-                mbarrier.wait(full.index(slot), phase)
-                a = ring.index(slot)._reinterpret(DTYPE, [64, 128], OPERAND)
-                b = xs.index(place)._reinterpret(DTYPE, [PC, N, 128], OPERAND).index(tile % PC).permute((1, 0))
-                acc = warpgroup_mma(a, b, acc, use_acc=True, is_async=True)
-                # The product before has read its tile: its slot is free while this one runs.
-                acc = warpgroup_mma_wait(1, deps=[acc])
-                gl.thread_barrier()
-                mbarrier.arrive(empty.index(before), count=1, pred=tile > 0)
-                before = slot
-                wraps = slot == S - 1
-                phase = gl.where(wraps, phase ^ 1, phase)
-                slot = gl.where(wraps, 0, slot + 1)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+        for block in range(0, blocks, G):
+            acc0, slot, phase, before = multiply_block(
+                acc0, tiles, block == 0, chunks_before, slot, phase, before, ring, full, empty, xs, xfull,
+                DTYPE, N, True, S, XS, PC,
+            )  # fmt: skip
+            if G > 1:
+                acc1, slot, phase, before = multiply_block(
+                    acc1, gl.where(block + 1 < blocks, tiles, 0), False, chunks_before, slot, phase, before, ring, full,
+                    empty, xs, xfull, DTYPE, N, False, S, XS, PC,
+                )  # fmt: skip
+            if G > 2:
+                acc2, slot, phase, before = multiply_block(
+                    acc2, gl.where(block + 2 < blocks, tiles, 0), False, chunks_before, slot, phase, before, ring, full,
+                    empty, xs, xfull, DTYPE, N, False, S, XS, PC,
+                )  # fmt: skip
+                acc3, slot, phase, before = multiply_block(
+                    acc3, gl.where(block + 3 < blocks, tiles, 0), False, chunks_before, slot, phase, before, ring, full,
+                    empty, xs, xfull, DTYPE, N, False, S, XS, PC,
+                )  # fmt: skip
+            if G == 1:
+                acc0 = warpgroup_mma_wait(0, deps=[acc0])
+            elif G == 2:
+                acc0, acc1 = warpgroup_mma_wait(0, deps=[acc0, acc1])
+            else:
+                acc0, acc1, acc2, acc3 = warpgroup_mma_wait(0, deps=[acc0, acc1, acc2, acc3])
             gl.thread_barrier()
             mbarrier.arrive(empty.index(before), count=1)
-            if block == blocks - 1:
+            if block + G >= blocks:
                 for used in range(chunks):
                     mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
-            if Q > 1:
-                result = gl.sum(gl.reshape(gl.where(wanted, acc, 0.0), [64, Q, NB]), axis=1)
-            else:
-                result = acc
+            result = wanted_sums(acc0, NB, R)
+            if G == 2:
+                result = gl.join(result, wanted_sums(acc1, NB, R))
+            if G == 4:
+                last = gl.join(wanted_sums(acc1, NB, R), wanted_sums(acc3, NB, R))
+                result = gl.join(gl.join(result, wanted_sums(acc2, NB, R)), last)
             place = results % 2
             mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
-            parts.index(place).store(gl.permute(result, (1, 0)))
+            PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+            where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
+            where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
             gl.thread_barrier()
             mbarrier.arrive(pfull.index(place), count=1)
             results += 1
         chunks_before += chunks
+
+
+@gluon.jit
+def multiply_block(
+    acc, tiles, waits, chunks_before, slot, phase, before, ring, full, empty, xs, xfull,
+    DTYPE: gl.constexpr, N: gl.constexpr, FIRST: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+):  # fmt: skip
+    """Start the products of a row block's tiles, in acc, and free every slot but the last one's as they end.
+
+    waits: for the activations, too, as the step's first block does. FIRST: of its group, before which nothing is in
+    flight. Returns acc, unfinished, the next tile's slot and phase, and the last one's slot.
+    """
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    for tile in range(tiles):
+        chunk = chunks_before + tile // PC
+        place = chunk % XS
+        if waits & (tile % PC == 0):
+            mbarrier.wait(xfull.index(place), (chunk // XS) & 1)
+        mbarrier.wait(full.index(slot), phase)
+        a = ring.index(slot)._reinterpret(DTYPE, [64, 128], OPERAND)
+        b = xs.index(place)._reinterpret(DTYPE, [PC, N, 128], OPERAND).index(tile % PC).permute((1, 0))
+        acc = warpgroup_mma(a, b, acc, use_acc=tile > 0, is_async=True)
+        # The product before has read its tile: its slot is free while this one runs.
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        gl.thread_barrier()
+        if FIRST:
+            mbarrier.arrive(empty.index(before), count=1, pred=tile > 0)
+        else:
+            mbarrier.arrive(empty.index(before), count=1)
+        before = slot
+        wraps = slot == S - 1
+        phase = gl.where(wraps, phase ^ 1, phase)
+        slot = gl.where(wraps, 0, slot + 1)
+    return acc, slot, phase, before
+
+
+@gluon.jit
+def wanted_sums(acc, NB: gl.constexpr, R: gl.constexpr):
+    """Of a block's product the part that is wanted, [64, NB]: see layout.py."""
+    Q: gl.constexpr = 64 // R
+    if Q > 1:
+        row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
+        column = gl.arange(0, Q * NB, layout=gl.SliceLayout(0, acc.type.layout))
+        wanted = (row // R)[:, None] == (column // NB)[None, :]
+        return gl.sum(gl.reshape(gl.where(wanted, acc, 0.0), [64, Q, NB]), axis=1)
+    else:
+        return acc
 
 
 @gluon.jit(do_not_specialize=["row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped"])
@@ -134,9 +191,9 @@ def wave_kernel(
     weights, easy, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
     tokens, positions, slots, places, row_step, easy_words, batch, source_stride, out_stride, set_words,
     skipped,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
-    SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr,
-    TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
+    PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr,
+    FLIGHT: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr,
 ):  # fmt: skip
@@ -154,7 +211,7 @@ def wave_kernel(
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ring = gl.allocate_shared_memory(DTYPE, [S, 128, 64], weights.layout)
     xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
-    parts = gl.allocate_shared_memory(gl.float32, [2, NB, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    parts = gl.allocate_shared_memory(gl.float32, [2, NB, G * 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     if D > 0:
         heads = heads_memory(D, XW)
     else:
@@ -189,7 +246,7 @@ def wave_kernel(
                 multiply_partition,
                 (
                     mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    DTYPE, NB, R, S, XS, PC,
+                    DTYPE, NB, R, G, S, XS, PC,
                 ),
             ),
             (
@@ -198,7 +255,7 @@ def wave_kernel(
                     mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
                     trace, tokens, positions, slots, places, block, batch, source_stride, out_stride, set_words,
                     skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
-                    DTYPE, NB, R, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS,
+                    DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS,
                     SCALE,
                 ),
             ),

@@ -37,7 +37,7 @@ POLLS = 1 << 18
 
 _EXCHANGE_WARPS = 8
 EXCHANGE_REGISTERS = 168
-ATTENTION_REGISTERS = 216
+ATTENTION_REGISTERS = 208
 # Tiles in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
 _FLIGHT = 3
 

@@ -135,6 +135,11 @@ class TileShape:
         return self.chunk * self.width * 256
 
     @property
+    def group(self) -> int:
+        """Row blocks whose products are handed over together."""
+        return group_of(self.batch)
+
+    @property
     def piece(self) -> int:
         """Rows that a reduction finishes at a time."""
         return min(self.rows, 16)
@@ -168,9 +173,14 @@ def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0) -> Til
     slots = _X_BYTES // (chunk * width * 256)
     if padded == 1:
         slots = 2  # 16,384 columns are enough: a deeper ring serves more
-    results = 2 * padded * 64 * 4 + heads_bytes(head_dim)
+    results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
     ring = (_SHARED_BYTES - results - slots * chunk * width * 256) // TILE_BYTES
     return TileShape(padded, rows, chunk, slots, ring)
+
+
+def group_of(padded: int) -> int:
+    """Row blocks whose products are handed over together: as many as one hand-over takes no longer for."""
+    return max(1, min(4, 16 // padded))
 
 
 def heads_bytes(head_dim: int) -> int:

@@ -77,6 +77,7 @@ class WaveProgram:
         return {
             "NB": self.shape.batch,
             "R": self.shape.rows,
+            "G": self.shape.group,
             "S": self.shape.ring,
             "XS": self.shape.slots,
             "PC": self.shape.chunk,
