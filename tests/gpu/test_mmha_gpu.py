@@ -12,6 +12,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv import append_kv
 from onewave.ops.append_kv.reference import append_kv as append_kv_in_torch
 from onewave.ops.decode_attention import decode_attention
+from onewave.ops.decode_attention.reference import decode_attention as decode_attention_in_torch
 from onewave.ops.kv_layout import pack_k, unpack_k
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
 from onewave.ops.masked_multihead_attention.reference import masked_multihead_attention as in_torch
@@ -123,6 +124,35 @@ def test_it_repeats_bit_for_bit():
     case = Case()
     first = case.run()
     assert all(torch.equal(case.run(), first) for _ in range(50))
+
+
+def test_decode_attention_of_a_ragged_batch_repeats_a_thousand_times_and_row_by_row():
+    lengths = [1, 4096, 0, 63, 64, 65, 700, 2047, 2048, 2049, 4095, 3000, 128, 5, 999, 1024]
+    q, k, v = (
+        randn(len(lengths), n, s, 128, seed=n + s, dtype=torch.bfloat16) for n, s in ((32, 1), (8, 4096), (8, 4096))
+    )
+    seq_lens = torch.tensor(lengths, device="cuda")
+    first = decode_attention(q, k, v, seq_lens)
+    for row in range(len(lengths)):
+        pick = slice(row, row + 1)
+        assert torch.equal(decode_attention(q[pick], k[pick], v[pick], seq_lens[pick]), first[pick])
+    # Programs race to be the one that merges, differently each time.
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        different += (decode_attention(q, k, v, seq_lens) != first).sum()
+    assert different == 0
+
+
+@pytest.mark.parametrize("rows", [2, 40, 300])
+def test_rows_that_follow_one_another_in_a_program_are_right(rows):
+    lengths = torch.randint(0, 1500, (rows,), generator=torch.Generator().manual_seed(rows)).cuda()
+    q, k, v = (randn(rows, n, s, 64, seed=n + s, dtype=torch.bfloat16) for n, s in ((8, 1), (2, 1500), (2, 1500)))
+    out = decode_attention(q, k, v, lengths)
+    exact, plain = (
+        decode_attention_in_torch(q.to(dtype), k.to(dtype), v.to(dtype), lengths)[0]
+        for dtype in (torch.float64, torch.bfloat16)
+    )
+    assert (out.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max() + 1e-5
 
 
 def test_a_call_neither_synchronises_nor_allocates_beyond_its_output():

@@ -58,12 +58,19 @@ def report(
         "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY",
     )  # fmt: skip
     constants: dict[str, Any] = dict.fromkeys(flags, False) | {
-        "SPLIT": plan.split, "SMALLEST": plan.smallest, "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m,
-        "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h,
+        "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1, "DOUBLINGS": plan.doublings,
+        "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h,
         "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ROWS": plan.rows_looked_at(rows),
-        "PDL": capability >= 90,
+        "PDL": capability >= 90, "AHEAD": plan.ahead if capability >= 90 and rows > 1 else 0, "AT_ONCE": 8,
+        "WIDE": False, "TRIGGER": plan.trigger, "UNROLL": plan.unroll,
     } | given  # fmt: skip
-    pointers = {"lengths_ptr": "*i64", "table_ptr": "*i64", "k_ptr": f"*{cache}", "v_ptr": f"*{cache}"}
+    pointers = {
+        "lengths_ptr": "*i64",
+        "table_ptr": "*i64",
+        "counters_ptr": "*i32",
+        "k_ptr": f"*{cache}",
+        "v_ptr": f"*{cache}",
+    }
     pointers |= dict.fromkeys(("q_ptr", "qkv_ptr", "bias_ptr"), "*bf16")
     pointers["out_ptr"] = "*i8" if constants["QUANTISED"] else "*bf16"
     floats = ("scale_log2", "softcap", "out_scale", "max_bound", "min_bound")

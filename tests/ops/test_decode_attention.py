@@ -336,7 +336,7 @@ def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:
         )
         for capacity in (64, 4096, 131072)
     ]
-    assert [plan.max_splits for plan in plans] == [1, 16, 128]
+    assert [plan.max_splits for plan in plans] == [1, 16, 64]
     assert len({(plan.smallest, plan.doublings, plan.target, plan.block_n) for plan in plans}) == 1
 
 

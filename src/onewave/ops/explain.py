@@ -218,6 +218,7 @@ def _decode(question: _Question) -> Explanation:
         kv_itemsize=kv_dtype.itemsize,
         split_size=options.get("split_size"),
         windowed=options.get("window") is not None,
+        smallest_split=options.get("steps_per_block"),
     )
     backend = options.get("backend", "auto")
     if backend == "auto":
@@ -251,7 +252,7 @@ def _mmha(question: _Question) -> Explanation:
     width = qkv[1] // head_dim if len(qkv) == 2 else qkv[-2]
     if not question.cuda or question.options.get("backend") == "reference":
         return _elsewhere(question, "reference", None)
-    options = {"split_size": question.options.get("steps_per_block", 128)} | question.options
+    options = {"steps_per_block": 128} | question.options
     asked = replace(question, shapes=((qkv[0], width - 2 * cache[1], 1, head_dim), cache), options=options)
     found = _decode(asked)
     why = "decode attention's kernel with a prologue (bias, rotation, append) and an epilogue (smoothing, rounding)"
@@ -268,8 +269,8 @@ def _split_of(length: int, smallest: int, doublings: int, target: int) -> int:
 
 def _pdl(question: _Question) -> str:
     if question.sm is not None and question.sm >= 90:
-        return "the merge is launched early and waits on the device (programmatic dependent launch)"
-    return "the merge follows in stream order"
+        return "the next kernel may be launched early and waits on the device (programmatic dependent launch)"
+    return "the next kernel follows in stream order"
 
 
 def _merge(question: _Question) -> Explanation:

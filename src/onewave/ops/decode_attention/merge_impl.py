@@ -1,4 +1,4 @@
-"""What becomes of a row's partial results, in Triton: where its splits lie, their merge, and the finished row."""
+"""What becomes of a row's partial results, in Triton: their merge, and the finished row."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
@@ -9,31 +9,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
-__all__ = ["finish", "fold", "merge_kernel", "row_starts", "splits", "store_partial"]
+__all__ = ["finish", "fold", "merged", "store_partial"]
 
 _LN2 = tl.constexpr(0.6931471805599453)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
-
-
-@triton.jit
-def splits(length, window, num_queries, SPLIT: tl.constexpr, SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, TARGET):
-    """(first visible key, keys a split, first split, number of splits) of rows with `length` keys.
-
-    A row without keys has one empty split, which writes its zeros; a negative length has none at all.
-    """
-    first_key = tl.maximum(length - (num_queries - 1) - window, 0)
-    if SPLIT > 0:
-        size = length * 0 + SPLIT
-    else:
-        size = length * 0 + SMALLEST
-        for _ in tl.static_range(DOUBLINGS):
-            size = tl.where(size * TARGET < length - first_key, size * 2, size)
-    first_split = first_key // size
-    count = tl.maximum((length + size - 1) // size - first_split, 1)
-    return first_key, size, first_split, tl.where(length < 0, 0, count)
 
 
 @triton.jit
@@ -138,120 +119,30 @@ def fold(top, total, acc, top_2, total_2, acc_2):
 
 
 @triton.jit
-def row_starts(
-    lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT: tl.constexpr, SMALLEST: tl.constexpr,
-    DOUBLINGS: tl.constexpr, target, ROWS: tl.constexpr,
-):  # fmt: skip
-    """(begin [ROWS], end [ROWS]) of each row in the list of all rows' visible keys, int64.
-
-    A row counts from the begin of its first split and at least for one, so that a row without keys is somebody's.
-    """
-    row = tl.arange(0, ROWS)
-    length = tl.load(lengths_ptr + row, mask=row < num_rows, other=-1).to(tl.int32)
-    length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
-    _, size, first_split, _ = splits(length, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target)
-    keys = tl.where(length < 0, 0, tl.maximum(length - first_split * size, 1)).to(tl.int64)
-    ends = tl.cumsum(keys, axis=0)
-    return ends - keys, ends
-
-
-@triton.jit
-def _merged(
-    part_ptr, stats_ptr, first_at, kept, count, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr
+def merged(
+    part_ptr, stats_ptr, first_at, slot, count, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr
 ):
-    """(maximum [1], sum [1], output [dims, 1]) of a query row's partials, folded in order, UNROLL loaded at a time."""
-    dim, one = tl.arange(0, BLOCK_D), tl.arange(0, 1)
-    top, total = tl.full([1], _NEGATIVE_INFINITY, tl.float32), tl.zeros([1], tl.float32)
-    acc = tl.zeros([BLOCK_D, 1], tl.float32)
+    """(maxima, sums, outputs [dims, slots]) of query rows `slot` of a tile: their partials folded in order.
+
+    UNROLL partials are loaded at a time, all of them before the first is folded, and past the first-level cache: other
+    programs wrote them.
+    """
+    dim = tl.arange(0, BLOCK_D)
+    top = tl.full(slot.shape, _NEGATIVE_INFINITY, tl.float32)
+    total = tl.zeros(slot.shape, tl.float32)
+    acc = tl.zeros([BLOCK_D, slot.shape[0]], tl.float32)
     for begin in range(0, count, UNROLL):
         loaded = ()
         for ahead in tl.static_range(UNROLL):
             here = begin + ahead < count
             at = first_at + begin + ahead
-            stats = stats_ptr + at * (2 * BLOCK_H) + kept + one
-            part = part_ptr + at * (BLOCK_H * BLOCK_D) + kept * BLOCK_D + dim[:, None] + one[None, :]
+            stats = stats_ptr + at * (2 * BLOCK_H) + slot
+            part = part_ptr + at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
             loaded += (
-                tl.load(stats, mask=here, other=_NEGATIVE_INFINITY),
-                tl.load(stats + BLOCK_H, mask=here, other=0.0),
-                tl.load(part, mask=here, other=0.0),
+                tl.load(stats, mask=here, other=_NEGATIVE_INFINITY, cache_modifier=".cg"),
+                tl.load(stats + BLOCK_H, mask=here, other=0.0, cache_modifier=".cg"),
+                tl.load(part, mask=here, other=0.0, cache_modifier=".cg"),
             )
         for ahead in tl.static_range(UNROLL):
             top, total, acc = fold(top, total, acc, loaded[3 * ahead], loaded[3 * ahead + 1], loaded[3 * ahead + 2])
     return top, total, acc
-
-
-@triton.jit
-def merge_kernel(
-    lengths_ptr,
-    sinks_ptr,
-    shift_ptr,
-    smooth_ptr,
-    out_ptr,
-    lse_ptr,
-    part_ptr,
-    stats_ptr,
-    num_rows,
-    num_shares,
-    num_queries,
-    num_heads,
-    num_kv_heads,
-    head_dim,
-    capacity,
-    max_splits,
-    window,
-    target,
-    out_scale,
-    max_bound,
-    min_bound,
-    stride_out_row,
-    stride_out_head,
-    stride_out_query,
-    SPLIT: tl.constexpr,
-    SMALLEST: tl.constexpr,
-    DOUBLINGS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    UNROLL: tl.constexpr,
-    ROWS: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr,
-    FUSED: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
-    HAS_SMOOTH: tl.constexpr,
-    QUANTISED: tl.constexpr,
-    HALF_AWAY: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Merge the partials of one query head and token, in order. Rows of one split or in one share are finished."""
-    kept, head_tile, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    group = num_heads // num_kv_heads
-    tile_rows = group * num_queries
-    tiles = tl.cdiv(tile_rows, BLOCK_M)
-    extra: tl.constexpr = 1 if FUSED else 0
-    # The lengths are older than the kernel that this one waits for.
-    length = tl.load(lengths_ptr + row).to(tl.int32)
-    length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
-    _, size, _, count = splits(length, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target)
-    starts, ends = row_starts(
-        lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target, ROWS
-    )
-    keys, at = tl.max(ends, axis=0), tl.sum(tl.where(tl.arange(0, ROWS) == row, starts, 0), axis=0)
-    in_one_share = at * num_shares // keys == (at + (count - 1) * size) * num_shares // keys
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
-    if (count < 2) | in_one_share:
-        return
-    kv_head, tile = head_tile // tiles, head_tile % tiles
-    dim = tl.arange(0, BLOCK_D)
-    member = tile * BLOCK_M + kept + tl.arange(0, 1)
-    inside = (member < tile_rows)[:, None] & (dim < head_dim)[None, :]
-    first_at = (row.to(tl.int64) * tl.num_programs(1) + head_tile) * max_splits
-    top, total, acc = _merged(part_ptr, stats_ptr, first_at, kept, count, BLOCK_H, BLOCK_D, UNROLL)
-    finish(
-        tl.trans(acc), top, total, row, kv_head * group + member % group, member // group, dim, inside, out_ptr,
-        lse_ptr, sinks_ptr, shift_ptr, smooth_ptr, stride_out_row, stride_out_head, stride_out_query, num_heads,
-        num_queries, head_dim, out_scale, max_bound, min_bound, HAS_SINKS, HAS_LSE, HAS_SHIFT, HAS_SMOOTH, QUANTISED,
-        HALF_AWAY,
-    )  # fmt: skip

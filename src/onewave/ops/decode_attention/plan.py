@@ -12,7 +12,12 @@ MAX_QUERIES = 8
 MOST_ROWS_LOOKED_AT = 256
 # Programs that one row should give the card: about one for every SM of a large one.
 _PROGRAMS_PER_ROW = 128
-_SMALLEST_SPLIT, _DOUBLINGS = 64, 4
+_SMALLEST_SPLIT, _LARGEST_SPLIT = 64, 2048
+# Of keys and values that a program asks for while it still works on the row before: what it reads in about four
+# microseconds, longer than it takes from one row to the next.
+_BYTES_AHEAD = 128 << 10
+# A partial result's numbers that the program that merges holds in registers at a time.
+_MERGED_AT_ONCE = 8192
 # More query rows would spill; with a head_dim above 128 more than 8.
 _LARGEST_TILE = 32
 
@@ -22,8 +27,10 @@ class DecodePlan:
     """One launch of the split-KV kernel.
 
     split: keys a split as the caller fixed it, in whole tiles, or 0 for smallest * 2^n, n <= doublings, the smallest
-    that cuts a row in at most `target` splits. block_m: query rows of a tile (query tokens x heads of a group, padded),
-    block_h: those kept in a partial. max_splits: the most splits of a row over all lengths that the cache can hold.
+    that cuts a row in at most `target` splits; smallest is a power of two. block_m: query rows of a tile (query tokens
+    x heads of a group, padded), block_h: those kept in a partial. max_splits: the most splits of a row over all lengths
+    that the cache can hold. unroll: partials that are loaded at a time to be merged. ahead: keys of the next row that
+    are asked for before they are due. trigger: keys before the end at which the next kernel may be launched.
     """
 
     split: int
@@ -40,6 +47,8 @@ class DecodePlan:
     num_warps: int
     num_stages: int
     num_kv_heads: int
+    ahead: int
+    trigger: int
 
     def shares(self, rows: int, num_sms: int) -> int:
         """Programs of a KV head (or of a tile of its query rows): the keys of all rows are shared among them."""
@@ -63,8 +72,8 @@ class DecodePlan:
             rule = f"splits of {self.smallest} to {largest} keys, the smallest that gives a row at most {self.target}"
         return (
             f"{rule}; {self.block_h} query rows share each key, in a tile of {self.block_m}x{self.block_n}; "
-            "the keys of all rows are shared evenly among the programs; a dependent kernel merges, in order, the "
-            "splits of rows that several programs had"
+            "the keys of all rows are shared evenly among the programs; where several had splits of one row, the last "
+            "to finish merges them in order"
         )
 
 
@@ -79,8 +88,12 @@ def plan_decode(
     kv_itemsize: int,
     split_size: int | None,
     windowed: bool,
+    smallest_split: int | None = None,
 ) -> DecodePlan:
-    """Plan for sequences of at most `capacity` keys. kv_itemsize: bytes of a cached element."""
+    """Plan for sequences of at most `capacity` keys. kv_itemsize: bytes of a cached element.
+
+    split_size: keys of every split, rounded up to whole tiles. smallest_split: of a short row's, to a power of two.
+    """
     tile_rows = num_heads // num_kv_heads * num_queries
     block_d = max(16, _power_of_two(head_dim))
     block_m = min(_LARGEST_TILE if block_d <= 128 else 8, max(8, _power_of_two(tile_rows)))
@@ -88,9 +101,10 @@ def plan_decode(
     block_h = min(block_m, _power_of_two(tile_rows))
     target = max(1, -(-_PROGRAMS_PER_ROW // num_kv_heads))
     block_n = 128 if block_d <= 64 else 64
-    smallest = max(_SMALLEST_SPLIT, block_n)
+    smallest = max(block_n, _power_of_two(smallest_split or _SMALLEST_SPLIT))
+    doublings = max(0, (_LARGEST_SPLIT // smallest).bit_length() - 1)
     if split_size is None:
-        largest = smallest << _DOUBLINGS
+        largest = smallest << doublings
         max_splits = min(-(-capacity // smallest), max(target, -(-capacity // largest)))
         max_splits += windowed  # a window may begin inside a split
     else:
@@ -101,7 +115,7 @@ def plan_decode(
     return DecodePlan(
         split=split_size or 0,
         smallest=smallest,
-        doublings=_DOUBLINGS,
+        doublings=doublings,
         target=target,
         max_splits=max_splits,
         tiles=tiles,
@@ -109,12 +123,16 @@ def plan_decode(
         block_n=block_n,
         block_d=block_d,
         block_h=block_h,
-        unroll=min(32, _power_of_two(max_splits)),
+        unroll=max(1, min(_power_of_two(max_splits), _MERGED_AT_ONCE // (block_h * block_d))),
         # Never 8 with wgmma, which tiles of more than 8 rows use: Triton 3.6 waits for one warpgroup's only.
         num_warps=8 if block_d > 128 else 4,
         # More bytes under way make every load wait longer: more stages were slower (docs/log.md).
         num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * kv_itemsize))),
         num_kv_heads=num_kv_heads,
+        # Tiles of many query rows multiply longer than they load, and have no registers to spare.
+        ahead=_BYTES_AHEAD // (2 * block_d * kv_itemsize) // block_n * block_n if block_m <= 8 else 0,
+        # With its last loads under way a program leaves the memory to whoever comes next.
+        trigger=4 * block_n,
     )
 
 

@@ -6,16 +6,19 @@ become between two replays of a graph. The query heads that share the KV head, t
 keys and values are read once a group.
 
 Bits. A row is cut into splits whose size depends on nothing but its own length (or the caller's split_size); tiles
-start at a split's begin, and the splits' partial results are folded in order: by the program that has all of the row,
-else by a second kernel with the same arithmetic. A row's result does not see its batch.
+start at a split's begin, and the splits' partial results are folded in order, with the same arithmetic whether one
+program has all of the row or several do. A row's result does not see its batch.
 
 A program streams BLOCK_N keys and values at a time through NUM_STAGES buffers of shared memory, from one split to the
-next without a pause, and leaves partial results (maximum, sum, unnormalised output) in float32, which stay in L2. The
-second kernel is launched as a dependent of the first, so that its start is hidden; merging in the last program to
-arrive was slower (docs/log.md).
+next without a pause. Where it has only some of a row's splits it leaves partial results (maximum, sum, unnormalised
+output) in float32, which stay in L2, and counts them; whoever counts the row's last one merges them all and sets the
+count back to zero. A second kernel that merges cost a launch more (docs/log.md). From one row to the next the buffers
+run empty; on sm_90 the first keys of the next row are therefore asked for, into L2, while the last tiles of this one
+are worked on, so that the memory has something to do meanwhile.
 
 Masked multi-head attention (FUSED): each program computes the group's queries from the fused projection itself; the
-program that has the last split also computes the new key and value, attends to them from registers and appends them.
+program that has the last split appends the new key and value and attends to them from registers. All programs read
+them, since a load that waited for the row's length would come too late.
 
 Roofline: the bytes of keys and values, each read once.
 """
@@ -31,8 +34,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from onewave.ops.decode_attention.merge_impl import finish, fold, row_starts, splits, store_partial
+from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
 from onewave.ops.decode_attention.projection_impl import projected, rotated
+from onewave.ops.decode_attention.shares_impl import ask_for, part_of_row, row_starts, rows_of_share
 
 __all__ = ["split_kv_kernel"]
 
@@ -61,6 +65,7 @@ def split_kv_kernel(
     lse_ptr,
     part_ptr,
     stats_ptr,
+    counters_ptr,
     num_queries,
     num_heads,
     num_kv_heads,
@@ -94,7 +99,7 @@ def split_kv_kernel(
     stride_mask_head,
     stride_table,
     SPLIT: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    LOG_SMALLEST: tl.constexpr,
     DOUBLINGS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -119,13 +124,15 @@ def split_kv_kernel(
     ROWS: tl.constexpr,
     MANY: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    WIDE: tl.constexpr,
+    TRIGGER: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """CHUNK: elements of K that lie together: head_dim, or the packed layout's x. PAGING: 0 a row is a block, 1 one
     block a row by the table, 2 blocks hold a multiple of BLOCK_N keys, 3 any block size. See the module for the rest.
     """
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
     share, head_tile = tl.program_id(0), tl.program_id(1)
     num_shares, head_tiles = tl.num_programs(0), tl.num_programs(1)
     extra: tl.constexpr = 1 if FUSED else 0  # the new token
@@ -134,6 +141,10 @@ def split_kv_kernel(
     tiles = tl.cdiv(tile_rows, BLOCK_M)
     kv_head, tile = head_tile // tiles, head_tile % tiles
     kv_head64 = kv_head.to(tl.int64)
+    k_head, v_head = k_ptr + kv_head64 * stride_k_head, v_ptr + kv_head64 * stride_v_head
+    item: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth // 8
+    if PDL:
+        cuda.gdc_wait()
     member = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     head, query = kv_head * group + member % group, member // group
     real = member < tile_rows
@@ -141,24 +152,23 @@ def split_kv_kernel(
     in_head = dim < head_dim
     inside = real[:, None] & in_head[None, :]
     chunk_at = (dim // CHUNK).to(tl.int64) * stride_k_chunk + dim % CHUNK
-    k_head, v_head = k_ptr + kv_head64 * stride_k_head, v_ptr + kv_head64 * stride_v_head
     score_scale, v_scale = scale_log2, 1.0
     if KV_SCALES:
         score_scale, v_scale = scale_log2 * tl.load(k_scale_ptr + kv_head), tl.load(v_scale_ptr + kv_head)
     empty, nowhere = tl.full([BLOCK_M], _NEGATIVE_INFINITY, tl.float32), tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
 
     if MANY:  # more rows than a program wants to look at: each is one share
-        first_row, last_row = share, share
+        first_row, last_row, share_begin, share_end, starts = share, share, share, share, share
     else:
         starts, ends = row_starts(
-            lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target, ROWS
-        )
-        keys = tl.max(ends, axis=0)
-        share_begin, share_end = tl.cdiv(share * keys, num_shares), tl.cdiv((share + 1) * keys, num_shares)
-        first_row = tl.sum((ends <= share_begin).to(tl.int32), axis=0)
-        last_row = tl.sum((starts < share_end).to(tl.int32), axis=0) - 1
+            lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target,
+            ROWS, WIDE,
+        )  # fmt: skip
+        first_row, last_row, share_begin, share_end = rows_of_share(share, num_shares, starts, ends)
+        if ROWS == 1:  # known before the length is
+            first_row, last_row = 0, 0
 
-    for row in range(first_row, last_row + 1):
+    for row in tl.range(first_row, last_row + 1, disable_licm=True):
         row64 = tl.cast(row, tl.int64)  # the interpreter's row is an int
         length = tl.load(lengths_ptr + row).to(tl.int32)
         if FUSED:
@@ -167,35 +177,72 @@ def split_kv_kernel(
                 qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, qkv_row, row64, head[:, None], dim[None, :], inside,
                 head_dim, half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
             ).to(k_ptr.dtype.element_ty)  # fmt: skip
+            # Every program reads the new key and value, so that no load waits for the length.
+            k_new = rotated(
+                qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, qkv_row, row64, num_heads + kv_head, dim, in_head,
+                head_dim, half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
+            ).to(k_ptr.dtype.element_ty)  # fmt: skip
+            v_new = projected(
+                qkv_ptr,
+                bias_ptr,
+                qkv_scale_ptr,
+                qkv_row,
+                num_heads + num_kv_heads + kv_head,
+                dim,
+                in_head,
+                head_dim,
+                HAS_BIAS,
+                HAS_QKV_SCALE,
+            )
         else:
             q_at = row64 * stride_q_row + head.to(tl.int64) * stride_q_head + query * stride_q_query
             q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
         # A length beyond the cache would read what is not there.
         length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
-        first_key, size, first_split, count = splits(length, window, num_queries, SPLIT, SMALLEST, DOUBLINGS, target)
-        last_split = first_split + count - 1
-        if MANY:
-            split, last_here = first_split, last_split
-        else:
-            # The splits that begin in this share.
-            row_at = tl.sum(tl.where(tl.arange(0, ROWS) == row, starts, 0), axis=0)
-            split = first_split + tl.cdiv(tl.maximum(share_begin - row_at, 0), size).to(tl.int32)
-            last_here = tl.minimum(first_split + tl.cdiv(share_end - row_at, size).to(tl.int32) - 1, last_split)
+        first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
+            row, length, share_begin, share_end, starts, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target,
+            BLOCK_N, ROWS, MANY,
+        )  # fmt: skip
         some = split <= last_here
         whole = (split == first_split) & (last_here == last_split)
+        splits_here = last_here - split + 1
         partials = (row64 * head_tiles + head_tile) * max_splits - first_split
 
         # With FUSED the last key is not in the cache yet.
         end_cached = length - extra
         limit = length - (num_queries - 1) + query
-        begin = split * size
         end = tl.where(some, tl.minimum((last_here + 1) * size, end_cached), begin)
-        next_begin = begin + size
-        # Tiles wholly before the window are skipped; the others stay where the split's begin puts them.
-        begin += tl.maximum(first_key - begin, 0) // BLOCK_N * BLOCK_N
+        next_begin = (split + 1) * size
         block = row64
         if PAGING == 1:
             block = tl.load(table_ptr + row64 * stride_table).to(tl.int64)
+        if FUSED:
+            has_new = some & (last_here == last_split)
+            v_new = tl.where(has_new, v_new, 0.0)
+            if has_new & (tile == 0):
+                new_k = k_head + block * stride_k_block + tl.cast(end_cached, tl.int64) * stride_k_key
+                new_v = v_head + block * stride_v_block + tl.cast(end_cached, tl.int64) * stride_v_key
+                tl.store(new_k + chunk_at, k_new, mask=in_head)
+                tl.store(new_v + dim, v_new.to(v_ptr.dtype.element_ty), mask=in_head)
+            new_score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * score_scale
+            if HAS_MASK:
+                new_mask = mask_ptr + row64 * stride_mask_row + head.to(tl.int64) * stride_mask_head + end_cached
+                new_score += tl.load(new_mask, mask=real & has_new, other=0.0).to(tl.float32) * _LOG2E
+        if AHEAD > 0:  # where the program's next row begins and ends
+            next_length = tl.load(lengths_ptr + row + 1, mask=row < last_row, other=-1).to(tl.int32)
+            next_length = tl.where(next_length < 0, -1, tl.minimum(next_length + extra, capacity))
+            _, _, _, _, _, _, next_key = part_of_row(
+                row, next_length, share_begin, share_end, starts, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS,
+                target, BLOCK_N, ROWS, True,
+            )  # fmt: skip
+            next_end = next_length - extra
+            next_block = row64 + 1
+            if PAGING == 1:
+                next_block = tl.load(table_ptr + next_block * stride_table, mask=row < last_row, other=0).to(tl.int64)
+            next_k = (k_head + next_block * stride_k_block).to(tl.int64)
+            next_v = (v_head + next_block * stride_v_block).to(tl.int64)
+            # Its first tile is due AHEAD keys before the end of this row's last tile.
+            next_due = next_key + AHEAD - (begin + tl.cdiv(end - begin, BLOCK_N) * BLOCK_N)
 
         # Keys are the tall side of both products, S^T = K q^T and O^T = V^T P^T, so that the few query rows fill the
         # short side of a matrix instruction and not a sixteenth of its tall side.
@@ -205,6 +252,16 @@ def split_kv_kernel(
         # Sums stay apart for each key of the tile: adding over keys crosses warps, and once at the end is enough.
         sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
+            if PDL:  # noqa: SIM102 - the first is known when compiling
+                if (row == last_row) & (start + TRIGGER >= end):
+                    cuda.gdc_launch_dependents()
+            if AHEAD > 0:
+                due = next_due + start
+                if (due >= next_key) & (due < next_end):
+                    ask_for(
+                        next_k, next_v, stride_k_key * item, stride_v_key * item, due,
+                        tl.minimum(due + BLOCK_N, next_end), head_dim * item, AT_ONCE,
+                    )  # fmt: skip
             key = start + tl.arange(0, BLOCK_N)
             present = (key >= first_key) & (key < end)
             if PAGING <= 1:
@@ -260,34 +317,15 @@ def split_kv_kernel(
                 next_begin += size
 
         total = tl.sum(sums, axis=0)
-        if FUSED:  # noqa: SIM102 - the first is known when compiling
-            if some & (last_here == last_split):
-                key_index = end_cached
-                k_new = rotated(
-                    qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, qkv_row, row64, num_heads + kv_head, dim, in_head,
-                    head_dim, half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
-                ).to(k_ptr.dtype.element_ty)  # fmt: skip
-                v_new = projected(
-                    qkv_ptr, bias_ptr, qkv_scale_ptr, qkv_row, num_heads + num_kv_heads + kv_head, dim, in_head,
-                    head_dim, HAS_BIAS, HAS_QKV_SCALE,
-                ).to(v_ptr.dtype.element_ty)  # fmt: skip
-                if tile == 0:
-                    k_at = block * stride_k_block + tl.cast(key_index, tl.int64) * stride_k_key
-                    v_at = block * stride_v_block + tl.cast(key_index, tl.int64) * stride_v_key
-                    tl.store(k_head + k_at + chunk_at, k_new, mask=in_head)
-                    tl.store(v_head + v_at + dim, v_new, mask=in_head)
-                score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * score_scale
-                if HAS_MASK:
-                    mask_at = mask_ptr + row64 * stride_mask_row + head.to(tl.int64) * stride_mask_head + key_index
-                    score += tl.load(mask_at, mask=real, other=0.0).to(tl.float32) * _LOG2E
-                highest = tl.maximum(top, score)
-                finite = tl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
-                weight = tl.exp2(score - finite)
-                keep = tl.exp2(top - finite)
-                total = total * keep + weight
-                rounded = weight.to(q.dtype).to(tl.float32)
-                acc = acc * keep[None, :] + v_new.to(tl.float32)[:, None] * rounded[None, :]
-                top = highest
+        if FUSED:
+            highest = tl.maximum(top, tl.where(has_new, new_score, _NEGATIVE_INFINITY))
+            finite = tl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
+            weight = tl.where(has_new, tl.exp2(new_score - finite), 0.0)
+            keep = tl.exp2(top - finite)
+            total = total * keep + weight
+            rounded = weight.to(q.dtype).to(tl.float32)
+            acc = acc * keep[None, :] + v_new.to(v_ptr.dtype.element_ty).to(tl.float32)[:, None] * rounded[None, :]
+            top = highest
         acc *= v_scale
         if some:
             if whole:
@@ -299,3 +337,21 @@ def split_kv_kernel(
                 )  # fmt: skip
             else:
                 store_partial(part_ptr, stats_ptr, partials + split, top, total, acc, BLOCK_M, BLOCK_H, BLOCK_D)
+                count = last_split - first_split + 1
+                arrived_ptr = counters_ptr + row64 * head_tiles + head_tile
+                tl.debug_barrier()  # one thread counts for all
+                arrived = tl.atomic_add(arrived_ptr, splits_here, sem="acq_rel", scope="gpu") + splits_here
+                if arrived == count:
+                    tl.store(arrived_ptr, 0)  # for the next launch
+                    slot = tl.arange(0, BLOCK_H)
+                    kept = tile * BLOCK_M + slot
+                    kept_in = (kept < tile_rows)[:, None] & in_head[None, :]
+                    all_top, all_total, all_acc = merged(
+                        part_ptr, stats_ptr, partials + first_split, slot, count, BLOCK_H, BLOCK_D, UNROLL
+                    )
+                    finish(
+                        tl.trans(all_acc), all_top, all_total, row64, kv_head * group + kept % group, kept // group,
+                        dim, kept_in, out_ptr, lse_ptr, sinks_ptr, shift_ptr, smooth_ptr, stride_out_row,
+                        stride_out_head, stride_out_query, num_heads, num_queries, head_dim, out_scale, max_bound,
+                        min_bound, HAS_SINKS, HAS_LSE, HAS_SHIFT, HAS_SMOOTH, QUANTISED, HALF_AWAY,
+                    )  # fmt: skip

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.backends import num_sms
-from onewave.ops.decode_attention.merge_impl import merge_kernel
 from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
 from onewave.ops.scratch import scratch
@@ -22,13 +21,19 @@ __all__ = [
     "LOG2E",
     "NO_WINDOW",
     "FusedProjection",
+    "counters",
     "decode_attention",
+    "keys_at_once",
     "launch",
 ]
 
 LOG2E = 1.4426950408889634
 NO_WINDOW = 1 << 30
-SPLIT_PDL = True
+# Keys that one instruction asks for where they lie side by side.
+_KEYS_AT_ONCE = 8
+_LEAST_COUNTERS = 1 << 12
+_IN_GRAPHS = -1
+_arrivals: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,12 @@ def launch(
     sinks: Tensor | None,
     split_size: int | None,
     fused: FusedProjection | None,
+    smallest_split: int | None = None,
 ) -> None:
-    """Run the kernel on checked arguments: with q, or with fused, whose seq_lens do not count the new token."""
+    """Run the kernel on checked arguments: with q, or with fused, whose seq_lens do not count the new token.
+
+    split_size: keys of every split; smallest_split: of a short row's, see plan.py.
+    """
     rows, num_heads, num_queries, head_dim = out.shape
     if rows == 0:
         return
@@ -113,6 +122,7 @@ def launch(
         kv_itemsize=k_cache.element_size(),
         split_size=split_size,
         windowed=window is not None,
+        smallest_split=smallest_split,
     )
     outputs, floats = _partial_floats(plan, rows, num_kv_heads)
     room = scratch(out.device, floats if plan.max_splits > 1 else 0)
@@ -124,6 +134,10 @@ def launch(
     rotary = None if f is None else f.rotary
     unused = seq_lens
     pdl = _has_dependent_launch(out)
+    many = rows > MOST_ROWS_LOOKED_AT
+    # Only a program with several rows has one to ask for.
+    at_once = keys_at_once(k_cache, v_cache, block_table) if pdl and rows > 1 and not many else 0
+    arrived = seq_lens if plan.max_splits == 1 else counters(out.device, rows * num_kv_heads * plan.tiles)
 
     def given(tensor: Tensor | None) -> Tensor:
         return unused if tensor is None else tensor
@@ -132,7 +146,7 @@ def launch(
     split_kv_kernel[(shares, num_kv_heads * plan.tiles)](
         given(q), k_cache, v_cache, seq_lens, given(block_table), given(k_scale), given(v_scale), given(sinks),
         given(mask), given(f and f.qkv), given(f and f.bias), given(f and f.qkv_out_scale), given(rotary),
-        given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room, stats,
+        given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room, stats, arrived,
         num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, plan.max_splits,
         rows, NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
         0 if rotary is None else rotary.shape[1] // 2,
@@ -144,7 +158,7 @@ def launch(
         v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
         0 if mask is None else mask.stride(0), 0 if mask is None or mask.shape[1] == 1 else mask.stride(1),
         0 if block_table is None else block_table.stride(0),
-        SPLIT=plan.split, SMALLEST=plan.smallest, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
+        SPLIT=plan.split, LOG_SMALLEST=plan.smallest.bit_length() - 1, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
         BLOCK_N=plan.block_n, BLOCK_D=plan.block_d, BLOCK_H=plan.block_h,
         NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1],
         PAGING=_paging(plan, block_table, block_size),
@@ -154,14 +168,10 @@ def launch(
         INTERLEAVED=f is not None and f.interleaved, HAS_SHIFT=f is not None and f.out_shift is not None,
         HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
         HALF_AWAY=f is not None and f.half_away, ROWS=plan.rows_looked_at(rows),
-        MANY=rows > MOST_ROWS_LOOKED_AT, PDL=pdl,
+        MANY=many, WIDE=rows * capacity >= 1 << 31, UNROLL=plan.unroll, PDL=pdl, TRIGGER=plan.trigger,
+        AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once,
         num_warps=plan.num_warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
-    if plan.max_splits > 1 and rows <= MOST_ROWS_LOOKED_AT:
-        _launch_merge(
-            plan, out, lse, seq_lens, room, num_kv_heads=num_kv_heads, capacity=capacity, window=window, sinks=sinks,
-            fused=f, shares=shares,
-        )  # fmt: skip
 
 
 def _partial_floats(plan: DecodePlan, rows: int, num_kv_heads: int) -> tuple[int, int]:
@@ -170,41 +180,36 @@ def _partial_floats(plan: DecodePlan, rows: int, num_kv_heads: int) -> tuple[int
     return partials * plan.block_d, partials * (plan.block_d + 2)
 
 
-def _launch_merge(
-    plan: DecodePlan,
-    out: Tensor,
-    lse: Tensor | None,
-    seq_lens: Tensor,
-    room: Tensor,
-    *,
-    num_kv_heads: int,
-    capacity: int,
-    window: int | None,
-    sinks: Tensor | None,
-    fused: FusedProjection | None,
-    shares: int,
-) -> None:
-    """Merge the partials in `room` of every row that has several, and write its result."""
-    rows, num_heads, num_queries, head_dim = out.shape
-    f = fused
-    outputs, _ = _partial_floats(plan, rows, num_kv_heads)
-    pdl = _has_dependent_launch(out)
-    merge_kernel[(plan.block_h, num_kv_heads * plan.tiles, rows)](
-        seq_lens, seq_lens if sinks is None else sinks, seq_lens if f is None or f.out_shift is None else f.out_shift,
-        seq_lens if f is None or f.out_smooth is None else f.out_smooth, out, seq_lens if lse is None else lse, room,
-        room[outputs:], rows, shares, num_queries, num_heads, num_kv_heads,
-        head_dim, capacity, plan.max_splits,
-        NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
-        1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
-        0.0 if f is None else f.min_bound, *out.stride()[:3],
-        SPLIT=plan.split, SMALLEST=plan.smallest, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
-        BLOCK_D=plan.block_d, BLOCK_H=plan.block_h, UNROLL=plan.unroll,
-        ROWS=plan.rows_looked_at(rows), HAS_SINKS=sinks is not None,
-        HAS_LSE=lse is not None, FUSED=f is not None, HAS_SHIFT=f is not None and f.out_shift is not None,
-        HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
-        HALF_AWAY=f is not None and f.half_away, PDL=pdl,
-        num_warps=4, **({"launch_pdl": True} if pdl else {}),
-    )  # fmt: skip
+def counters(device: torch.device, number: int) -> Tensor:
+    """At least `number` zeros, int32, that a launch leaves as zeros: how many splits of a row have arrived.
+
+    Kept as scratch memory is (ops/scratch.py): one block a stream, and one for all graphs of a device, which must not
+    run side by side.
+    """
+    if device.type != "cuda":
+        return torch.zeros(number, dtype=torch.int32, device=device)
+    if torch.cuda.is_current_stream_capturing():
+        kept = _arrivals.get((device, _IN_GRAPHS))
+        if kept and kept[-1].numel() >= number:
+            return kept[-1]
+        # No eager call of this size came first: the graph owns its own, and clears them.
+        return torch.zeros(number, dtype=torch.int32, device=device)
+    for key in ((device, _IN_GRAPHS), (device, torch.cuda.current_stream(device).cuda_stream)):
+        kept = _arrivals.setdefault(key, [])
+        if not kept or kept[-1].numel() < number:
+            kept.append(torch.zeros(max(number, _LEAST_COUNTERS), dtype=torch.int32, device=device))
+    return kept[-1]
+
+
+def keys_at_once(k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> int:
+    """Keys that one instruction brings into the second-level cache, 0 where the cache's form does not allow it."""
+    if k_cache.ndim != 4 or not (block_table is None or block_table.shape[1] == 1):
+        return 0
+    item, head_dim = k_cache.element_size(), k_cache.shape[3]
+    for keys in (k_cache, v_cache):
+        if keys.data_ptr() % 16 or any(stride * item % 16 for stride in (*keys.stride()[:3], head_dim)):
+            return 0
+    return _KEYS_AT_ONCE if k_cache.stride(2) == v_cache.stride(2) == head_dim else 1
 
 
 @cache

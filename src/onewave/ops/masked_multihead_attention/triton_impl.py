@@ -1,7 +1,7 @@
 """masked_multihead_attention on CUDA: decode attention's split-KV kernel with its prologue and epilogue switched on.
 
-One launch computes q, k and v from the projection, appends, attends and quantises; a second one merges the splits of
-rows longer than a block. See decode_attention/split_kv_impl.py.
+One launch computes q, k and v from the projection, appends, attends, merges and quantises. See
+decode_attention/split_kv_impl.py.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def masked_multihead_attention(
     )
     launch(
         out[:, :, None], None, None, cache_k, cache_v, seq_lens, block_table=None, k_scale=None, v_scale=None,
-        scale=scale, window=None, softcap=None, sinks=None, split_size=steps_per_block, fused=fused,
+        scale=scale, window=None, softcap=None, sinks=None, split_size=None, fused=fused,
+        smallest_split=steps_per_block,
     )  # fmt: skip
 
 

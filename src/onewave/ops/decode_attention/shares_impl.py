@@ -1,0 +1,124 @@
+"""Which keys a program of the split-KV kernel works on, in Triton, and asking for them before they are needed."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+__all__ = ["ask_for", "part_of_row", "row_starts", "rows_of_share", "splits"]
+
+
+@triton.jit
+def _over(x, size, shift, SPLIT: tl.constexpr):
+    """x // size for a size of `splits`; x >= 0. A division of unknown numbers would be a hundred cycles."""
+    return x // SPLIT if SPLIT > 0 else x >> shift
+
+
+@triton.jit
+def splits(
+    length, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target
+):
+    """(first visible key, keys a split, its logarithm, first split, number of splits) of rows with `length` keys.
+
+    A row without keys has one empty split, which writes its zeros; a negative length has none at all.
+    """
+    first_key = tl.maximum(length - (num_queries - 1) - window, 0)
+    shift = length * 0 + LOG_SMALLEST
+    if SPLIT == 0:
+        for _ in tl.static_range(DOUBLINGS):
+            shift = tl.where((target << shift) < length - first_key, shift + 1, shift)
+    size = length * 0 + SPLIT if SPLIT > 0 else (length * 0 + 1) << shift
+    first_split = _over(first_key, size, shift, SPLIT)
+    count = tl.maximum(_over(tl.maximum(length, 0) + size - 1, size, shift, SPLIT) - first_split, 1)
+    return first_key, size, shift, first_split, tl.where(length < 0, 0, count)
+
+
+@triton.jit
+def row_starts(
+    lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr,
+    DOUBLINGS: tl.constexpr, target, ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """(begin [ROWS], end [ROWS]) of each row in the list of all rows' visible keys; int64 if WIDE, else int32.
+
+    A row counts from the begin of its first split and at least for one, so that a row without keys is somebody's.
+    """
+    row = tl.arange(0, ROWS)
+    length = tl.load(lengths_ptr + row, mask=row < num_rows, other=-1).to(tl.int32)
+    length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
+    _, size, _, first_split, _ = splits(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
+    keys = tl.where(length < 0, 0, tl.maximum(length - first_split * size, 1))
+    if WIDE:
+        keys = keys.to(tl.int64)
+    ends = tl.cumsum(keys, axis=0)
+    return ends - keys, ends
+
+
+@triton.jit
+def rows_of_share(share, num_shares, starts, ends):
+    """(first row, last row, begin, end) of a share: its rows, and its piece of the list of all keys."""
+    keys = tl.max(ends, axis=0)
+    # The begin of share s is the quotient s * keys / num_shares, rounded up, without a product past 32 bits.
+    each, left = keys // num_shares, keys % num_shares
+    begin = share * each + tl.cdiv(share * left, num_shares)
+    end = (share + 1) * each + tl.cdiv((share + 1) * left, num_shares)
+    first_row = tl.sum((ends <= begin).to(tl.int32), axis=0)
+    last_row = tl.sum((starts < end).to(tl.int32), axis=0) - 1
+    return first_row, last_row, begin, end
+
+
+@triton.jit
+def part_of_row(
+    row, length, share_begin, share_end, starts, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr,
+    DOUBLINGS: tl.constexpr, target, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """The splits of a row of `length` keys that begin in a share; all of them if MANY.
+
+    Returns (first visible key, keys a split, first split of the row, its last, first split here, last here, first key
+    to read here).
+    """
+    first_key, size, shift, first_split, count = splits(
+        length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target
+    )
+    last_split = first_split + count - 1
+    if MANY:
+        split, last_here = first_split, last_split
+    else:
+        row_at = tl.sum(tl.where(tl.arange(0, ROWS) == row, starts, 0), axis=0)
+        before, until = tl.maximum(share_begin - row_at, 0), tl.maximum(share_end - row_at, 0)
+        split = first_split + _over(before + size - 1, size, shift, SPLIT).to(tl.int32)
+        last_here = tl.minimum(first_split + _over(until + size - 1, size, shift, SPLIT).to(tl.int32) - 1, last_split)
+    begin = split * size
+    # Tiles wholly before the window are skipped; the others stay where the split's begin puts them.
+    begin += tl.maximum(first_key - begin, 0) // BLOCK_N * BLOCK_N
+    return first_key, size, first_split, last_split, split, last_here, begin
+
+
+@triton.jit
+def ask_for(k_base, v_base, stride_k, stride_v, first, end, row_bytes, KEYS: tl.constexpr):
+    """Start bringing keys and values first .. end - 1 into the second-level cache; nothing is waited for.
+
+    k_base, v_base: addresses of key 0, int64; strides and row_bytes: bytes, multiples of 16. KEYS: keys that one
+    instruction takes, more than one only where they lie side by side. Every address has to be mapped; what is there may
+    still change, because the second-level cache is where all SMs agree.
+    """
+    threads: tl.constexpr = cuda.num_threads()
+    thread = tl.arange(0, threads)
+    base, stride = tl.where(thread % 2 == 0, k_base, v_base), tl.where(thread % 2 == 0, stride_k, stride_v)
+    for begin in range(first, end, KEYS * (threads // 2)):
+        key = begin + thread // 2 * KEYS
+        size = tl.minimum(tl.maximum(end - key, 0), KEYS) * row_bytes
+        tl.inline_asm_elementwise(
+            "{.reg .pred some; setp.gt.s32 some, $2, 0; @some cp.async.bulk.prefetch.L2.global [$1], $2;"
+            " mov.b32 $0, 0;}",
+            "=r,l,r",
+            [base + key.to(tl.int64) * stride, size],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
