@@ -10,7 +10,7 @@ import torch
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench import attention as bench
 from onewave.bench import attention_engines, ceilings, clock, ledger
-from onewave.bench.attention import AttentionShape, Engine, Operands, compare
+from onewave.bench.attention import AttentionShape, Engine, Operands, compare, repetitions
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.cli import main
@@ -100,6 +100,15 @@ def test_every_engine_has_its_turn_in_each_round_in_an_order_that_changes():
     order = [rounds[i] for i in range(0, len(rounds), 4)]
     assert all(sorted(order[i : i + 3]) == ["b", "c", "onewave"] for i in range(0, 18, 3))
     assert len({tuple(order[i : i + 3]) for i in range(0, 18, 3)}) > 1
+
+
+def test_a_recording_of_decode_steps_holds_enough_calls_to_hide_its_own_launch():
+    card, ours, plain = torch.device("cuda"), Engine("onewave", by_torch), Engine("reference", by_torch, graph=False)
+    for copies, times in ((2, 8), (4, 4), (32, 1)):
+        assert repetitions("decode_attention", ours, copies, card) == times
+    assert repetitions("attention", ours, 2, card) == 1
+    assert repetitions("decode_attention", plain, 2, card) == 1
+    assert repetitions("decode_attention", ours, 2, CPU) == 1
 
 
 def test_rates_shares_and_ratios_follow_from_the_times(monkeypatch):
