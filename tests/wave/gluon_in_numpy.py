@@ -68,6 +68,7 @@ class Memory:
     def __init__(self, size: int = 1 << 24):
         self.bytes = np.zeros(size, dtype=np.uint8)
         self.end = 256
+        self.prefetched: list[tuple[int, int, int]] = []  # (block, address, bytes), in any order
 
     def put(self, values: np.ndarray) -> Pointer:
         """Copy an array in; returns the pointer to its first element."""
@@ -249,11 +250,14 @@ class Gluon:
     static_range = range
     pointer_type = PointerType
 
-    def __init__(self, memory: Memory, block: int, lock: threading.Lock):
-        self.memory, self.block, self.lock = memory, block, lock
+    def __init__(self, memory: Memory, block: int, blocks: int, lock: threading.Lock):
+        self.memory, self.block, self.blocks, self.lock = memory, block, blocks, lock
 
     def program_id(self, axis: int) -> Array:
         return wrapped(np.int32(self.block))
+
+    def num_programs(self, axis: int) -> Array:
+        return wrapped(np.int32(self.blocks))
 
     def BlockedLayout(self, *parts: Any) -> str:
         return "registers"
@@ -439,6 +443,9 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
         "load_words": lambda pointers, WORDS: loaded(pointers),
         "spin_counter": spin,
         "prefetch_lines": lambda pointers, wanted: gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32))),
+        "prefetch_bytes": lambda pointers, wanted, BYTES: gl.memory.prefetched.extend(
+            (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
+        ),
         "nanoseconds": lambda after: 0,
         "delay": lambda nanos: delays(),
         "fence_async_shared": lambda: None,
@@ -484,7 +491,7 @@ def launch(
     FAILED.clear()
 
     def block(number: int) -> None:
-        gl = Gluon(memory, number, lock)
+        gl = Gluon(memory, number, workers, lock)
         _namespace(gl, delays, modules)[name](**arguments)
 
     run_side_by_side([lambda number=number: block(number) for number in range(workers)])

@@ -19,6 +19,7 @@ from onewave.models.config import RopeConfig
 from onewave.models.config_file import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
+from onewave.wave.layout import TILE_BYTES, Kind, Word
 from onewave.wave.pack import pack_stream
 from onewave.weights.sources import resolve
 
@@ -28,6 +29,7 @@ from tiny_decoders import BASE, in_float32, randn, random_model
 
 CPU = torch.device("cpu")
 CAPACITY = 304
+STREAM = 1 << 40  # where the packed weights lie, as far as prefetching them goes
 LONG = replace(BASE, num_layers=1, layer_windows=(None,))
 FAMILIES = {
     "llama": BASE,
@@ -84,7 +86,7 @@ class Simulated:
             put(stacked("k_norm")),
         ]
         strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
-        self.places = put(np.array([*(int(p.address) for p in pointers), *strides], dtype=np.int64))
+        self.places = put(np.array([*(int(p.address) for p in pointers), *strides, STREAM], dtype=np.int64))
 
     def step(self, tokens: list[int], positions: list[int], slots: list[int]) -> Tensor:
         put, vocab = self.bench.memory.put, self.config.vocab_size
@@ -220,3 +222,25 @@ def test_the_kernels_source_decodes_as_the_plain_forward_pass(family: str) -> No
 
 def test_sequences_of_one_batch_decode_side_by_side() -> None:
     agree(random_model(BASE), batch=3, workers=2, steps=5)
+
+
+def test_who_streams_more_than_the_others_has_that_much_of_it_brought_nearer() -> None:
+    model, workers = random_model(replace(BASE, intermediate_size=640)), 3  # of 160 row blocks one has 54
+    wave = Simulated(model, 1, workers, 1)
+    wave.step([5], [0], [0])
+    program = wave.bench.program
+    phases = np.array(program.phases)
+    steps = program.steps
+    tiles = steps[:, Word.TILES] * steps[:, Word.BLOCKS] * (steps[:, Word.KIND] < Kind.REDUCE_HIDDEN)
+    by_lane = np.repeat(np.arange(workers), program.lanes[:, 3])
+    expected: list[tuple[int, int, int]] = []
+    for block, (_, _, first, count) in enumerate(program.lanes.tolist()):
+        mine = slice(first, first + count)
+        for phase, begin, share in zip(phases[mine], np.cumsum(tiles[mine]) - tiles[mine], tiles[mine], strict=True):
+            shares = [tiles[(phases == phase) & (by_lane == lane)].sum() for lane in range(workers)]
+            more = share - sorted(shares)[1]
+            if share > program.shape.ring and begin:
+                coming = range(begin + program.shape.ring, begin + program.shape.ring + more)
+                expected += [(block, STREAM + (tile * workers + block) * TILE_BYTES, TILE_BYTES) for tile in coming]
+    assert len(expected) > 1
+    assert sorted(wave.bench.memory.prefetched) == sorted(expected)

@@ -30,7 +30,7 @@ from onewave.wave.finish import (
     results_over_sequences,
     to_float,
 )
-from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, spin_counter
+from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 
 __all__ = ["exchange_partition"]
 
@@ -71,6 +71,9 @@ def exchange_partition(
             coming = gl.load(record + 26)
             if coming > 0:  # while the step's first product is being made
                 prefetch_split(record + coming * 32, positions, slots, places, batch, D, XW)
+            ahead = gl.load(record + 28)
+            if ahead > 0:
+                prefetch_tiles(places, block, gl.load(record + 27), ahead, XW)
         if TRACE:
             gl.store(trace + (first_step + step) * 4 + 1, nanoseconds(chunks))
         if TEST == 2:
@@ -109,6 +112,15 @@ def exchange_partition(
             gl.store(trace + (first_step + step) * 4 + 2, nanoseconds(results))
         kind = next_kind
     gl.store(epochs + block, epoch + 1)
+
+
+@gluon.jit
+def prefetch_tiles(places, block, first, count, XW: gl.constexpr):
+    """Have some of the block's weight tiles, at most one a thread, brought into the second-level cache."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
+    lane = gl.arange(0, XW * 32, layout=LANES)
+    tile = (first + lane).to(gl.int64) * gl.num_programs(0) + block
+    prefetch_bytes(gl.load(places + 11) + tile * 16384, lane < count, 16384)
 
 
 @gluon.jit

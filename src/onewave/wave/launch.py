@@ -179,7 +179,7 @@ class Wave:
         norms = [0 if norm is None else norm.data_ptr() for norm in (setup.q_norm, setup.k_norm)]
         pointers = [setup.embedding, setup.rotary, k, v, self._residual, setup.biases]
         strides = [k.stride(dim) // 2 for dim in range(3)]
-        words = [*(tensor.data_ptr() for tensor in pointers), *norms, *strides]
+        words = [*(tensor.data_ptr() for tensor in pointers), *norms, *strides, self._stream.data_ptr()]
         self._bound = (k, v)
         self._places[: len(words)].copy_(torch.tensor(words, dtype=torch.int64))
 

@@ -98,6 +98,8 @@ class Word:
     Q_WORD, K_WORD, V_WORD = 23, 24, 25
     # Of any step: records from it to a coming attention step whose first keys it has brought nearer; 0: none.
     PREFETCH = 26
+    # Of any step: the first of the lane's tiles that it has brought nearer, and how many; 0: none.
+    AHEAD, AHEAD_TILES = 27, 28
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ __all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
 
 # Tiles of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
+_AHEAD = 1
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -164,6 +166,7 @@ def build_program(
             at += 1
         lanes[worker, 0] = count
         _mark_prefetches(steps[at - len(queue) : at])
+    _mark_ahead(steps, lanes, phases, shape.ring)
     _check_hand_offs(graph, table, {region.name for region in regions})
     # Tile i of worker w is the stream's i * workers + w: what all read at one time lies side by side.
     workers = len(lanes)
@@ -197,6 +200,25 @@ def _mark_prefetches(steps: Words) -> None:
         free = [product for product in before[-2:] if not steps[product, Word.PREFETCH]]
         if free:
             steps[free[0], Word.PREFETCH] = at - free[0]
+
+
+def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], ring: int) -> None:
+    """Where a worker streams more of a product than half of the workers do, tell the product before to have as many
+    tiles brought nearer, the first that the ring will not hold yet: everybody waits for the last worker, and all have
+    the same share of the bandwidth."""
+    tiles = np.where(steps[:, Word.KIND] < Kind.REDUCE_HIDDEN, steps[:, Word.TILES] * steps[:, Word.BLOCKS], 0)
+    names, phase = np.unique(phases, return_inverse=True)
+    shares = np.zeros((len(names), len(lanes)), dtype=np.int64)
+    np.add.at(shares, (phase, np.repeat(np.arange(len(lanes)), lanes[:, 3])), tiles)
+    usual = np.sort(shares, axis=1)[:, len(lanes) // 2]
+    for first, count in lanes[:, 2:].tolist():
+        mine = tiles[first : first + count]
+        begins = np.cumsum(mine) - mine
+        for before, product in pairwise(np.flatnonzero(mine).tolist()):
+            more = int(min(mine[product] - usual[phase[first + product]], mine[product] - ring))
+            if more > 0:
+                ahead = steps[first + before]
+                ahead[Word.AHEAD], ahead[Word.AHEAD_TILES] = begins[product] + ring, more * _AHEAD
 
 
 def _rows_of(lists: Sequence[Sequence[int]]) -> Words:

@@ -21,7 +21,16 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["ABSENT", "delay", "load_words", "nanoseconds", "poll_words", "prefetch_lines", "spin_counter"]
+__all__ = [
+    "ABSENT",
+    "delay",
+    "load_words",
+    "nanoseconds",
+    "poll_words",
+    "prefetch_bytes",
+    "prefetch_lines",
+    "spin_counter",
+]
 
 ABSENT = gl.constexpr(-1)
 """A word of all ones is data that has not come yet: no bf16, fp16 or fp32 result of ours is that NaN."""
@@ -197,6 +206,21 @@ def prefetch_lines(pointers, wanted):
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
         "=r,l,r",
         [pointers, wanted.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def prefetch_bytes(pointers, wanted, BYTES: gl.constexpr):
+    """Start bringing the BYTES, a multiple of 16, behind each of `pointers` (int64) into the second-level cache, where
+    wanted."""
+    wanted = wanted.to(gl.int32)
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [pointers, wanted, wanted * 0 + BYTES],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
