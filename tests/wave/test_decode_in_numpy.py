@@ -224,6 +224,20 @@ def test_sequences_of_one_batch_decode_side_by_side() -> None:
     agree(random_model(BASE), batch=3, workers=2, steps=5)
 
 
+@pytest.mark.parametrize("workers", [1, 3, 9])
+def test_activations_too_long_for_shared_memory_pass_through_it_for_one_row_block_at_a_time(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_plan, "_FEW_BLOCKS", (1, 128))
+    model = random_model(replace(LONG, intermediate_size=4672))
+    program = plan_decode(model.config, batch=5, workers=workers).program
+    downs = program.steps[[phase.startswith("down") for phase in program.phases]]
+    assert program.most_splits == 1
+    assert (downs[:, Word.CHUNKS] > program.shape.slots).all()
+    assert (downs[:, Word.BLOCKS] == 1).all()
+    agree_at(model, [3, 20, 0, 9, 1], workers)
+
+
 def test_who_streams_more_than_the_others_has_that_much_of_it_brought_nearer() -> None:
     model, workers = random_model(replace(BASE, intermediate_size=640)), 3  # of 160 row blocks one has 54
     wave = Simulated(model, 1, workers, 1)

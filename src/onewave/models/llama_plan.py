@@ -36,6 +36,9 @@ __all__ = ["DecodePlan", "DecodeWave", "packed_bytes", "plan_decode", "unsupport
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
 _ATTENTION_TASKS = 128
 _MOST_BATCH = 16
+# So many row blocks leave one for most multiprocessors: then a long sum over K need not be cut in slices, which would
+# have to be added up, for its activations to fit shared memory.
+_FEW_BLOCKS = (97, 128)
 # What one combining task keeps in registers.
 _MOST_SPLITS = 16
 
@@ -120,6 +123,8 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
     width = config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
     slices = cuts(cuts(inner, shape.cols), shape.most_tiles)
+    if _FEW_BLOCKS[0] <= hidden // shape.rows <= _FEW_BLOCKS[1]:
+        slices = 1
     found: dict[str, AnyOperation] = {}
     x = INPUT
     for layer in range(config.num_layers):

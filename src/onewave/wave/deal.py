@@ -82,12 +82,20 @@ class Deal:
             end = at + share
             while at < end:  # a share may run over several slices of K
                 slice_of, block = divmod(at, count)
-                run = min(end - at, count - block)
+                run = min(end - at, count - block, self._most_blocks(operation))
                 planned.append((worker, begin + block, run, low + slice_of))
                 at += run
         assert at == count * runs
         for worker, block, run, slice_of in planned:
             self.task(worker, name, block, run, slice_of)
+
+    def _most_blocks(self, operation: Operation) -> int:
+        """Row blocks a task may have: one where its activations do not fit shared memory at once."""
+        if operation.weight is None:
+            return operation.rows
+        bounds = slice_bounds(operation.cols, operation.slices, self.shape)
+        longest = max(-(-(end - begin) // self.shape.cols) for begin, end in pairwise(bounds))
+        return operation.rows if longest <= self.shape.most_tiles else 1
 
     def add_units(self, name: str) -> None:
         """Deal out attention, a task a unit and split, or its combination, a task a unit and part, side by side."""
@@ -163,8 +171,8 @@ class Deal:
         spans = self._spans.setdefault(target, [])
         if self.by_writer:
             if target not in self.build.tensors:
-                size = 2 * operation.outputs / self.workers
-                self.build.tensor(target, (self.batch, self.workers), (self.batch, 1), size)
+                most = self.workers if self._most_blocks(operation) > 1 else operation.rows // height
+                self.build.tensor(target, (self.batch, most), (self.batch, 1), 2 * operation.outputs / most)
             tiles: list[Tile] = [(target, (0, len(spans)))]
             spans.append((first * width, (first + blocks) * width, tiles[0]))
             return tiles

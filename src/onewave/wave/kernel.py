@@ -94,22 +94,22 @@ def multiply_partition(
             blocks = 0
         for block in range(0, blocks, G):
             acc0, slot, phase, before = multiply_block(
-                acc0, tiles, block == 0, chunks_before, slot, phase, before, ring, full, empty, xs, xfull,
-                DTYPE, N, True, S, XS, PC,
+                acc0, tiles, block == 0, chunks > XS, chunks_before, slot, phase, before, ring, full, empty, xs,
+                xfull, xempty, DTYPE, N, True, S, XS, PC,
             )  # fmt: skip
             if G > 1:
                 acc1, slot, phase, before = multiply_block(
-                    acc1, gl.where(block + 1 < blocks, tiles, 0), False, chunks_before, slot, phase, before, ring, full,
-                    empty, xs, xfull, DTYPE, N, False, S, XS, PC,
+                    acc1, gl.where(block + 1 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
+                    ring, full, empty, xs, xfull, xempty, DTYPE, N, False, S, XS, PC,
                 )  # fmt: skip
             if G > 2:
                 acc2, slot, phase, before = multiply_block(
-                    acc2, gl.where(block + 2 < blocks, tiles, 0), False, chunks_before, slot, phase, before, ring, full,
-                    empty, xs, xfull, DTYPE, N, False, S, XS, PC,
+                    acc2, gl.where(block + 2 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
+                    ring, full, empty, xs, xfull, xempty, DTYPE, N, False, S, XS, PC,
                 )  # fmt: skip
                 acc3, slot, phase, before = multiply_block(
-                    acc3, gl.where(block + 3 < blocks, tiles, 0), False, chunks_before, slot, phase, before, ring, full,
-                    empty, xs, xfull, DTYPE, N, False, S, XS, PC,
+                    acc3, gl.where(block + 3 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
+                    ring, full, empty, xs, xfull, xempty, DTYPE, N, False, S, XS, PC,
                 )  # fmt: skip
             if G == 1:
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
@@ -120,7 +120,8 @@ def multiply_partition(
             gl.thread_barrier()
             mbarrier.arrive(empty.index(before), count=1)
             if block + G >= blocks:
-                for used in range(chunks):
+                # Those that do not fit at once have been let go one by one, but for the last.
+                for used in range(gl.where(chunks > XS, chunks - 1, 0), chunks):
                     mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
             result = wanted_sums(acc0, NB, R)
             if G == 2:
@@ -141,12 +142,13 @@ def multiply_partition(
 
 @gluon.jit
 def multiply_block(
-    acc, tiles, waits, chunks_before, slot, phase, before, ring, full, empty, xs, xfull,
+    acc, tiles, waits, passes, chunks_before, slot, phase, before, ring, full, empty, xs, xfull, xempty,
     DTYPE: gl.constexpr, N: gl.constexpr, FIRST: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
 ):  # fmt: skip
     """Start the products of a row block's tiles, in acc, and free every slot but the last one's as they end.
 
-    waits: for the activations, too, as the step's first block does. FIRST: of its group, before which nothing is in
+    waits: for the activations, too, as the step's first block does. passes: lets each chunk of them go when it has been
+    used, as the step's only block may. FIRST: of its group, before which nothing is in
     flight. Returns acc, unfinished, the next tile's slot and phase, and the last one's slot.
     """
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -164,6 +166,8 @@ def multiply_block(
         gl.thread_barrier()
         if FIRST:
             mbarrier.arrive(empty.index(before), count=1, pred=tile > 0)
+            if passes & (tile > 0) & (tile % PC == 0):
+                mbarrier.arrive(xempty.index((chunk - 1) % XS), count=1)
         else:
             mbarrier.arrive(empty.index(before), count=1)
         before = slot

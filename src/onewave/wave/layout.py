@@ -148,7 +148,8 @@ class TileShape:
 
     @property
     def most_tiles(self) -> int:
-        """Longest slice of K, in tiles: what shared memory holds of the activations."""
+        """Longest slice of K, in tiles, of which several row blocks can be made: what shared memory holds of the
+        activations. For a single row block they pass through, however long the slice is."""
         return self.slots * self.chunk
 
 
@@ -171,7 +172,8 @@ def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0) -> Til
     width = 64 // rows * padded
     if width > 64:
         raise UnsupportedError("wave: rows of a tile", got=str(rows), allowed=f"{_ROWS[padded]} or more at {batch}")
-    chunk = max(1, 64 // width)
+    # A thread polls 16 words a chunk, or 32 where one sequence's row would take several chunks otherwise.
+    chunk = (64 if width < 32 else 128) // width
     slots = _X_BYTES // (chunk * width * 256)
     if padded == 1:
         slots = 2  # 16,384 columns are enough: a deeper ring serves more

@@ -313,7 +313,7 @@ def _record(
     begin, end = bounds[part], bounds[part + 1]
     record[Word.TILES] = -(-(end - begin) // shape.cols)
     record[Word.CHUNKS] = -(-int(record[Word.TILES]) // shape.chunk)
-    if int(record[Word.CHUNKS]) > shape.slots:
+    if int(record[Word.CHUNKS]) > shape.slots and blocks > 1:
         most = shape.slots * shape.chunk * shape.cols
         raise UnsupportedError("wave: columns of a slice", got=str(end - begin), allowed=f"up to {most} at this batch")
     if operation.partial:
