@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from test_attention_gluon_gpu import HEADS, LENGTHS, MASKS, framed, rounded
+from test_attention_gluon_gpu import LENGTHS, MASKS, framed, rounded
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
@@ -25,10 +25,14 @@ BF16, FP16 = torch.bfloat16, torch.float16
 MANY, FEW = 1_000_000, 1
 """Processors for which all tiles are narrow, and wide."""
 
-SWEEP = [(d, dtype, mask) for d, dtype in ((64, BF16), (128, BF16), (128, FP16)) for mask in MASKS]
-SWEEP += [
-    (d, t, mask) for d, t in ((256, BF16), (96, FP16), (80, BF16), (40, FP16), (16, BF16)) for mask in MASKS[1::3]
-]
+# A kernel compiles in seconds, and every combination of head_dim, dtype, flags, tile and heads of a group is one of its
+# own: every mask once, head_dims and dtypes with a plain and a full mask, the narrow tile and groups with three.
+PLAIN, FULL = MASKS[1], MASKS[8]
+SWEEP: list[tuple[int, torch.dtype, dict[str, Any], int]] = [(128, BF16, mask, FEW) for mask in MASKS]
+SWEEP += [(d, t, PLAIN, FEW) for d, t in ((64, FP16), (256, BF16), (96, FP16), (80, BF16), (16, BF16))]
+SWEEP += [(d, t, FULL, FEW) for d, t in ((64, BF16), (128, FP16), (40, FP16))]
+SWEEP += [(d, BF16, mask, MANY) for d, mask in ((128, MASKS[0]), (128, FULL), (64, PLAIN))]
+GROUPED = [(128, MASKS[0], FEW, (32, 8)), (64, FULL, FEW, (7, 1)), (128, PLAIN, MANY, (9, 3))]
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any], what: object) -> None:
@@ -54,34 +58,44 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any], what: object) -
     assert (frame == 7.0).all(), what
 
 
-@pytest.mark.parametrize("processors", [FEW, MANY], ids=["wide", "narrow"])
-@pytest.mark.parametrize(("head_dim", "dtype", "mask"), SWEEP)
+def sweep(head_dim: int, dtype: torch.dtype, mask: dict[str, Any], heads: tuple[int, int]) -> None:
+    draw = random.Random(head_dim)
+    for seed, (num_queries, num_keys) in enumerate(LENGTHS):
+        first = draw.random() < 0.5
+        q = framed((2, heads[0], num_queries, head_dim), dtype, seed, tokens_first=first)
+        k = framed((2, heads[1], num_keys, head_dim), dtype, seed + 1, tokens_first=first)
+        v = framed((2, heads[1], num_keys, head_dim), dtype, seed + 2, tokens_first=first)
+        check(q, k, v, mask, (num_queries, num_keys, heads, first))
+
+
+@pytest.mark.parametrize(("head_dim", "dtype", "mask", "processors"), SWEEP)
 def test_every_length_and_mask_agrees_with_float64(
     head_dim: int, dtype: torch.dtype, mask: dict[str, Any], processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op, "num_sms", lambda _: processors)
-    draw = random.Random(head_dim)
-    for seed, (num_queries, num_keys) in enumerate(LENGTHS):
-        for heads, kv_heads in draw.sample(HEADS, 2):
-            first = draw.random() < 0.5
-            q = framed((2, heads, num_queries, head_dim), dtype, seed, tokens_first=first)
-            k = framed((2, kv_heads, num_keys, head_dim), dtype, seed + 1, tokens_first=first)
-            v = framed((2, kv_heads, num_keys, head_dim), dtype, seed + 2, tokens_first=first)
-            check(q, k, v, mask, (num_queries, num_keys, heads, kv_heads, first))
+    sweep(head_dim, dtype, mask, (4, 4))
 
 
-@pytest.mark.parametrize("head_dim", [40, 128, 256])
+@pytest.mark.parametrize(("head_dim", "mask", "processors", "heads"), GROUPED)
+def test_heads_of_a_group_share_a_tile_at_every_length(
+    head_dim: int, mask: dict[str, Any], processors: int, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "num_sms", lambda _: processors)
+    sweep(head_dim, BF16, mask, heads)
+
+
+@pytest.mark.parametrize("head_dim", [40, 128])
 def test_rows_at_any_element_expanded_axes_and_scales_of_any_sign(head_dim: int) -> None:
-    for mask in ({}, {"causal": True}, {"causal": True, "scale": -0.2}, {"scale": 0.0, "window": (30, 40)}):
+    for mask in ({"causal": True}, {"causal": True, "scale": -0.2}, {"causal": True, "scale": 0.0}):
         q, k, v = (torch.randn(2, n, 4, head_dim + 3, device="cuda").to(BF16).transpose(1, 2) for n in (200, 333, 333))
         check(q[..., 1:-2], k[:, :2, :, 2:-1], v[:, 1:3, :, :-3], mask, mask)
         one = torch.randn(1, 1, 333, head_dim, device="cuda").to(BF16).expand(2, 2, -1, -1)
         check(q[..., :head_dim].contiguous(), one, one, mask, mask)
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), [(64, BF16), (128, BF16), (64, FP16), (128, FP16), (256, BF16)])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(128, BF16), (64, FP16)])
 def test_hard_logits_stay_exact(head_dim: int, dtype: torch.dtype) -> None:
-    for mask in ({}, {"causal": True}, {"causal": True, "window": 900}):
+    for mask in ({}, {"causal": True}):
         for scale in (1.0, 2.0, 4.0):
             q = framed((2, 4, 700, head_dim), dtype, 1, tokens_first=False, scale=scale)
             k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False, scale=scale)
@@ -95,12 +109,12 @@ def test_hard_logits_stay_exact(head_dim: int, dtype: torch.dtype) -> None:
         check(q.abs() / 4, k.abs() * rise, v, mask, "rising")
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_packed_sequences_equal_each_alone_bit_for_bit(head_dim: int) -> None:
     ragged = [random.Random(3).randint(1, 700) for _ in range(40)]
     pairs = [([1, 127, 640, 64, 0, 333],) * 2, ([0, 0, 5, 1000, 2],) * 2, ([300, 17, 1, 200], [1, 500, 0, 333])]
     for lengths, key_lengths in (*pairs, (ragged, ragged)):
-        for (heads, kv_heads), mask in zip([(8, 2), (3, 3)] * 2, (MASKS[0], MASKS[1], MASKS[5], MASKS[6]), strict=True):
+        for (heads, kv_heads), mask in (((8, 2), MASKS[1]), ((3, 3), MASKS[5])):
             q = torch.randn(sum(lengths) + 7, heads, head_dim, device="cuda").to(BF16)
             k, v = (torch.randn(sum(key_lengths) + 300, kv_heads, head_dim, device="cuda").to(BF16) for _ in "kv")
             k[sum(key_lengths) :], v[sum(key_lengths) :] = NAN, NAN
@@ -156,7 +170,7 @@ import random, torch
 from onewave.ops.attention.op import attention
 draw = random.Random({seed})
 for _ in range(250):
-    group, head_dim = draw.choice([1, 3, 8]), draw.choice([64, 128])
+    group, head_dim = draw.choice([1, 4]), 64
     b, h, n, m = draw.randint(1, 5), draw.randint(1, 5), draw.randint(1, 3000), draw.randint(1, 3000)
     q = torch.randn(b, h * group, n, head_dim, device="cuda", dtype=torch.bfloat16) * draw.choice([1, 1, 8])
     k, v = (torch.randn(b, h, m, head_dim, device="cuda", dtype=torch.bfloat16) for _ in "kv")

@@ -9,17 +9,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from onewave.ops.attention.resources_impl import Resources, hopper, portable
+from onewave.ops.attention.resources_impl import Resources, fp8, hopper, portable
 
 __all__: list[str] = []
 
 CASES: dict[str, dict[str, Any]] = {
     "128": {"head_dim": 128},
-    "128 by barrier": {"head_dim": 128, "BARRIER_VOTE": True},
-    "64 causal packed": {"head_dim": 64, "RIGHT": True, "RAGGED": True, "LSE": True},
+    "128 by reduction": {"head_dim": 128, "BARRIER_VOTE": False},
+    "128 causal": {"head_dim": 128, "RIGHT": True},
+    # What the launcher takes for no mask at all, too.
+    "64": {"head_dim": 64, "RIGHT": True, "ORDER": 0},
+    "64 causal packed": {"head_dim": 64, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 2},
+    "128 window packed": {"head_dim": 128, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "ORDER": 2},
+    "64 pages": {"head_dim": 64, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "PAGE": 16},
+    "128 pages": {"head_dim": 128, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 2, "PAGE": 64},
     "256 causal": {"head_dim": 256, "RIGHT": True},
 }
-INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL")
+INSTRUCTIONS = ("HGMMA", "QGMMA", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL")
 
 
 def report(name: str, found: Resources) -> dict[str, Any]:
@@ -31,4 +37,6 @@ def report(name: str, found: Resources) -> dict[str, Any]:
 if __name__ == "__main__":
     for case, arguments in CASES.items():
         print(json.dumps(report(case, hopper(**arguments))), flush=True)
+    print(json.dumps(report("fp8 causal", fp8(RIGHT=True))), flush=True)
+    print(json.dumps(report("fp8 packed", fp8(RIGHT=True, LEFT=True, RAGGED=True, LSE=True, SOFTCAP=True))), flush=True)
     print(json.dumps(report("portable", portable(128))), flush=True)

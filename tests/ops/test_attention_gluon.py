@@ -19,6 +19,7 @@ import torch
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention import gluon_impl, gluon_plan, gluon_tiles_impl, op
 from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule, swept
+from onewave.ops.attention.gluon_plan import dealt as dealt_table
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.plan import explain_attention
 from onewave.ops.explain import explain
@@ -51,22 +52,27 @@ def ours(reports: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_it_compiles_for_hopper_to_asynchronous_products_and_tma(ours: dict[str, Any]) -> None:
-    for report in ours.values():
-        assert min(report[word] for word in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG")) > 0
+    for name, report in ours.items():
+        products, others = ("QGMMA", "HGMMA") if name.startswith("fp8") else ("HGMMA", "QGMMA")
+        assert min(report[word] for word in (products, "UTMALDG", "UTMASTG", "USETMAXREG")) > 0
+        assert report[others] == 0
         assert report["shared"] <= SHARED_BYTES_A_PROGRAM
 
 
 def test_nothing_spills_where_auto_uses_it_most_and_little_elsewhere(ours: dict[str, Any]) -> None:
-    assert {name: report["stack"] for name, report in ours.items() if name != "256 causal"} == {
-        "128": 0,
-        "128 by barrier": 0,
-        "64 causal packed": 0,
-    }
+    assert {name for name, report in ours.items() if report["stack"]} <= {"256 causal"}
     assert ours["256 causal"]["stack"] <= 32
 
 
-def test_the_other_vote_is_one_barrier(ours: dict[str, Any]) -> None:
-    assert {name for name, report in ours.items() if report["BAR.RED"]} == {"128 by barrier"}
+def test_the_vote_is_one_barrier(ours: dict[str, Any]) -> None:
+    """By reduction it goes through shared memory, more than once a tile."""
+    assert {name for name, report in ours.items() if not report["BAR.RED"]} == {
+        "128 by reduction", "fp8 causal", "fp8 packed"
+    }  # fmt: skip
+
+
+def test_exponentials_in_float8_are_not_taken_apart_and_put_together(ours: dict[str, Any]) -> None:
+    assert ours["fp8 causal"]["PRMT"] == 0
 
 
 def test_one_program_fills_an_sm_where_the_portable_kernel_shares_it(reports: dict[str, Any]) -> None:
@@ -102,20 +108,30 @@ def dealt(
         columns=columns, processors=processors, shift=shift, left=wanted.left, right=wanted.right,
         sequences=len(lengths) if packed else None,
     )  # fmt: skip
+    memory: dict[int, int] = {}
+    order, rounds = 0, plan.turns
+    if plan.order == "table" and wanted.right is not None:
+        order = 1
+        table = dealt_table(
+            plan=plan, columns=columns, num_queries=num_queries, num_keys=num_keys, shift=shift, left=wanted.left,
+            right=wanted.right,
+        )  # fmt: skip
+        rounds = len(table[0])
+        memory |= {10**6 + at: value for at, value in enumerate(value for row in table for value in row)}
     starts = [[sum(pair[side] for pair in lengths[:i]) for i in range(len(lengths) + 1)] for side in (0, 1)]
-    memory = {1000 * side + at: value for side, row in enumerate(starts) for at, value in enumerate(row)}
+    memory |= {1000 * side + at: value for side, row in enumerate(starts) for at, value in enumerate(row)}
     problem = SimpleNamespace(
         starts_q=0, starts_k=1000, num_heads=heads, group=group, section=plan.section, num_queries=num_queries,
         num_keys=num_keys, sequences=len(lengths), search_steps=len(lengths).bit_length() + 1, slots=plan.slots,
-        tiles=plan.slots * plan.heads, shift=shift, left=wanted.left or 0, right=wanted.right or 0, BN=keys,
+        tiles=plan.slots * plan.heads, rounds=rounds, order=10**6, ORDER=order, shift=shift, left=wanted.left or 0,
+        right=wanted.right or 0, BN=keys,
         WARPGROUPS=constants["WARPGROUPS"], RAGGED=packed, TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None,
         RIGHT=wanted.right is not None,
     )  # fmt: skip
     found: list[list[tuple[int, ...]]] = []
     for program in range(plan.programs):
         monkeypatch.setattr(gluon_tiles_impl, "gl", Card(program, plan.programs, memory))
-        turns = range(gluon_tiles_impl.rounds_of.fn(problem))
-        tiles = [gluon_tiles_impl.tile_of.fn(problem, turn) for turn in turns]
+        tiles = [gluon_tiles_impl.tile_of.fn(problem, turn) for turn in range(rounds)]
         found.append([tile for tile in tiles if tile[-1]])
     return found, rows, keys
 
@@ -127,7 +143,7 @@ def random_calls(count: int) -> Iterator[dict[str, Any]]:
         lengths = [(draw.choice([0, 1, 5, 127, 128, 129, 500]), draw.choice([0, 1, 64, 300, 900])) for _ in range(9)]
         first = (draw.choice([1, 63, 128, 129, 700, 1500]), draw.choice([1, 64, 300, 900, 1500]))
         right = draw.choice([None, None, 0, 0, 33])
-        left = draw.choice([None, 5, 200]) if not packed else None
+        left = draw.choice([None, 5, 200])
         wanted = Options(1.0, left, right, draw.random() < 0.5)
         heads = group * draw.choice([1, 2, 3])
         sizes = lengths[: draw.randint(1, 9)] if packed else [first] * draw.randint(1, 3)
@@ -179,7 +195,7 @@ def test_no_program_has_much_more_causal_work_than_another(
         wanted=Options(1.0, right=0), packed=False,
     )  # fmt: skip
     work = [sum(tile[9] + 1 for tile in program) for program in programs]
-    assert max(work) <= 1.04 * sum(work) / 132
+    assert max(work) <= 1.012 * sum(work) / 132
 
 
 def test_the_busiest_program_of_a_bad_order_is_found_out() -> None:
@@ -214,7 +230,7 @@ def test_what_it_does_not_take_is_told_and_asking_by_name_needs_no_sweep() -> No
         ({"capability": (8, 0)}, "needs sm_90, and this is sm_80"),
         ({"alibi": True}, "neither ALiBi nor bias"),
         ({"positive_scale": False}, "positive scale"),
-        ({"packed": True, "left": True}, "window to the left"),
+        ({"packed": True, "page_size": 48}, "pages of 16, 32, 64, 128, 256 keys, not of 48"),
         ({"strides": "odd"}, "odd"),
         ({"missing": "no module named gluon"}, "needs Triton 3.6's Gluon: no module"),
     ]

@@ -76,7 +76,9 @@ class Model:
         self.monkeypatch.setattr(gluon_tiles_impl, "place", PLACE)
         if problem.RAGGED:
             problem.starts_q, problem.starts_k = Pointer(problem.starts_q), Pointer(problem.starts_k)
-        for turn in range(gluon_tiles_impl.rounds_of.fn(problem)):
+        if problem.ORDER:
+            problem.order = Pointer(problem.order.view(-1))
+        for turn in range(problem.rounds):
             tile = gluon_tiles_impl.tile_of.fn(problem, turn)
             if tile[-1]:
                 for warpgroup in range(problem.WARPGROUPS):

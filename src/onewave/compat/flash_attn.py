@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
-from onewave.compat.flash_cache import FlashCache, append_new, checked_angles, lengths_before, ragged_from_pages
+from onewave.compat.flash_cache import FlashCache, append_new, checked_angles, lengths_before
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.library import is_watched
@@ -116,19 +116,14 @@ def flash_attn_varlen_func(
     """The same over sequences laid one after another: q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim].
 
     cu_seqlens: int32 [batch + 1], where each sequence begins. block_table: int32 [batch, pages a sequence], then k, v
-    are pages [pages, page_size, kv_heads, head_dim], which are gathered into a copy first.
+    are pages [pages, page_size, kv_heads, head_dim]; see attention_varlen for who reads them in place.
     """
     _refuse(dropout_p, return_attn_probs)
     if block_table is not None:
-        if k.ndim != 4 or block_table.ndim != 2 or len(block_table) != len(cu_seqlens_k) - 1:
-            raise ShapeError(
-                "flash_attn_varlen_func: k, block_table",
-                got=f"{tuple(k.shape)}, {tuple(block_table.shape)}",
-                allowed=f"[pages, page_size, kv_heads, head_dim], [{len(cu_seqlens_k) - 1}, pages a sequence]",
-            )
-        k, v = ragged_from_pages(k, v, block_table, cu_seqlens_k, max_seqlen_k)
+        block_table = block_table.int()
     options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return _varlen(q, k, v, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options)[0]
+    sizes = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _varlen(q, k, v, sizes, options, block_table=block_table)[0]
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -204,7 +199,8 @@ def flash_attn_with_kvcache(
     for the appended keys and for q, which stands where they do (all at cache_seqlens if neither causal nor windowed).
     num_splits: parts to cut the keys in; 0 chooses. Returns out like q, with return_softmax_lse also float32
     [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything,
-    run on the decode kernel; other calls gather the cache into a copy first unless cache_seqlens is a number.
+    run on the decode kernel; of other calls, those with neither block_table nor cache_seqlens as a number gather the
+    cache into a copy first.
     Raises ShapeError, InvalidArgumentError, UnsupportedError.
     """
     if cache_leftpad is not None:
@@ -262,10 +258,16 @@ def _with_cache(
     if host_length is not None and cache.table is None:
         k, v = cache.k[:, :host_length], cache.v[:, :host_length]
         return _dense("flash_attn_with_kvcache", q, k, v, options, return_lse)
-    k, v, cu_seqlens_k = cache.ragged(lengths)
     cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * num_queries
+    if cache.block_table is not None and cache.block_table.dtype is torch.int32:
+        # Pages are read where they lie, if the kernel that runs can.
+        k, v, table = cache.k, cache.v, cache.block_table
+        cu_seqlens_k = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    else:
+        k, v, cu_seqlens_k = cache.ragged(lengths)
+        table = None
     sizes = (cu_seqlens_q, cu_seqlens_k, num_queries, cache.capacity)
-    out, lse = _varlen(q.flatten(0, 1), k, v, sizes, options, return_lse)
+    out, lse = _varlen(q.flatten(0, 1), k, v, sizes, options, return_lse, table)
     return out.view(q.shape), None if lse is None else lse.view(num_heads, batch, num_queries).transpose(0, 1)
 
 
@@ -304,10 +306,11 @@ def _varlen(
     sizes: tuple[Tensor, Tensor, int, int],
     options: dict[str, Any],
     return_lse: bool = False,
+    block_table: Tensor | None = None,
 ) -> _Result:
     head_dim, options = q.shape[-1], _with_scale(q, options)
     q, k, v = (_prepared(tensor) for tensor in (q, k, v))
-    out, lse = _pair(attention_varlen(q, k, v, *sizes, return_lse=return_lse, **options))
+    out, lse = _pair(attention_varlen(q, k, v, *sizes, return_lse=return_lse, block_table=block_table, **options))
     return out[..., :head_dim].contiguous(), lse
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.ops.append_kv.op import append_kv
 
-__all__ = ["FlashCache", "append_new", "checked_angles", "lengths_before", "ragged_from_pages"]
+__all__ = ["FlashCache", "append_new", "checked_angles", "lengths_before"]
 
 
 @dataclass(frozen=True)
@@ -118,17 +118,6 @@ class FlashCache:
         else:
             places = _page_places(self.block_table, row, position, self.k.shape[0], self.k.shape[1])
         return self.k[places], self.v[places], cu_seqlens
-
-
-def ragged_from_pages(
-    k: Tensor, v: Tensor, block_table: Tensor, cu_seqlens: Tensor, longest: int
-) -> tuple[Tensor, Tensor]:
-    """Copy pages [pages, page_size, kv_heads, head_dim] into one ragged tensor with these cu_seqlens."""
-    rows = len(cu_seqlens) - 1
-    longest = min(longest, block_table.shape[1] * k.shape[1])
-    row, position = _owners(cu_seqlens, rows * longest, longest)
-    places = _page_places(block_table, row, position, k.shape[0], k.shape[1])
-    return k[places], v[places]
 
 
 def _owners(cu_seqlens: Tensor, num_tokens: int, longest: int) -> tuple[Tensor, Tensor]:

@@ -111,9 +111,13 @@ def check_cu_seqlens(
     cu_seqlens_k: Tensor,
     longest: tuple[int, int],
     *,
+    keys: int | None = None,
     contents: bool,
 ) -> None:
-    """contents: read them back as well (a synchronisation) and check that they ascend inside q and k."""
+    """keys: that a sequence's pages hold, None without pages.
+
+    contents: read them back as well (a synchronisation) and check that they ascend inside q and k.
+    """
     for label, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if starts.ndim != 1 or starts.numel() < 1 or starts.dtype is not torch.int32 or starts.stride(0) != 1:
             raise ShapeError(f"{name}: {label}", got=_words(starts), allowed="contiguous int32 [sequences + 1]")
@@ -127,7 +131,8 @@ def check_cu_seqlens(
             raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=str(most), allowed=f"0 to {tokens}")
     if contents:
         _check_starts(name, "q", [int(n) for n in cu_seqlens_q], longest[0], q.shape[0])
-        _check_starts(name, "k", [int(n) for n in cu_seqlens_k], longest[1], k.shape[0])
+        most = k.shape[0] if keys is None else keys * (len(cu_seqlens_k) - 1)
+        _check_starts(name, "k", [int(n) for n in cu_seqlens_k], longest[1], most)
 
 
 def _check_starts(name: str, label: str, starts: list[int], longest: int, tokens: int) -> None:

@@ -15,30 +15,37 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.gluon_kernel_impl import attention_kernel
+from onewave.ops.attention.gluon_order_impl import order_of
 from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, refusal, schedule
 from onewave.ops.attention.masks import Options
 from onewave.ops.attention.plan import AttentionPlan
 from onewave.ops.backends import num_sms
 
-__all__ = ["attention", "describe", "undescribable"]
+__all__ = ["attention", "describe", "describe_pages", "undescribable"]
 
 _LOG2E = math.log2(math.e)
-_ALIGNED_BYTES, _ALIGNED_ELEMENTS = 16, 8
+_ALIGNED_BYTES = 16
 _MOST_STRIDE = 1 << 39
 # A place plus a side stays inside 32 bits.
 _MOST_KEYS = 1 << 30
 # Bounds of a packed sequence's descriptor: see gluon_kernel_impl.
 _RAGGED_END, _RAGGED_ANY = 1 << 30, 0x7FFF0000
+_SPILLS_WITH = 3
 # Exponents of two that P may reach before its row is rescaled. float16 ends at 2^16; with bf16, P, sums and P V stay
 # within float32 for any |v| below 2^60.
 _HEADROOM = {torch.float16: 12, torch.bfloat16: 40}
 
 
-def undescribable(*tensors: Tensor) -> str | None:
-    """Why TMA can't address one of the tensors, None if it can all."""
-    for tensor in tensors:
+def undescribable(*tensors: Tensor, pages: tuple[Tensor, ...] = ()) -> str | None:
+    """Why TMA can't address one of the tensors, None if it can all. pages: [pages, page_size, kv_heads, head_dim]."""
+    for tensor in pages:
+        page, row = tensor.stride()[:2]
+        if len(tensor) > 1 and (page % row or len(tensor) * (page // row) >= _RAGGED_ANY):
+            return f"a page's stride must be a multiple of a row's, not strides {tuple(tensor.stride())}"
+    for tensor in (*tensors, *pages):
         steps = zip(tensor.shape[:-1], tensor.stride(), strict=False)
-        rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % _ALIGNED_ELEMENTS == 0) for n, step in steps)
+        aligned = _ALIGNED_BYTES // tensor.element_size()
+        rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % aligned == 0) for n, step in steps)
         if tensor.numel() and (tensor.data_ptr() % _ALIGNED_BYTES or not rows):
             return f"rows must lie at multiples of 16 bytes and not be expanded, not strides {tuple(tensor.stride())}"
     return None
@@ -59,16 +66,20 @@ def attention(
     starts_q: Tensor | None = None,
     starts_k: Tensor | None = None,
     longest: int = _MOST_KEYS,
+    block_table: Tensor | None = None,
 ) -> None:
     """Write out (like q) and lse (float32 [B, H, Sq]); what op.attention has checked. plan: not needed.
 
     starts_q, starts_k: int32 [sequences + 1]; then batch is 1 in q, k, v, out and lse, Sq, Sk count all tokens, and
-    rows beyond the first `longest` of a sequence are not written. Raises UnsupportedError for what gluon_plan refuses.
+    rows beyond the first `longest` of a sequence are not written. block_table: int32 [sequences, pages a sequence];
+    then k and v are [pages, page_size, kv_heads, head_dim]. Raises UnsupportedError for what gluon_plan refuses.
     """
-    packed = starts_q is not None
+    packed, paged = starts_q is not None, block_table is not None
+    strides = undescribable(q, out, pages=(k, v)) if paged else undescribable(q, k, v, out)
     call = HopperCall(
         torch.cuda.get_device_capability(q.device), str(q.dtype).removeprefix("torch."), q.shape[3], wanted.scale > 0,
-        alibi_slopes is not None, bias is not None, wanted.left is not None, packed, undescribable(q, k, v, out),
+        alibi_slopes is not None, bias is not None, wanted.left is not None, packed,
+        k.shape[1] if paged else None, strides,
     )  # fmt: skip
     reason = refusal(call, asked_for=True)
     if reason is not None:
@@ -77,6 +88,8 @@ def attention(
         return
     batch, num_heads, num_queries, head_dim = q.shape
     num_keys, shift, first_key = k.shape[2], 0, 0
+    if block_table is not None:
+        num_keys = block_table.shape[1] * k.shape[1]
     if not packed:
         shift = wanted.shift(num_queries, num_keys)
         # Keys that no query sees may hold NaN: the descriptor leaves them out, and zeros stand in for them.
@@ -87,55 +100,72 @@ def attention(
     sequences = None if starts_q is None else starts_q.shape[0] - 1
     if packed and k.numel() == 0:
         # No memory to describe; no sequence has keys, so nothing is read.
-        k = v = q
+        k = v = q.transpose(1, 2) if paged else q
     elif num_keys <= 0 or sequences == 0:
         out.zero_()
         if lse is not None:
             lse.fill_(float("-inf"))
         return
-    columns, group = columns_of(head_dim), num_heads // k.shape[1]
+    kv_heads = k.shape[2 if paged else 1]
+    columns, group = columns_of(head_dim), num_heads // kv_heads
     constants = config(columns)
-    dealt = schedule(
+    plan_of_tiles = schedule(
         heads=num_heads if packed else batch * num_heads, group=group, num_queries=num_queries, num_keys=num_keys,
         columns=columns, processors=num_sms(q.device), shift=shift, left=wanted.left, right=wanted.right,
         sequences=sequences,
     )  # fmt: skip
+    order, which, rounds = order_of(
+        plan_of_tiles, q.device, wanted, columns=columns, num_queries=num_queries, num_keys=num_keys, shift=shift,
+        starts_q=starts_q, starts_k=starts_k, longest=longest,
+    )  # fmt: skip
     if not packed:
         k, v = (tensor[:, :, first_key:num_keys] for tensor in (k, v))
-    attention_kernel[(dealt.programs,)](
+    page = k.shape[1] if paged else 0
+    attention_kernel[(plan_of_tiles.programs,)](
         describe(q, 64, columns, packed),
-        describe(k, constants["BN"], columns, packed),
-        describe(v, constants["BN"], columns, packed),
+        *(
+            describe_pages(t, constants["BN"]) if paged else describe(t, constants["BN"], columns, packed)
+            for t in (k, v)
+        ),
         describe(out, 64, columns, packed),
         q if lse is None else lse,
         q if sinks is None else sinks,
         q if starts_q is None else starts_q,
         q if starts_k is None else starts_k,
+        q if order is None else order,
+        q if block_table is None else block_table,
+        0 if block_table is None else block_table.stride(0),
+        *((t.stride(0) // t.stride(1) if paged else 0) for t in (k, v)),
         0 if lse is None else lse.stride(0),
         0 if lse is None else lse.stride(1),
         num_heads,
         group,
-        dealt.section,
+        plan_of_tiles.section,
         min(longest, num_queries),
         num_keys,
         first_key,
         sequences or 0,
         (sequences or 0).bit_length() + 1,
-        dealt.slots,
-        dealt.slots * dealt.heads,
+        plan_of_tiles.slots,
+        plan_of_tiles.slots * plan_of_tiles.heads,
+        rounds,
         shift,
         min(wanted.left or 0, _MOST_KEYS),
-        min(wanted.right or 0, _MOST_KEYS),
+        min(_MOST_KEYS if wanted.right is None else wanted.right, _MOST_KEYS),
         2,
         wanted.scale * _LOG2E,
         2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
         _LOG2E * (wanted.softcap or 1.0),
         D=columns,
         HEADROOM=_HEADROOM[q.dtype],
+        ORDER=which,
+        PAGE=page,
         RAGGED=packed,
         TOP_LEFT=wanted.top_left,
         LEFT=wanted.left is not None,
-        RIGHT=wanted.right is not None,
+        # With three warpgroups ptxas spills in the loop unless the kernel knows a limit to the right; one that hides
+        # nothing costs nothing.
+        RIGHT=wanted.right is not None or (constants["WARPGROUPS"] == _SPILLS_WITH and not packed),
         SOFTCAP=wanted.softcap is not None,
         SINKS=sinks is not None,
         LSE=lse is not None,
@@ -145,8 +175,8 @@ def attention(
 
 
 @lru_cache(maxsize=16)
-def _layout(rank: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+def _layout(rank: int, bits: int = 16) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=rank)
 
 
 def describe(tensor: Tensor, rows: int, columns: int, packed: bool) -> TensorDescriptor:
@@ -160,4 +190,17 @@ def describe(tensor: Tensor, rows: int, columns: int, packed: bool) -> TensorDes
         shape = [_RAGGED_ANY, _RAGGED_ANY, shape[1], _RAGGED_END, shape[3]]
         strides = [(1 << 34) - row, row, strides[1], row, 1]
     rank = len(shape)
-    return TensorDescriptor(tensor, shape, strides, [1] * (rank - 2) + [rows, columns], _layout(rank))
+    layout = _layout(rank, 8 * tensor.element_size())
+    return TensorDescriptor(tensor, shape, strides, [1] * (rank - 2) + [rows, columns], layout)
+
+
+def describe_pages(tensor: Tensor, most_rows: int) -> TensorDescriptor:
+    """Descriptor of pages [pages, page_size, kv_heads, head_dim], in boxes of a page, at most most_rows, x 64 columns.
+
+    Axes as of packed sequences: what is one's first row there is a page's here.
+    """
+    _, page_size, kv_heads, head_dim = tensor.shape
+    row, head = tensor.stride(1), tensor.stride(2) if kv_heads > 1 else 8
+    shape = [_RAGGED_ANY, _RAGGED_ANY, kv_heads, _RAGGED_END, head_dim]
+    strides = [(1 << 34) - row, row, head, row, 1]
+    return TensorDescriptor(tensor, shape, strides, [1, 1, 1, min(page_size, most_rows), 64], _layout(5))

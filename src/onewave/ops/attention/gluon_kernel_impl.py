@@ -44,7 +44,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, place_of_keys, rounds_of, tile_of
+from onewave.ops.attention.gluon_load_impl import load_all
+from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, tile_of
 
 __all__ = ["attention_kernel"]
 
@@ -98,48 +99,6 @@ def any_in_warpgroup(wg: gl.constexpr, ballots):
     gl.inline_asm_elementwise(code, _REGISTERS, [ballots], dtype=gl.int32, is_pure=False, pack=1)
     result: gl.constexpr = text(_RESULT, wg)
     return gl.inline_asm_elementwise(result, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def load_all(problem):
-    """The loading warp."""
-    W: gl.constexpr = problem.WARPGROUPS
-    KS: gl.constexpr = problem.K_STAGES
-    VS: gl.constexpr = problem.V_STAGES
-    QS: gl.constexpr = problem.Q_STAGES
-    bk, bv, bq = problem.bk, problem.bv, problem.bq
-    tile = 0
-    jk = 0
-    jv = 0
-    for turn in range(rounds_of(problem)):
-        batch, head, first, start_q, rows, start_k, num_keys, _, begin, count, exists = tile_of(problem, turn)
-        if exists:
-            kv_head = head // problem.group
-            for i in range(count + 1):
-                if i < count:
-                    at = place_of_keys(problem, batch, kv_head, start_k, num_keys, begin + count - 1 - i)
-                    s = jk % KS
-                    mbarrier.wait(bk.index(KS + s), ((jk // KS) & 1) ^ 1)
-                    mbarrier.expect(bk.index(s), problem.BN * problem.D * 2)
-                    tma.async_copy_global_to_shared(problem.k, at, bk.index(s), boxed(problem.sk.index(s), problem.k))
-                    jk += 1
-                if i == 0:
-                    b = tile % QS * W
-                    for w in gl.static_range(W):
-                        mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
-                        mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
-                        at_q = place(problem, batch, head, start_q, rows, first + w * 64)
-                        tma.async_copy_global_to_shared(
-                            problem.q, at_q, bq.index(b + w), boxed(problem.sq.index(b + w), problem.q)
-                        )
-                else:
-                    at = place_of_keys(problem, batch, kv_head, start_k, num_keys, begin + count - i)
-                    s = jv % VS
-                    mbarrier.wait(bv.index(VS + s), ((jv // VS) & 1) ^ 1)
-                    mbarrier.expect(bv.index(s), problem.BN * problem.D * 2)
-                    tma.async_copy_global_to_shared(problem.v, at, bv.index(s), boxed(problem.sv.index(s), problem.v))
-                    jv += 1
-            tile += 1
 
 
 @gluon.jit
@@ -210,7 +169,7 @@ def consume(wg: gl.constexpr, problem):
     j = 0
     if problem.PING_PONG and wg == W - 1:
         barrier_arrive(_FIRST_BARRIER)
-    for turn in range(rounds_of(problem)):
+    for turn in range(problem.rounds):
         batch, head, first, start_q, rows, _, num_keys, shift, begin, count, exists = tile_of(problem, turn)
         if exists:
             first += wg * 64
@@ -378,19 +337,25 @@ def consume(wg: gl.constexpr, problem):
 
 @gluon.jit(
     do_not_specialize=[
-        "lse_batch", "lse_head", "num_heads", "group", "section", "num_queries", "num_keys", "skipped", "sequences",
-        "search_steps", "slots", "tiles", "shift", "left", "right", "phases",
+        "pages_a_row", "k_page_rows", "v_page_rows", "lse_batch", "lse_head", "num_heads", "group", "section",
+        "num_queries", "num_keys", "skipped", "sequences", "search_steps", "slots", "tiles", "rounds", "shift", "left",
+        "right", "phases",
     ]
 )  # fmt: skip
 def attention_kernel(
-    q, k, v, out, lse, sinks, starts_q, starts_k, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys,
-    skipped, sequences, search_steps, slots, tiles, shift, left, right, phases, scale_log2, inner, outer,
+    q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, pages_a_row, k_page_rows, v_page_rows, lse_batch,
+    lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, rounds,
+    shift, left, right, phases, scale_log2, inner, outer,
     D: gl.constexpr, BN: gl.constexpr, WARPGROUPS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr, PING_PONG: gl.constexpr, Q_REGISTERS: gl.constexpr, BARRIER_VOTE: gl.constexpr,
-    HEADROOM: gl.constexpr, RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
+    HEADROOM: gl.constexpr, ORDER: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr,
+    LEFT: gl.constexpr, RIGHT: gl.constexpr, SOFTCAP: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
 ):  # fmt: skip
-    """See the top of this file; descriptors q, k, v, out of [.., rows, D] boxes. lse_*: strides in elements, int64."""
+    """See the top of this file; descriptors q, k, v, out of [.., rows, D] boxes (k, v by page: [.., rows, 64]).
+
+    lse_*: strides in elements, int64. order, block_table: int32, see gluon_tiles_impl; pages_a_row: block_table's
+    columns; *_page_rows: from one page to the next, in rows.
+    """
     W: gl.constexpr = WARPGROUPS
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sq = gl.allocate_shared_memory(q.dtype, [Q_STAGES * W, 64, D], flat)
@@ -399,6 +364,8 @@ def attention_kernel(
     bq = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES * W, 1], mbarrier.MBarrierLayout())
     bk = gl.allocate_shared_memory(gl.int64, [2 * K_STAGES, 1], mbarrier.MBarrierLayout())
     bv = gl.allocate_shared_memory(gl.int64, [2 * V_STAGES, 1], mbarrier.MBarrierLayout())
+    bz = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(bz.index(0), count=1)
     for i in gl.static_range(2 * Q_STAGES * W):
         mbarrier.init(bq.index(i), count=1)
     for i in gl.static_range(K_STAGES):
@@ -410,18 +377,22 @@ def attention_kernel(
     fence_async_shared()
     gl.thread_barrier()
     problem = Problem(
-        q, k, v, out, lse, sinks, starts_q, starts_k, sq, sk, sv, bq, bk, bv, lse_batch, lse_head, num_heads, group,
-        section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, shift, left, right, phases,
-        scale_log2, inner, outer, D, BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, BARRIER_VOTE,
-        HEADROOM, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, pages_a_row,
+        k_page_rows, v_page_rows, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped,
+        sequences, search_steps, slots, tiles, rounds, shift, left, right, phases, scale_log2, inner, outer, D, BN,
+        WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, BARRIER_VOTE, HEADROOM, ORDER, PAGE, RAGGED,
+        TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
     if W == 2:
+        # Looking up pages takes more registers than a loader otherwise needs.
+        OWN: gl.constexpr = 232 if PAGE > 0 else 240
+        LOADER: gl.constexpr = 40 if PAGE > 0 else 24
         gl.warp_specialize(
-            [(consume, (0, problem)), (consume, (1, problem)), (load_all, (problem,))], [4, 1], [240, 24]
+            [(consume, (0, problem)), (consume, (1, problem)), (load_all, (problem,))], [4, 1], [OWN, LOADER]
         )
     else:
         gl.warp_specialize(
             [(consume, (0, problem)), (consume, (1, problem)), (consume, (2, problem)), (load_all, (problem,))],
             [4, 4, 1],
-            [160, 160, 24],
+            [160, 160, 32],
         )

@@ -6,6 +6,7 @@ row's bits depend on the kernel that computes them. `auto` uses it only where a 
 
 from __future__ import annotations
 
+import heapq
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,20 +15,30 @@ from typing import Any
 
 import torch
 
-__all__ = ["HopperCall", "Schedule", "columns_of", "config", "refusal", "schedule", "swept"]
+__all__ = ["PAGE_SIZES", "HopperCall", "Schedule", "columns_of", "config", "dealt", "refusal", "schedule", "swept"]
+
+PAGE_SIZES = (16, 32, 64, 128, 256)
 
 _HOPPER = (9, 0)
 # K and V of the heads that are walked together: well inside an H200's L2.
 _SECTION_BYTES = 32 << 20
 # Enough to see how turns and sections beat against each other, and still about a millisecond.
 _TILES_TRIED = 8192
+# A table costs the host about half a microsecond a tile, once a shape; with more turns the closed form is even enough.
+_MOST_DEALT, _MOST_TURNS = 8192, 64
+# Heads of packed sequences that are walked together: enough that sorted tiles come out even, and a long sequence's keys
+# and values of so many heads still fit the L2.
+_PACKED_SECTION = 8
+# Turns from which on packed tiles are worth a kernel that sorts them, and the most slots that it sorts.
+_SORTED_TURNS, _MOST_SORTED = 8, 8192
 
 
 @dataclass(frozen=True)
 class HopperCall:
     """What decides whether the kernel takes a call.
 
-    strides: why TMA can't describe a tensor, None if it can. missing: why Triton can't compile it, None if it can.
+    page_size: of keys in pages. strides: why TMA can't describe a tensor, None if it can. missing: why
+    Triton can't compile it, None if it can.
     """
 
     capability: tuple[int, int]
@@ -38,18 +49,29 @@ class HopperCall:
     bias: bool = False
     left: bool = False
     packed: bool = False
+    page_size: int | None = None
     strides: str | None = None
     missing: str | None = None
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """section: heads walked together; slots: tiles of a head, at most; programs: SMs that take turns over the tiles."""
+    """section: heads walked together; slots: tiles of a head, at most; programs: SMs that take turns over the tiles.
+
+    order: who takes which tile: "turns", closed form; "table", as `dealt` says; "sorted", turns over packed tiles from
+    the longest on.
+    """
 
     section: int
     slots: int
     heads: int
     programs: int
+    order: str = "turns"
+
+    @property
+    def turns(self) -> int:
+        """Of a program, at most, in closed form."""
+        return -(-self.slots * self.heads // self.programs)
 
 
 @lru_cache(maxsize=1)
@@ -84,11 +106,8 @@ def refusal(call: HopperCall, *, asked_for: bool) -> str | None:
         return "the Hopper kernel has neither ALiBi nor bias"
     if not call.positive_scale:
         return "the Hopper kernel wants a positive scale"
-    if call.left and call.packed:
-        return "the Hopper kernel has no window to the left over packed sequences"
-    if call.left and not asked_for:
-        # A packed sequence has the bits that it has alone.
-        return "the Hopper kernel has no window to the left over packed sequences, which shall equal single ones"
+    if call.page_size is not None and call.page_size not in PAGE_SIZES:
+        return f"the Hopper kernel reads pages of {', '.join(map(str, PAGE_SIZES))} keys, not of {call.page_size}"
     if call.strides is not None:
         return f"the Hopper kernel reads through TMA: {call.strides}"
     if not asked_for and not swept(call.dtype, call.head_dim):
@@ -115,28 +134,79 @@ def schedule(
     Program p takes tile turn * programs + p, or + programs - 1 - p every other turn. Without a limit to the right all
     tiles are as long, and follow head by head. With one, a section's tiles go by from the longest to the shortest;
     sections and turns may beat against each other (a program that always gets the longest), so sections and numbers of
-    programs are tried, and the pair is taken whose busiest program has least to do. Packed lengths are unknown here.
+    programs are tried, and the pair is taken whose busiest program has least to do; a table is better still where its
+    tiles are few enough to be dealt one by one. Packed lengths are unknown here: a kernel sorts their tiles.
     """
     constants = config(columns)
-    rows, keys = 64 * constants["WARPGROUPS"], constants["BN"]
+    rows = 64 * constants["WARPGROUPS"]
     slots = -(-num_queries // rows) if sequences is None else num_queries // rows + sequences
     programs = min(slots * heads, processors)
+    if sequences is not None:
+        section = max(n for n in range(group, max(group, _PACKED_SECTION) + 1, group) if heads % n == 0)
+        plain = Schedule(section, slots, heads, programs)
+        sorts = plain.turns >= _SORTED_TURNS and slots <= _MOST_SORTED
+        return Schedule(section, slots, heads, programs, "sorted") if sorts else plain
     if right is None:
         return Schedule(1, slots, heads, programs)
     head_bytes = 4 * num_keys * columns // group
     most = max(group, min(heads, _SECTION_BYTES // max(1, head_bytes)))
     sections = [n for n in range(group, most + 1, group) if heads % n == 0]
-    if sequences is not None:
-        return Schedule(sections[-1], slots, heads, programs)
+    blocks = blocks_of_tiles(slots, rows, constants["BN"], num_queries, num_keys, shift, left, right)
+    fewer = {n for n in (programs, programs - programs % 32) if n > 0}
+    tried = [(n, p) for n in reversed(sections) for p in sorted(fewer, reverse=True)]
+    section, fewest = min(tried, key=lambda pair: busiest(blocks, heads, *pair))
+    plain = Schedule(section, slots, heads, fewest)
+    if not 1 < plain.turns <= _MOST_TURNS or slots * heads > _MOST_DEALT:
+        return plain
+    best = busiest(blocks, heads, section, fewest)
+    # The two largest sections: a dealt order is even whatever the section, and more heads share L2 in smaller ones.
+    for candidate in sections[:-3:-1]:
+        loads = _deal(blocks, heads, candidate, programs)[1]
+        share = max(loads) / sum(loads)
+        if share < best * _WORTH_A_TABLE:
+            plain, best = Schedule(candidate, slots, heads, programs, "table"), share
+    return plain
+
+
+# A table is not fetched for less.
+_WORTH_A_TABLE = 0.995
+
+
+def blocks_of_tiles(
+    slots: int, rows: int, keys: int, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
+) -> list[int]:
+    """Key tiles of a head's tiles, from the last rows to the first."""
     blocks: list[int] = []
     for at in reversed(range(slots)):
         end = min(num_keys, min((at + 1) * rows, num_queries) + shift + right)
         begin = 0 if left is None else max(0, at * rows + shift - left) // keys
         blocks.append(max(1, -(-max(end, 0) // keys) - begin))
-    fewer = {n for n in (programs, programs - programs % 32) if n > 0}
-    tried = [(n, p) for n in reversed(sections) for p in sorted(fewer, reverse=True)]
-    section, programs = min(tried, key=lambda pair: busiest(blocks, heads, *pair))
-    return Schedule(section, slots, heads, programs)
+    return blocks
+
+
+def _deal(blocks: list[int], heads: int, section: int, programs: int) -> tuple[list[list[int]], list[int]]:
+    """Positions of each program's tiles and its work: each tile goes to whoever has least, as a queue would do it."""
+    rows: list[list[int]] = [[] for _ in range(programs)]
+    least = [(0, program) for program in range(programs)]
+    across = section * len(blocks)
+    for position in range(heads * len(blocks)):
+        work, program = least[0]
+        rows[program].append(position)
+        heapq.heapreplace(least, (work + blocks[position % across // section] + 1, program))
+    return rows, [work for work, _ in least]
+
+
+@lru_cache(maxsize=256)
+def dealt(
+    *, plan: Schedule, columns: int, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
+) -> tuple[tuple[int, ...], ...]:
+    """The table of a Schedule whose order is "table": each program's positions, -1 after its last."""
+    constants = config(columns)
+    rows, keys = 64 * constants["WARPGROUPS"], constants["BN"]
+    blocks = blocks_of_tiles(plan.slots, rows, keys, num_queries, num_keys, shift, left, right)
+    positions, _ = _deal(blocks, plan.heads, plan.section, plan.programs)
+    turns = max(map(len, positions))
+    return tuple(tuple(row + [-1] * (turns - len(row))) for row in positions)
 
 
 def busiest(blocks: list[int], heads: int, section: int, programs: int) -> float:

@@ -16,14 +16,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate as aggregate
 
-__all__ = ["Problem", "boxed", "place", "place_of_keys", "rounds_of", "tile_of"]
+__all__ = ["Problem", "boxed", "first_seen", "place", "place_in_page", "place_of_keys", "tile_of"]
 
 _RAGGED_END = gl.constexpr(0x40000000)
 
 
 @aggregate
 class Problem:
-    """Everything that the partitions share. bq, bk, bv: mbarriers, "full" ones first."""
+    """Everything that the partitions share. bq, bk, bv: mbarriers, "full" ones first; bz: of values before zeros.
+
+    ORDER, an int: how tiles are dealt; 0: in closed form, 1: order holds each program's positions, -1 where it has no
+    more, 2: order holds the slots of packed sequences from the longest on, -1 for those without a tile.
+    PAGE: keys of a page of block_table, 0 where keys lie one after another.
+    """
 
     q: tma.tensor_descriptor
     k: tma.tensor_descriptor
@@ -33,12 +38,18 @@ class Problem:
     sinks: gl.tensor
     starts_q: gl.tensor
     starts_k: gl.tensor
+    order: gl.tensor
+    block_table: gl.tensor
     sq: gl.shared_memory_descriptor
     sk: gl.shared_memory_descriptor
     sv: gl.shared_memory_descriptor
     bq: gl.shared_memory_descriptor
     bk: gl.shared_memory_descriptor
     bv: gl.shared_memory_descriptor
+    bz: gl.shared_memory_descriptor
+    pages_a_row: gl.tensor
+    k_page_rows: gl.tensor
+    v_page_rows: gl.tensor
     lse_batch: gl.tensor
     lse_head: gl.tensor
     num_heads: gl.tensor
@@ -51,6 +62,7 @@ class Problem:
     search_steps: gl.tensor
     slots: gl.tensor
     tiles: gl.tensor
+    rounds: gl.tensor
     shift: gl.tensor
     left: gl.tensor
     right: gl.tensor
@@ -68,6 +80,8 @@ class Problem:
     Q_REGISTERS: gl.constexpr
     BARRIER_VOTE: gl.constexpr
     HEADROOM: gl.constexpr
+    ORDER: gl.constexpr
+    PAGE: gl.constexpr
     RAGGED: gl.constexpr
     TOP_LEFT: gl.constexpr
     LEFT: gl.constexpr
@@ -78,33 +92,32 @@ class Problem:
 
     @gluon.constexpr_function
     def __init__(
-        self, q, k, v, out, lse, sinks, starts_q, starts_k, sq, sk, sv, bq, bk, bv, lse_batch, lse_head, num_heads,
-        group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, shift, left, right,
-        phases, scale_log2, inner, outer, D, BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS,
-        BARRIER_VOTE, HEADROOM, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        self, q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, pages_a_row,
+        k_page_rows, v_page_rows, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped,
+        sequences, search_steps, slots, tiles, rounds, shift, left, right, phases, scale_log2, inner, outer, D, BN,
+        WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, BARRIER_VOTE, HEADROOM, ORDER, PAGE, RAGGED,
+        TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     ):  # fmt: skip
         self.q, self.k, self.v, self.out = q, k, v, out
         self.lse, self.sinks, self.starts_q, self.starts_k = lse, sinks, starts_q, starts_k
-        self.sq, self.sk, self.sv, self.bq, self.bk, self.bv = sq, sk, sv, bq, bk, bv
+        self.order, self.block_table = order, block_table
+        self.sq, self.sk, self.sv, self.bq, self.bk, self.bv, self.bz = sq, sk, sv, bq, bk, bv, bz
+        self.pages_a_row, self.k_page_rows, self.v_page_rows = pages_a_row, k_page_rows, v_page_rows
         self.lse_batch, self.lse_head = lse_batch, lse_head
         self.num_heads, self.group, self.section = num_heads, group, section
         self.num_queries, self.num_keys, self.skipped = num_queries, num_keys, skipped
         self.sequences, self.search_steps = sequences, search_steps
-        self.slots, self.tiles, self.shift, self.left, self.right = slots, tiles, shift, left, right
+        self.slots, self.tiles, self.rounds = slots, tiles, rounds
+        self.shift, self.left, self.right = shift, left, right
         self.phases, self.scale_log2, self.inner, self.outer = phases, scale_log2, inner, outer
         self.D, self.BN, self.WARPGROUPS = gl.constexpr(D), gl.constexpr(BN), gl.constexpr(WARPGROUPS)
         self.K_STAGES, self.V_STAGES = gl.constexpr(K_STAGES), gl.constexpr(V_STAGES)
         self.Q_STAGES, self.PING_PONG = gl.constexpr(Q_STAGES), gl.constexpr(PING_PONG)
         self.Q_REGISTERS, self.HEADROOM = gl.constexpr(Q_REGISTERS), gl.constexpr(HEADROOM)
-        self.BARRIER_VOTE = gl.constexpr(BARRIER_VOTE)
+        self.BARRIER_VOTE, self.ORDER, self.PAGE = gl.constexpr(BARRIER_VOTE), gl.constexpr(ORDER), gl.constexpr(PAGE)
         self.RAGGED, self.TOP_LEFT = gl.constexpr(RAGGED), gl.constexpr(TOP_LEFT)
         self.LEFT, self.RIGHT, self.SOFTCAP = gl.constexpr(LEFT), gl.constexpr(RIGHT), gl.constexpr(SOFTCAP)
         self.SINKS, self.LSE = gl.constexpr(SINKS), gl.constexpr(LSE)
-
-
-@gluon.jit
-def rounds_of(problem):
-    return (problem.tiles + gl.num_programs(0) - 1) // gl.num_programs(0)
 
 
 @gluon.jit
@@ -117,12 +130,20 @@ def tile_of(problem, turn):
     BM: gl.constexpr = 64 * problem.WARPGROUPS
     programs = gl.num_programs(0)
     program = gl.program_id(0)
-    position = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
-    exists = position < problem.tiles
-    position = gl.minimum(position, problem.tiles - 1)
+    if problem.ORDER == 1:
+        position = gl.load(problem.order + program * problem.rounds + turn)
+    else:
+        position = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+    exists = (position >= 0) & (position < problem.tiles)
+    position = gl.maximum(gl.minimum(position, problem.tiles - 1), 0)
     across = problem.section * problem.slots
     rest = position % across
-    slot = problem.slots - 1 - rest // problem.section
+    if problem.ORDER == 2:
+        slot = gl.load(problem.order + rest // problem.section)
+        exists = exists & (slot >= 0)
+        slot = gl.maximum(slot, 0)
+    else:
+        slot = problem.slots - 1 - rest // problem.section
     head = position // across * problem.section + rest % problem.section
     batch, start_q, start_k = head * 0, head * 0, head * 0
     num_queries, num_keys, shift, rows = problem.num_queries, problem.num_keys, problem.shift, problem.num_queries
@@ -176,6 +197,21 @@ def place(problem, batch, head, start, length, row):
 def place_of_keys(problem, batch, head, start, length, tile):
     # Keys before the first that any query sees are not the descriptor's: coordinates below 0 read zeros.
     return place(problem, batch, head, start, length, tile * problem.BN - problem.skipped)
+
+
+@gluon.jit
+def first_seen(problem, shift, num_keys):
+    """The first key that any query of a packed sequence sees, at most num_keys."""
+    first = shift * 0
+    if problem.LEFT:
+        first = gl.minimum(gl.maximum(shift - problem.left, 0), num_keys)
+    return first
+
+
+@gluon.jit
+def place_in_page(problem, page, page_rows, kv_head, used, row, column):
+    """The same in a page whose first `used` rows are keys; beyond them the descriptor reads zeros."""
+    return [_RAGGED_END, page * page_rows + used, kv_head, _RAGGED_END - used + row, column]
 
 
 @gluon.jit

@@ -10,6 +10,7 @@ from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_o
 from onewave.ops.attention.gluon_plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.mma_plan import mma_refusal
+from onewave.ops.attention.pages import check_pages, ragged_from_pages
 from onewave.ops.attention.plan import AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
 from onewave.ops.backends import load, num_sms
 from onewave.ops.library import checks_contents, is_watched, register
@@ -100,6 +101,7 @@ def attention_varlen(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     align: str = "bottom-right",
+    block_table: Tensor | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str = "auto",
@@ -111,14 +113,24 @@ def attention_varlen(
     max_seqlen_q: at least the longest sequence's queries (rows beyond it stay unwritten); max_seqlen_k: of its keys.
     The keywords are attention's, with Sq and Sk of the row's own sequence; alibi_slopes [heads] or [sequences, heads];
     bias broadcasts to [sequences, heads, max_seqlen_q, max_seqlen_k]. Returns [tokens, heads, head_dim], with
-    return_lse also float32 [heads, tokens]. Tokens outside every sequence are not written. ONEWAVE_DEBUG=1 checks
-    cu_seqlens' contents, with a synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
+    return_lse also float32 [heads, tokens]. Tokens outside every sequence are not written.
+    block_table: int32 [sequences, pages a sequence]; then k and v are pages [pages, page_size, kv_heads, head_dim], key
+    i of a sequence stands in row i % page_size of its page block_table[.., i // page_size], and cu_seqlens_k counts as
+    if they lay one after another. Pages that no query sees and rows after a sequence's last key are not read, and table
+    entries of neither. Hopper's kernel reads pages of 16, 32, 64, 128 or 256 keys in place; others get a copy.
+    ONEWAVE_DEBUG=1 checks contents of cu_seqlens and block_table, with a synchronisation. Raises ShapeError,
+    UnsupportedError, InvalidArgumentError.
     """
-    check_qkv(_VARLEN, q, k, v, layout="tokens, heads, head_dim")
-    watched = is_watched(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, bias, out)
+    watched = is_watched(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, bias, out, block_table)
     longest = (max_seqlen_q, max_seqlen_k)
     contents = not watched and checks_contents()
-    check_cu_seqlens(_VARLEN, q, k, cu_seqlens_q, cu_seqlens_k, longest, contents=contents)
+    flat_k, flat_v = k, v
+    if block_table is not None:
+        check_pages(_VARLEN, k, v, block_table, cu_seqlens_k, contents=contents)
+        flat_k, flat_v = k[0], v[0]
+    check_qkv(_VARLEN, q, flat_k, flat_v, layout="tokens, heads, head_dim")
+    keys = None if block_table is None else block_table.shape[1] * k.shape[1]
+    check_cu_seqlens(_VARLEN, q, flat_k, cu_seqlens_q, cu_seqlens_k, longest, keys=keys, contents=contents)
     check_extras(_VARLEN, q, sinks, alibi_slopes, bias, batch=cu_seqlens_q.shape[0] - 1, scores=longest)
     check_out(_VARLEN, q, out)
     wanted = options(
@@ -132,6 +144,7 @@ def attention_varlen(
         wanted.top_left,
         wanted.softcap,
         _checked_backend(_VARLEN, backend),
+        block_table,
     )
     if watched:
         if out is None:
@@ -142,7 +155,7 @@ def attention_varlen(
         return (result, lse) if return_lse else result
     lse = _empty_lse_varlen(q) if return_lse else None
     result = torch.empty_like(q) if out is None else out
-    _ragged(result, lse, *tensors, wanted, backend)
+    _ragged(result, lse, *tensors, wanted, backend, block_table)
     return result if lse is None else (result, lse)
 
 
@@ -228,7 +241,7 @@ def _dense(
 
 def _takes_hopper(
     out: Tensor, q: Tensor, k: Tensor, v: Tensor, wanted: Options, backend: str, *, alibi: bool, bias: bool,
-    packed: bool = False,
+    packed: bool = False, paged: bool = False,
 ) -> bool:  # fmt: skip
     """Whether Hopper's kernel runs a call on a card; where it is asked for by name and does not, UnsupportedError."""
     if backend == "triton":
@@ -237,12 +250,16 @@ def _takes_hopper(
     strides = missing = None
     if capability == (9, 0):
         try:
-            strides = load(_NAME, "gluon_impl").undescribable(q, k, v, out)
+            find = load(_NAME, "gluon_impl").undescribable
+            strides = find(q, out, pages=(k, v)) if paged else find(q, k, v, out)
         except ImportError as error:
             missing = str(error)
     dtype = str(q.dtype).removeprefix("torch.")
     left = wanted.left is not None
-    call = HopperCall(capability, dtype, q.shape[-1], wanted.scale > 0, alibi, bias, left, packed, strides, missing)
+    page = k.shape[1] if paged else None
+    call = HopperCall(
+        capability, dtype, q.shape[-1], wanted.scale > 0, alibi, bias, left, packed, page, strides, missing
+    )  # fmt: skip
     reason = refusal(call, asked_for=backend == "gluon")
     if reason is not None and backend == "gluon":
         raise UnsupportedError(f"{_NAME} (backend=gluon)", got=reason, next='Use backend="auto" or "triton".')
@@ -306,8 +323,23 @@ def _ragged(
     bias: Tensor | None,
     wanted: Options,
     backend: str,
+    block_table: Tensor | None = None,
 ) -> None:
     chosen = _choose(_VARLEN, q, wanted, backend, extras=True, bias=bias, num_keys=max_seqlen_k)
+    sequences = cu_seqlens_q.shape[0] - 1
+    options_given = {"alibi": alibi_slopes is not None, "bias": bias is not None, "packed": True}
+    # One sequence after another is one batch row with heads first.
+    out_row, q_row = (tensor.transpose(0, 1)[None] for tensor in (out, q))
+    row_lse = None if lse is None else lse[None]
+    packed = {"sinks": sinks, "starts_q": cu_seqlens_q, "starts_k": cu_seqlens_k}
+    if block_table is not None:
+        paged = chosen == _PLANNED and backend != "mma" and sequences > 0 and max_seqlen_q > 0
+        if paged and _takes_hopper(out_row, q_row, k, v, wanted, backend, **options_given, paged=True):
+            load(_NAME, "gluon_impl").attention(
+                out_row, row_lse, q_row, k, v, wanted, **packed, longest=max_seqlen_q, block_table=block_table
+            )
+            return
+        k, v = ragged_from_pages(k, v, block_table, cu_seqlens_k, max_seqlen_k)
     if chosen == "reference":
         window = (wanted.left, wanted.right)
         result, result_lse = load(_NAME, "reference").attention_varlen(
@@ -318,13 +350,9 @@ def _ragged(
         if lse is not None:
             lse.copy_(result_lse)
         return
-    sequences = cu_seqlens_q.shape[0] - 1
     if sequences == 0 or max_seqlen_q == 0:
         return
-    # One sequence after another is one batch row with heads first.
-    rows = [tensor.transpose(0, 1)[None] for tensor in (out, q, k, v)]
-    row_lse = None if lse is None else lse[None]
-    options_given = {"alibi": alibi_slopes is not None, "bias": bias is not None, "packed": True}
+    rows = [out_row, q_row, *(tensor.transpose(0, 1)[None] for tensor in (k, v))]
     if backend == "mma":
         _run_on_mma(
             rows[0], row_lse, rows[1], rows[2], rows[3], wanted, sinks=sinks, alibi=alibi_slopes is not None,
@@ -332,16 +360,12 @@ def _ragged(
         )  # fmt: skip
         return
     if _takes_hopper(rows[0], rows[1], rows[2], rows[3], wanted, backend, **options_given):
-        load(_NAME, "gluon_impl").attention(
-            rows[0], row_lse, *rows[1:], wanted, sinks=sinks, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k,
-            longest=max_seqlen_q,
-        )  # fmt: skip
+        load(_NAME, "gluon_impl").attention(rows[0], row_lse, *rows[1:], wanted, **packed, longest=max_seqlen_q)
         return
     plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, sequences=sequences, longest=max_seqlen_q)
     load(_NAME, "triton_impl").attention(
-        rows[0], row_lse, *rows[1:], wanted, plan, sinks=sinks, alibi_slopes=alibi_slopes,
-        bias=bias, starts_q=cu_seqlens_q, starts_k=cu_seqlens_k,
-    )  # fmt: skip
+        rows[0], row_lse, *rows[1:], wanted, plan, alibi_slopes=alibi_slopes, bias=bias, **packed
+    )
 
 
 def _empty_lse(q: Tensor) -> Tensor:
@@ -412,10 +436,11 @@ def _library_varlen_out(
     top_left: bool,
     softcap: float | None,
     backend: str,
+    block_table: Tensor | None = None,
 ) -> None:
     wanted = Options(scale, left, right, top_left, softcap)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, alibi_slopes, bias)
-    _ragged(out, lse, *tensors, wanted, backend)
+    _ragged(out, lse, *tensors, wanted, backend, block_table)
 
 
 def _library_varlen(
@@ -435,10 +460,11 @@ def _library_varlen(
     top_left: bool,
     softcap: float | None,
     backend: str,
+    block_table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     out, lse = torch.empty_like(q), _empty_lse_varlen(q)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, alibi_slopes, bias)
-    _ragged(out, lse, *tensors, Options(scale, left, right, top_left, softcap), backend)
+    _ragged(out, lse, *tensors, Options(scale, left, right, top_left, softcap), backend, block_table)
     return out, lse
 
 

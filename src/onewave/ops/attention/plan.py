@@ -141,6 +141,10 @@ def plan_on_hopper(
     order = "tiles as long as each other, head by head"
     if right is not None:
         order = f"longest rows of {dealt.section} heads first, every other turn the other way round"
+    if dealt.order == "table":
+        order = f"longest rows of {dealt.section} heads first, each to whoever has least to do"
+    if dealt.order == "sorted":
+        order = f"a kernel sorts tiles by length first; {dealt.section} heads together"
     reasons = (
         f"head_dim {head_dim}" + (f" as {columns}" if columns != head_dim else ""),
         f"sm_90: one warp loads through TMA, {warpgroups} warpgroups of 64 queries each multiply",
@@ -222,11 +226,13 @@ def explain_attention(
     backend: str = "auto",
     dtype: str = "bfloat16",
     packed: bool = False,
+    page_size: int | None = None,
 ) -> AttentionPlan:
     """What attention(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D] on a device of this capability.
 
     Only whether an option is None matters. descriptors: whether the strides of K and V allow tensor descriptors
-    (multiples of 16 bytes, none of them 0); of Q and the output as well for Hopper's kernel. packed: attention_varlen.
+    (multiples of 16 bytes, none of them 0); of Q and the output as well for Hopper's kernel. packed: attention_varlen;
+    page_size: of its keys, where block_table is given.
     """
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
@@ -256,7 +262,7 @@ def explain_attention(
     )  # fmt: skip
     call = HopperCall(
         capability, dtype, head_dim, alibi=alibi_slopes is not None, bias=bias is not None,
-        left=wanted.left is not None, packed=packed, strides=strides,
+        left=wanted.left is not None, packed=packed, page_size=page_size, strides=strides,
     )  # fmt: skip
     why_not = refusal(call, asked_for=backend == "gluon") if backend != "triton" else None
     if why_not is None and backend != "triton":

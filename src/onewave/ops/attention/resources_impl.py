@@ -21,6 +21,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.base.errors import UnsupportedError
+from onewave.ops.attention.fp8_impl import TILE as FP8_TILE
+from onewave.ops.attention.fp8_kernel_impl import fp8_kernel
 from onewave.ops.attention.gluon_kernel_impl import attention_kernel as hopper_kernel
 from onewave.ops.attention.gluon_plan import columns_of, config
 from onewave.ops.attention.mma_kernel_impl import mma_kernel
@@ -28,7 +30,7 @@ from onewave.ops.attention.mma_plan import mma_tile
 from onewave.ops.attention.plan import plan_attention
 from onewave.ops.attention.triton_impl import attention_kernel as portable_kernel
 
-__all__ = ["Resources", "hopper", "mma", "portable"]
+__all__ = ["Resources", "fp8", "hopper", "mma", "portable"]
 
 _ALIGNED = [["tt.divisibility", 16]]
 # Of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.
@@ -78,15 +80,18 @@ def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
     """Hopper's kernel with the tile of tuned.json. given: constants of gluon_kernel_impl, such as RIGHT for causal."""
     columns = columns_of(head_dim)
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
-    constants = flags | config(columns) | {"D": columns, "HEADROOM": 12 if dtype == "fp16" else 40} | given
+    constants = flags | config(columns) | {"D": columns, "HEADROOM": 12 if dtype == "fp16" else 40}
+    constants |= {"ORDER": 1 if given.get("RIGHT") else 0, "PAGE": 0} | given
     rank = 5 if constants["RAGGED"] else 4
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
     types: dict[str, str] = dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
     types |= dict.fromkeys(("lse", "sinks"), "*fp32")
-    types |= dict.fromkeys(("starts_q", "starts_k"), "*i32")
+    types |= dict.fromkeys(("starts_q", "starts_k", "order", "block_table"), "*i32")
     types |= dict.fromkeys(("lse_batch", "lse_head"), "i64")
-    for name, rows in (("q", 64), ("out", 64), ("k", constants["BN"]), ("v", constants["BN"])):
-        types[name] = f"tensordesc<{dtype}{[1] * (rank - 2) + [rows, columns]},{layout!r}>"
+    page = constants["PAGE"]
+    keys = [min(page, constants["BN"]), 64] if page else [constants["BN"], columns]
+    for name, box in (("q", [64, columns]), ("out", [64, columns]), ("k", keys), ("v", keys)):
+        types[name] = f"tensordesc<{dtype}{[1] * (rank - 2) + box},{layout!r}>"
     _check_compiler()
     names = hopper_kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
@@ -95,6 +100,34 @@ def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
     # The loader's warp is padded to a warpgroup.
     threads = 128 * (constants["WARPGROUPS"] + 1)
     return _compiled("Hopper's", GluonASTSource(hopper_kernel, signature, fixed, hints), 90, threads, num_warps=4)
+
+
+def fp8(dtype: str = "bf16", **given: Any) -> Resources:
+    """Hopper's kernel for float8, whatever the head_dim. dtype: of the output; given: constants of fp8_kernel_impl."""
+    flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
+    constants = flags | FP8_TILE | {"ORDER": 1 if given.get("RIGHT") else 0} | given
+    rank = 5 if constants["RAGGED"] else 4
+    flat, packed, wide = (
+        gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=axes)
+        for bits, axes in ((8, 2), (8, rank), (16, rank))
+    )
+    columns, keys, outer = constants["D"], constants["BN"], [1] * (rank - 2)
+    types: dict[str, str] = dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
+    types |= dict.fromkeys(("q_scale", "k_scale", "v_scale", "lse", "sinks"), "*fp32")
+    types |= dict.fromkeys(("starts_q", "starts_k", "order"), "*i32")
+    types |= dict.fromkeys(("lse_batch", "lse_head"), "i64")
+    types |= {
+        "q": f"tensordesc<fp8e4nv{[*outer, 64, columns]},{packed!r}>",
+        "k": f"tensordesc<fp8e4nv{[*outer, keys, columns]},{packed!r}>",
+        "v": f"tensordesc<fp8e4nv{[columns, keys]},{flat!r}>",
+        "out": f"tensordesc<{dtype}{[*outer, 64, columns]},{wide!r}>",
+    }
+    _check_compiler()
+    names = fp8_kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    hints = {(at,): _ALIGNED for at, name in enumerate(names) if signature[name].startswith("*")}
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    return _compiled("fp8", GluonASTSource(fp8_kernel, signature, fixed, hints), 90, 3 * 128, num_warps=4)
 
 
 def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) -> Resources:

@@ -1,0 +1,141 @@
+"""Attention in float8 on Hopper: turns the values, describes tensors to TMA, launches fp8_kernel_impl's kernel."""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportCallIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from onewave.ops.attention.fp8_kernel_impl import fp8_kernel, turn_values
+from onewave.ops.attention.gluon_impl import describe, undescribable
+from onewave.ops.attention.gluon_order_impl import order_of
+from onewave.ops.attention.gluon_plan import schedule
+from onewave.ops.attention.masks import Options
+from onewave.ops.backends import num_sms
+from onewave.ops.scratch import scratch
+
+__all__ = ["TILE", "attention", "undescribable"]
+
+_LOG2E = math.log2(math.e)
+_COLUMNS, _KEYS, _ROWS = 128, 128, 64
+TILE = {"D": _COLUMNS, "BN": _KEYS, "K_STAGES": 4, "V_STAGES": 4}
+"""Constants of fp8_kernel_impl's kernel."""
+# A place plus a side stays inside 32 bits.
+_MOST_KEYS = 1 << 30
+_FLOAT_BYTES = 4
+
+
+def attention(
+    out: Tensor,
+    lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: tuple[Tensor, Tensor, Tensor],
+    wanted: Options,
+    *,
+    sinks: Tensor | None = None,
+    starts_q: Tensor | None = None,
+    starts_k: Tensor | None = None,
+    longest: int = _MOST_KEYS,
+) -> None:
+    """Write out (bf16 or fp16, like q) and lse (float32 [B, H, Sq]); what fp8_op has checked.
+
+    q, k, v: float8_e4m3fn, head_dim up to 128. scales: of q [heads], k and v [kv_heads], float32. starts_q, starts_k:
+    int32 [sequences + 1]; then batch is 1 everywhere, Sq, Sk count all tokens, and rows beyond the first `longest` of a
+    sequence are not written. Takes Hkv * head_dim bytes of scratch a key, in whole tiles.
+    """
+    packed = starts_q is not None
+    if q.numel() == 0:
+        return
+    batch, num_heads, num_queries, head_dim = q.shape
+    kv_heads, num_keys, shift, first_key = k.shape[1], k.shape[2], 0, 0
+    if not packed:
+        shift = wanted.shift(num_queries, num_keys)
+        if wanted.right is not None:
+            num_keys = min(num_keys, num_queries + shift + wanted.right)
+        if wanted.left is not None:
+            first_key = min(max(0, shift - wanted.left), max(0, num_keys - 1))
+    sequences = None if starts_q is None else starts_q.shape[0] - 1
+    if num_keys <= 0 or sequences == 0:
+        out.zero_()
+        if lse is not None:
+            lse.fill_(float("-inf"))
+        return
+    v_tiles = -(-num_keys // _KEYS) if sequences is None else num_keys // _KEYS + sequences
+    flags = {
+        "RAGGED": packed, "TOP_LEFT": wanted.top_left, "LEFT": wanted.left is not None,
+        "RIGHT": wanted.right is not None,
+    }  # fmt: skip
+    left, right = (min(side or 0, _MOST_KEYS) for side in (wanted.left, wanted.right))
+    first_q, first_k = (q if starts is None else starts for starts in (starts_q, starts_k))
+    steps = (sequences or 0).bit_length() + 1
+    turned = scratch(q.device, batch * kv_heads * v_tiles * _COLUMNS * _KEYS // _FLOAT_BYTES).view(torch.uint8)
+    turn_values[(v_tiles, kv_heads, batch)](
+        v.view(torch.uint8), turned, first_q.view(torch.int8) if starts_q is None else first_q,
+        first_k.view(torch.int8) if starts_k is None else first_k, v.stride(0), v.stride(1), v.stride(2), num_keys,
+        first_key, sequences or 0, steps, v_tiles, left, right, head_dim=head_dim, D=_COLUMNS, BN=_KEYS, num_warps=4,
+        **flags,
+    )  # fmt: skip
+    plan = schedule(
+        heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
+        num_keys=num_keys, columns=_COLUMNS, processors=num_sms(q.device), shift=shift, left=wanted.left,
+        right=wanted.right, sequences=sequences,
+    )  # fmt: skip
+    # Sorting would write where the values lie: both use the operator's scratch.
+    order, which, rounds = (None, 0, plan.turns)
+    if plan.order == "table":
+        order, which, rounds = order_of(
+            plan, q.device, wanted, columns=_COLUMNS, num_queries=num_queries, num_keys=num_keys, shift=shift,
+            starts_q=None, starts_k=None, longest=longest,
+        )  # fmt: skip
+    if not packed:
+        k = k[:, :, first_key:num_keys]
+    rows = batch * kv_heads * v_tiles * _COLUMNS
+    tiles = turned[: rows * _KEYS].view(torch.float8_e4m3fn).view(rows, _KEYS)
+    turned_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    fp8_kernel[(plan.programs,)](
+        describe(q, _ROWS, _COLUMNS, packed),
+        describe(k, _KEYS, _COLUMNS, packed),
+        TensorDescriptor(tiles, [rows, _KEYS], [_KEYS, 1], [_COLUMNS, _KEYS], turned_layout),
+        describe(out, _ROWS, _COLUMNS, packed),
+        *scales,
+        scales[0] if lse is None else lse,
+        scales[0] if sinks is None else sinks,
+        scales[0].view(torch.int32) if starts_q is None else starts_q,
+        scales[0].view(torch.int32) if starts_k is None else starts_k,
+        scales[0].view(torch.int32) if order is None else order,
+        v_tiles,
+        0 if lse is None else lse.stride(0),
+        0 if lse is None else lse.stride(1),
+        num_heads,
+        num_heads // kv_heads,
+        plan.section,
+        min(longest, num_queries),
+        num_keys,
+        first_key,
+        sequences or 0,
+        steps,
+        plan.slots,
+        plan.slots * plan.heads,
+        rounds,
+        shift,
+        left,
+        right,
+        wanted.scale * _LOG2E,
+        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
+        _LOG2E * (wanted.softcap or 1.0),
+        ORDER=which,
+        SOFTCAP=wanted.softcap is not None,
+        SINKS=sinks is not None,
+        LSE=lse is not None,
+        num_warps=4,
+        **TILE,
+        **flags,
+    )

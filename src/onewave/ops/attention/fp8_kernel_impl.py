@@ -1,0 +1,325 @@
+"""Attention in float8 (e4m3) on Hopper (sm_90): gluon_kernel_impl's programs, tiles and masks, with products in fp8.
+
+What differs. Products of fp8 want both operands with the summed axis contiguous: Q and K lie so, V does not, so a
+kernel before this one writes V^T, tile by tile of BN keys, zeros where nobody sees a key. It also puts the 16 keys of a
+group into the order in which a thread holds its scores: then P goes from the scores' registers to the next product's
+without leaving its thread. P is rounded to fp8 with its row's maximum at 2^_OFFSET, which leaves room for the maximum's
+own rounding and uses most of e4m3's range; the sums are taken before rounding.
+
+Tensor cores add fp8 products with some 14 bits, so no accumulator may live long: each tile's P V starts from zero and
+is added to the output in float32, by the multiply-add that rescales it to the new maximum. Per-head scales stand in the
+exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and exponentials as long
+as ever, so a warpgroup does one thing after another, and its products run under the other one's exponentials: named
+barriers hold them half a turn apart, and no operand of fp8 lives from one turn to the next (such a one would be taken
+apart into bytes). Bound: exponentials and tensor cores about alike.
+Source: Shah et al. 2024, arXiv:2407.08608.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
+# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
+# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from onewave.ops.attention.gluon_kernel_impl import barrier_arrive, barrier_sync, capped, hidden, partial_sums
+from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, place_of_keys, tile_of
+
+__all__ = ["fp8_kernel", "turn_values"]
+
+_FIRST_BARRIER = gl.constexpr(13)
+_OFFSET = gl.constexpr(8.0)
+_ROUND = gl.constexpr(
+    "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
+    " mov.b32 $0, {low, high}; }"
+)
+_FOUR = gl.constexpr("=r,r,r,r,r")
+_LN2 = gl.constexpr(0.6931471805599453)
+_LOG2E = gl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["num_keys", "first_key", "sequences", "search_steps", "tiles", "shift", "left", "right"])
+def turn_values(
+    v, turned, starts_q, starts_k, stride_batch, stride_head, stride_row, num_keys, first_key, sequences, search_steps,
+    tiles, left, right, head_dim: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, RAGGED: tl.constexpr,
+    TOP_LEFT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """turned[batch, head, tile] = V^T of the tile's keys, [D, BN] bytes; program ids: tile, head, batch.
+
+    v: bytes; strides in elements. Key n = 16 a + 8 b + 2 c + d of a tile stands at 16 a + 4 c + 2 b + d. Packed: tiles
+    of sequence s are those from starts_k[s] // BN + s on. Zeros from keys and columns that nobody sees.
+    """
+    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start = tile * 0
+    own = tile
+    first, end = first_key, num_keys
+    if RAGGED:
+        low = tile * 0
+        high = low + sequences
+        for _ in range(search_steps):
+            middle = (low + high) // 2
+            below = tl.load(starts_k + middle) // BN + middle <= tile
+            low = tl.where(below & (middle < high), middle, low)
+            high = tl.where(below, high, middle)
+        start = tl.load(starts_k + low)
+        own = tile - (start // BN + low)
+        end = tl.load(starts_k + low + 1) - start
+        num_queries = tl.load(starts_q + low + 1) - tl.load(starts_q + low)
+        shift = end - num_queries
+        if TOP_LEFT:
+            shift = low * 0
+        first = low * 0
+        if LEFT:
+            first = tl.maximum(shift - left, 0)
+        if RIGHT:
+            end = tl.minimum(end, num_queries + shift + right)
+    at = tl.arange(0, BN)
+    key = own * BN + at // 16 * 16 + at // 2 % 2 * 8 + at // 4 % 4 * 2 + at % 2
+    column = tl.arange(0, D)
+    rows = v + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
+    rows += (start + key).to(tl.int64)[:, None] * stride_row + column[None, :]
+    seen = ((key >= first) & (key < end))[:, None] & (column < head_dim)[None, :]
+    values = tl.load(rows, mask=seen, other=0)
+    to = turned + ((batch.to(tl.int64) * tl.num_programs(1) + head) * tiles + tile) * (D * BN)
+    tl.store(to + column[:, None] * BN + at[None, :], tl.trans(values))
+
+
+@gluon.jit
+def first_tile(problem, batch, kv_head, start_k, v_tiles):
+    """The tile of values that holds a sequence's first key."""
+    if problem.RAGGED:
+        at = kv_head * v_tiles + start_k // problem.BN + batch
+    else:
+        at = (batch * (problem.num_heads // problem.group) + kv_head) * v_tiles
+    return at
+
+
+@gluon.jit
+def load_bytes(problem, v_tiles):
+    """The loading warp: K0 Q K1 V0 K2 V1 ..."""
+    W: gl.constexpr = problem.WARPGROUPS
+    KS: gl.constexpr = problem.K_STAGES
+    VS: gl.constexpr = problem.V_STAGES
+    bk, bv, bq = problem.bk, problem.bv, problem.bq
+    tile = 0
+    jk = 0
+    jv = 0
+    for turn in range(problem.rounds):
+        batch, head, first, start_q, rows, start_k, num_keys, _, begin, count, exists = tile_of(problem, turn)
+        if exists:
+            kv_head = head // problem.group
+            values = first_tile(problem, batch, kv_head, start_k, v_tiles) + begin + count
+            for i in range(count + 1):
+                if i < count:
+                    at = place_of_keys(problem, batch, kv_head, start_k, num_keys, begin + count - 1 - i)
+                    s = jk % KS
+                    mbarrier.wait(bk.index(KS + s), ((jk // KS) & 1) ^ 1)
+                    mbarrier.expect(bk.index(s), problem.BN * problem.D)
+                    tma.async_copy_global_to_shared(problem.k, at, bk.index(s), boxed(problem.sk.index(s), problem.k))
+                    jk += 1
+                if i == 0:
+                    b = tile % 2 * W
+                    for w in gl.static_range(W):
+                        mbarrier.wait(bq.index(2 * W + b + w), ((tile // 2) & 1) ^ 1)
+                        mbarrier.expect(bq.index(b + w), 64 * problem.D)
+                        at_q = place(problem, batch, head, start_q, rows, first + w * 64)
+                        tma.async_copy_global_to_shared(
+                            problem.q, at_q, bq.index(b + w), boxed(problem.sq.index(b + w), problem.q)
+                        )
+                else:
+                    s = jv % VS
+                    mbarrier.wait(bv.index(VS + s), ((jv // VS) & 1) ^ 1)
+                    mbarrier.expect(bv.index(s), problem.BN * problem.D)
+                    tma.async_copy_global_to_shared(
+                        problem.v, [(values - i) * problem.D, 0], bv.index(s), problem.sv.index(s)
+                    )
+                    jv += 1
+            tile += 1
+
+
+@gluon.jit
+def operand(p, layout: gl.constexpr, BN: gl.constexpr):
+    """Exponentials [64, BN] as the next product's operand: the keys in the order of turn_values."""
+    p = gl.convert_layout(p.reshape([64, BN // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([64, BN]), layout)
+    # Four at a time: converted in the order of scores they would be taken apart and put together byte by byte.
+    return gl.inline_asm_elementwise(_ROUND, _FOUR, [p], dtype=gl.float8e4nv, is_pure=True, pack=4)
+
+
+@gluon.jit
+def online_softmax(problem, s, m, total, unit):
+    """Returns (p times 2^_OFFSET, m, total, factor of what was accumulated before)."""
+    moved = gl.maximum(m, gl.max(s, 1) * unit)
+    reference = gl.where(moved == -float("inf"), 0.0, moved)
+    kept = gl.exp2(m - reference)
+    p = gl.exp2(s * unit - (reference - _OFFSET)[:, None])
+    kept_in_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
+    return p, moved, total * kept_in_total[:, None] + partial_sums(p, problem.BN), kept
+
+
+@gluon.jit
+def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
+    """Warpgroup wg. so: shared memory of the output, [warpgroups, 64, D]."""
+    W: gl.constexpr = problem.WARPGROUPS
+    BN: gl.constexpr = problem.BN
+    D: gl.constexpr = problem.D
+    KS: gl.constexpr = problem.K_STAGES
+    VS: gl.constexpr = problem.V_STAGES
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 32])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 32])
+    LP: gl.constexpr = gl.DotOperandLayout(0, LO, 4)
+    bq, bk, bv, sk, sv = problem.bq, problem.bk, problem.bv, problem.sk, problem.sv
+    tile = 0
+    j = 0
+    if wg == W - 1:
+        barrier_arrive(_FIRST_BARRIER)
+    for turn in range(problem.rounds):
+        batch, head, first, start_q, rows, _, num_keys, shift, begin, count, exists = tile_of(problem, turn)
+        if exists:
+            kv_head = head // problem.group
+            both = gl.load(q_scale + head) * gl.load(k_scale + kv_head)
+            unit = problem.scale_log2 * both
+            if problem.SOFTCAP:
+                unit = 1.0
+            first += wg * 64
+            row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
+            row_place = (row + shift)[:, None]
+            lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
+            whole_end = num_keys // BN
+            last = begin + count - 1
+            if problem.RIGHT:
+                whole_end = gl.minimum(whole_end, gl.maximum(first + shift + problem.right + 1, 0) // BN)
+            cut_right = gl.maximum(last + 1 - whole_end, 0)
+            whole_steps = count
+            if problem.LEFT:
+                whole_start = (gl.maximum(first + 63 + shift - problem.left, 0) + BN - 1) // BN
+                whole_steps = gl.minimum(count, last + 1 - whole_start)
+            m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
+            o = gl.zeros([64, D], gl.float32, LO)
+            total = partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
+            b = tile % 2 * W + wg
+            mbarrier.wait(bq.index(b), (tile // 2) & 1)
+            q = problem.sq.index(b)
+            for i in range(count):
+                s = j % KS
+                mbarrier.wait(bk.index(s), (j // KS) & 1)
+                barrier_sync(_FIRST_BARRIER + wg)
+                z = gl.zeros([64, BN], gl.float32, LS)
+                sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
+                sn = warpgroup_mma_wait(0, deps=[sn])
+                barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
+                mbarrier.arrive(bk.index(KS + s), count=1)
+                if problem.SOFTCAP:
+                    sn = capped(problem, sn * both)
+                if (i < cut_right) | (i >= whole_steps):
+                    sn = hidden(problem, sn, row_place, (last - i) * BN + lane, num_keys)
+                pn, m, total, kept = online_softmax(problem, sn, m, total, unit)
+                p = operand(pn, LP, BN)
+                v = j % VS
+                mbarrier.wait(bv.index(v), (j // VS) & 1)
+                zo = gl.zeros([64, D], gl.float32, LO)
+                part = warpgroup_mma(p, sv.index(v).permute([1, 0]), zo, use_acc=False, is_async=True)
+                part = warpgroup_mma_wait(0, deps=[part])
+                mbarrier.arrive(bv.index(VS + v), count=1)
+                o = o * gl.convert_layout(kept, gl.SliceLayout(1, LO))[:, None] + part
+                j += 1
+            mbarrier.arrive(bq.index(2 * W + b), count=1)
+            sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
+            # A row that sees no key gives 0 and -inf, sink or not.
+            empty = sum_of_row == 0.0
+            share = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, LS))
+            if problem.SINKS:
+                # One more key, of this score and with a value of zero.
+                sink = gl.load(problem.sinks + head).to(gl.float32) * _LOG2E
+                higher = gl.where(empty, 0.0, gl.maximum(m, sink))
+                share = gl.exp2(m - higher)
+                sum_of_row = sum_of_row * share + gl.exp2(sink - higher + _OFFSET)
+                m = higher
+            share = gl.where(empty, 0.0, share / gl.where(empty, 1.0, sum_of_row)) * gl.load(v_scale + kv_head)
+            if problem.LSE:
+                lse = (m - _OFFSET + gl.log2(gl.where(empty, 1.0, sum_of_row))) * _LN2
+                base = batch.to(gl.int64) * problem.lse_batch + head.to(gl.int64) * problem.lse_head
+                if problem.RAGGED:
+                    base = head.to(gl.int64) * problem.lse_head + start_q
+                gl.store(problem.lse + base + row, gl.where(empty, -float("inf"), lse), mask=row < rows)
+            # The last tile's output has left its buffer.
+            tma.store_wait(0)
+            gl.thread_barrier()
+            so.index(wg).store((o * gl.convert_layout(share, gl.SliceLayout(1, LO))[:, None]).to(problem.out.dtype))
+            fence_async_shared()
+            gl.thread_barrier()
+            if first < rows:
+                at = place(problem, batch, head, start_q, rows, first)
+                tma.async_copy_shared_to_global(problem.out, at, boxed(so.index(wg), problem.out))
+            tile += 1
+    tma.store_wait(0)
+    if wg == 0:
+        barrier_sync(_FIRST_BARRIER)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "v_tiles", "lse_batch", "lse_head", "num_heads", "group", "section", "num_queries", "num_keys", "skipped",
+        "sequences", "search_steps", "slots", "tiles", "rounds", "shift", "left", "right",
+    ]
+)  # fmt: skip
+def fp8_kernel(
+    q, k, v, out, q_scale, k_scale, v_scale, lse, sinks, starts_q, starts_k, order, v_tiles, lse_batch, lse_head,
+    num_heads, group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, rounds, shift,
+    left, right, scale_log2, inner, outer,
+    D: gl.constexpr, BN: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, ORDER: gl.constexpr,
+    RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, SOFTCAP: gl.constexpr,
+    SINKS: gl.constexpr, LSE: gl.constexpr,
+):  # fmt: skip
+    """As gluon_kernel_impl.attention_kernel; v: descriptor of turn_values' tiles, [rows, BN] in boxes of [D, BN].
+
+    q_scale: float32 [heads]; k_scale, v_scale: [kv_heads]. v_tiles: tiles of one head.
+    """
+    W: gl.constexpr = 2
+    flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    wide: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    sq = gl.allocate_shared_memory(q.dtype, [2 * W, 64, D], flat)
+    sk = gl.allocate_shared_memory(q.dtype, [K_STAGES, BN, D], flat)
+    sv = gl.allocate_shared_memory(q.dtype, [V_STAGES, D, BN], flat)
+    so = gl.allocate_shared_memory(out.dtype, [W, 64, D], wide)
+    bq = gl.allocate_shared_memory(gl.int64, [4 * W, 1], mbarrier.MBarrierLayout())
+    bk = gl.allocate_shared_memory(gl.int64, [2 * K_STAGES, 1], mbarrier.MBarrierLayout())
+    bv = gl.allocate_shared_memory(gl.int64, [2 * V_STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(4 * W):
+        mbarrier.init(bq.index(i), count=1)
+    for i in gl.static_range(K_STAGES):
+        mbarrier.init(bk.index(i), count=1)
+        mbarrier.init(bk.index(K_STAGES + i), count=W)
+    for i in gl.static_range(V_STAGES):
+        mbarrier.init(bv.index(i), count=1)
+        mbarrier.init(bv.index(V_STAGES + i), count=W)
+    fence_async_shared()
+    gl.thread_barrier()
+    problem = Problem(
+        q, k, v, out, lse, sinks, starts_q, starts_k, order, starts_q, sq, sk, sv, bq, bk, bv, bv, v_tiles, v_tiles,
+        v_tiles, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences,
+        search_steps, slots, tiles, rounds, shift, left, right, v_tiles, scale_log2, inner, outer, D, BN, W, K_STAGES,
+        V_STAGES, 2, True, False, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
+            (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
+            (load_bytes, (problem, v_tiles)),
+        ],
+        [4, 1],
+        [240, 24],
+    )

@@ -1,0 +1,137 @@
+"""The warp of gluon_kernel_impl that loads: K0 Q K1 V0 K2 V1 ..., the order of use, by TMA into rings.
+
+Keys and values lie one after another, or in pages that a block table names: then a tile is fetched in pieces of a page
+(of BN keys where a page holds more) by 64 columns, each to where the whole tile would have it. Rows beyond a sequence's
+last key come as zeros, whatever lies there. Rows before the first key that a packed sequence's window lets anyone see
+may hold NaN too, and no descriptor ends on both sides: in the one tile of values where they stand beside seen ones, the
+warp waits for the copy and writes zeros over them before it hands the tile on. (Of keys only the scores of such rows
+are spoilt, and those are masked.)
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
+# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
+# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from onewave.ops.attention.gluon_tiles_impl import boxed, first_seen, place, place_in_page, place_of_keys, tile_of
+
+__all__ = ["load_all"]
+
+# Columns and rows of the blocks in which swizzled shared memory repeats.
+_ACROSS, _DOWN = gl.constexpr(64), gl.constexpr(8)
+
+
+@gluon.jit
+def fetch(problem, descriptor, page_rows, buffer, full, batch, kv_head, start_k, num_keys, first, tile):
+    """Copy key tile `tile` into buffer [BN, D]; full: the barrier that its bytes arrive at. first: of the keys seen."""
+    BN: gl.constexpr = problem.BN
+    if problem.PAGE == 0:
+        at = place_of_keys(problem, batch, kv_head, start_k, num_keys, tile)
+        tma.async_copy_global_to_shared(descriptor, at, full, boxed(buffer, descriptor))
+    else:
+        PAGE: gl.constexpr = problem.PAGE
+        ROWS: gl.constexpr = PAGE if PAGE < BN else BN
+        flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+        pieces = buffer._reinterpret(descriptor.dtype, [problem.D // _ACROSS * (BN // ROWS), ROWS, _ACROSS], flat)
+        table = problem.block_table + batch.to(gl.int64) * problem.pages_a_row
+        # phases is 2, and unknown to the compiler: unrolled copies make ptxas spill the products' registers.
+        for piece in range(problem.phases * (BN // ROWS) // 2):
+            key = tile * BN + piece * ROWS
+            nth = key // PAGE
+            # What a table says of pages that nobody sees is not read.
+            seen = (key < num_keys) & (nth * PAGE + PAGE > first)
+            page = gl.load(table + nth, mask=seen, other=0)
+            used = gl.where(seen, gl.minimum(num_keys - nth * PAGE, PAGE), 0)
+            for across in gl.static_range(problem.D // _ACROSS):
+                at = place_in_page(problem, page, page_rows, kv_head, used, key - nth * PAGE, across * _ACROSS)
+                box = pieces.index(across * (BN // ROWS) + piece)
+                tma.async_copy_global_to_shared(descriptor, at, full, boxed(box, descriptor))
+
+
+@gluon.jit
+def zero_rows(problem, buffer, count):
+    """Write zeros over the first `count` rows of buffer [BN, D]."""
+    flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    BLOCKS: gl.constexpr = problem.BN // _DOWN
+    blocks = buffer._reinterpret(problem.v.dtype, [problem.D // _ACROSS * BLOCKS, _DOWN, _ACROSS], flat)
+    down = gl.arange(0, _DOWN, layout=gl.SliceLayout(1, layout))[:, None]
+    for at in range((count + _DOWN - 1) // _DOWN):
+        for across in gl.static_range(problem.D // _ACROSS):
+            block = blocks.index(across * BLOCKS + at)
+            values = block.load(layout)
+            block.store(gl.where(at * _DOWN + down < count, 0.0, values).to(problem.v.dtype))
+
+
+@gluon.jit
+def load_all(problem):
+    """The loading warp."""
+    W: gl.constexpr = problem.WARPGROUPS
+    KS: gl.constexpr = problem.K_STAGES
+    VS: gl.constexpr = problem.V_STAGES
+    QS: gl.constexpr = problem.Q_STAGES
+    BYTES: gl.constexpr = problem.BN * problem.D * 2
+    bk, bv, bq = problem.bk, problem.bv, problem.bq
+    tile = 0
+    jk = 0
+    jv = 0
+    cleared = 0
+    for turn in range(problem.rounds):
+        batch, head, first, start_q, rows, start_k, num_keys, shift, begin, count, exists = tile_of(problem, turn)
+        if exists:
+            kv_head = head // problem.group
+            first_key = batch * 0
+            if problem.RAGGED:
+                first_key = first_seen(problem, shift, num_keys)
+            for i in range(count + 1):
+                if i < count:
+                    s = jk % KS
+                    mbarrier.wait(bk.index(KS + s), ((jk // KS) & 1) ^ 1)
+                    mbarrier.expect(bk.index(s), BYTES)
+                    fetch(
+                        problem, problem.k, problem.k_page_rows, problem.sk.index(s), bk.index(s), batch, kv_head,
+                        start_k, num_keys, first_key, begin + count - 1 - i,
+                    )  # fmt: skip
+                    jk += 1
+                if i == 0:
+                    b = tile % QS * W
+                    for w in gl.static_range(W):
+                        mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
+                        mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
+                        at_q = place(problem, batch, head, start_q, rows, first + w * 64)
+                        tma.async_copy_global_to_shared(
+                            problem.q, at_q, bq.index(b + w), boxed(problem.sq.index(b + w), problem.q)
+                        )
+                else:
+                    s = jv % VS
+                    mbarrier.wait(bv.index(VS + s), ((jv // VS) & 1) ^ 1)
+                    unseen = 0
+                    if problem.RAGGED and problem.LEFT:
+                        unseen = first_key - (begin + count - i) * problem.BN
+                    if unseen > 0:
+                        mbarrier.expect(problem.bz.index(0), BYTES)
+                        fetch(
+                            problem, problem.v, problem.v_page_rows, problem.sv.index(s), problem.bz.index(0), batch,
+                            kv_head, start_k, num_keys, first_key, begin + count - i,
+                        )  # fmt: skip
+                        mbarrier.wait(problem.bz.index(0), cleared & 1)
+                        cleared += 1
+                        zero_rows(problem, problem.sv.index(s), unseen)
+                        fence_async_shared()
+                        mbarrier.arrive(bv.index(s), count=1)
+                    else:
+                        mbarrier.expect(bv.index(s), BYTES)
+                        fetch(
+                            problem, problem.v, problem.v_page_rows, problem.sv.index(s), bv.index(s), batch, kv_head,
+                            start_k, num_keys, first_key, begin + count - i,
+                        )  # fmt: skip
+                    jv += 1
+            tile += 1

@@ -1,0 +1,69 @@
+"""Keys and values in pages that a block table names: what is accepted, and the copy for kernels that read no pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+
+__all__ = ["check_pages", "ragged_from_pages"]
+
+
+def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: Tensor, *, contents: bool) -> None:
+    """k, v [pages, page_size, kv_heads, head_dim] and block_table [sequences, pages a sequence].
+
+    contents: read the table back as well (a synchronisation) and check that what is looked up exists.
+    """
+    if k.ndim != 4 or k.shape != v.shape:
+        got, allowed = f"shapes {tuple(k.shape)}, {tuple(v.shape)}", "[pages, page_size, kv_heads, head_dim] twice"
+        raise ShapeError(f"{name}: k, v with block_table", got=got, allowed=allowed)
+    sequences = starts_k.shape[0] - 1
+    words = f"{block_table.dtype} {tuple(block_table.shape)}"
+    if block_table.ndim != 2 or len(block_table) != sequences or block_table.dtype is not torch.int32:
+        raise ShapeError(f"{name}: block_table", got=words, allowed=f"int32 [{sequences}, pages a sequence]")
+    if block_table.stride(1) != 1 and block_table.shape[1] > 1:
+        raise ShapeError(
+            f"{name}: block_table", got=f"strides {block_table.stride()}", allowed="a contiguous last axis"
+        )
+    if block_table.device != k.device:
+        got = f"{k.device} and {block_table.device}"
+        raise UnsupportedError(f"{name}: devices", got=got, allowed="one device for all tensors")
+    if k.shape[1] < 1:
+        raise ShapeError(f"{name}: page_size", got=str(k.shape[1]), allowed="at least 1")
+    if contents:
+        _check_contents(name, k, block_table, starts_k)
+
+
+def _check_contents(name: str, k: Tensor, block_table: Tensor, starts_k: Tensor) -> None:
+    pages, size = k.shape[:2]
+    lengths = (starts_k[1:] - starts_k[:-1]).cpu()
+    needed = (lengths + size - 1) // size
+    most = block_table.shape[1]
+    if len(needed) and int(needed.max()) > most:
+        got, allowed = f"{int(lengths.max())} keys in one sequence", f"at most {most * size}"
+        raise InvalidArgumentError(f"{name}: block_table", got=got, allowed=allowed)
+    used = block_table.cpu()[torch.arange(most) < needed[:, None]]
+    wrong = used[(used < 0) | (used >= pages)]
+    if len(wrong):
+        raise InvalidArgumentError(f"{name}: block_table", got=str(int(wrong[0])), allowed=f"0 to {pages - 1}")
+
+
+def ragged_from_pages(
+    k: Tensor, v: Tensor, block_table: Tensor, cu_seqlens: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Copy pages [pages, page_size, kv_heads, head_dim] into one ragged tensor with these cu_seqlens.
+
+    The copy has room for `longest` keys of every sequence: lengths are not known on the host.
+    """
+    rows = len(cu_seqlens) - 1
+    longest = min(longest, block_table.shape[1] * k.shape[1])
+    if rows * longest == 0:
+        return k.flatten(0, 1)[:0], v.flatten(0, 1)[:0]
+    token = torch.arange(rows * longest, device=cu_seqlens.device)
+    row = torch.searchsorted(cu_seqlens.long(), token, right=True).sub_(1).clamp_(0, max(rows - 1, 0))
+    # Tokens past the end get some valid place; nobody looks at what is copied there.
+    position = (token - cu_seqlens[row]).clamp_(0, max(longest - 1, 0))
+    page = block_table[row, (position // k.shape[1]).clamp(max=block_table.shape[1] - 1)].long()
+    page, at = page.clamp_(0, k.shape[0] - 1), position % k.shape[1]
+    return k[page, at], v[page, at]

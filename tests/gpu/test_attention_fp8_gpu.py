@@ -1,0 +1,103 @@
+"""Attention in float8 on a card: masks, lengths, scales and packed sequences against float32, and its bits."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.ops.attention.fp8_op import attention_fp8
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs sm_90")]
+NAN = float("nan")
+FP8 = torch.float8_e4m3fn
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"causal": True, "window": 100, "softcap": 8.0},
+    {"window": (37, 11), "align": "top-left", "sinks": True},
+]
+LENGTHS = [(1, 1), (1, 300), (63, 65), (128, 128), (300, 1000), (1000, 129), (2048, 2048)]
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def quantised(shape: tuple[int, ...], seed: int, axis: int) -> tuple[Tensor, Tensor]:
+    """Random float8 inside a frame of NaN, and scales of its heads that use e4m3's range."""
+    made = torch.Generator("cuda").manual_seed(seed)
+    values = torch.randn(shape, generator=made, device="cuda")
+    others = [n for n in range(len(shape)) if n != axis]
+    scales = values.abs().amax(others) / 300 if values.numel() else torch.ones(shape[axis], device="cuda")
+    view = [1] * len(shape)
+    view[axis] = -1
+    frame = torch.full((*shape[:-2], shape[-2] + 5, shape[-1] + 16), NAN, device="cuda").to(FP8)
+    inside = frame[..., 2 : 2 + shape[-2], : shape[-1]]
+    inside.copy_((values / scales.view(view)).to(FP8))
+    return inside, scales
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, scales: Triple, given: dict[str, Any], what: object) -> Tensor:
+    """Within what rounding P to 3 bits of mantissa costs; log-sums too."""
+    named: dict[str, Any] = dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True))
+    out, lse = cast("tuple[Tensor, Tensor]", attention_fp8(q, k, v, **named, **given, return_lse=True, backend="gluon"))
+    exact, exact_lse = cast(
+        "tuple[Tensor, Tensor]", attention_fp8(q, k, v, **named, **given, return_lse=True, backend="reference")
+    )
+    values = v.float().nan_to_num(0).abs().max() * scales[2].max()
+    assert torch.isfinite(out).all(), what
+    error = (out.float() - exact.float()).abs()
+    # e4m3 is within 1/16 of each weight; errors of many weights cancel.
+    assert error.max() <= values / 16, (what, error.max(), values)
+    assert error.pow(2).mean().sqrt() <= 0.04 * exact.float().pow(2).mean().sqrt() + 1e-3, what
+    assert torch.equal(lse == -torch.inf, exact_lse == -torch.inf), what
+    finite = torch.isfinite(exact_lse)
+    torch.testing.assert_close(lse[finite], exact_lse[finite], atol=2e-2, rtol=2e-3)
+    return out
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_length_and_mask_is_as_near_as_float8_allows(mask: dict[str, Any]) -> None:
+    for seed, (num_queries, num_keys) in enumerate(LENGTHS):
+        heads, kv_heads, head_dim = ((4, 4, 128), (8, 2, 128), (6, 1, 96))[seed % 3]
+        q, q_scale = quantised((2, heads, num_queries, head_dim), seed, 1)
+        k, k_scale = quantised((2, kv_heads, num_keys, head_dim), seed + 10, 1)
+        v, v_scale = quantised((2, kv_heads, num_keys, head_dim), seed + 20, 1)
+        given = dict(mask)
+        if given.pop("sinks", False):
+            given["sinks"] = torch.linspace(-2, 2, heads, device="cuda")
+        check(q, k, v, (q_scale, k_scale, v_scale), given, (num_queries, num_keys, heads))
+
+
+@pytest.mark.parametrize("mask", MASKS[:3])
+def test_packed_sequences_equal_each_alone_bit_for_bit(mask: dict[str, Any]) -> None:
+    lengths, key_lengths = [1, 127, 640, 64, 0, 333], [5, 127, 700, 900, 3, 333]
+    starts, key_starts = (torch.tensor([0, *n], device="cuda").cumsum(0).int() for n in (lengths, key_lengths))
+    q, q_scale = quantised((sum(lengths), 8, 128), 0, 1)
+    k, k_scale = quantised((sum(key_lengths), 2, 128), 1, 1)
+    v, v_scale = quantised((sum(key_lengths), 2, 128), 2, 1)
+    packing = {
+        "cu_seqlens_q": starts, "cu_seqlens_k": key_starts, "max_seqlen_q": max(lengths),
+        "max_seqlen_k": max(key_lengths),
+    }  # fmt: skip
+    scales = (q_scale, k_scale, v_scale)
+    out = check(q, k, v, scales, mask | packing, mask)
+    named: dict[str, Any] = dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True))
+    for row, (n, m) in enumerate(zip(lengths, key_lengths, strict=True)):
+        at, key_at = int(starts[row]), int(key_starts[row])
+        alone = [t.transpose(0, 1)[None] for t in (q[at : at + n], k[key_at : key_at + m], v[key_at : key_at + m])]
+        one = cast("Tensor", attention_fp8(*alone, **named, **mask, backend="gluon"))
+        assert torch.equal(one[0].transpose(0, 1), out[at : at + n]), (row, mask)
+
+
+def test_bits_repeat_and_large_scores_stay_finite() -> None:
+    q, q_scale = quantised((3, 16, 900, 128), 0, 1)
+    k, k_scale = quantised((3, 4, 900, 128), 1, 1)
+    v, v_scale = quantised((3, 4, 900, 128), 2, 1)
+    out = check(q, k, v, (q_scale * 3, k_scale * 3, v_scale), {"causal": True}, "large")
+    named: dict[str, Any] = {"q_scale": q_scale * 3, "k_scale": k_scale * 3, "v_scale": v_scale}
+    differ = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(300):
+        differ += (cast("Tensor", attention_fp8(q, k, v, causal=True, **named, backend="gluon")) != out).sum()
+    assert differ.item() == 0
