@@ -1,0 +1,273 @@
+"""Runs Hopper's attention kernels' own source in NumPy: every statement of every partition, launched as on a card.
+
+Built on gluon_in_numpy's arrays, mbarriers and threads, a thread a partition. TMA goes through the descriptors that the
+launcher made, as test_attention_gluon_launch addresses memory; a store reads shared memory when it is waited for; named
+barriers block as bar.sync does. Shared memory is laid out in blocks of 64 columns, so that pieces of a tile land where
+the kernel puts them. Numbers are float32 throughout, except that P of float8 is rounded to e4m3.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import types
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from test_attention_gluon_launch import load, rows_of
+from triton.language.core import constexpr
+from triton.runtime.jit import ConstexprFunction
+
+from onewave.ops.attention import fp8_kernel_impl, gluon_kernel_impl, gluon_load_impl, gluon_tiles_impl
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from gluon_in_numpy import FAILED, Array, Barrier, Barriers, Gluon, Patience, run_side_by_side, wrapped
+
+__all__ = ["NumpyKernel"]
+
+_ACROSS = 64
+MODULES = {
+    "attention_kernel": (gluon_tiles_impl, gluon_load_impl, gluon_kernel_impl),
+    "fp8_kernel": (gluon_tiles_impl, gluon_kernel_impl, fp8_kernel_impl),
+}
+
+
+class Place:
+    """A pointer into a tensor's memory, or many."""
+
+    def __init__(self, values: Any, at: Any = 0):
+        self.values, self.at = values, at
+
+    def __add__(self, steps: Any) -> Place:
+        return Place(self.values, self.at + np.asarray(steps).astype(np.int64))
+
+
+class Tile:
+    """Shared memory: float32 in blocks of 64 columns, NaN until written."""
+
+    def __init__(self, flat: np.ndarray, shape: Sequence[int], turned: bool = False):
+        self.flat, self.shape, self.turned = flat, [int(n) for n in shape], turned
+
+    def index(self, at: Any) -> Tile:
+        size = int(np.prod(self.shape[1:]))
+        assert 0 <= int(at) < self.shape[0]
+        return Tile(self.flat[int(at) * size :][:size], self.shape[1:])
+
+    def _reinterpret(self, _: object, shape: Sequence[int], __: object) -> Tile:
+        return Tile(self.flat, shape)
+
+    def permute(self, order: list[int]) -> Tile:
+        assert list(order) == [1, 0]
+        return Tile(self.flat, self.shape, turned=True)
+
+    @property
+    def cells(self) -> np.ndarray:
+        rows, columns = self.shape[-2:]
+        return self.flat[: rows * columns].reshape(columns // _ACROSS, rows, _ACROSS).transpose(1, 0, 2)
+
+    def load(self, _: object = None) -> Array:
+        found = wrapped(self.cells.reshape(self.shape[-2:]).copy())
+        return found.T if self.turned else found
+
+    def store(self, values: Any) -> None:
+        self.cells[...] = np.asarray(values).reshape(self.cells.shape)
+
+
+class Described:
+    """A host's descriptor: what the kernel asks of it, and its memory."""
+
+    def __init__(self, made: Any):
+        self.base, self.shape, self.strides, self.block_shape = made.base, made.shape, made.strides, made.block_shape
+        self.dtype, self.layout = np.float32, made.layout
+
+    def read(self, at: Sequence[Any]) -> np.ndarray:
+        if self.base.element_size() > 1:
+            return load(self, [int(x) for x in at]).float().numpy()
+        if len(self.block_shape) == 2:
+            rows, columns = self.block_shape
+            return self.base[int(at[0]) : int(at[0]) + rows, :columns].float().numpy()
+        wide = SimpleNamespace(**vars(self) | {"base": self.base.view(torch.uint8)})
+        view, first = byte_rows(wide, [int(x) for x in at])
+        box = torch.zeros(self.block_shape[-2:])
+        box[first : first + len(view), : view.shape[1]] = view.view(torch.float8_e4m3fn).float()
+        return box.numpy()
+
+    def write(self, at: Sequence[Any], values: np.ndarray) -> None:
+        view, first = rows_of(self, [int(x) for x in at])
+        view.copy_(torch.from_numpy(values)[first : first + len(view), : view.shape[1]])
+
+
+def byte_rows(described: Any, at: list[int]) -> tuple[torch.Tensor, int]:
+    """rows_of for elements of one byte: the same with strides that count half elements."""
+    first = max(0, -at[-2])
+    outside = any(not 0 <= x < n for x, n in zip(at[:-2], described.shape[:-2], strict=True))
+    inside = 0 if outside else max(0, min(described.block_shape[-2], described.shape[-2] - at[-2]) - first)
+    at[-2] += first
+    offset = sum(x * step for x, step in zip(at, described.strides, strict=True)) % 2**64 if inside else 0
+    width = min(described.block_shape[-1], described.shape[-1])
+    base = described.base
+    return base.as_strided((inside, width), (described.strides[-2], 1), base.storage_offset() + offset), first
+
+
+class Language(Gluon):
+    """What the kernels call `gl`, for one program."""
+
+    float8e4nv = bfloat16 = np.float32
+
+    def __init__(self, program: int, programs: int):
+        self.program, self.programs = program, programs
+
+    def program_id(self, _: int) -> Array:
+        return wrapped(np.int64(self.program))
+
+    def num_programs(self, _: int) -> Array:
+        return wrapped(np.int64(self.programs))
+
+    def NVMMADistributedLayout(self, *_: Any) -> str:
+        return "registers"
+
+    def NVMMASharedLayout(self, **_: Any) -> str:
+        return "swizzled 128"
+
+    def allocate_shared_memory(self, _: Any, shape: Sequence[int], layout: Any) -> Any:
+        if layout == "barrier":
+            return Barriers(Barrier() for _ in range(shape[0]))
+        return Tile(np.full(int(np.prod(shape)), np.nan, dtype=np.float32), shape)
+
+    def load(self, place: Place, mask: Any = True, other: Any = 0, **_: Any) -> Array:
+        return wrapped(place.values[np.where(mask, place.at, 0)] if np.any(mask) else np.int64(other))
+
+    def store(self, place: Place, values: Any, mask: Any = True) -> None:
+        keep = np.broadcast_to(np.asarray(mask), place.at.shape)
+        place.values[place.at[keep]] = np.asarray(values)[keep]
+
+    def full(self, shape: Sequence[int], value: Any, dtype: Any, layout: Any = None) -> Array:
+        return wrapped(np.full([int(n) for n in shape], value, dtype=dtype))
+
+    def zeros(self, shape: Sequence[int], dtype: Any, layout: Any = None) -> Array:
+        return self.full(shape, 0, dtype)
+
+    def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *_: Any) -> None:
+        run_side_by_side([lambda f=f, a=a: f(*a) for f, a in parts])
+
+
+class Named:
+    """Named barriers of two warpgroups: a sync passes once the other one has arrived."""
+
+    def __init__(self) -> None:
+        self.changed, self.arrived = threading.Condition(), defaultdict[int, int](int)
+
+    def arrive(self, number: Any) -> None:
+        with self.changed:
+            self.arrived[int(number)] += 1
+            assert self.arrived[int(number)] == 1, "two arrivals in one phase"
+            self.changed.notify_all()
+
+    def sync(self, number: Any) -> None:
+        with self.changed:
+            waiting = Patience(f"nobody arrived at barrier {int(number)}")
+            while not self.changed.wait_for(lambda: self.arrived[int(number)] > 0, timeout=0.05):
+                waiting.look()
+            self.arrived[int(number)] -= 1
+
+
+def eight_bits(p: Array, _: object, BN: int) -> Array:
+    """fp8_kernel_impl.operand, with its order of keys."""
+    rounded = torch.from_numpy(np.ascontiguousarray(p)).clamp(max=448).to(torch.float8_e4m3fn).float().numpy()
+    return wrapped(rounded.reshape(64, BN // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(64, BN))
+
+
+def namespace(gl: Language, modules: Sequence[types.ModuleType]) -> dict[str, Any]:
+    """The kernel's modules with NumPy under their names."""
+    named, pending = Named(), threading.local()
+
+    def product(a: Any, b: Tile, acc: Array, use_acc: bool = True, is_async: bool = False) -> Array:
+        left = a.load() if isinstance(a, Tile) else a
+        found = np.asarray(left, np.float32) @ np.asarray(b.load(), np.float32)
+        return wrapped(np.asarray(acc) + found if use_acc else found)
+
+    def bring(descriptor: Described, at: Sequence[Any], barrier: Barrier, box: Tile) -> None:
+        values = descriptor.read(at)
+        assert list(values.shape) == box.shape[-2:]
+        box.store(values)
+        barrier.add(0, 0, values.size * descriptor.base.element_size())
+
+    def send(descriptor: Described, at: Sequence[Any], box: Tile) -> None:
+        pending.stores = [*getattr(pending, "stores", []), (descriptor, [int(x) for x in at], box)]
+
+    def sent(_: int) -> None:
+        for descriptor, at, box in getattr(pending, "stores", []):
+            descriptor.write(at, np.ascontiguousarray(box.load()))
+        pending.stores = []
+
+    space: dict[str, Any] = {}
+    for module in modules:
+        for name, thing in vars(module).items():
+            raw = getattr(thing, "fn", None)
+            if isinstance(thing, constexpr):
+                space[name] = thing.value
+            elif isinstance(raw, types.FunctionType) and not isinstance(thing, ConstexprFunction):
+                space[name] = types.FunctionType(raw.__code__, space, name, raw.__defaults__)
+    # An aggregate keeps its __init__ among what it is hashed by.
+    first = gluon_tiles_impl.Problem.hash_attrs[0]
+    names = list(inspect.signature(getattr(first, "fn", first)).parameters)[1:]
+    space |= {
+        "gl": gl,
+        "Problem": lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True))),
+        "barrier_sync": named.sync,
+        "barrier_arrive": named.arrive,
+        "declare_vote": lambda _: None,
+        "any_in_warpgroup": lambda _, ballots: int(np.any(ballots)),
+        "operand": eight_bits,
+        "fence_async_shared": lambda: None,
+        "warpgroup_mma": product,
+        "warpgroup_mma_wait": lambda _, deps: deps[0],
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=bring, async_copy_shared_to_global=send, store_wait=sent,
+        ),
+        "mbarrier": SimpleNamespace(
+            MBarrierLayout=lambda: "barrier",
+            init=lambda barrier, count: setattr(barrier, "count", count),
+            expect=lambda barrier, size: barrier.add(1, int(size), 0),
+            wait=lambda barrier, parity, pred=True: barrier.wait(int(parity)) if np.all(pred) else None,
+            arrive=lambda barrier, count: barrier.add(count, 0, 0),
+        ),
+        "min": min,
+    }  # fmt: skip
+    return space
+
+
+class NumpyKernel:
+    """Stands for a compiled kernel: kernel[(programs,)](*arguments)."""
+
+    def __init__(self, name: str, names: Sequence[str]):
+        self.name, self.names, self.launches = name, list(names), 0
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(*values: Any, num_warps: int, **constants: Any) -> None:
+            assert num_warps == 4
+            self.launches += 1
+            arguments = dict(zip(self.names, values, strict=False)) | constants
+            assert arguments.keys() == set(self.names)
+            arguments = {name: self._argument(value) for name, value in arguments.items()}
+            for program in range(grid[0]):
+                FAILED.clear()
+                space = namespace(Language(program, grid[0]), MODULES[self.name])
+                space[self.name](**arguments)
+
+        return launch
+
+    @staticmethod
+    def _argument(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            plain = value.dtype in (torch.int32, torch.float32)
+            return Place(value.reshape(-1).numpy() if plain else np.zeros(1, dtype=np.int32))
+        if hasattr(value, "block_shape"):
+            return Described(value)
+        return value if isinstance(value, (bool, str)) else wrapped(value) if isinstance(value, int) else value

@@ -1,0 +1,143 @@
+"""Hopper's attention kernels, their own source executed in NumPy: protocol, masks, pages, packed sequences, float8."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from attention_in_numpy import NumpyKernel
+from torch import Tensor
+
+from onewave.ops.attention import fp8_impl, fp8_op, gluon_impl, op
+from onewave.ops.attention.fp8_op import attention_fp8
+from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.attention.reference import attention as in_torch
+from onewave.ops.attention.reference import attention_varlen as in_torch_varlen
+
+NAN = float("nan")
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"causal": True, "window": 90, "softcap": 5.0},
+    {"window": (37, 11), "align": "top-left", "sinks": True},
+]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, NumpyKernel]:
+    """CPU tensors go the way of a card's, into the kernels' source."""
+    made = {
+        "attention_kernel": NumpyKernel("attention_kernel", gluon_impl.attention_kernel.arg_names),
+        "fp8_kernel": NumpyKernel("fp8_kernel", fp8_impl.fp8_kernel.arg_names),
+    }
+    monkeypatch.setattr(gluon_impl, "attention_kernel", made["attention_kernel"])
+    monkeypatch.setattr(fp8_impl, "fp8_kernel", made["fp8_kernel"])
+    for module in (gluon_impl, fp8_impl):
+        monkeypatch.setattr(module, "num_sms", lambda _: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
+    monkeypatch.setattr(fp8_op, "_refusal", lambda *_, **__: None)
+    return made
+
+
+def randn(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).bfloat16()
+
+
+def near(out: Tensor, exact: Tensor) -> None:
+    # The output is rounded to bfloat16, and nothing else is.
+    torch.testing.assert_close(out.float(), exact.float(), atol=1e-3, rtol=8e-3)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("head_dim", "lengths"), [(128, (150, 400)), (64, (200, 333))])
+def test_every_mask_gives_attention(
+    kernels: dict[str, NumpyKernel], head_dim: int, lengths: tuple[int, int], mask: dict[str, Any]
+) -> None:
+    q, k, v = (randn(1, h, n, head_dim, seed=h) for h, n in ((2, lengths[0]), (1, lengths[1]), (1, lengths[1])))
+    given = dict(mask)
+    if given.pop("sinks", False):
+        given["sinks"] = torch.tensor([0.5, -1.0])
+    out, lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, return_lse=True, backend="gluon", **given))
+    exact, exact_lse = in_torch(q.float(), k.float(), v.float(), **given)
+    near(out, exact)
+    torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
+    assert kernels["attention_kernel"].launches == 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_that_outgrow_the_first_tile_are_computed_anew(kernels: dict[str, NumpyKernel], causal: bool) -> None:
+    q, k, v = randn(1, 1, 130, 128, seed=0), randn(1, 1, 600, 128, seed=1), randn(1, 1, 600, 128, seed=2)
+    k[:, :, 5] *= 60
+    k[:, :, 300] *= 30
+    out = cast("Tensor", attention(q, k, v, causal=causal, backend="gluon"))
+    near(out, in_torch(q.float(), k.float(), v.float(), causal=causal)[0])
+
+
+LENGTHS, KEY_LENGTHS = [3, 0, 200, 64], [130, 5, 300, 64]
+
+
+@pytest.mark.parametrize("size", [0, 16, 256])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 40}, {"window": (20, 3)}])
+def test_packed_sequences_and_pages_see_no_neighbours(
+    kernels: dict[str, NumpyKernel], mask: dict[str, Any], size: int
+) -> None:
+    starts, key_starts = (torch.tensor([0, *n]).cumsum(0).int() for n in (LENGTHS, KEY_LENGTHS))
+    q = randn(sum(LENGTHS), 2, 128, seed=0)
+    k, v = (randn(sum(KEY_LENGTHS) + 50, 1, 128, seed=seed) for seed in (1, 2))
+    exact, exact_lse = in_torch_varlen(q.float(), k.float(), v.float(), starts, key_starts, **mask)
+    for tensor in (k, v):
+        tensor[sum(KEY_LENGTHS) :] = NAN
+        left = mask.get("window", (-1,))
+        left = left - 1 if isinstance(left, int) else left[0]
+        for at, n, m in zip(key_starts.tolist(), LENGTHS, KEY_LENGTHS, strict=False):
+            if left >= 0:
+                tensor[at : at + max(0, min(m, m - n - left))] = NAN
+    given: dict[str, Any] = {"return_lse": True, "backend": "gluon", **mask}
+    if size:
+        pages = [torch.full((60, size, 1, 128), NAN).bfloat16() for _ in "kv"]
+        table = torch.full((4, 300 // size + 3), 10**9, dtype=torch.int32)
+        page = 60
+        for row, m in enumerate(KEY_LENGTHS):
+            for first in range(0, m, size):
+                page -= 1
+                table[row, first // size] = page
+                at, rows = int(key_starts[row]) + first, min(size, m - first)
+                for into, tensor in zip(pages, (k, v), strict=True):
+                    into[page, :rows] = tensor[at : at + rows]
+        k, v = pages
+        given["block_table"] = table
+    out, lse = cast("tuple[Tensor, Tensor]", attention_varlen(q, k, v, starts, key_starts, 200, 300, **given))
+    near(out, exact)
+    torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_float8_rounds_nothing_but_its_weights(
+    kernels: dict[str, NumpyKernel], mask: dict[str, Any], packed: bool
+) -> None:
+    given = dict(mask)
+    if given.pop("sinks", False):
+        given["sinks"] = torch.tensor([0.5, -1.0])
+    scales: dict[str, Any] = {
+        "q_scale": torch.tensor([0.5, 1.5]), "k_scale": torch.tensor([0.7]), "v_scale": torch.tensor([2.0])
+    }  # fmt: skip
+    if packed:
+        starts, key_starts = (torch.tensor([0, *n]).cumsum(0).int() for n in (LENGTHS, KEY_LENGTHS))
+        given |= {"cu_seqlens_q": starts, "cu_seqlens_k": key_starts, "max_seqlen_q": 200, "max_seqlen_k": 300}
+        shapes = ((sum(LENGTHS), 2, 96), (sum(KEY_LENGTHS), 1, 96), (sum(KEY_LENGTHS), 1, 96))
+    else:
+        shapes = ((1, 2, 150, 96), (1, 1, 400, 96), (1, 1, 400, 96))
+    q, k, v = (randn(*shape, seed=seed).to(torch.float8_e4m3fn) for seed, shape in enumerate(shapes))
+    out, lse = cast(
+        "tuple[Tensor, Tensor]", attention_fp8(q, k, v, return_lse=True, backend="gluon", **scales, **given)
+    )
+    exact, exact_lse = cast(
+        "tuple[Tensor, Tensor]", attention_fp8(q, k, v, return_lse=True, backend="reference", **scales, **given)
+    )
+    assert kernels["fp8_kernel"].launches == 1
+    torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
+    assert (out.float() - exact.float()).abs().max() <= 2.0 * v.float().abs().max() / 16
+    assert (out.float() - exact.float()).pow(2).mean().sqrt() <= 0.04 * exact.float().pow(2).mean().sqrt()
