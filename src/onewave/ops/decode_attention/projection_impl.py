@@ -10,53 +10,92 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["projected", "rotated"]
+__all__ = ["projected", "rotated", "row_loads"]
 
 
 @triton.jit
-def projected(
+def _loads(
     qkv_ptr, bias_ptr, scale_ptr, row_at, head, dim, inside, head_dim, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr
 ):
-    """Elements of the fused projection in float32: dequantised, bias added. head, dim and inside broadcast."""
+    """(elements of the fused projection, their scales, their biases) as stored. head, dim and inside broadcast."""
     at = head * head_dim + dim
-    value = tl.load(qkv_ptr + row_at + at, mask=inside, other=0).to(tl.float32)
+    value = tl.load(qkv_ptr + row_at + at, mask=inside, other=0)
+    scale, bias = value, value
     if HAS_SCALE:
-        value = value * tl.load(scale_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scale_ptr + at, mask=inside, other=0.0)
     if HAS_BIAS:
-        value = value + tl.load(bias_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    return value
+        bias = tl.load(bias_ptr + at, mask=inside, other=0.0)
+    return value, scale, bias
+
+
+@triton.jit
+def projected(value, scale, bias, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr):
+    """Loaded elements of the fused projection in float32: dequantised, bias added."""
+    result = value.to(tl.float32)
+    if HAS_SCALE:
+        result = result * scale.to(tl.float32)
+    if HAS_BIAS:
+        result = result + bias.to(tl.float32)
+    return result
+
+
+@triton.jit
+def _rotation(dim, half, INTERLEAVED: tl.constexpr):
+    """(whether a dimension is its pair's first, the other one of the pair, the pair's number)."""
+    turns = dim < 2 * half
+    if INTERLEAVED:
+        return dim % 2 == 0, tl.where(turns, dim ^ 1, dim), dim // 2
+    first = dim < half
+    partner = tl.where(turns, tl.where(first, dim + half, dim - half), dim)
+    return first, partner, tl.where(first, dim, dim - half)
+
+
+@triton.jit
+def _rotated_loads(
+    qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, row_at, row64, head, dim, inside, head_dim, half, HAS_BIAS: tl.constexpr,
+    HAS_SCALE: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """All that `rotated` needs. The partner of an element is read again, from L1."""
+    _, partner, angle = _rotation(dim, half, INTERLEAVED)
+    own = _loads(qkv_ptr, bias_ptr, scale_ptr, row_at, head, dim, inside, head_dim, HAS_BIAS, HAS_SCALE)
+    other = _loads(qkv_ptr, bias_ptr, scale_ptr, row_at, head, partner, inside, head_dim, HAS_BIAS, HAS_SCALE)
+    turns, angles = (dim < 2 * half) & inside, rotary_ptr + row64 * 2 * half + angle
+    return own, other, tl.load(angles, mask=turns, other=1.0), tl.load(angles + half, mask=turns, other=0.0)
 
 
 @triton.jit
 def rotated(
-    qkv_ptr,
-    bias_ptr,
-    scale_ptr,
-    rotary_ptr,
-    row_at,
-    row,
-    head,
-    dim,
-    inside,
-    head_dim,
-    half,
-    HAS_BIAS: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
-    """Projected elements after the rotary embedding, float32. The partner is read again, from L1."""
-    turns = dim < 2 * half
-    if INTERLEAVED:
-        first = dim % 2 == 0
-        partner = tl.where(turns, dim ^ 1, dim)
-        angle = dim // 2
-    else:
-        first = dim < half
-        partner = tl.where(turns, tl.where(first, dim + half, dim - half), dim)
-        angle = tl.where(first, dim, dim - half)
-    value = projected(qkv_ptr, bias_ptr, scale_ptr, row_at, head, dim, inside, head_dim, HAS_BIAS, HAS_SCALE)
-    other = projected(qkv_ptr, bias_ptr, scale_ptr, row_at, head, partner, inside, head_dim, HAS_BIAS, HAS_SCALE)
-    angles = rotary_ptr + row.to(tl.int64) * 2 * half + angle
-    cos = tl.load(angles, mask=turns & inside, other=1.0)
-    sin = tl.load(angles + half, mask=turns & inside, other=0.0)
-    return value * cos + tl.where(first, -other, other) * sin
+    loads, dim, half, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, INTERLEAVED: tl.constexpr
+):  # fmt: skip
+    """Projected elements after the rotary embedding, float32."""
+    own, other, cos, sin = loads
+    first, _, _ = _rotation(dim, half, INTERLEAVED)
+    value = projected(own[0], own[1], own[2], HAS_BIAS, HAS_SCALE)
+    partner = projected(other[0], other[1], other[2], HAS_BIAS, HAS_SCALE)
+    return value * cos + tl.where(first, -partner, partner) * sin
+
+
+@triton.jit
+def row_loads(
+    q_ptr, qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, row64, head, query, kv_head, dim, inside, in_head, num_heads,
+    num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query, FUSED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """What a row brings besides its keys: (query, -, -), or with FUSED the loads of query, new key and new value."""
+    if FUSED:
+        at = row64 * (num_heads + 2 * num_kv_heads) * head_dim
+        q = _rotated_loads(
+            qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, at, row64, head[:, None], dim[None, :], inside, head_dim, half,
+            HAS_BIAS, HAS_SCALE, INTERLEAVED,
+        )  # fmt: skip
+        k = _rotated_loads(
+            qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, at, row64, num_heads + kv_head, dim, in_head, head_dim, half,
+            HAS_BIAS, HAS_SCALE, INTERLEAVED,
+        )  # fmt: skip
+        v_head = num_heads + num_kv_heads + kv_head
+        v = _loads(qkv_ptr, bias_ptr, scale_ptr, at, v_head, dim, in_head, head_dim, HAS_BIAS, HAS_SCALE)
+        return q, k, v
+    else:  # noqa: RET505 - one of the two is compiled
+        q_at = row64 * stride_q_row + head.to(tl.int64) * stride_q_head + query * stride_q_query
+        q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+        return q, 0, 0

@@ -35,7 +35,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
-from onewave.ops.decode_attention.projection_impl import projected, rotated
+from onewave.ops.decode_attention.projection_impl import projected, rotated, row_loads
 from onewave.ops.decode_attention.shares_impl import ask_for, part_of_row, row_starts, rows_of_share
 
 __all__ = ["split_kv_kernel"]
@@ -157,6 +157,14 @@ def split_kv_kernel(
         score_scale, v_scale = scale_log2 * tl.load(k_scale_ptr + kv_head), tl.load(v_scale_ptr + kv_head)
     empty, nowhere = tl.full([BLOCK_M], _NEGATIVE_INFINITY, tl.float32), tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
 
+    if ROWS == 1:
+        # Asked for before the length: without the barrier ptxas waits for the length first.
+        only_loads = row_loads(
+            q_ptr, qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, tl.cast(0, tl.int64), head, query, kv_head, dim, inside,
+            in_head, num_heads, num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query, FUSED,
+            HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
+        )  # fmt: skip
+        tl.debug_barrier()
     if MANY:  # more rows than a program wants to look at: each is one share
         first_row, last_row, share_begin, share_end, starts = share, share, share, share, share
     else:
@@ -171,32 +179,14 @@ def split_kv_kernel(
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         row64 = tl.cast(row, tl.int64)  # the interpreter's row is an int
         length = tl.load(lengths_ptr + row).to(tl.int32)
-        if FUSED:
-            qkv_row = row64 * (num_heads + 2 * num_kv_heads) * head_dim
-            q = rotated(
-                qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, qkv_row, row64, head[:, None], dim[None, :], inside,
-                head_dim, half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
-            ).to(k_ptr.dtype.element_ty)  # fmt: skip
-            # Every program reads the new key and value, so that no load waits for the length.
-            k_new = rotated(
-                qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, qkv_row, row64, num_heads + kv_head, dim, in_head,
-                head_dim, half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
-            ).to(k_ptr.dtype.element_ty)  # fmt: skip
-            v_new = projected(
-                qkv_ptr,
-                bias_ptr,
-                qkv_scale_ptr,
-                qkv_row,
-                num_heads + num_kv_heads + kv_head,
-                dim,
-                in_head,
-                head_dim,
-                HAS_BIAS,
-                HAS_QKV_SCALE,
-            )
+        if ROWS == 1:
+            loads = only_loads
         else:
-            q_at = row64 * stride_q_row + head.to(tl.int64) * stride_q_head + query * stride_q_query
-            q = tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+            loads = row_loads(
+                q_ptr, qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, row64, head, query, kv_head, dim, inside, in_head,
+                num_heads, num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query, FUSED, HAS_BIAS,
+                HAS_QKV_SCALE, INTERLEAVED,
+            )  # fmt: skip
         # A length beyond the cache would read what is not there.
         length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
         first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
@@ -216,7 +206,12 @@ def split_kv_kernel(
         block = row64
         if PAGING == 1:
             block = tl.load(table_ptr + row64 * stride_table).to(tl.int64)
+        q = loads[0]
         if FUSED:
+            # Every program reads the new key and value, so that no load waits for the length.
+            q = rotated(q, dim[None, :], half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED).to(k_ptr.dtype.element_ty)
+            k_new = rotated(loads[1], dim, half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED).to(k_ptr.dtype.element_ty)
+            v_new = projected(loads[2][0], loads[2][1], loads[2][2], HAS_BIAS, HAS_QKV_SCALE)
             has_new = some & (last_here == last_split)
             v_new = tl.where(has_new, v_new, 0.0)
             if has_new & (tile == 0):
