@@ -38,7 +38,7 @@ __all__ = [
 OURS = "onewave"
 """The engine that the others' ratios are to."""
 
-PREFILLS = ("attention", "attention_varlen")
+PREFILLS = ("attention", "attention_varlen", "attention_fp8")
 """Operators that the matmul ceiling bounds; the others read a cache."""
 
 PREFILL_SHAPES = (

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTENTION_OPERATORS", "attention_resources", "bench_attention", "chosen_operators"]
 
-ATTENTION_OPERATORS = ("attention", "attention_varlen", "decode_attention", "masked_multihead_attention")
+ATTENTION_OPERATORS = (
+    "attention",
+    "attention_varlen",
+    "attention_fp8",
+    "decode_attention",
+    "masked_multihead_attention",
+)
 """Operators that are measured beside other libraries, on shapes of their own."""
 
 
@@ -39,10 +45,11 @@ def bench_attention(
 
     plans = [(operator, _shapes(operator, shapes, device)) for operator in operators]
     read, matmul = read_bandwidth(device), matmul_rate(device)
-    kind = str(dtype).removeprefix("torch.")
+    given = str(dtype).removeprefix("torch.")
     documents: list[dict[str, Any]] = []
     citations: list[str] = []
     for operator, chosen in plans:
+        kind = "float8_e4m3fn" if operator == "attention_fp8" else given
         results, missing = _measure(operator, chosen, causal, device, dtype, rounds)
         lines = [line for r in results if (line := r.measurement(kind, matmul, read)) is not None]
         if ledger is not None:
@@ -104,6 +111,7 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
 
 def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) -> list[str]:
     from onewave.bench import attention as bench
+    from onewave.bench.attention_fp8 import FP8_SHAPES, SMALL_FP8_SHAPES
     from onewave.bench.attention_varlen import SMALL_VARLEN_SHAPES, VARLEN_SHAPES
 
     if texts:
@@ -112,6 +120,8 @@ def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) ->
         return list(bench.PREFILL_SHAPES if device.type == "cuda" else bench.SMALL_PREFILL_SHAPES)
     if operator == "attention_varlen":
         return list(VARLEN_SHAPES if device.type == "cuda" else SMALL_VARLEN_SHAPES)
+    if operator == "attention_fp8":
+        return list(FP8_SHAPES if device.type == "cuda" else SMALL_FP8_SHAPES)
     return list(bench.DECODE_SHAPES if device.type == "cuda" else bench.SMALL_DECODE_SHAPES)
 
 
@@ -120,9 +130,13 @@ def _measure(
 ) -> tuple[list[AttentionResult], list[str]]:
     from onewave.bench.attention import PREFILLS, AttentionShape, Operands, compare
     from onewave.bench.attention_engines import decode_engines, mmha_engines, prefill_engines
+    from onewave.bench.attention_fp8 import ByteOperands, fp8_engines
     from onewave.bench.attention_varlen import PackedOperands, varlen_engines
 
-    makers = {"attention": prefill_engines, "attention_varlen": varlen_engines, "decode_attention": decode_engines}
+    makers = {
+        "attention": prefill_engines, "attention_varlen": varlen_engines, "attention_fp8": fp8_engines,
+        "decode_attention": decode_engines,
+    }  # fmt: skip
     engines, missing = makers.get(operator, mmha_engines)(device)
     masks = (True,) if operator not in PREFILLS else (False, True) if causal is None else (causal,)
     results: list[AttentionResult] = []
@@ -136,6 +150,8 @@ def _measure(
                     return Operands.prefill(shape, mask, device, dtype)
                 if operator == "attention_varlen":
                     return PackedOperands.make(shape, mask, device, dtype)
+                if operator == "attention_fp8":
+                    return ByteOperands.make(shape, mask, device, dtype)
                 return Operands.decode(shape, device, dtype)
 
             results += compare(operator, engines, make, rounds=rounds)
@@ -148,7 +164,9 @@ def _print(
 ) -> None:
     from rich.table import Table
 
-    prefill = bool(results) and results[0].operator in ("attention", "attention_varlen")
+    from onewave.bench.attention import PREFILLS
+
+    prefill = bool(results) and results[0].operator in PREFILLS
     rates = ("TFLOP/s", "of matmul") if prefill else ("TB/s", "of read")
     table = Table(title=title, title_justify="left")
     for heading in ("shape", "engine"):

@@ -53,9 +53,8 @@ def _check_kinds(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
     allowed = _HALVES if q.device.type != "cpu" else (*_HALVES, torch.float32)
     if q.dtype not in allowed:
         words = "float16, bfloat16" + (", float32" if q.device.type == "cpu" else " (float32 on a CPU)")
-        raise UnsupportedError(
-            f"{name}: dtype", got=f"{q.dtype} on {q.device}", allowed=words, next="Convert q, k and v."
-        )
+        advice = "Use attention_fp8." if q.dtype is torch.float8_e4m3fn else "Convert q, k and v."
+        raise UnsupportedError(f"{name}: dtype", got=f"{q.dtype} on {q.device}", allowed=words, next=advice)
     if k.dtype is not q.dtype or v.dtype is not q.dtype:
         got = f"{q.dtype}, {k.dtype}, {v.dtype}"
         raise UnsupportedError(f"{name}: dtypes of q, k, v", got=got, allowed="one dtype", next="Convert them.")
