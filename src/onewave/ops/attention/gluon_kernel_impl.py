@@ -6,11 +6,11 @@ program gets as much (LPT's effect in closed form); packed sequences' tiles are 
 tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G heads whose K and V fit the L2, longest
 first inside.
 
-One warp loads (gluon_load_impl): K0 Q K1 V0 K2 V1 ..., the order in which they are used, into a ring of K and one of V (mbarriers
-"full" and "free" a slot), Q into two buffers that alternate over tiles. The warpgroups each own 64 rows: Q, S, P and
-the output stay in registers; the product of the next K tile runs under the exponentials and under P V of the last one.
-Outputs leave through Q's buffer and TMA while the next tile is loaded. Ping-pong: named barriers let one warpgroup
-issue its products while another computes exponentials.
+One warp loads (gluon_load_impl): K0 Q K1 V0 K2 V1 ..., the order in which they are used, into a ring of K and one of V
+(mbarriers "full" and "free" a slot), Q into two buffers that alternate over tiles. The warpgroups each own 64 rows: Q,
+S, P and the output stay in registers; the product of the next K tile runs under the exponentials and under P V of the
+last one. Outputs leave through Q's buffer and TMA while the next tile is loaded. Ping-pong: named barriers let one
+warpgroup issue its products while another computes exponentials.
 
 Softmax without a running max: a row keeps its reference m until a score exceeds it by more than 2^HEADROOM, and only
 then is the accumulator rescaled ("lazy", exact: bf16 P and float32 sums keep their relative precision). m is the max of
