@@ -1,7 +1,8 @@
 """Compile the split-KV kernel for cards that are not here: `python decode_attention_aot.py`, one JSON line a case.
 
 Each line: name, registers, stack (bytes), shared (bytes), products (tensor core instructions), copies (asynchronous
-ones). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+ones), asked_first (loads before the first barrier), asked_ahead (requests of L2 for the next row). Not under Triton's
+interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__: list[str] = []
 FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True}
 CASES: dict[str, dict[str, Any]] = {
     "sm_90 one row": {"rows": 1},
+    "sm_90 one row, mmha": {"rows": 1, "FUSED": True},
     "sm_90 batch": {"rows": 16},
     "sm_90 D64": {"rows": 16, "head_dim": 64},
     "sm_90 D256": {"rows": 16, "head_dim": 256},
@@ -53,6 +55,8 @@ def report(
         num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096,
         kv_itemsize=2 if cache == "bf16" else 1, split_size=None, windowed=False,
     )  # fmt: skip
+    # As launch has it: of a program that may have several rows, found without pages.
+    several = capability >= 90 and rows > 1 and not given.get("MANY") and given.get("PAGING", 0) < 2
     flags = (
         "MANY", "KV_SCALES", "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_BIAS", "HAS_QKV_SCALE",
         "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY",
@@ -61,7 +65,7 @@ def report(
         "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1, "DOUBLINGS": plan.doublings,
         "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h,
         "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ROWS": plan.rows_looked_at(rows),
-        "PDL": capability >= 90, "AHEAD": plan.ahead if capability >= 90 and rows > 1 else 0, "AT_ONCE": 8,
+        "PDL": capability >= 90, "AHEAD": plan.ahead if several else 0, "AT_ONCE": 8,
         "WIDE": False, "TRIGGER": plan.trigger, "UNROLL": plan.unroll,
     } | given  # fmt: skip
     pointers = {
@@ -99,6 +103,7 @@ def report(
     return {
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
         "products": len(re.findall(r"HGMMA|HMMA", code)), "copies": code.count("LDGSTS"),
+        "asked_first": len(re.findall(r"LDG\.", code.split("BAR.SYNC", 1)[0])), "asked_ahead": code.count("UBLKPF"),
     }  # fmt: skip
 
 

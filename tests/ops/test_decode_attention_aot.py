@@ -40,3 +40,15 @@ def test_it_compiles_for_the_card_with_tensor_cores_and_copies_ahead(name: str, 
 @pytest.mark.parametrize("name", ["sm_90 one row", "sm_90 batch", "sm_90 D64", "sm_90 D256", "sm_80 batch"])
 def test_plain_decoding_does_not_spill(name: str, reports: dict[str, Any]) -> None:
     assert reports[name]["stack"] == 0
+
+
+@pytest.mark.parametrize(("name", "loads"), [("sm_90 one row", 1), ("sm_90 one row, mmha", 12)])
+def test_one_rows_query_is_asked_for_before_its_length(name: str, loads: int, reports: dict[str, Any]) -> None:
+    # The length is loaded after the first barrier; before it come the query and, with mmha, the new key and value.
+    assert reports[name]["asked_first"] >= loads
+
+
+def test_only_where_a_program_may_have_several_rows_is_one_asked_for_ahead(reports: dict[str, Any]) -> None:
+    asked = {name for name, report in reports.items() if report["asked_ahead"]}
+    assert {"sm_90 batch", "sm_90 D64", "sm_90 mmha", "sm_90 int8"} <= asked
+    assert not asked & {"sm_90 one row", "sm_90 one row, mmha", "sm_90 eight queries", "sm_90 many rows", "sm_80 batch"}

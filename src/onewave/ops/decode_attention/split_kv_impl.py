@@ -161,8 +161,8 @@ def split_kv_kernel(
         # Asked for before the length: without the barrier ptxas waits for the length first.
         only_loads = row_loads(
             q_ptr, qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, tl.cast(0, tl.int64), head, query, kv_head, dim,
-            inside, in_head, num_heads, num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query, FUSED,
-            HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
+            inside, in_head, num_heads, num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query,
+            FUSED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
         )  # fmt: skip
         tl.debug_barrier()
     if MANY:  # more rows than a program wants to look at: each is one share
