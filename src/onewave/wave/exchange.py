@@ -198,7 +198,8 @@ def load_activations(
     inverse = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
     if D > 0:
         if flags & 4:
-            total = gl.sum(gl.reshape(gl.sum(squares, axis=1), [Q, NB]), axis=0)
+            a_sequence = gl.permute(gl.reshape(squares, [Q, NB, PC * 64]), (1, 0, 2))
+            total = gl.sum(gl.reshape(a_sequence, [NB, Q * PC * 64]), axis=1)
             mean = total / (2 * columns).to(gl.float32)
             inverse = gl.convert_layout(1.0 / gl.sqrt(mean + EPS), results_over_sequences(R, G, XW))
     return inverse
