@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention import gluon_impl, gluon_plan, gluon_tiles_impl, op
+from onewave.ops.attention import fp8_impl, gluon_impl, gluon_plan, gluon_tiles_impl, mma_impl, op
 from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule, swept
 from onewave.ops.attention.gluon_plan import dealt as dealt_table
 from onewave.ops.attention.masks import Options, visible_keys
@@ -80,6 +80,27 @@ def test_one_program_fills_an_sm_where_the_portable_kernel_shares_it(reports: di
     assert reports["portable"]["programs"] == 2
     for report in reports.values():
         assert report["registers"] * report["threads"] * report["programs"] <= REGISTERS_AN_SM
+
+
+@pytest.mark.parametrize(
+    ("kernel", "others"),
+    [
+        (gluon_impl.attention_kernel, "q k v out lse sinks starts_q starts_k order block_table scale_log2 inner outer"),
+        (
+            fp8_impl.fp8_kernel,
+            "q k v out q_scale k_scale v_scale lse sinks starts_q starts_k order scale_log2 inner outer",
+        ),
+        (
+            mma_impl.mma_kernel,
+            "q_ptr k_ptr v_ptr out_ptr lse_ptr sinks_ptr starts_q_ptr starts_k_ptr scale_log2 inner outer",
+        ),
+    ],
+)
+def test_no_length_and_no_stride_compiles_a_kernel_anew(kernel: Any, others: str) -> None:
+    """Triton would for every size that 16 divides or that is 1."""
+    sizes = [p for p in kernel.params if not p.is_constexpr and p.name not in others.split()]
+    assert len(sizes) > 10
+    assert [p.name for p in sizes if not p.do_not_specialize] == []
 
 
 class Card(SimpleNamespace):

@@ -106,16 +106,25 @@ def finished(best, total, sink, SINKS: gl.constexpr):
     return share / total, gl.where(empty, -float("inf"), best + gl.log2(total))
 
 
-@gluon.jit(do_not_specialize=["num_queries", "num_keys", "tiles", "shift", "left", "right", "num_heads", "group"])
+@gluon.jit(
+    do_not_specialize=[
+        "q_batch", "q_head", "q_step", "k_batch", "k_head", "k_step", "v_batch", "v_head", "v_step", "out_batch",
+        "out_head", "out_step", "lse_batch", "lse_head", "lse_step", "num_queries", "num_keys", "tiles", "shift",
+        "left", "right", "num_heads", "group",
+    ]
+)  # fmt: skip
 def mma_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, starts_q_ptr, starts_k_ptr,
-    stride_q, stride_k, stride_v, stride_out, stride_lse,
+    q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, out_batch, out_head, out_step,
+    lse_batch, lse_head, lse_step,
     num_heads, group, num_queries, num_keys, tiles, shift, left, right, scale_log2, inner, outer,
     PACK: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr,
     WARPS: gl.constexpr, UNIT: gl.constexpr, RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr,
     RIGHT: gl.constexpr, SOFTCAP: gl.constexpr, SINKS: gl.constexpr, FOLD: gl.constexpr, LSE: gl.constexpr,
 ):  # fmt: skip
-    """Strides of (batch, head, query or key): of q, k, v and out in units of UNIT elements, of lse in elements.
+    """*_batch, *_head, *_step: strides of batch, head, and query or key; in units of UNIT elements, lse's in elements.
+
+    They are no tuples, since Triton compiles anew for what divides an element of a tuple: that is, for most lengths.
 
     UNIT: 8 where every row lies at a multiple of 16 bytes, and then copies are asynchronous; else 1. RAGGED: packed
     sequences, of which num_queries is the longest's.
@@ -171,7 +180,7 @@ def mma_kernel(
     own = first_row + gl.arange(0, QUERIES, layout=gl.SliceLayout(0, WIDE))
     column = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, WIDE))
     own_head, in_q = (head + own % PACK).to(gl.int64), (start_q + own // PACK).to(gl.int64)
-    q_row = (page * stride_q[0] + own_head * stride_q[1] + in_q * stride_q[2]) * UNIT
+    q_row = (page * q_batch + own_head * q_head + in_q * q_step) * UNIT
     q_mask = (own < rows)[None, :] & (column < HEAD_DIM)[:, None]
     q = gl.load(q_ptr + q_row[None, :] + column[:, None], mask=q_mask, other=0.0)
 
@@ -180,11 +189,11 @@ def mma_kernel(
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(2, SPREAD)))[None, :][:, :, None]
     columns = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, gl.SliceLayout(1, SPREAD)))[None, :][:, None, :]
     exists = columns < HEAD_DIM
-    k_step, v_step = (page * 0 + stride_k[2]) * UNIT, (page * 0 + stride_v[2]) * UNIT
-    k_first = k_ptr + (page * stride_k[0] + kv_head * stride_k[1]) * UNIT + start_k * k_step
-    v_first = v_ptr + (page * stride_v[0] + kv_head * stride_v[1]) * UNIT + start_k * v_step
-    k_lanes = k_first + row * k_step + columns
-    v_lanes = v_first + row * v_step + columns
+    k_row, v_row = (page * 0 + k_step) * UNIT, (page * 0 + v_step) * UNIT
+    k_first = k_ptr + (page * k_batch + kv_head * k_head) * UNIT + start_k * k_row
+    v_first = v_ptr + (page * v_batch + kv_head * v_head) * UNIT + start_k * v_row
+    k_lanes = k_first + row * k_row + columns
+    v_lanes = v_first + row * v_row + columns
 
     own = first_row + gl.arange(0, QUERIES, layout=OF_QUERY)
     place = own // PACK + shift
@@ -195,12 +204,12 @@ def mma_kernel(
     total = partial_sums(gl.zeros([KEYS, QUERIES], gl.float32, PRODUCT))
     acc = gl.zeros([WIDTH, QUERIES], gl.float32, PRODUCT)
     begin = low // KEYS * KEYS
-    fetch(k_tile, k_lanes, row, exists, begin, low, end, k_step, ASYNC, COPY, LEFT)
-    fetch(v_tile, v_lanes, row, exists, begin, low, end, v_step, ASYNC, COPY, LEFT)
+    fetch(k_tile, k_lanes, row, exists, begin, low, end, k_row, ASYNC, COPY, LEFT)
+    fetch(v_tile, v_lanes, row, exists, begin, low, end, v_row, ASYNC, COPY, LEFT)
     for first in range(begin, end, KEYS):
         async_copy.wait_group(1)
         s = mma_v2(k_tile.load(TALL), q, gl.zeros([KEYS, QUERIES], gl.float32, PRODUCT))
-        fetch(k_tile, k_lanes, row, exists, first + KEYS, low, end, k_step, ASYNC, COPY, LEFT)
+        fetch(k_tile, k_lanes, row, exists, first + KEYS, low, end, k_row, ASYNC, COPY, LEFT)
         if SOFTCAP:
             # tanh(x) = 1 - 2 / (1 + e^2x), right for every x: e^2x may be 0 or inf.
             s = outer * (1.0 - 2.0 / (1.0 + gl.exp2(s * inner)))
@@ -230,7 +239,7 @@ def mma_kernel(
         acc = acc * kept[None, :]
         async_copy.wait_group(1)
         acc = mma_v2(v_tile.permute((1, 0)).load(TALL), p, acc)
-        fetch(v_tile, v_lanes, row, exists, first + KEYS, low, end, v_step, ASYNC, COPY, LEFT)
+        fetch(v_tile, v_lanes, row, exists, first + KEYS, low, end, v_row, ASYNC, COPY, LEFT)
 
     total = gl.convert_layout(gl.sum(total, 0), OF_QUERY, assert_trivial=True)
     own_head = (head + own % PACK).to(gl.int64)
@@ -240,7 +249,7 @@ def mma_kernel(
     share, lse = finished(best, total, sink, SINKS)
     if LSE:
         in_lse = (start_q + own // PACK).to(gl.int64)
-        lse_at = lse_ptr + page * stride_lse[0] + own_head * stride_lse[1] + in_lse * stride_lse[2]
+        lse_at = lse_ptr + page * lse_batch + own_head * lse_head + in_lse * lse_step
         gl.store(lse_at, lse * _LN2, mask=own < rows)
 
     async_copy.wait_group(0)
@@ -250,6 +259,6 @@ def mma_kernel(
     own = first_row + gl.arange(0, QUERIES, layout=gl.SliceLayout(1, COPY))
     column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, COPY))
     own_head, in_out = (head + own % PACK).to(gl.int64), (start_q + own // PACK).to(gl.int64)
-    out_row = (page * stride_out[0] + own_head * stride_out[1] + in_out * stride_out[2]) * UNIT
+    out_row = (page * out_batch + own_head * out_head + in_out * out_step) * UNIT
     out_mask = (own < rows)[:, None] & (column < HEAD_DIM)[None, :]
     gl.store(out_ptr + out_row[:, None] + column[None, :], out_tile.load(COPY), mask=out_mask)

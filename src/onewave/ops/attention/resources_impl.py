@@ -182,7 +182,6 @@ def mma(
     types: dict[str, Any] = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("lse_ptr", "sinks_ptr"), "*fp32")
     types |= dict.fromkeys(("starts_q_ptr", "starts_k_ptr"), "*i32")
-    types |= dict.fromkeys(("stride_q", "stride_k", "stride_v", "stride_out", "stride_lse"), ("i32",) * 3)
     types |= dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
     _check_compiler()
     names = mma_kernel.arg_names
