@@ -59,6 +59,14 @@ def test_pages_are_attended_to_as_if_they_lay_in_a_row(size: int, mask: dict[str
     assert torch.equal(cast("Tensor", again), cast("Tensor", expected))
 
 
+def test_its_registration_is_sound() -> None:
+    starts, pages = starts_of([3, 5]), randn(3, 4, 2, 16, seed=1)
+    table = torch.tensor([[0, 0], [1, 2]], dtype=torch.int32)
+    tensors = (randn(8, 2, 16, seed=0), pages, pages, starts, starts, 5, 5, None, None, None)
+    plain = (0.2, None, 0, False, None, "auto", table)
+    torch.library.opcheck(torch.ops.onewave.attention_varlen.default, (*tensors, *plain))
+
+
 def test_a_copy_of_no_keys_is_empty() -> None:
     pages, table = torch.zeros(3, 4, 2, 8), torch.zeros(2, 1, dtype=torch.int32)
     k, v = ragged_from_pages(pages, pages, table, torch.zeros(3, dtype=torch.int32), 0)
