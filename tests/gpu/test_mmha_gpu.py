@@ -155,13 +155,18 @@ def test_rows_that_follow_one_another_in_a_program_are_right(rows):
     assert (out.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max() + 1e-5
 
 
-def test_a_call_neither_synchronises_nor_allocates_beyond_its_output():
+@pytest.mark.parametrize("operator", ["masked_multihead_attention", "decode_attention"])
+def test_a_call_neither_synchronises_nor_allocates_beyond_its_output(operator):
     case = Case()
     out = torch.empty(len(HISTORIES), case.heads, 128, dtype=torch.bfloat16, device="cuda")
     k, v = case.k.clone(), case.v.clone()
+    case.options["finished"] = case.seq_lens == 1
 
     def call() -> None:
-        masked_multihead_attention(case.qkv, k, v, case.seq_lens, out=out, **case.options)
+        if operator == "decode_attention":
+            decode_attention(case.qkv[:, : case.heads], k, v, case.seq_lens, out=out)
+        else:
+            masked_multihead_attention(case.qkv, k, v, case.seq_lens, out=out, **case.options)
 
     call()
     torch.cuda.synchronize()

@@ -58,8 +58,8 @@ def report(
     # As launch has it: of a program that may have several rows, found without pages.
     several = capability >= 90 and rows > 1 and not given.get("MANY") and given.get("PAGING", 0) < 2
     flags = (
-        "MANY", "KV_SCALES", "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_BIAS", "HAS_QKV_SCALE",
-        "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY",
+        "MANY", "KV_SCALES", "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_FINISHED", "HAS_BIAS",
+        "HAS_QKV_SCALE", "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY",
     )  # fmt: skip
     constants: dict[str, Any] = dict.fromkeys(flags, False) | {
         "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1, "DOUBLINGS": plan.doublings,

@@ -84,7 +84,8 @@ def decode_attention(
     options = (scale, window, softcap, split_size, backend)
     if out is not None:
         target = out if out.ndim == 4 else out[:, :, None]
-        lse = torch.empty(queries.shape[:3], dtype=torch.float32, device=q.device)
+        # A card allocates nothing that nobody asked for.
+        lse = _empty_lse(queries) if return_lse or watched or not q.is_cuda else None
         (torch.ops.onewave.decode_attention_out if watched else _run_out)(target, lse, *tensors, *options)
         result = out
     elif watched:
@@ -93,7 +94,7 @@ def decode_attention(
     else:
         result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         target = result if q.ndim == 4 else result[:, :, None]
-        lse = torch.empty(queries.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+        lse = _empty_lse(queries) if return_lse else None
         _run_out(target, lse, *tensors, *options)
     if not return_lse:
         return result

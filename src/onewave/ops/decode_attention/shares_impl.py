@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-__all__ = ["ask_for", "part_of_row", "row_starts", "rows_of_share", "splits"]
+__all__ = ["ask_for", "part_of_row", "row_lengths", "row_starts", "rows_of_share", "splits"]
 
 
 @triton.jit
@@ -40,17 +40,30 @@ def splits(
 
 
 @triton.jit
+def row_lengths(lengths_ptr, finished_ptr, row, known, extra, capacity, HAS_FINISHED: tl.constexpr):
+    """Keys of rows, the new token's (extra) included and never more than the cache has; -1 for one that is left alone.
+
+    known: whether there is such a row. A finished row is left alone whatever its length.
+    """
+    length = tl.load(lengths_ptr + row, mask=known, other=-1).to(tl.int32)
+    if HAS_FINISHED:
+        length = tl.where(tl.load(finished_ptr + row, mask=known, other=0) != 0, -1, length)
+    # A length beyond the cache would read what is not there.
+    return tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
+
+
+@triton.jit
 def row_starts(
-    lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr,
-    DOUBLINGS: tl.constexpr, target, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    lengths_ptr, finished_ptr, num_rows, extra, capacity, window, num_queries, SPLIT: tl.constexpr,
+    LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    HAS_FINISHED: tl.constexpr,
 ):  # fmt: skip
     """(begin [ROWS], end [ROWS]) of each row in the list of all rows' visible keys; int64 if WIDE, else int32.
 
     A row counts from the begin of its first split and at least for one, so that a row without keys is somebody's.
     """
     row = tl.arange(0, ROWS)
-    length = tl.load(lengths_ptr + row, mask=row < num_rows, other=-1).to(tl.int32)
-    length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
+    length = row_lengths(lengths_ptr, finished_ptr, row, row < num_rows, extra, capacity, HAS_FINISHED)
     _, size, _, first_split, _ = splits(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
     keys = tl.where(length < 0, 0, tl.maximum(length - first_split * size, 1))
     if WIDE:

@@ -36,7 +36,7 @@ from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
 from onewave.ops.decode_attention.projection_impl import projected, rotated, row_loads
-from onewave.ops.decode_attention.shares_impl import ask_for, part_of_row, row_starts, rows_of_share
+from onewave.ops.decode_attention.shares_impl import ask_for, part_of_row, row_lengths, row_starts, rows_of_share
 
 __all__ = ["split_kv_kernel"]
 
@@ -50,6 +50,7 @@ def split_kv_kernel(
     k_ptr,
     v_ptr,
     lengths_ptr,
+    finished_ptr,
     table_ptr,
     k_scale_ptr,
     v_scale_ptr,
@@ -114,6 +115,7 @@ def split_kv_kernel(
     HAS_MASK: tl.constexpr,
     HAS_LSE: tl.constexpr,
     FUSED: tl.constexpr,
+    HAS_FINISHED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_QKV_SCALE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -169,8 +171,8 @@ def split_kv_kernel(
         first_row, last_row, share_begin, share_end, starts = share, share, share, share, share
     else:
         starts, ends = row_starts(
-            lengths_ptr, num_rows, extra, capacity, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target,
-            ROWS, WIDE,
+            lengths_ptr, finished_ptr, num_rows, extra, capacity, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS,
+            target, ROWS, WIDE, HAS_FINISHED,
         )  # fmt: skip
         first_row, last_row, share_begin, share_end = rows_of_share(share, num_shares, starts, ends)
         if ROWS == 1:  # known before the length is
@@ -178,7 +180,7 @@ def split_kv_kernel(
 
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         row64 = tl.cast(row, tl.int64)  # the interpreter's row is an int
-        length = tl.load(lengths_ptr + row).to(tl.int32)
+        length = row_lengths(lengths_ptr, finished_ptr, row64, row64 >= 0, extra, capacity, HAS_FINISHED)
         if ROWS == 1:
             loads = only_loads
         else:
@@ -187,8 +189,6 @@ def split_kv_kernel(
                 num_heads, num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query, FUSED, HAS_BIAS,
                 HAS_QKV_SCALE, INTERLEAVED,
             )  # fmt: skip
-        # A length beyond the cache would read what is not there.
-        length = tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
         first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
             row, length, share_begin, share_end, starts, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target,
             BLOCK_N, ROWS, MANY,
@@ -224,8 +224,9 @@ def split_kv_kernel(
                 new_mask = mask_ptr + row64 * stride_mask_row + head.to(tl.int64) * stride_mask_head + end_cached
                 new_score += tl.load(new_mask, mask=real & has_new, other=0.0).to(tl.float32) * _LOG2E
         if AHEAD > 0:  # where the program's next row begins and ends
-            next_length = tl.load(lengths_ptr + row + 1, mask=row < last_row, other=-1).to(tl.int32)
-            next_length = tl.where(next_length < 0, -1, tl.minimum(next_length + extra, capacity))
+            next_length = row_lengths(
+                lengths_ptr, finished_ptr, row64 + 1, row < last_row, extra, capacity, HAS_FINISHED
+            )
             _, _, _, _, _, _, next_key = part_of_row(
                 row, next_length, share_begin, share_end, starts, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS,
                 target, BLOCK_N, ROWS, True,

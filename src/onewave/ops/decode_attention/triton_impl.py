@@ -41,7 +41,8 @@ class FusedProjection:
     """The prologue and epilogue of masked multi-head attention; see op.masked_multihead_attention for the shapes.
 
     qkv: [rows, (heads + 2 kv_heads) * head_dim] contiguous. rotary: [rows, rotary_dim] float32, cosines then sines.
-    src_mask: [rows, 1 or heads, keys]. A row of length t has its new token appended at t; negative lengths are skipped.
+    src_mask: [rows, 1 or heads, keys]. A row of length t has its new token appended at t; negative lengths are skipped,
+    and rows for which finished, [rows] bool, is true.
     """
 
     qkv: Tensor
@@ -50,6 +51,7 @@ class FusedProjection:
     qkv_out_scale: Tensor | None
     rotary: Tensor | None
     interleaved: bool
+    finished: Tensor | None
     src_mask: Tensor | None
     out_shift: Tensor | None
     out_smooth: Tensor | None
@@ -132,6 +134,7 @@ def launch(
     f = fused
     mask = None if f is None else f.src_mask
     rotary = None if f is None else f.rotary
+    finished = None if f is None or f.finished is None else f.finished.view(torch.uint8)
     unused = seq_lens
     pdl = _has_dependent_launch(out)
     many = rows > MOST_ROWS_LOOKED_AT
@@ -144,8 +147,8 @@ def launch(
 
     shares = plan.shares(rows, num_sms(out.device))
     split_kv_kernel[(shares, num_kv_heads * plan.tiles)](
-        given(q), k_cache, v_cache, seq_lens, given(block_table), given(k_scale), given(v_scale), given(sinks),
-        given(mask), given(f and f.qkv), given(f and f.bias), given(f and f.qkv_out_scale), given(rotary),
+        given(q), k_cache, v_cache, seq_lens, given(finished), given(block_table), given(k_scale), given(v_scale),
+        given(sinks), given(mask), given(f and f.qkv), given(f and f.bias), given(f and f.qkv_out_scale), given(rotary),
         given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room, stats, arrived,
         num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, plan.max_splits,
         rows, NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
@@ -163,7 +166,7 @@ def launch(
         NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1],
         PAGING=_paging(plan, block_table, block_size),
         KV_SCALES=k_scale is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
-        HAS_MASK=mask is not None, HAS_LSE=lse is not None, FUSED=f is not None,
+        HAS_MASK=mask is not None, HAS_LSE=lse is not None, FUSED=f is not None, HAS_FINISHED=finished is not None,
         HAS_BIAS=f is not None and f.bias is not None, HAS_QKV_SCALE=f is not None and f.qkv_out_scale is not None,
         INTERLEAVED=f is not None and f.interleaved, HAS_SHIFT=f is not None and f.out_shift is not None,
         HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,

@@ -36,9 +36,6 @@ def masked_multihead_attention(
     steps_per_block: int,
 ) -> None:
     """Write out [rows, heads, head_dim] and the cache; see op.masked_multihead_attention."""
-    if finished is not None:
-        # The kernel skips rows of negative length.
-        seq_lens = seq_lens.masked_fill(finished, -1)
     mask = None if src_mask is None else src_mask[:, :, 0]
     if mask is not None and mask.shape[2] < cache_v.shape[2]:
         # The kernel holds lengths below the capacity that it is told: it never reads past the mask.
@@ -51,6 +48,7 @@ def masked_multihead_attention(
         qkv_out_scale=_dense(qkv_out_scale),
         rotary=_dense(rotary),
         interleaved=interleaved,
+        finished=_dense(finished),
         src_mask=mask,
         out_shift=_dense(out_shift),
         out_smooth=_dense(out_smooth),
