@@ -17,8 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "128": {"head_dim": 128},
     "128 by reduction": {"head_dim": 128, "BARRIER_VOTE": False},
     "128 causal": {"head_dim": 128, "RIGHT": True},
-    # What the launcher takes for no mask at all, too.
-    "64": {"head_dim": 64, "RIGHT": True, "ORDER": 0},
+    "64": {"head_dim": 64},
     "64 causal packed": {"head_dim": 64, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 2},
     "128 window packed": {"head_dim": 128, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "ORDER": 2},
     "64 pages": {"head_dim": 64, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "PAGE": 16},

@@ -16,7 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.gluon_kernel_impl import attention_kernel
 from onewave.ops.attention.gluon_order_impl import order_of
-from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, refusal, schedule
+from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, knows_limit, refusal, schedule
 from onewave.ops.attention.masks import Options
 from onewave.ops.attention.plan import AttentionPlan
 from onewave.ops.backends import num_sms
@@ -30,7 +30,6 @@ _MOST_STRIDE = 1 << 39
 _MOST_KEYS = 1 << 30
 # Bounds of a packed sequence's descriptor: see gluon_kernel_impl.
 _RAGGED_END, _RAGGED_ANY = 1 << 30, 0x7FFF0000
-_SPILLS_WITH = 3
 # Exponents of two that P may reach before its row is rescaled. float16 ends at 2^16; with bf16, P, sums and P V stay
 # within float32 for any |v| below 2^60.
 _HEADROOM = {torch.float16: 12, torch.bfloat16: 40}
@@ -163,9 +162,7 @@ def attention(
         RAGGED=packed,
         TOP_LEFT=wanted.top_left,
         LEFT=wanted.left is not None,
-        # With three warpgroups ptxas spills in the loop unless the kernel knows a limit to the right; one that hides
-        # nothing costs nothing.
-        RIGHT=wanted.right is not None or (constants["WARPGROUPS"] == _SPILLS_WITH and not packed),
+        RIGHT=wanted.right is not None or knows_limit(columns, packed=packed),
         SOFTCAP=wanted.softcap is not None,
         SINKS=sinks is not None,
         LSE=lse is not None,

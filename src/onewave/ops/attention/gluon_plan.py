@@ -15,7 +15,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["PAGE_SIZES", "HopperCall", "Schedule", "columns_of", "config", "dealt", "refusal", "schedule", "swept"]
+__all__ = [
+    "PAGE_SIZES",
+    "HopperCall",
+    "Schedule",
+    "columns_of",
+    "config",
+    "dealt",
+    "knows_limit",
+    "refusal",
+    "schedule",
+    "swept",
+]
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
 
@@ -29,6 +40,7 @@ _MOST_DEALT, _MOST_TURNS = 8192, 64
 # Heads of packed sequences that are walked together: enough that sorted tiles come out even, and a long sequence's keys
 # and values of so many heads still fit the L2.
 _PACKED_SECTION = 8
+_SPILLS_WITH = 3
 # Turns from which on packed tiles are worth a kernel that sorts them, and the most slots that it sorts.
 _SORTED_TURNS, _MOST_SORTED = 8, 8192
 
@@ -88,6 +100,14 @@ def columns_of(head_dim: int) -> int:
 def config(columns: int) -> dict[str, Any]:
     """Tile and ring for heads of `columns`: gluon_kernel_impl's constants. Not to be changed."""
     return dict(_table()["head_dims"][str(columns)]["config"])
+
+
+def knows_limit(columns: int, *, packed: bool) -> bool:
+    """Whether the kernel is compiled with a limit to the right although the call has none: one that hides nothing.
+
+    With three warpgroups ptxas spills in the loop of whole tiles otherwise.
+    """
+    return config(columns)["WARPGROUPS"] == _SPILLS_WITH and not packed
 
 
 def swept(dtype: str, head_dim: int) -> bool:

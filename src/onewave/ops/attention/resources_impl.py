@@ -24,7 +24,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.fp8_impl import TILE as FP8_TILE
 from onewave.ops.attention.fp8_kernel_impl import fp8_kernel
 from onewave.ops.attention.gluon_kernel_impl import attention_kernel as hopper_kernel
-from onewave.ops.attention.gluon_plan import columns_of, config
+from onewave.ops.attention.gluon_plan import columns_of, config, knows_limit
 from onewave.ops.attention.mma_kernel_impl import mma_kernel
 from onewave.ops.attention.mma_plan import mma_tile
 from onewave.ops.attention.plan import plan_attention
@@ -82,6 +82,7 @@ def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
     constants = flags | config(columns) | {"D": columns, "HEADROOM": 12 if dtype == "fp16" else 40}
     constants |= {"ORDER": 1 if given.get("RIGHT") else 0, "PAGE": 0} | given
+    constants["RIGHT"] |= knows_limit(columns, packed=bool(constants["RAGGED"]))
     rank = 5 if constants["RAGGED"] else 4
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
     types: dict[str, str] = dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
