@@ -74,15 +74,9 @@ def attention(
         "RIGHT": wanted.right is not None,
     }  # fmt: skip
     left, right = (min(side or 0, _MOST_KEYS) for side in (wanted.left, wanted.right))
-    first_q, first_k = (q if starts is None else starts for starts in (starts_q, starts_k))
     steps = (sequences or 0).bit_length() + 1
-    turned = scratch(q.device, batch * kv_heads * v_tiles * _COLUMNS * _KEYS // _FLOAT_BYTES).view(torch.uint8)
-    turn_values[(v_tiles, kv_heads, batch)](
-        v.view(torch.uint8), turned, first_q.view(torch.int8) if starts_q is None else first_q,
-        first_k.view(torch.int8) if starts_k is None else first_k, v.stride(0), v.stride(1), v.stride(2), num_keys,
-        first_key, sequences or 0, steps, v_tiles, left, right, head_dim=head_dim, D=_COLUMNS, BN=_KEYS, num_warps=4,
-        **flags,
-    )  # fmt: skip
+    places = (starts_q, starts_k)
+    tiles = _turned(v, places, (num_keys, first_key, sequences or 0, steps, v_tiles, left, right), flags)
     plan = schedule(
         heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
         num_keys=num_keys, columns=_COLUMNS, processors=num_sms(q.device), shift=shift, left=wanted.left,
@@ -97,13 +91,10 @@ def attention(
         )  # fmt: skip
     if not packed:
         k = k[:, :, first_key:num_keys]
-    rows = batch * kv_heads * v_tiles * _COLUMNS
-    tiles = turned[: rows * _KEYS].view(torch.float8_e4m3fn).view(rows, _KEYS)
-    turned_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     fp8_kernel[(plan.programs,)](
         describe(q, _ROWS, _COLUMNS, packed),
         describe(k, _KEYS, _COLUMNS, packed),
-        TensorDescriptor(tiles, [rows, _KEYS], [_KEYS, 1], [_COLUMNS, _KEYS], turned_layout),
+        tiles,
         describe(out, _ROWS, _COLUMNS, packed),
         *scales,
         scales[0] if lse is None else lse,
@@ -139,3 +130,21 @@ def attention(
         **TILE,
         **flags,
     )
+
+
+def _turned(
+    v: Tensor, starts: tuple[Tensor | None, Tensor | None], sizes: tuple[int, ...], flags: dict[str, bool]
+) -> TensorDescriptor:
+    """Launch turn_values; the descriptor of what it writes. sizes: its arguments from num_keys to right."""
+    batch, kv_heads, _, head_dim = v.shape
+    v_tiles = sizes[4]
+    rows = batch * kv_heads * v_tiles * _COLUMNS
+    turned = scratch(v.device, rows * _KEYS // _FLOAT_BYTES).view(torch.uint8)
+    values = v.view(torch.uint8)
+    turn_values[(v_tiles, kv_heads, batch)](
+        values, turned, *(values if each is None else each for each in starts), *v.stride()[:3], *sizes,
+        head_dim=head_dim, D=_COLUMNS, BN=_KEYS, num_warps=4, **flags,
+    )  # fmt: skip
+    tiles = turned[: rows * _KEYS].view(torch.float8_e4m3fn).view(rows, _KEYS)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    return TensorDescriptor(tiles, [rows, _KEYS], [_KEYS, 1], [_COLUMNS, _KEYS], layout)
