@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from onewave.ops.decode_attention import triton_impl
+from onewave.ops.decode_attention import plan, triton_impl
 from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
 from onewave.ops.decode_attention.reference import decode_attention as reference
 
@@ -137,17 +137,29 @@ def test_whoever_comes_last_merges_and_leaves_the_counters_at_zero(shares, monke
     torch.testing.assert_close(first[kept], expected[kept], atol=2e-3, rtol=2e-3)
 
 
+def test_more_rows_than_are_looked_at_are_a_share_each_and_take_no_scratch(monkeypatch):
+    lengths = [700, 3, 0, -1, 300, 640, 65]
+    k, v = (randn(len(lengths), 1, 768, 32, seed=seed) for seed in (1, 2))
+    q = randn(len(lengths), 2, 1, 32, seed=0)
+    few = run(q, k, v, lengths)
+    for module in (triton_impl, plan):
+        monkeypatch.setattr(module, "MOST_ROWS_LOOKED_AT", 4)
+    monkeypatch.setattr(triton_impl, "counters", None)
+    monkeypatch.setattr(triton_impl, "scratch", lambda _, floats: torch.empty(floats if floats == 0 else -1))
+    assert torch.equal(run(q, k, v, lengths).nan_to_num(7), few.nan_to_num(7))
+
+
 @pytest.mark.parametrize(("steps", "keys"), [(128, 256), (64, 256), (100, 256), (512, 512), (4097, 8192)])
 def test_a_long_row_of_masked_attention_takes_several_blocks_together(steps: int, keys: int) -> None:
-    plan = plan_decode(
+    cut = plan_decode(
         num_heads=32, num_kv_heads=8, num_queries=1, head_dim=128, capacity=4096, kv_itemsize=2, split_size=None,
         windowed=False, smallest_split=steps,
     )  # fmt: skip
-    size = plan.smallest
-    while size < plan.smallest << plan.doublings and size * plan.target < 4096:
+    size = cut.smallest
+    while size < cut.smallest << cut.doublings and size * cut.target < 4096:
         size *= 2
     assert size == keys
-    assert plan.max_splits * plan.block_n <= 4096
+    assert cut.max_splits * cut.block_n <= 4096
 
 
 def test_asking_ahead_needs_aligned_keys_of_a_cache_that_is_not_packed() -> None:

@@ -126,8 +126,10 @@ def launch(
         windowed=window is not None,
         smallest_split=smallest_split,
     )
+    many = rows > MOST_ROWS_LOOKED_AT
     outputs, floats = _partial_floats(plan, rows, num_kv_heads)
-    room = scratch(out.device, floats if plan.max_splits > 1 else 0)
+    shared = plan.max_splits > 1 and not many  # whether a row may be several programs'
+    room = scratch(out.device, floats if shared else 0)
     stats = room[outputs:]
     packed = k_cache.ndim == 5
     stride_q = (0, 0, 0) if q is None else q.stride()[:3]
@@ -137,10 +139,9 @@ def launch(
     finished = None if f is None or f.finished is None else f.finished.view(torch.uint8)
     unused = seq_lens
     pdl = _has_dependent_launch(out)
-    many = rows > MOST_ROWS_LOOKED_AT
     # Only a program with several rows has one to ask for.
     at_once = keys_at_once(k_cache, v_cache, block_table) if pdl and rows > 1 and not many else 0
-    arrived = seq_lens if plan.max_splits == 1 else counters(out.device, rows * num_kv_heads * plan.tiles)
+    arrived = counters(out.device, rows * num_kv_heads * plan.tiles) if shared else seq_lens
 
     def given(tensor: Tensor | None) -> Tensor:
         return unused if tensor is None else tensor
