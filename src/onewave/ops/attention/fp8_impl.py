@@ -54,7 +54,7 @@ def attention(
     packed = starts_q is not None
     if q.numel() == 0:
         return
-    batch, num_heads, num_queries, head_dim = q.shape
+    batch, num_heads, num_queries, _ = q.shape
     kv_heads, num_keys, shift, first_key = k.shape[1], k.shape[2], 0, 0
     if not packed:
         shift = wanted.shift(num_queries, num_keys)
