@@ -64,7 +64,8 @@ def report(
     constants: dict[str, Any] = dict.fromkeys(flags, False) | {
         "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1, "DOUBLINGS": plan.doublings,
         "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h,
-        "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ROWS": plan.rows_looked_at(rows),
+        "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ONE_QUERY": num_queries == 1,
+        "ROWS": plan.rows_looked_at(rows),
         "PDL": capability >= 90, "AHEAD": plan.ahead if several else 0, "AT_ONCE": 8,
         "WIDE": False, "TRIGGER": plan.trigger, "UNROLL": plan.unroll,
     } | given  # fmt: skip

@@ -109,6 +109,7 @@ def split_kv_kernel(
     NUM_STAGES: tl.constexpr,
     CHUNK: tl.constexpr,
     PAGING: tl.constexpr,
+    ONE_QUERY: tl.constexpr,
     KV_SCALES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -290,7 +291,9 @@ def split_kv_kernel(
                 mask_at = row64 * stride_mask_row + head.to(tl.int64)[None, :] * stride_mask_head + key[:, None]
                 added = tl.load(mask_ptr + mask_at, mask=real[None, :] & present[:, None], other=0.0)
                 scores += added.to(tl.float32) * _LOG2E
-            visible = present[:, None] & (key[:, None] < limit[None, :]) & (key[:, None] >= (limit - window)[None, :])
+            visible = present[:, None]
+            if not ONE_QUERY:  # each sees one key more than the one before
+                visible = visible & (key[:, None] < limit[None, :]) & (key[:, None] >= (limit - window)[None, :])
             scores = tl.where(visible, scores, _NEGATIVE_INFINITY)
             highest = tl.maximum(top, tl.max(scores, axis=0))
             # A row may see nothing of this tile: -inf - -inf would be NaN.

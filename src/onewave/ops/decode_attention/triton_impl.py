@@ -165,7 +165,7 @@ def launch(
         SPLIT=plan.split, LOG_SMALLEST=plan.smallest.bit_length() - 1, DOUBLINGS=plan.doublings, BLOCK_M=plan.block_m,
         BLOCK_N=plan.block_n, BLOCK_D=plan.block_d, BLOCK_H=plan.block_h,
         NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1],
-        PAGING=_paging(plan, block_table, block_size),
+        PAGING=_paging(plan, block_table, block_size), ONE_QUERY=num_queries == 1,
         KV_SCALES=k_scale is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         HAS_MASK=mask is not None, HAS_LSE=lse is not None, FUSED=f is not None, HAS_FINISHED=finished is not None,
         HAS_BIAS=f is not None and f.bias is not None, HAS_QKV_SCALE=f is not None and f.qkv_out_scale is not None,
