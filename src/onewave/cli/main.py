@@ -25,6 +25,7 @@ from onewave.base.errors import OnewaveError
 from onewave.cli.bench_latency import latency
 from onewave.cli.bench_ops import ops
 from onewave.cli.bench_peers import peers
+from onewave.cli.bench_predict import predict
 from onewave.cli.bench_wave import wave
 from onewave.cli.chat import chat
 from onewave.cli.env import env
@@ -74,6 +75,7 @@ app.command("lab", short_help="Open the tile lab in the browser.")(lab)
 bench.command("latency", short_help="Measure prefill, decode and the memory's read ceiling.")(latency)
 bench.command("ops", short_help="Time operators one by one, beside their peers.")(ops)
 bench.command("peers", short_help="Measure this engine beside transformers and llama.cpp.")(peers)
+bench.command("predict", short_help="Predict a decode step as one launch, without a card.")(predict)
 bench.command("wave", short_help="Time a decode step as one launch and as a CUDA graph.")(wave)
 app.add_typer(bench, name="bench")
 app.add_typer(tiles, name="tiles")

@@ -57,7 +57,10 @@ class Machine:
     lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares. task_ns: what each
     task costs on top of its work; task_costs: the same by Task.name where it differs. wait_ns: what looking at one
     counter of a sync policy costs. skew: steps by which each lane of
-    a wave lags behind the one before. Raises InvalidArgumentError.
+    a wave lags behind the one before. hand_offs: ns from the end of a task's last producer to its first possible
+    start, by Task.name.
+    ahead_bytes: what a lane may have read of its coming tasks while it waits, as a ring of weight tiles does.
+    Raises InvalidArgumentError.
 
     Source of the defaults: NVIDIA's H200 data sheet (132 SMs, 989 dense bf16 TFLOPS, 50 MB L2), and the read bandwidth
     that the ledger has measured of the sheet's 4.8 TB/s (ledger/h200.jsonl:8). task_ns is an assumption.
@@ -74,6 +77,8 @@ class Machine:
     task_costs: Mapping[str, float] = field(default_factory=dict[str, float])
     wait_ns: float = 0.0
     skew: float = 0.0
+    hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
+    ahead_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for what, value in (("workers", self.workers), ("co_resident", self.co_resident)):
@@ -90,7 +95,9 @@ class Machine:
             ("task_ns", self.task_ns),
             ("wait_ns", self.wait_ns),
             ("skew", self.skew),
+            ("ahead_bytes", self.ahead_bytes),
             *self.task_costs.items(),
+            *self.hand_offs.items(),
         ):
             if not (value >= 0 and math.isfinite(value)):
                 raise InvalidArgumentError(what, got=str(value), allowed="0 or more")

@@ -54,17 +54,31 @@ class Lanes:
 
     A task lasts until its fixed part (start-up, then arithmetic or cache traffic, whichever is longer) and its memory
     traffic are both over. Memory is shared equally by the tasks that use it, none faster than most_a_lane: all move at
-    one rate, so a single "bytes each has moved so far" clock orders their ends.
+    one rate, so a single "bytes each has moved so far" clock orders their ends. A lane whose memory traffic is over
+    reads ahead at its fair share, as far as the machine lets it.
     """
 
-    def __init__(self, after: Successors, fixed: Floats, memory: Ints, machine: Machine, queues: list[list[int]]):
+    def __init__(
+        self,
+        after: Successors,
+        fixed: Floats,
+        memory: Ints,
+        machine: Machine,
+        queues: list[list[int]],
+        hand_off: Floats,
+    ):
         n = len(fixed)
         self.begin: list[int] = after.start.tolist()
         self.after: list[int] = after.after.tolist()
         # Nodes from n on are counters: they take no time, and end with the last task that posts to them.
         self.missing: list[int] = np.bincount(after.after, minlength=len(after.start) - 1).tolist()
         self.fixed: list[float] = fixed.tolist()
-        self.memory: list[int] = memory.tolist()
+        self.memory: list[float] = memory.tolist()
+        self.hand_off: list[float] = hand_off.tolist()
+        self.handed_at = [0.0] * n
+        self.handed: list[tuple[float, int]] = []
+        self.most_ahead, self.share = machine.ahead_bytes, machine.memory_bandwidth / machine.lanes
+        self.ahead, self.streamed = [0.0] * machine.lanes, [0.0] * machine.lanes  # bytes, and until when
         self.bandwidth, self.most = machine.memory_bandwidth, machine.most_a_lane
         self.queues = queues  # one a lane, or a single one that all share
         self.next = [0] * len(queues)
@@ -85,16 +99,35 @@ class Lanes:
             task = self.queues[queue][place]
             self.lane[task], self.taken[task] = lane, self.now
             if not self.missing[task]:
-                self.launch(task)
+                self.ready(task)
+
+    def ready(self, task: int) -> None:
+        """Start a task whose producers are done, once their results are handed over."""
+        if self.handed_at[task] > self.now:
+            heapq.heappush(self.handed, (self.handed_at[task], task))
+        else:
+            self.launch(task)
 
     def launch(self, task: int) -> None:
-        """Start a task whose producers are done."""
+        """Start a task."""
         self.start[task] = self.now
         self.parts[task] = 1
         heapq.heappush(self.fixed_ends, (self.now + self.fixed[task], task))
-        if self.memory[task]:
+        need = self.memory[task]
+        if need and self.most_ahead:
+            need -= self.take_ahead(self.lane[task], need)
+        if need:
             self.parts[task] = 2
-            heapq.heappush(self.memory_ends, (self.moved + self.memory[task], task))
+            heapq.heappush(self.memory_ends, (self.moved + need, task))
+
+    def take_ahead(self, lane: int, need: float) -> float:
+        """Of a task's bytes, those that its lane has read already."""
+        waited = (self.now - self.streamed[lane]) * self.share
+        self.streamed[lane] = self.now
+        found = min(self.most_ahead, self.ahead[lane] + waited)
+        used = min(need, found)
+        self.ahead[lane] = found - used
+        return used
 
     def finish(self, task: int) -> None:
         """End a task, start whom it held up, and free its lane."""
@@ -113,24 +146,32 @@ class Lanes:
                 continue
             if waiting >= len(self.lane):
                 self.release(waiting)
-            elif self.lane[waiting] >= 0:
-                self.launch(waiting)
+                continue
+            self.handed_at[waiting] = self.now + self.hand_off[waiting]
+            if self.lane[waiting] >= 0:
+                self.ready(waiting)
 
     def run(self, lanes: int) -> None:
         """Run until nothing moves."""
         for lane in range(lanes):
             self.take(lane)
-        fixed_ends, memory_ends = self.fixed_ends, self.memory_ends
-        while fixed_ends or memory_ends:
+        fixed_ends, memory_ends, handed = self.fixed_ends, self.memory_ends, self.handed
+        while fixed_ends or memory_ends or handed:
             rate = min(self.most, self.bandwidth / max(len(memory_ends), 1))
             by_memory = self.now + (memory_ends[0][0] - self.moved) / rate if memory_ends else np.inf
-            if fixed_ends and fixed_ends[0][0] <= by_memory:
-                when, task = heapq.heappop(fixed_ends)
+            starts = bool(handed) and not (fixed_ends and fixed_ends[0][0] <= handed[0][0])
+            clocked = handed if starts else fixed_ends
+            if clocked and clocked[0][0] <= by_memory:
+                when, task = heapq.heappop(clocked)
                 self.moved += max(when - self.now, 0.0) * rate
                 self.now = max(when, self.now)
+                if starts:
+                    self.launch(task)
+                    continue
             else:
                 self.moved, task = heapq.heappop(memory_ends)
                 self.now = max(by_memory, self.now)
+                self.streamed[self.lane[task]] = self.now
             self.parts[task] -= 1
             if not self.parts[task]:
                 self.finish(task)
@@ -174,7 +215,8 @@ def run_lanes(
         syncs = plan(graph, order, sync, mode=Mode.TICKET).syncs
         after = by_counters(n, syncs)
         start_up = start_up + machine.wait_ns * np.diff(syncs.waits.start)
-    running = Lanes(after, start_up + work, from_memory, machine, given)
+    hand_off = np.array([machine.hand_offs.get(task.name, 0.0) for task in graph.tasks], dtype=np.float64)
+    running = Lanes(after, start_up + work, from_memory, machine, given, hand_off)
     running.run(min(lanes, max(n, 1)) if len(given) == 1 else lanes)
     if running.done < n:
         raise _stuck(graph, running)

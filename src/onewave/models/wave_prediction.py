@@ -1,0 +1,88 @@
+"""A decode step of one wave, simulated: what its plan should take, before or without a card.
+
+The simulator knows a plan's bytes and their order; what a hand-off between stages costs was fitted to a measured launch
+(tiles.fit) and is kept in wave_costs.json with where it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.models.config import ModelConfig
+from onewave.models.llama_plan import DecodePlan, plan_decode
+from onewave.tiles.fit import fit_hand_offs, stage_of
+from onewave.tiles.machine import Machine
+from onewave.tiles.simulate import simulate
+from onewave.tiles.trace import Trace
+from onewave.wave.layout import TILE_BYTES
+
+__all__ = ["WaveCosts", "fit_costs", "kept_costs", "predict_step"]
+
+_KEPT = Path(__file__).with_name("wave_costs.json")
+
+
+@dataclass(frozen=True)
+class WaveCosts:
+    """What a step costs on a card. hand_offs: ns by stage, from the last producer's end to a task's start.
+    memory_bandwidth: bytes/ns, the read ceiling. source: what they were fitted to, for people."""
+
+    memory_bandwidth: float
+    hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
+    source: str = ""
+
+    def to_json(self) -> str:
+        """As kept_costs reads it."""
+        hand_offs = {stage: round(cost, 1) for stage, cost in self.hand_offs.items()}
+        facts = {"source": self.source, "memory_bandwidth": self.memory_bandwidth, "hand_offs": hand_offs}
+        return json.dumps(facts, indent=2) + "\n"
+
+
+def kept_costs(path: Path = _KEPT) -> WaveCosts:
+    """The costs in a file, by default those of an H200. Raises InvalidArgumentError."""
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        hand_offs = {str(stage): float(cost) for stage, cost in facts["hand_offs"].items()}
+        return WaveCosts(float(facts["memory_bandwidth"]), hand_offs, str(facts["source"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        allowed = "JSON with source, memory_bandwidth and hand_offs, as `bench predict --fit` writes it"
+        raise InvalidArgumentError("costs", got=f"{path}: {error}", allowed=allowed) from error
+
+
+def predict_step(config: ModelConfig, costs: WaveCosts, *, batch: int, workers: int = 132) -> Trace:
+    """Simulate one step of up to `batch` sequences, without keys in their caches. Raises UnsupportedError for what does
+    not run as one wave."""
+    return _simulated(plan_decode(config, batch=batch, workers=workers), costs)
+
+
+def fit_costs(config: ModelConfig, measured: Trace, *, batch: int, memory_bandwidth: float, source: str) -> WaveCosts:
+    """Costs with which a step's simulation takes as long as it was measured to, stage by stage.
+
+    measured: of the same model and batch. Raises InvalidArgumentError and UnsupportedError.
+    """
+    plan = plan_decode(config, batch=batch, workers=measured.workers)
+    if len(plan.graph.tasks) != len(measured.task):
+        got = f"{len(measured.task):,} tasks"
+        raise InvalidArgumentError("trace", got=got, allowed=f"{len(plan.graph.tasks):,}, of this model and batch")
+    found = fit_hand_offs(measured, lambda given: _simulated(plan, WaveCosts(memory_bandwidth, given)))
+    return WaveCosts(memory_bandwidth, found, source)
+
+
+def _simulated(plan: DecodePlan, costs: WaveCosts) -> Trace:
+    tasks = plan.graph.tasks
+    machine = Machine(
+        workers=plan.program.workers,
+        queues="static",
+        memory_bandwidth=costs.memory_bandwidth,
+        task_ns=0.0,
+        hand_offs={task.name: costs.hand_offs.get(stage_of(task.phase), 0.0) for task in tasks},
+        ahead_bytes=plan.program.shape.ring * TILE_BYTES,
+    )
+    queues = [plan.table.task[queue].tolist() for queue in plan.table.queues]
+    return simulate(plan.graph, np.arange(len(tasks)), machine, queues=queues)

@@ -1,0 +1,55 @@
+"""Fit a machine's hand-offs to a measured launch, so that its simulation takes as long, stage by stage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.trace import Trace
+
+__all__ = ["fit_hand_offs", "stage_of", "stage_spans"]
+
+# A hand-off moves every end behind it by as much, so few rounds are enough; the rest is what overlaps differently.
+_ROUNDS = 8
+
+
+def stage_of(phase: str) -> str:
+    """A phase's name without its layer's number."""
+    return re.sub(r"\d+$", "", phase) or phase
+
+
+def stage_spans(trace: Trace) -> dict[str, float]:
+    """From the last end of the stage before to a stage's own last end, in the trace's unit: the median of its layers
+    but the first two, if there are more, as there the pipeline still fills."""
+    names, group = np.unique(np.array(trace.phase, dtype=object).astype(str), return_inverse=True)
+    ends = np.full(len(names), -np.inf)
+    np.maximum.at(ends, group.reshape(-1), trace.end)
+    found: dict[str, list[float]] = {}
+    before = 0.0
+    for place in np.argsort(ends, kind="stable").tolist():
+        found.setdefault(stage_of(str(names[place])), []).append(float(ends[place]) - before)
+        before = float(ends[place])
+    return {stage: float(np.median(spans[2:] if len(spans) > 2 else spans)) for stage, spans in found.items()}
+
+
+def fit_hand_offs(measured: Trace, simulate: Callable[[Mapping[str, float]], Trace]) -> dict[str, float]:
+    """The hand-off of each stage, in ns, with which `simulate` takes as long as `measured`.
+
+    simulate: a trace of the same program, given the hand-offs by stage. A stage that is simulated slower than it was
+    measured gets 0. Raises InvalidArgumentError when the traces have different stages, or the measured one another unit
+    than ns.
+    """
+    if measured.unit != "ns":
+        raise InvalidArgumentError("trace", got=f"times in {measured.unit}", allowed="ns")
+    wanted = stage_spans(measured)
+    found = dict.fromkeys(wanted, 0.0)
+    for _ in range(_ROUNDS):
+        spans = stage_spans(simulate(found))
+        if set(spans) != set(wanted):
+            got, allowed = (", ".join(sorted(stages)) for stages in (spans, wanted))
+            raise InvalidArgumentError("simulated stages", got=got, allowed=allowed, next="Fit the same program")
+        found = {stage: max(0.0, found[stage] + wanted[stage] - spans[stage]) for stage in wanted}
+    return found

@@ -1,0 +1,72 @@
+"""A step's prediction: its own plan simulated, costs fitted, kept and read back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.models.llama_plan import plan_decode
+from onewave.models.wave_prediction import WaveCosts, fit_costs, kept_costs, predict_step
+from onewave.tiles.fit import stage_spans
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from tiny_decoders import BASE
+
+COSTS = WaveCosts(
+    100.0, {"qkv": 300.0, "attend": 2000.0, "combine": 1500.0, "o": 800.0, "gate_up": 900.0, "down": 700.0}
+)
+
+
+def test_a_prediction_has_the_plans_tasks_on_its_workers_and_takes_its_hand_offs_longer() -> None:
+    plan = plan_decode(BASE, batch=1, workers=5)
+    free, costly = (
+        predict_step(BASE, WaveCosts(100.0), batch=1, workers=5),
+        predict_step(BASE, COSTS, batch=1, workers=5),
+    )
+    assert costly.workers == 5
+    assert len(costly.task) == len(plan.graph.tasks)
+    for worker, queue in enumerate(plan.table.queues):
+        assert (costly.worker[plan.table.task[queue]] == worker).all()
+    # Reading ahead hides what the ring holds of the weights; nothing hides a hand-off.
+    assert costly.makespan >= BASE.num_layers * sum(COSTS.hand_offs.values())
+    assert costly.makespan > free.makespan
+    weights = 2 * sum(a * b for a, b in ((256, 128), (128, 128), (384, 128), (128, 192))) * BASE.num_layers
+    assert free.makespan > weights / 100
+
+
+def test_costs_are_found_again_and_outlive_a_file(tmp_path: Path) -> None:
+    measured = predict_step(BASE, COSTS, batch=1, workers=5)
+    found = fit_costs(BASE, measured, batch=1, memory_bandwidth=100.0, source="a test")
+    assert stage_spans(predict_step(BASE, found, batch=1, workers=5)) == pytest.approx(stage_spans(measured), rel=0.02)
+    path = tmp_path / "costs.json"
+    path.write_text(found.to_json(), encoding="utf-8")
+    again = kept_costs(path)
+    assert again.source == "a test"
+    assert again.hand_offs == pytest.approx(dict(found.hand_offs), abs=0.1)
+
+
+def test_a_trace_of_another_batch_or_model_is_refused() -> None:
+    measured = predict_step(BASE, COSTS, batch=1, workers=5)
+    with pytest.raises(InvalidArgumentError, match="of this model and batch"):
+        fit_costs(BASE, measured, batch=8, memory_bandwidth=100.0, source="")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"source": "", "memory_bandwidth": "fast", "hand_offs": {}}'])
+def test_a_file_of_something_else_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidArgumentError, match="hand_offs"):
+        kept_costs(path)
+    with pytest.raises(InvalidArgumentError, match="missing"):
+        kept_costs(tmp_path / "missing")
+
+
+def test_the_kept_costs_name_where_they_come_from() -> None:
+    kept = kept_costs()
+    assert "ledger/h200.jsonl:" in kept.source
+    assert set(kept.hand_offs) == {"qkv", "attend", "combine", "o", "gate_up", "down", "head"}
+    assert all(np.isfinite(cost) and cost >= 0 for cost in kept.hand_offs.values())

@@ -1,0 +1,112 @@
+"""Hand-offs and reading ahead in the simulator, counted by hand, and hand-offs found again from a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.builders import Builder
+from onewave.tiles.fit import fit_hand_offs, stage_of, stage_spans
+from onewave.tiles.graph import TileGraph
+from onewave.tiles.machine import Machine
+from onewave.tiles.simulate import simulate
+from onewave.tiles.trace import Trace
+
+BYTES = 1000
+
+
+def chain(layers: int, lanes: int) -> TileGraph:
+    """A layer: on each lane `a` reads a tile of weights of its own and all of the `b` before; `b` likewise."""
+    build = Builder("int8")
+    before: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    for layer in range(layers):
+        for stage in ("a", "b"):
+            name = f"{stage}{layer}"
+            build.tensor(f"W{name}", (lanes, BYTES), (1, BYTES))
+            build.tensor(f"Y{name}", (lanes, 1), (1, 1))
+            for lane in range(lanes):
+                reads = (*before, (f"W{name}", (lane, 0)))
+                build.task(name, reads, ((f"Y{name}", (lane, 0)),), 0.0, phase=name, index=(lane,))
+            before = tuple((f"Y{name}", (lane, 0)) for lane in range(lanes))
+    return build.graph()
+
+
+def run(graph: TileGraph, lanes: int, **more: object) -> Trace:
+    """At 1 byte/ns a lane; tasks dealt in turn."""
+    machine = Machine(workers=lanes, queues="static", memory_bandwidth=float(lanes), task_ns=0.0, **more)  # type: ignore[arg-type] # mixed values
+    return simulate(graph, np.arange(len(graph.tasks)), machine)
+
+
+def test_a_hand_off_lies_between_the_last_producer_and_every_start() -> None:
+    graph = chain(2, 3)
+    plain, late = run(graph, 3), run(graph, 3, hand_offs={"b0": 70.0, "a1": 5.0})
+    assert late.makespan == pytest.approx(plain.makespan + 75)
+    phase = np.array(late.phase)
+    assert late.start[phase == "b0"].min() - late.end[phase == "a0"].max() == pytest.approx(70)
+    assert late.start[phase == "a1"].min() - late.end[phase == "b0"].max() == pytest.approx(5)
+
+
+@pytest.mark.parametrize(("ahead", "saved"), [(0, 0), (40, 40), (300, 300), (700, 700), (10_000, 700)])
+def test_a_lane_that_waits_reads_ahead_as_far_as_there_is_room_and_time(ahead: int, saved: int) -> None:
+    graph, hand_offs = chain(1, 3), {"b0": 700.0}
+    assert run(graph, 3, hand_offs=hand_offs).makespan - run(
+        graph, 3, hand_offs=hand_offs, ahead_bytes=ahead
+    ).makespan == pytest.approx(saved, abs=1)
+
+
+def test_bytes_read_ahead_are_not_read_twice() -> None:
+    """Room for one and a half tasks: what the first does not take is there for the second, which did not wait."""
+    graph = chain(2, 2)
+    found = run(graph, 2, hand_offs={"b0": 1500.0}, ahead_bytes=1500.0)
+    phase = np.array(found.phase)
+    lasted = {name: (found.end - found.start)[phase == name].max() for name in ("a0", "b0", "a1", "b1")}
+    assert lasted == pytest.approx({"a0": 1000, "b0": 0, "a1": 500, "b1": 1000}, abs=3)
+
+
+def test_hand_offs_are_found_again() -> None:
+    graph = chain(6, 4)
+    given = {"a": 420.0, "b": 900.0}  # both longer than what reading ahead hides
+
+    def simulated(hand_offs: Mapping[str, float]) -> Trace:
+        named = {task.name: hand_offs[stage_of(task.phase)] for task in graph.tasks}
+        return run(graph, 4, hand_offs=named, ahead_bytes=300.0)
+
+    measured = simulated(given)
+    found = fit_hand_offs(measured, simulated)
+    assert found == pytest.approx(given, rel=1e-3)
+    assert stage_spans(simulated(found)) == pytest.approx(stage_spans(measured), rel=1e-3)
+
+
+def test_traces_of_other_programs_and_units_are_refused() -> None:
+    graph = chain(3, 2)
+    measured = run(graph, 2)
+    other = run(chain(1, 2), 2)
+    with pytest.raises(InvalidArgumentError, match="simulated stages"):
+        fit_hand_offs(run_of_stages("c", "d"), lambda given: measured)
+    assert set(stage_spans(other)) == {"a", "b"}
+
+
+def run_of_stages(*stages: str) -> Trace:
+    ends = np.arange(1.0, len(stages) + 1)
+    return Trace(
+        source="measured",
+        unit="ns",
+        workers=1,
+        task=np.arange(len(stages)),
+        worker=np.zeros(len(stages), dtype=np.int64),
+        wait_start=ends - 1,
+        start=ends - 1,
+        end=ends,
+        name=stages,
+        phase=stages,
+    )
+
+
+@pytest.mark.parametrize("field", ["hand_offs", "ahead_bytes"])
+def test_costs_below_zero_are_refused(field: str) -> None:
+    value: object = {"a": -1.0} if field == "hand_offs" else -1.0
+    with pytest.raises(InvalidArgumentError, match="allowed: 0 or more"):
+        Machine(**{field: value})  # type: ignore[arg-type] # wrong on purpose
