@@ -29,7 +29,7 @@ def ops(
         list[str] | None,
         typer.Argument(
             help="Operators to measure. Default: a decode step's. Beside their peers: attention, attention-varlen, "
-            "decode-attention, masked_multihead_attention, ffn."
+            "attention-fp8, decode-attention, masked_multihead_attention, ffn."
         ),
     ] = None,
     model: Annotated[
