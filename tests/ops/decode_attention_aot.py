@@ -62,7 +62,8 @@ def report(
         "HAS_QKV_SCALE", "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY",
     )  # fmt: skip
     constants: dict[str, Any] = dict.fromkeys(flags, False) | {
-        "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1, "DOUBLINGS": plan.doublings,
+        "GROUP": 4, "TILES": plan.tiles, "SPLIT": plan.split, "DOUBLINGS": plan.doublings,
+        "LOG_SMALLEST": plan.smallest.bit_length() - 1,
         "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h,
         "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ONE_QUERY": num_queries == 1,
         "ROWS": plan.rows_looked_at(rows),

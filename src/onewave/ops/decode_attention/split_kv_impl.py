@@ -99,6 +99,8 @@ def split_kv_kernel(
     stride_mask_row,
     stride_mask_head,
     stride_table,
+    GROUP: tl.constexpr,
+    TILES: tl.constexpr,
     SPLIT: tl.constexpr,
     LOG_SMALLEST: tl.constexpr,
     DOUBLINGS: tl.constexpr,
@@ -133,23 +135,23 @@ def split_kv_kernel(
     TRIGGER: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """CHUNK: elements of K that lie together: head_dim, or the packed layout's x. PAGING: 0 a row is a block, 1 one
-    block a row by the table, 2 blocks hold a multiple of BLOCK_N keys, 3 any block size. See the module for the rest.
+    """GROUP: query heads of a KV head, TILES: tiles of its query rows; constants, since a program that began with
+    divisions would ask for its keys later. CHUNK: elements of K that lie together: head_dim, or the packed layout's x.
+    PAGING: 0 a row is a block, 1 one block a row by the table, 2 blocks hold a multiple of BLOCK_N keys, 3 any block
+    size. See the module for the rest.
     """
     share, head_tile = tl.program_id(0), tl.program_id(1)
     num_shares, head_tiles = tl.num_programs(0), tl.num_programs(1)
     extra: tl.constexpr = 1 if FUSED else 0  # the new token
-    group = num_heads // num_kv_heads
-    tile_rows = group * num_queries
-    tiles = tl.cdiv(tile_rows, BLOCK_M)
-    kv_head, tile = head_tile // tiles, head_tile % tiles
+    tile_rows = GROUP * num_queries
+    kv_head, tile = head_tile // TILES, head_tile % TILES
     kv_head64 = kv_head.to(tl.int64)
     k_head, v_head = k_ptr + kv_head64 * stride_k_head, v_ptr + kv_head64 * stride_v_head
     item: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth // 8
     if PDL:
         cuda.gdc_wait()
     member = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    head, query = kv_head * group + member % group, member // group
+    head, query = kv_head * GROUP + member % GROUP, member // GROUP
     real = member < tile_rows
     dim = tl.arange(0, BLOCK_D)
     in_head = dim < head_dim
@@ -349,7 +351,7 @@ def split_kv_kernel(
                         part_ptr, stats_ptr, partials + first_split, slot, count, BLOCK_H, BLOCK_D, UNROLL
                     )
                     finish(
-                        tl.trans(all_acc), all_top, all_total, row64, kv_head * group + kept % group, kept // group,
+                        tl.trans(all_acc), all_top, all_total, row64, kv_head * GROUP + kept % GROUP, kept // GROUP,
                         dim, kept_in, out_ptr, lse_ptr, sinks_ptr, shift_ptr, smooth_ptr, stride_out_row,
                         stride_out_head, stride_out_query, num_heads, num_queries, head_dim, out_scale, max_bound,
                         min_bound, HAS_SINKS, HAS_LSE, HAS_SHIFT, HAS_SMOOTH, QUANTISED, HALF_AWAY,
