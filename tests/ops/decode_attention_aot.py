@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 
 from onewave.ops.decode_attention.plan import plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
+from onewave.ops.decode_attention.triton_impl import MOST_REGISTERS
 
 __all__: list[str] = []
 
@@ -68,7 +69,7 @@ def report(
         "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ONE_QUERY": num_queries == 1,
         "ROWS": plan.rows_looked_at(rows),
         "PDL": capability >= 90, "AHEAD": plan.ahead if several else 0, "AT_ONCE": 8,
-        "WIDE": False, "TRIGGER": plan.trigger, "UNROLL": plan.unroll,
+        "WIDE": False, "NARROW": True, "TRIGGER": plan.trigger, "UNROLL": plan.unroll,
     } | given  # fmt: skip
     pointers = {
         "lengths_ptr": "*i64",
@@ -91,7 +92,7 @@ def report(
     compiled = triton.compile(
         ASTSource(split_kv_kernel, signature, fixed, hints),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": plan.num_warps},
+        options={"num_warps": plan.num_warps, "maxnreg": MOST_REGISTERS},
     )
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -14,6 +14,7 @@ from triton.language.extra import cuda
 from onewave.ops.decode_attention import plan, triton_impl
 from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
 from onewave.ops.decode_attention.reference import decode_attention as reference
+from onewave.ops.kv_layout import pack_k
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter runs where there is no card")
 ROWS_OF_KEYS = 768
@@ -135,6 +136,34 @@ def test_whoever_comes_last_merges_and_leaves_the_counters_at_zero(shares, monke
     expected, _ = reference(q, k, v, torch.tensor(lengths))
     kept = torch.tensor(lengths) >= 0
     torch.testing.assert_close(first[kept], expected[kept], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("form", ["plain", "packed", "slots", "pages", "short pages"])
+def test_places_counted_in_32_bits_are_those_counted_in_64(form, monkeypatch):
+    lengths = [150, 1, 64]
+    k, v = (randn(6, 2, 160, 32, seed=seed) for seed in (1, 2))
+    table = {"slots": [[3], [5], [0]], "pages": None, "short pages": None}.get(form)
+    if "pages" in form:
+        size = 128 if form == "pages" else 40
+        k, v = (cache[:, :, :size].contiguous() for cache in (k, v))
+        table = [[4, 1, 2, 0], [3, 0, 0, 0], [5, 2, 0, 0]]
+    k = pack_k(k) if form == "packed" else k
+    q = randn(3, 4, 1, 32, seed=0)
+    options = {"block_table": None if table is None else torch.tensor(table)}
+    if table is None:
+        k, v = k[:3], v[:3]
+    narrow = run(q, k, v, lengths, **options)
+    assert not narrow.isnan().any()
+    monkeypatch.setattr(triton_impl, "narrow", lambda *_: False)
+    assert torch.equal(run(q, k, v, lengths, **options), narrow)
+
+
+@pytest.mark.parametrize(
+    ("keys", "stride", "fits"), [(4096, 128, True), (1 << 23, 128, True), (1 << 24, 128, False), (1 << 18, 8192, False)]
+)
+def test_a_block_of_more_elements_than_32_bits_count_is_counted_in_64(keys: int, stride: int, fits: bool) -> None:
+    cache = torch.empty(2, 1, keys, 128, device="meta").as_strided((2, 1, keys, 128), (keys * stride, 128, stride, 1))
+    assert triton_impl.narrow(cache, cache) == fits
 
 
 def test_more_rows_than_are_looked_at_are_a_share_each_and_take_no_scratch(monkeypatch):

@@ -132,6 +132,7 @@ def split_kv_kernel(
     AHEAD: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WIDE: tl.constexpr,
+    NARROW: tl.constexpr,
     TRIGGER: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
@@ -156,7 +157,7 @@ def split_kv_kernel(
     dim = tl.arange(0, BLOCK_D)
     in_head = dim < head_dim
     inside = real[:, None] & in_head[None, :]
-    chunk_at = (dim // CHUNK).to(tl.int64) * stride_k_chunk + dim % CHUNK
+    chunk_at = (dim // CHUNK if NARROW else (dim // CHUNK).to(tl.int64)) * stride_k_chunk + dim % CHUNK
     score_scale, v_scale = scale_log2, 1.0
     if KV_SCALES:
         score_scale, v_scale = scale_log2 * tl.load(k_scale_ptr + kv_head), tl.load(v_scale_ptr + kv_head)
@@ -263,28 +264,25 @@ def split_kv_kernel(
                     )  # fmt: skip
             key = start + tl.arange(0, BLOCK_N)
             present = (key >= first_key) & (key < end)
+            # Where a block's elements can be counted in 32 bits only its begin needs 64.
+            within = key
             if PAGING <= 1:
-                k_at = block * stride_k_block + key.to(tl.int64) * stride_k_key
-                v_at = block * stride_v_block + key.to(tl.int64) * stride_v_key
+                k_block, v_block = k_head + block * stride_k_block, v_head + block * stride_v_block
             elif PAGING == 2:
                 page = tl.load(table_ptr + row64 * stride_table + start // block_size).to(tl.int64)
-                within = (start % block_size + tl.arange(0, BLOCK_N)).to(tl.int64)
-                k_at, v_at = (
-                    page * stride_k_block + within * stride_k_key,
-                    page * stride_v_block + within * stride_v_key,
-                )
+                k_block, v_block = k_head + page * stride_k_block, v_head + page * stride_v_block
+                within = start % block_size + tl.arange(0, BLOCK_N)
             else:
-                pages = tl.load(table_ptr + row64 * stride_table + key // block_size, mask=present, other=0).to(
-                    tl.int64
-                )
-                within = (key % block_size).to(tl.int64)
-                k_at, v_at = (
-                    pages * stride_k_block + within * stride_k_key,
-                    pages * stride_v_block + within * stride_v_key,
-                )
+                pages = tl.load(table_ptr + row64 * stride_table + key // block_size, mask=present, other=0)
+                k_block = k_head + (pages.to(tl.int64) * stride_k_block)[:, None]
+                v_block = v_head + (pages.to(tl.int64) * stride_v_block)[None, :]
+                within = key % block_size
+            if not NARROW:
+                within = within.to(tl.int64)
             loaded = present[:, None] & in_head[None, :]
-            k = tl.load(k_head + k_at[:, None] + chunk_at[None, :], mask=loaded, other=0.0)
-            v_t = tl.load(v_head + v_at[None, :] + dim[:, None], mask=present[None, :] & in_head[:, None], other=0.0)
+            k = tl.load(k_block + ((within * stride_k_key)[:, None] + chunk_at[None, :]), mask=loaded, other=0.0)
+            loaded_t = present[None, :] & in_head[:, None]
+            v_t = tl.load(v_block + ((within * stride_v_key)[None, :] + dim[:, None]), mask=loaded_t, other=0.0)
             scores = tl.dot(k.to(q.dtype), q_t, input_precision="ieee") * score_scale
             if HAS_SOFTCAP:
                 # softcap is in units of log2, as the scores are; tanh(x) = 1 - 2 / (e^2x + 1).

@@ -19,19 +19,24 @@ from onewave.ops.scratch import scratch
 
 __all__ = [
     "LOG2E",
+    "MOST_REGISTERS",
     "NO_WINDOW",
     "FusedProjection",
     "counters",
     "decode_attention",
     "keys_at_once",
     "launch",
+    "narrow",
 ]
 
 LOG2E = 1.4426950408889634
 NO_WINDOW = 1 << 30
+MOST_REGISTERS = 255
 # Keys that one instruction asks for where they lie side by side.
 _KEYS_AT_ONCE = 8
 _LEAST_COUNTERS = 1 << 12
+# A tile, and those that are loaded ahead.
+_MOST_KEYS_PAST = 1024
 _IN_GRAPHS = -1
 _arrivals: dict[tuple[torch.device, int], list[Tensor]] = {}
 
@@ -173,9 +178,10 @@ def launch(
         INTERLEAVED=f is not None and f.interleaved, HAS_SHIFT=f is not None and f.out_shift is not None,
         HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
         HALF_AWAY=f is not None and f.half_away, ROWS=plan.rows_looked_at(rows),
-        MANY=many, WIDE=rows * capacity >= 1 << 31, UNROLL=plan.unroll, PDL=pdl, TRIGGER=plan.trigger,
-        AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once,
-        num_warps=plan.num_warps, **({"launch_pdl": True} if pdl else {}),
+        MANY=many, WIDE=rows * capacity >= 1 << 31, NARROW=narrow(k_cache, v_cache), UNROLL=plan.unroll,
+        TRIGGER=plan.trigger, AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once, PDL=pdl,
+        # Told that it may, ptxas uses more registers, and schedules loads earlier, without leaving any out of them.
+        num_warps=plan.num_warps, maxnreg=MOST_REGISTERS, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 
@@ -215,6 +221,15 @@ def keys_at_once(k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -
         if keys.data_ptr() % 16 or any(stride * item % 16 for stride in (*keys.stride()[:3], head_dim)):
             return 0
     return _KEYS_AT_ONCE if k_cache.stride(2) == v_cache.stride(2) == head_dim else 1
+
+
+def narrow(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether 32 bits count the elements of a head in a block, those of a tile that reaches past it included."""
+    packed = k_cache.ndim == 5
+    k_stride, v_stride = k_cache.stride(3 if packed else 2), v_cache.stride(2)
+    most_keys = v_cache.shape[2] + _MOST_KEYS_PAST
+    chunks = k_cache.shape[2] * k_cache.stride(2) if packed else 0
+    return max(most_keys * k_stride + chunks, most_keys * v_stride) + v_cache.shape[3] < 1 << 31
 
 
 @cache
