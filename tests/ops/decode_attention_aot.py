@@ -1,8 +1,8 @@
 """Compile the split-KV kernel for cards that are not here: `python decode_attention_aot.py`, one JSON line a case.
 
 Each line: name, registers, stack (bytes), shared (bytes), products (tensor core instructions), copies (asynchronous
-ones), asked_first (loads before the first barrier), asked_ahead (requests of L2 for the next row). Not under Triton's
-interpreter: TRITON_INTERPRET must be unset.
+ones), asked_first (loads before the first barrier), asked_ahead (requests of L2 for the next row), merged_at_once
+(loads of a merge before its first maximum). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def report(
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
         "products": len(re.findall(r"HGMMA|HMMA", code)), "copies": code.count("LDGSTS"),
         "asked_first": len(re.findall(r"LDG\.", code.split("BAR.SYNC", 1)[0])), "asked_ahead": code.count("UBLKPF"),
+        "merged_at_once": len(re.findall(r"LDG\.", code.partition("ATOM")[2].partition("FMNMX")[0])),
     }  # fmt: skip
 
 

@@ -48,6 +48,12 @@ def test_one_rows_query_is_asked_for_before_its_length(name: str, loads: int, re
     assert reports[name]["asked_first"] >= loads
 
 
+@pytest.mark.parametrize("name", ["sm_90 one row", "sm_90 one row, mmha", "sm_90 batch", "sm_90 D64"])
+def test_nearly_all_partials_are_asked_for_before_the_first_is_folded(name: str, reports: dict[str, Any]) -> None:
+    # Three loads or four for each of 16 partials; what comes after the first maximum waits for memory once more.
+    assert reports[name]["merged_at_once"] >= 40
+
+
 def test_only_where_a_program_may_have_several_rows_is_one_asked_for_ahead(reports: dict[str, Any]) -> None:
     asked = {name for name, report in reports.items() if report["asked_ahead"]}
     assert {"sm_90 batch", "sm_90 D64", "sm_90 mmha", "sm_90 int8"} <= asked

@@ -124,25 +124,29 @@ def merged(
 ):
     """(maxima, sums, outputs [dims, slots]) of query rows `slot` of a tile: their partials folded in order.
 
-    UNROLL partials are loaded at a time, all of them before the first is folded, and past the first-level cache: other
-    programs wrote them.
+    UNROLL partials are loaded at a time, past the first-level cache, since other programs wrote them; what lies behind
+    the last one is loaded, too (the scratch memory has room for it), and not counted. With a condition on every load
+    ptxas folds the first partial before it asks for the last, and waits for memory twice.
     """
     dim = tl.arange(0, BLOCK_D)
     top = tl.full(slot.shape, _NEGATIVE_INFINITY, tl.float32)
     total = tl.zeros(slot.shape, tl.float32)
     acc = tl.zeros([BLOCK_D, slot.shape[0]], tl.float32)
+    stats = stats_ptr + first_at * (2 * BLOCK_H) + slot
+    parts = part_ptr + first_at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
     for begin in range(0, count, UNROLL):
         loaded = ()
         for ahead in tl.static_range(UNROLL):
-            here = begin + ahead < count
-            at = first_at + begin + ahead
-            stats = stats_ptr + at * (2 * BLOCK_H) + slot
-            part = part_ptr + at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
+            at = begin + ahead
             loaded += (
-                tl.load(stats, mask=here, other=_NEGATIVE_INFINITY, cache_modifier=".cg"),
-                tl.load(stats + BLOCK_H, mask=here, other=0.0, cache_modifier=".cg"),
-                tl.load(part, mask=here, other=0.0, cache_modifier=".cg"),
+                tl.load(stats + at * (2 * BLOCK_H), cache_modifier=".cg"),
+                tl.load(stats + at * (2 * BLOCK_H) + BLOCK_H, cache_modifier=".cg"),
+                tl.load(parts + at * (BLOCK_H * BLOCK_D), cache_modifier=".cg"),
             )
         for ahead in tl.static_range(UNROLL):
-            top, total, acc = fold(top, total, acc, loaded[3 * ahead], loaded[3 * ahead + 1], loaded[3 * ahead + 2])
+            here = begin + ahead < count
+            top_2 = tl.where(here, loaded[3 * ahead], _NEGATIVE_INFINITY)
+            total_2 = tl.where(here, loaded[3 * ahead + 1], 0.0)
+            acc_2 = tl.where(here, loaded[3 * ahead + 2], 0.0)
+            top, total, acc = fold(top, total, acc, top_2, total_2, acc_2)
     return top, total, acc

@@ -186,9 +186,13 @@ def launch(
 
 
 def _partial_floats(plan: DecodePlan, rows: int, num_kv_heads: int) -> tuple[int, int]:
-    """Floats of scratch that the partial outputs of `rows` take, and with their maxima and sums."""
+    """Floats of scratch that the partial outputs of `rows` take, and with their maxima and sums.
+
+    Behind the last there is room for as many partials as are loaded at a time.
+    """
     partials = rows * num_kv_heads * plan.tiles * plan.max_splits * plan.block_h
-    return partials * plan.block_d, partials * (plan.block_d + 2)
+    behind = plan.unroll * plan.block_h * plan.block_d
+    return partials * plan.block_d, partials * (plan.block_d + 2) + behind
 
 
 def counters(device: torch.device, number: int) -> Tensor:
