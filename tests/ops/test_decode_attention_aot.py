@@ -15,7 +15,7 @@ from decode_attention_aot import CASES
 # Of 227 KiB: what a program may have on the cards that it compiles for.
 SHARED = {"sm_90": 227 * 1024, "sm_80": 163 * 1024}
 # A few registers of the prologue and epilogue, outside the loop over the keys, may go to the stack.
-SPILLED = 128
+SPILLED = 32
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,9 @@ def test_it_compiles_for_the_card_with_tensor_cores_and_copies_ahead(name: str, 
     assert report["stack"] <= SPILLED
 
 
-@pytest.mark.parametrize("name", ["sm_90 one row", "sm_90 batch", "sm_90 D64", "sm_90 D256", "sm_80 batch"])
+@pytest.mark.parametrize(
+    "name", ["sm_90 one row", "sm_90 one row, mmha", "sm_90 batch", "sm_90 D64", "sm_90 D256", "sm_80 batch"]
+)
 def test_plain_decoding_does_not_spill(name: str, reports: dict[str, Any]) -> None:
     assert reports[name]["stack"] == 0
 
