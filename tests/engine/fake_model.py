@@ -39,10 +39,13 @@ def hash_logits(sequence: Sequence[int]) -> np.ndarray:
 class FakeRunner:
     """Keeps, per slot, the tokens a real cache would hold, and fails on any use that a real cache would not survive."""
 
-    def __init__(self, *, max_num_seqs: int = 4, max_model_len: int = 64, run_ahead: int = 0) -> None:
+    def __init__(
+        self, *, max_num_seqs: int = 4, max_model_len: int = 64, run_ahead: int = 0, tokens_per_launch: int = 1
+    ) -> None:
         self.device = torch.device("cpu")
         self.vocab_size = VOCAB
         self.max_num_seqs, self.max_model_len, self.run_ahead = max_num_seqs, max_model_len, run_ahead
+        self.tokens_per_launch, self.launches = tokens_per_launch, 0
         self.cache: dict[int, list[int]] = {}
         self.reserved = 0
         self.batch_sizes: list[int] = []
@@ -59,6 +62,15 @@ class FakeRunner:
         self.cache[slot] = list(token_ids)
         ends = range(1, len(token_ids) + 1) if all_logits else [len(token_ids)]
         return torch.from_numpy(np.stack([hash_logits(token_ids[:end]) for end in ends]))
+
+    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+        assert self.tokens_per_launch > 1
+        self.launches += 1
+        made: list[Tensor] = []
+        for step in range(self.tokens_per_launch):
+            token_ids = self.decode(slots, token_ids, positions + step).argmax(dim=1)
+            made.append(token_ids)
+        return torch.stack(made)
 
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
         if self.fail_at_decode is not None:

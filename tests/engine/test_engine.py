@@ -45,11 +45,13 @@ prompt_strategy = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
     st.integers(1, 4),
     st.sampled_from([0, 1]),
     st.integers(0, 6),
+    st.sampled_from([1, 2, 5]),
 )
 def test_any_mix_of_requests_gives_each_what_it_would_get_alone(
-    jobs: list[tuple[list[int], SamplingParams]], num_slots: int, run_ahead: int, late: int
+    jobs: list[tuple[list[int], SamplingParams]], num_slots: int, run_ahead: int, late: int, together: int
 ) -> None:
-    engine = make_engine(FakeRunner(max_num_seqs=num_slots, run_ahead=run_ahead))
+    runner = FakeRunner(max_num_seqs=num_slots, run_ahead=run_ahead, tokens_per_launch=together)
+    engine = make_engine(runner)
     requests: list[Request] = []
     for i, (prompt, params) in enumerate(jobs):
         for _ in range(late if i % 2 else 0):
@@ -73,6 +75,25 @@ def generate(params: SamplingParams, prompt: list[int] = PROMPT, *, run_ahead: i
     request = engine.add(None, prompt, params)
     run_all(engine)
     return request
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_greedy_rows_get_several_tokens_a_launch_and_others_one_by_one(run_ahead: int) -> None:
+    for changes, launches in (
+        ({}, 3),
+        ({"temperature": 0.7, "seed": 3}, 0),
+        ({"logprobs": 2}, 0),
+        ({"repetition_penalty": 1.2}, 0),
+        ({"logit_bias": {3: 1.0}}, 0),
+        ({"max_tokens": 4}, 0),  # one token from the prompt, three left
+    ):
+        runner = FakeRunner(run_ahead=run_ahead, tokens_per_launch=4)
+        params = SamplingParams(**{"temperature": 0, "max_tokens": 15, "ignore_eos": True, **changes})  # type: ignore[arg-type] # mixed values
+        engine = make_engine(runner)
+        request = engine.add(None, PROMPT, params)
+        run_all(engine)
+        assert runner.launches == launches, changes
+        assert request.samples[0].token_ids == generate(params).samples[0].token_ids, changes
 
 
 def test_running_rows_decode_together_and_freed_slots_are_refilled_at_once() -> None:
@@ -266,6 +287,7 @@ class InstantRunner:
     def __init__(self, vocab_size: int) -> None:
         self.device = torch.device("cpu")
         self.vocab_size, self.max_model_len, self.max_num_seqs, self.run_ahead = vocab_size, 100_000, 4, 0
+        self.tokens_per_launch = 1
         self.logits = torch.zeros(1, vocab_size)
 
     def reserve(self, num_tokens: int) -> None:

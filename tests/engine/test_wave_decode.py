@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave import LLM
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.engine import Engine
 from onewave.engine.options import choose_decode
@@ -164,6 +166,54 @@ def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_
             engine.step()
         found.append([request.output().outputs[0].token_ids for request in requests])
     assert found[0] == found[1]
+
+
+class SeveralSteps(PlainWave):
+    """As many plain steps as one launch would make, or too many of the same."""
+
+    def several(self, tokens: int) -> SeveralSteps:
+        made = copy(self)
+        made.count = tokens
+        return made
+
+    def produce(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        for step in range(self.count):
+            made.append(
+                tokens if self.broken == "stutters" and step else self(tokens, positions + step, slots).argmax(1)
+            )
+            tokens = made[-1]
+        return torch.stack(made)
+
+
+@pytest.mark.parametrize("broken", ["", "stutters"])
+def test_several_tokens_a_launch_are_checked_against_as_many_launches(
+    card: list[str], broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_plan, "DecodeWave", lambda *a, **k: SeveralSteps(*a, **k, broken=broken))
+    if broken:
+        with pytest.raises(UnsupportedError, match=r"4 tokens of one launch differ.*tokens_per_launch=1"):
+            load_wave(LOCATION, BASE, how(tmp_path, tokens_per_launch=4))
+        return
+    model, wave = load_wave(LOCATION, BASE, how(tmp_path, tokens_per_launch=4))
+    texts = []
+    for step, launches in ((wave, 4), (load_wave(LOCATION, BASE, how(tmp_path))[1], 1)):
+        runner = ModelRunner(model, max_num_seqs=3, max_model_len=64, wave=step)
+        assert runner.tokens_per_launch == launches
+        engine = Engine(runner)
+        params = SamplingParams(max_tokens=19, temperature=0.0, ignore_eos=True, detokenize=False)
+        requests = [engine.add(None, prompt, params) for prompt in ([5, 9, 80], [3], [44, 45, 46, 47, 48], [90, 2])]
+        while engine.has_work:
+            engine.step()
+        texts.append([request.output().outputs[0].token_ids for request in requests])
+    assert texts[0] == texts[1]
+
+
+def test_several_tokens_a_launch_without_a_wave_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="tokens_per_launch"):
+        LLM("llama-3.2-1b", load_format="dummy", device="cpu", tokens_per_launch=4)
+    with pytest.raises(InvalidArgumentError, match="tokens_per_launch"):
+        LLM("llama-3.2-1b", load_format="dummy", device="cpu", tokens_per_launch=65)
 
 
 def test_the_second_load_finds_the_program_that_the_first_planned(card: list[str], tmp_path: Path) -> None:

@@ -133,3 +133,11 @@ def test_matrices_that_are_kept_unpacked_change_no_token(cache: Path) -> None:
 def test_more_sequences_than_a_wave_takes_decode_with_graphs(cache: Path) -> None:
     with llm(max_num_seqs=17) as model:
         assert model.decode_path == "graph"
+
+
+def test_several_tokens_a_launch_change_no_token(cache: Path) -> None:
+    with llm() as model:
+        expected = tokens(model, PROMPTS)
+    with llm(tokens_per_launch=5) as model:
+        assert model.runner.tokens_per_launch == 5
+        assert tokens(model, PROMPTS) == expected

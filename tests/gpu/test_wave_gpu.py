@@ -132,6 +132,32 @@ def test_random_delays_change_no_bit() -> None:
     assert int(wrong) == 0
 
 
+@pytest.mark.parametrize("batch", [1, 5])
+def test_several_tokens_of_one_launch_are_those_of_as_many(batch: int) -> None:
+    model = on_card(random_model(BASE))
+    kv = filled(model, batch)
+    theirs, ours = copied(model, kv), copied(model, kv)
+    one = DecodeWave(model, batch=batch)
+    several = one.several(7)
+    slots = torch.arange(batch, device="cuda")
+    tokens, positions = slots + 5, slots * 60 + 17
+    found: list[Tensor] = []
+    several.bind_cache(ours)
+    given, at = tokens, positions
+    for _ in range(3):  # launch after launch, from where the last one ended
+        found.append(several.produce(given, at, slots))
+        given, at = found[-1][-1], at + 7
+    several.wave.check()
+    expected: list[Tensor] = []
+    for _ in range(21):
+        tokens = step(one, theirs, tokens, positions, slots).argmax(dim=1)
+        positions = positions + 1
+        expected.append(tokens)
+    assert torch.equal(torch.cat(found), torch.stack(expected))
+    assert torch.equal(ours.k, theirs.k)
+    assert torch.equal(ours.v, theirs.v)
+
+
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 def test_the_self_check_passes(sequences: int) -> None:
     config: ModelConfig = replace(BASE, hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=4)

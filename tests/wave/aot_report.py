@@ -24,7 +24,7 @@ from onewave.wave.layout import tile_shape
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
-LONGS = ("tokens", "positions", "slots", "places")
+LONGS = ("tokens", "positions", "slots", "places", "several")
 
 
 def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[str, object]:
@@ -54,6 +54,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "QKNORM": False,
         "EPS": 1e-5,
         "SCALE": 0.125,
+        "TOKENS": 1,
     } | changes
     names = wave_kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")

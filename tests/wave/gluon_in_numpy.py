@@ -19,7 +19,7 @@ import numpy as np
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, combine, exchange, finish, kernel
+from onewave.wave import attend, choose, combine, exchange, finish, kernel
 
 LIMIT_S = 60.0
 
@@ -35,6 +35,9 @@ class Array(np.ndarray):
         if isinstance(dtype, PointerType):
             return Pointer(self, dtype.item)
         return wrapped(self.view(dtype) if bitcast else np.asarray(self).astype(dtype))
+
+    def __iadd__(self, other: Any) -> Any:
+        return self + other  # a tensor never changes: another name for it keeps its value
 
 
 def wrapped(values: Any) -> Array:
@@ -316,6 +319,9 @@ class Gluon:
     def max(self, x: Array, axis: int) -> Array:
         return wrapped(np.asarray(x).max(axis=axis))
 
+    def min(self, x: Array, axis: int) -> Array:
+        return wrapped(np.asarray(x).min(axis=axis))
+
     def reshape(self, x: Array, shape: Sequence[int]) -> Array:
         return wrapped(np.asarray(x).reshape([int(n) for n in shape]))
 
@@ -392,7 +398,7 @@ def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
         raise min(errors, key=lambda error: isinstance(error, TimeoutError))
 
 
-WAVE = (finish, combine, attend, exchange, kernel)
+WAVE = (choose, finish, combine, attend, exchange, kernel)
 """The modules of the wave kernel."""
 
 
@@ -447,6 +453,7 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),
         "nanoseconds": lambda after: 0,
+        "fence": lambda: None,
         "delay": lambda nanos: delays(),
         "fence_async_shared": lambda: None,
         "warpgroup_mma": lambda a, b, acc, use_acc, is_async: (

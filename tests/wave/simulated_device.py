@@ -52,15 +52,16 @@ class Bench:
             "QKNORM": False,
             "EPS": 1e-5,
             "SCALE": 1.0,
+            "TOKENS": 1,
         } | constants
 
     def run(self, source: Pointer, source_stride: int, out: Pointer, out_stride: int, batch: int, **more: Any) -> None:
         places = more.pop("places", out)
-        given = {"tokens": out, "positions": out, "slots": out, "places": places} | more
+        given = {"tokens": out, "positions": out, "slots": out, "places": places, "several": out} | more
         given |= {"source": source, "source_stride": source_stride, "out": out, "out_stride": out_stride}
         delays = given.pop("delays", lambda: None)
         launch(self.memory, self.program.workers, self.arguments | given | {"batch": batch}, delays)
-        self.launches += 1
+        self.launches += more.get("TOKENS", 1)
         if not self.arguments["SYNC"]:
             size = self.program.set_words
             whole = self.memory.get(self.arguments["exchange"], (2 * size,))

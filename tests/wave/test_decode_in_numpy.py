@@ -19,7 +19,7 @@ from onewave.models.config import RopeConfig
 from onewave.models.config_file import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
-from onewave.wave.layout import TILE_BYTES, Kind, Word
+from onewave.wave.layout import TILE_BYTES, Kind, Word, several_words
 from onewave.wave.pack import pack_stream
 from onewave.weights.sources import resolve
 
@@ -64,6 +64,7 @@ class Simulated:
         )
         put = self.bench.memory.put
         self.config, self.slots = config, slots
+        self.buffers: dict[int, Any] = {}
         self.cache_shape = (config.num_layers, slots, config.num_kv_heads, CAPACITY, config.head_dim)
         empty = np.full(self.cache_shape, np.nan, dtype=np.float16)
         self.k, self.v = put(empty.view(np.int32)), put(empty.view(np.int32))
@@ -88,7 +89,17 @@ class Simulated:
         strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
         self.places = put(np.array([*(int(p.address) for p in pointers), *strides, STREAM], dtype=np.int64))
 
-    def step(self, tokens: list[int], positions: list[int], slots: list[int]) -> Tensor:
+    def several(self, tokens: list[int], positions: list[int], slots: list[int], count: int) -> list[list[int]]:
+        """`count` tokens of each sequence, all in one launch."""
+        program, memory = self.bench.program, self.bench.memory
+        words = several_words(count, program.shape.batch, program.workers)
+        if count not in self.buffers:
+            self.buffers[count] = memory.put(np.full(words, -1, dtype=np.int64))
+        self.step(tokens, positions, slots, several=self.buffers[count], TOKENS=count)
+        produced = memory.get(self.buffers[count], (count, program.shape.batch))
+        return [produced[:, row].tolist() for row in range(len(tokens))]
+
+    def step(self, tokens: list[int], positions: list[int], slots: list[int], **more: Any) -> Tensor:
         put, vocab = self.bench.memory.put, self.config.vocab_size
         out = put(np.full((len(tokens), vocab), np.nan, dtype=np.float32).view(np.int32))
         three = [put(np.array(values, dtype=np.int64)) for values in (tokens, positions, slots)]
@@ -100,6 +111,7 @@ class Simulated:
             len(tokens),
             **dict(zip(("tokens", "positions", "slots"), three, strict=True)),
             places=self.places,
+            **more,
         )
         return torch.from_numpy(self.bench.memory.get(out, (len(tokens), vocab)).view(np.float32))
 
@@ -258,3 +270,28 @@ def test_who_streams_more_than_the_others_has_that_much_of_it_brought_nearer() -
                 expected += [(block, STREAM + (tile * workers + block) * TILE_BYTES, TILE_BYTES) for tile in coming]
     assert len(expected) > 1
     assert sorted(wave.bench.memory.prefetched) == sorted(expected)
+
+
+@pytest.mark.parametrize(("family", "workers", "batch"), [("llama", 1, 1), ("llama", 7, 3), ("norms of q and k", 5, 8)])
+def test_several_tokens_in_one_launch_are_those_of_as_many_launches(family: str, workers: int, batch: int) -> None:
+    model = random_model(FAMILIES[family])
+    one, many = (Simulated(model, batch, workers, batch) for _ in range(2))
+    tokens, positions, slots = list(range(5, 5 + batch)), [0] * batch, list(range(batch))
+    expected: list[list[int]] = [[] for _ in range(batch)]
+    for _ in range(9):
+        tokens = one.step(tokens, positions, slots).argmax(dim=1).tolist()
+        positions = [position + 1 for position in positions]
+        for row, token in zip(expected, tokens, strict=True):
+            row.append(token)
+    found: list[list[int]] = [[] for _ in range(batch)]
+    tokens, positions = list(range(5, 5 + batch)), [0] * batch
+    for count in (4, 2, 3):  # the sets of the exchange and of the candidates take turns over launches, too
+        made = many.several(tokens, positions, slots, count)
+        tokens = [row[-1] for row in made]
+        positions = [position + count for position in positions]
+        for row, more in zip(found, made, strict=True):
+            row += more
+    assert found == expected
+    for ours, theirs in zip(many.caches(), one.caches(), strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())

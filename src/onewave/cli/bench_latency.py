@@ -41,6 +41,7 @@ def latency(
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
+    tokens_per_launch: options.TokensPerLaunch = 1,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -72,6 +73,7 @@ def latency(
             enforce_eager=enforce_eager,
             decode=decode,
             keep_unpacked=keep_unpacked,
+            tokens_per_launch=tokens_per_launch,
         )
         if ceiling is None:
             from onewave.bench.ceilings import read_bandwidth

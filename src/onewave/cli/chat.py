@@ -53,6 +53,7 @@ def chat(
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
+    tokens_per_launch: options.TokensPerLaunch = 1,
     stats: options.Stats = False,
 ) -> None:
     """Talk with a model; answers are printed as they come.
@@ -86,6 +87,7 @@ def chat(
         enforce_eager=enforce_eager,
         decode=decode,
         keep_unpacked=keep_unpacked,
+        tokens_per_launch=tokens_per_launch,
     )
     conversation = Conversation(opened, params, system_prompt, show_stats=stats)
     if message is not None:

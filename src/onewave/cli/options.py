@@ -29,6 +29,7 @@ __all__ = [
     "Stop",
     "Temperature",
     "Tokenizer",
+    "TokensPerLaunch",
     "TopK",
     "TopP",
 ]
@@ -57,6 +58,13 @@ KeepUnpacked = Annotated[
     typer.Option(
         "--keep-unpacked/--no-keep-unpacked",
         help="With the wave: twice the memory, for a faster prefill. Default: where they take half the free memory.",
+    ),
+]
+TokensPerLaunch = Annotated[
+    int,
+    typer.Option(
+        "--tokens-per-launch",
+        help="With the wave: steps that one launch makes of greedy sequences; their tokens come in groups.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -43,7 +43,8 @@ _LOGPROB_CHUNK = 64
 class Runner(Protocol):
     """Runs the model. Sequences are known by their slot.
 
-    run_ahead: decode steps that may be launched before an earlier step's tokens are read: 0 on CPU, 1 on CUDA.
+    run_ahead: launches of decode steps before an earlier one's tokens are read: 0 on CPU, 1 on CUDA. tokens_per_launch:
+    that `produce` makes of each row; 1 where there is no such thing.
     """
 
     device: torch.device
@@ -51,6 +52,7 @@ class Runner(Protocol):
     max_model_len: int
     max_num_seqs: int
     run_ahead: int
+    tokens_per_launch: int
 
     def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
         """Run a whole prompt. Returns float32 [1, vocab] of the last token, or [tokens, vocab] with all_logits."""
@@ -58,6 +60,10 @@ class Runner(Protocol):
 
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Feed one token a row (int64 [rows] each). Returns float32 [rows, vocab], valid until the next call."""
+        ...
+
+    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Feed one token a row, and then the likeliest, tokens_per_launch times. Returns them, int64 [tokens, rows]."""
         ...
 
     def reserve(self, num_tokens: int) -> None:
@@ -84,7 +90,8 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A launched step whose tokens the host has not read: copies under way to host memory, done when `ready` is."""
+    """A launched step, or several at once (tokens [steps, rows]), whose tokens the host has not read: copies under way
+    to host memory, done when `ready` is."""
 
     samples: list[Sample]
     sampled: Sampled
@@ -234,6 +241,10 @@ class Engine:
             self._rows_changed = False
         if rows is None:
             return False
+        count = self._runner.tokens_per_launch
+        if count > 1 and rows.left >= count and rows.plan.takes_likeliest:
+            self._produce(rows, count)
+            return True
         self._runner.reserve(rows.longest)
         logits = self._runner.decode(rows.slots, rows.token_ids, rows.positions)
         sampled = rows.plan(logits)
@@ -245,6 +256,19 @@ class Engine:
             sample.launched += 1
         self._launch_copy(rows.samples, sampled)
         return True
+
+    def _produce(self, rows: _Rows, count: int) -> None:
+        """Launch `count` steps of all rows at once. Tokens behind a row's last one are dropped when they are read."""
+        self._runner.reserve(rows.longest + count - 1)
+        produced = self._runner.produce(rows.slots, rows.token_ids, rows.positions)
+        rows.plan.skip(count)
+        rows.token_ids = produced[-1]
+        rows.positions += count
+        rows.longest += count
+        rows.left -= count
+        for sample in rows.samples:
+            sample.launched += count
+        self._launch_copy(rows.samples, Sampled(produced, None))
 
     def _build_rows(self) -> _Rows | None:
         """Collect the running samples that have tokens left to launch; their newest tokens stay on the device."""
@@ -305,21 +329,27 @@ class Engine:
             if step.ready is not None:
                 step.ready.synchronize()
             logprobs = None if step.sampled.logprobs is None else _HostLogprobs(step.sampled.logprobs)
-            token_ids: list[int] = _to_list(step.sampled.tokens)
-            for row, (sample, token_id) in enumerate(zip(step.samples, token_ids, strict=True)):
-                if sample.finish_reason is not None:
-                    continue  # ended, or was aborted, while this step ran
-                request = sample.request
-                if not sample.token_ids:
-                    request.note_first_token()
-                sample.append(token_id)
-                wanted = request.params.logprobs
-                if wanted is not None and logprobs is not None:
-                    sample.add_logprobs(*self._token_entry(logprobs, row, token_id, wanted))
-                if sample.finish_reason is not None:
-                    self._scheduler.remove(sample)
-                    self._rows_changed = True
-                    request.note_finished()
+            tokens = step.sampled.tokens
+            launched: list[list[int]] = _to_list(tokens if tokens.ndim == 2 else tokens[None])
+            for token_ids in launched:
+                self._note_tokens(step.samples, token_ids, logprobs)
+
+    def _note_tokens(self, samples: list[Sample], token_ids: list[int], logprobs: _HostLogprobs | None) -> None:
+        """Hand one token to each sample of a step."""
+        for row, (sample, token_id) in enumerate(zip(samples, token_ids, strict=True)):
+            if sample.finish_reason is not None:
+                continue  # ended, or was aborted, while this step ran
+            request = sample.request
+            if not sample.token_ids:
+                request.note_first_token()
+            sample.append(token_id)
+            wanted = request.params.logprobs
+            if wanted is not None and logprobs is not None:
+                sample.add_logprobs(*self._token_entry(logprobs, row, token_id, wanted))
+            if sample.finish_reason is not None:
+                self._scheduler.remove(sample)
+                self._rows_changed = True
+                request.note_finished()
 
     def _token_entry(self, logprobs: _HostLogprobs, row: int, token_id: int, wanted: int) -> tuple[float, Logprobs]:
         """One position's log-probabilities: the token itself, then the `wanted` likeliest (-1: all)."""

@@ -10,7 +10,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError
+from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.engine.engine import Engine
 from onewave.engine.options import (
@@ -57,6 +57,8 @@ class LLM:
     line that says why; on a CPU eager. What is named never falls back. decode_path says which one runs.
     keep_unpacked: with the wave, keep the matrices that the first prompt has unpacked: as much memory again, for a
     faster prefill; the same bits. None: where they take at most half of what is free then.
+    tokens_per_launch: with the wave, steps that one launch makes while all running sequences are greedy and ask for
+    nothing else; the same tokens, which then come in groups. More than 1 needs decode="wave" or "auto".
     progress: draw progress bars on stderr while loading.
 
     A context manager; `close()` frees the model. May be called from several threads: their requests run together.
@@ -78,8 +80,10 @@ class LLM:
         enforce_eager: bool = False,
         decode: str = "auto",
         keep_unpacked: bool | None = None,
+        tokens_per_launch: int = 1,
         progress: bool = False,
     ) -> None:
+        whole("tokens_per_launch", tokens_per_launch, 1, 64)
         whole("max_num_seqs", max_num_seqs, 1)
         whole("seed", seed, 0, 2**64 - 1)
         self.device = choose_device(device)
@@ -103,9 +107,14 @@ class LLM:
                 load_format=load_format,
                 seed=seed,
                 keep_unpacked=keep_unpacked,
+                tokens_per_launch=tokens_per_launch,
                 progress=progress,
             )
+            if tokens_per_launch > 1 and path not in ("auto", "wave"):
+                raise UnsupportedError("tokens_per_launch", got=f"{tokens_per_launch}, decode={path!r}", allowed="1")
             network, wave = load_for(path, location, self.config, how)
+            if tokens_per_launch > 1 and wave is None:
+                raise UnsupportedError("tokens_per_launch", got=f"{tokens_per_launch}, but no wave here", allowed="1")
             self._tokenizer, self._why_no_tokenizer = loading.result()
         self.runner = ModelRunner(
             network,

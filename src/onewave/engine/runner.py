@@ -59,6 +59,7 @@ class ModelRunner:
         self.run_ahead = 1 if self._on_cuda else 0
         self._use_graphs = self._on_cuda and decode == "graph"
         self._wave = wave
+        self.tokens_per_launch = 1 if wave is None else wave.tokens_per_launch
         self.decode_path = "wave" if wave is not None else decode if self._on_cuda else "eager"
         self._graphs: dict[int, _DecodeGraph] = {}
         self._bound: tuple[_DecodeGraph, Tensor] | None = None
@@ -132,6 +133,17 @@ class ModelRunner:
         step.positions[:rows].copy_(positions)
         step.graph.replay()
         return step.logits[:rows]
+
+    @torch.inference_mode()
+    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """tokens_per_launch steps at once, each row's next token its likeliest.
+
+        As decode; positions are the first step's, and what was reserved reaches as many further. Returns int64
+        [tokens_per_launch, rows].
+        """
+        assert self._kv is not None, "reserve() comes first"
+        assert self._wave is not None, "only a wave makes several"
+        return self._wave.produce(token_ids, positions, slots)
 
     def _size(self, rows: int) -> int:
         """Rows a decode step of `rows` sequences is run with."""

@@ -104,6 +104,15 @@ class SamplingPlan:
         self._build_bans()
         self._as_is = self._biases is None and self._bans is None and self._penalties is None
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether every row's next tokens are its likeliest ones as they are, and nothing else is asked for."""
+        return self._all_greedy and self._as_is and self._num_logprobs is None
+
+    def skip(self, steps: int) -> None:
+        """Note that this many steps were sampled elsewhere."""
+        self._step += steps
+
     def __call__(self, logits: Tensor) -> Sampled:
         """Choose a token for every row. logits: float32 [rows, vocab]; left as they are."""
         if self._next_ban_end is not None and self._step >= self._next_ban_end:

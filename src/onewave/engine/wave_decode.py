@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +29,10 @@ from onewave.wave.program import WaveProgram
 from onewave.weights.progress import byte_progress
 from onewave.weights.sources import ModelLocation
 
-__all__ = ["Step", "WaveDecoder", "WaveLoad", "load_for", "load_wave", "self_check", "unsuited"]
+if TYPE_CHECKING:
+    from onewave.models.llama_plan import DecodeWave
+
+__all__ = ["Step", "WaveDecoder", "WaveLoad", "check_several", "load_for", "load_wave", "self_check", "unsuited"]
 
 _log = logging.getLogger("onewave")
 # Lengths of the self-check's sequences, in turn: several splits of 128 keys, one key, a few, a split and a little.
@@ -51,7 +54,7 @@ class WaveLoad:
     """How a model is loaded.
 
     keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory.
-    cache_dir: where finished programs are kept. progress: draw a bar on stderr.
+    cache_dir: where finished programs are kept. tokens_per_launch: of greedy sequences. progress: draw a bar on stderr.
     """
 
     dtype: torch.dtype
@@ -62,6 +65,7 @@ class WaveLoad:
     load_format: str = "auto"
     seed: int = 0
     keep_unpacked: bool | None = None
+    tokens_per_launch: int = 1
     progress: bool = False
 
 
@@ -70,10 +74,13 @@ class WaveDecoder:
 
     stream: where the model's matrices are packed for it; None packs them here, beside the plain ones. However many
     sequences a step has, it runs through the program for max_num_seqs: its bits do not depend on their number.
+    tokens_per_launch: that `produce` makes; checked against as many single steps.
     Raises UnsupportedError when the card or the model does not suit the wave, or when the self-check fails.
     """
 
-    def __init__(self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None):
+    def __init__(
+        self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None, tokens_per_launch: int = 1
+    ):
         from onewave.models.llama_plan import DecodeWave
 
         reason = unsuited(model.config, model.dtype, model.device, max_num_seqs)
@@ -85,10 +92,22 @@ class WaveDecoder:
         if not self.difference <= _MOST_DIFFERENCE:
             got = f"logits {self.difference:.1%} from the plain operators'"
             raise UnsupportedError("self-check of the wave", got=got, next='Use decode="graph".')
+        self.tokens_per_launch = tokens_per_launch
+        self._several = self._wave.several(tokens_per_launch) if tokens_per_launch > 1 else None
+        if self._several is not None:
+            check_several(model, self._wave, self._several, max_num_seqs, tokens_per_launch)
 
     def bind_cache(self, kv: StaticKVCache) -> None:
         """Use this cache from now on."""
         self._wave.bind_cache(kv)
+        if self._several is not None:
+            self._several.bind_cache(kv)
+
+    def produce(self, token_ids: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """Feed one token a row, int64 [rows] each, and then the likeliest, tokens_per_launch times. Returns int64
+        [tokens_per_launch, rows]. Raises WaveStalled."""
+        assert self._several is not None
+        return self._several.produce(token_ids, positions, slots)
 
     def release(self) -> bool:
         """Give back memory that only makes prefill faster; whether there was any."""
@@ -178,7 +197,7 @@ def _load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> t
                 max_model_len=how.max_model_len,
                 report=report,
             )
-        wave = WaveDecoder(made.model, how.max_num_seqs, stream=made.stream)
+        wave = WaveDecoder(made.model, how.max_num_seqs, stream=made.stream, tokens_per_launch=how.tokens_per_launch)
     if how.keep_unpacked or (how.keep_unpacked is None and _has_room(made.stream)):
         made.stream.keep()
     return made.model, wave
@@ -259,6 +278,38 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
         pairs.append((mine[:, slots, :, positions].float(), plain[:, slots, :, positions].float()))
     found_errors = [_difference(a, b) for a, b in pairs]
     return float("inf") if any(math.isnan(error) for error in found_errors) else max(found_errors)
+
+
+@torch.inference_mode()
+def check_several(model: Llama, one: DecodeWave, several: DecodeWave, sequences: int, count: int) -> None:
+    """Raise UnsupportedError unless a launch of `count` tokens gives those of as many launches, and the same caches."""
+    most = min(_CHECKED_CAPACITY, model.max_model_len) - count
+    if most < 1:
+        raise UnsupportedError(
+            "tokens_per_launch", got=str(count), allowed=f"below max_model_len={model.max_model_len}"
+        )
+    lengths = [min(most, _CHECKED_LENGTHS[i % len(_CHECKED_LENGTHS)]) for i in range(sequences)]
+    ours, theirs = (model.new_cache(num_slots=sequences + 1, capacity=_CHECKED_CAPACITY) for _ in range(2))
+    dice = torch.Generator(model.device).manual_seed(0)
+    for cache in (theirs.k, theirs.v):
+        cache.normal_(generator=dice)
+    ours.copy_from(theirs)
+    tokens = torch.randint(model.config.vocab_size, (sequences,), generator=dice, device=model.device)
+    positions = torch.tensor(lengths, device=model.device)
+    slots = torch.arange(sequences, device=model.device)
+    several.bind_cache(ours)
+    found = several.produce(tokens, positions, slots)
+    one.bind_cache(theirs)
+    same = torch.ones((), dtype=torch.bool, device=model.device)
+    for made in found:
+        tokens = one(tokens, positions, slots).argmax(dim=1)
+        positions = positions + 1
+        same &= (made == tokens).all()
+    same &= torch.equal(ours.k, theirs.k) and torch.equal(ours.v, theirs.v)
+    several.wave.check()
+    if not bool(same):
+        got = f"{count} tokens of one launch differ from those of {count} launches"
+        raise UnsupportedError("self-check of the wave", got=got, next="Use tokens_per_launch=1.")
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

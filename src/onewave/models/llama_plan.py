@@ -9,6 +9,7 @@ model and on the padded batch alone, so neither the number of workers nor a sequ
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -218,11 +219,29 @@ class DecodeWave:
         else:
             program, tiles = stream.program, stream.tensor
         groups = _groups(config, 1 << (batch - 1).bit_length())
-        self.wave = Wave(program, tiles, activation="silu", delays=delays, attention=_setup(model, groups))
+        self._made_of = (program, tiles, _setup(model, groups))
+        self.wave = self._bound(delays=delays)
+
+    def _bound(self, *, delays: bool = False, tokens: int = 1) -> Wave:
+        program, tiles, setup = self._made_of
+        return Wave(program, tiles, activation="silu", delays=delays, attention=setup, tokens=tokens)
+
+    def several(self, tokens: int) -> DecodeWave:
+        """The same steps, so many in one launch, each sequence's next token its likeliest (`produce`); the weights lie
+        there once. Raises UnsupportedError."""
+        made = copy(self)
+        made.wave = self._bound(tokens=tokens)
+        return made
 
     def bind_cache(self, kv: StaticKVCache) -> None:
         """Use this cache from now on."""
         self.wave.bind_cache(kv.k, kv.v)
+
+    def produce(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """Feed one token a sequence, int64 [rows] each, and what comes of it as often as `several` says. Returns the
+        tokens, int64 [tokens, rows]. The cache holds as many positions more."""
+        logits = torch.empty(len(tokens), self.vocab_size, device=self.device)
+        return self.wave.decode_several(tokens, positions, slots, logits)
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Feed one token a sequence: int64 [rows] each. Returns float32 logits [rows, vocab]."""

@@ -23,6 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.wave.attend import attend, prefetch_split
+from onewave.wave.choose import begin_token, candidates_of, choose, own_values
 from onewave.wave.combine import combine
 from onewave.wave.finish import (
     finish_blocks,
@@ -38,17 +39,55 @@ __all__ = ["exchange_partition"]
 @gluon.jit
 def exchange_partition(
     steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
-    tokens, positions, slots, places, block, batch, source_stride, out_stride, set_words, skipped,
+    tokens, positions, slots, places, several, block, batch, source_stride, out_stride, set_words, skipped,
     xs, xfull, xempty, parts, pfull, pempty, heads,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
-    KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
+    KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
+    zero = num_steps * 0  # one that loops may carry
+    if TOKENS == 1:
+        exchange_steps(
+            steps, first_step, num_steps, zero, zero, source, exchange, out, waits, counters, totals, epoch, watch,
+            trace, tokens, positions, slots, places, several, block, batch, source_stride, out_stride, set_words,
+            skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC,
+            TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
+        )  # fmt: skip
+    else:
+        own = own_values(several, block, NB, TOKENS)
+        chunks_before = zero
+        results = zero
+        for token in range(TOKENS):
+            number = epoch + token
+            begin_token(
+                several, token, number, tokens, positions, batch, watch, block, first_step, NB, TOKENS, XW
+            )  # fmt: skip
+            chunks_before, results = exchange_steps(
+                steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
+                number, watch, trace, own, own + NB, slots, places, several, block, batch, source_stride, out_stride,
+                set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC, SPLITS,
+                ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
+            )  # fmt: skip
+        if block == 0:
+            choose(several, TOKENS - 1, epoch + TOKENS - 1, batch, watch, block, first_step, NB, TOKENS, XW)
+    gl.store(epochs + block, epoch + TOKENS)
+
+
+@gluon.jit
+def exchange_steps(
+    steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals, epoch, watch,
+    trace, tokens, positions, slots, places, several, block, batch, source_stride, out_stride, set_words, skipped,
+    xs, xfull, xempty, parts, pfull, pempty, heads,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
+    TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
+    KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
+):  # fmt: skip
+    """Go through the block's steps once. epoch: times it has done so before. Returns chunks and results of this launch
+    so far."""
     ours = exchange + (epoch & 1).to(gl.int64) * set_words
     theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
-    chunks_before = 0
-    results = 0
     kind = gl.load(steps)
     for step in range(num_steps):
         record = steps + step * 32
@@ -81,9 +120,12 @@ def exchange_partition(
             mixed = ((block * 40503 + first_step + step) * 30011 + epoch * 69069) * 1103515245
             delay((mixed >> 8) & 16383)
         if kind < 4:
+            shown_at = several
+            if TOKENS > 1:
+                shown_at = candidates_of(several, epoch, NB, TOKENS) + block * (NB * 4)
             results = finish_blocks(
                 record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
-                pfull, pempty, results, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D,
+                pfull, pempty, results, shown_at, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D, TOKENS,
             )  # fmt: skip
         elif kind < 6:
             if SPLITS > 1:
@@ -111,7 +153,7 @@ def exchange_partition(
         if TRACE:
             gl.store(trace + (first_step + step) * 4 + 2, nanoseconds(results))
         kind = next_kind
-    gl.store(epochs + block, epoch + 1)
+    return chunks_before, results
 
 
 @gluon.jit

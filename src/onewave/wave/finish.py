@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from onewave.wave.choose import show_best
 from onewave.wave.spin import ABSENT, load_words, poll_words
 
 __all__ = [
@@ -153,10 +154,12 @@ def addend_of(loaded, DTYPE: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW:
 @gluon.jit
 def finish_blocks(
     record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
-    results, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, SPLITS: gl.constexpr,
-    ACT: gl.constexpr, GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
+    results, candidates, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
+    SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
+    TOKENS: gl.constexpr,
 ):  # fmt: skip
-    """Publish a product's row blocks as they come, G at a time. Returns the number of such groups so far."""
+    """Publish a product's row blocks as they come, G at a time; the best logits too, if another token comes of them.
+    Returns the number of such groups so far."""
     Q: gl.constexpr = 64 // R
     GR: gl.constexpr = G * R
     LP: gl.constexpr = results_layout(R, G, XW)
@@ -171,6 +174,8 @@ def finish_blocks(
     adds = ((flags & 8) > 0) | (gl.load(record + 16) > 0)
     b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
     r = gl.arange(0, GR, layout=gl.SliceLayout(0, LZ))
+    best = gl.full([NB, GR], float("-inf"), gl.float32, LZ)
+    best_row = gl.full([NB, GR], 2147483647, gl.int32, LZ)
     loaded = (0, 0, 0)
     if D > 0:
         # On its way while the first block is being made; under masks, as a branch's end would wait for it.
@@ -191,6 +196,10 @@ def finish_blocks(
             y = y * inverse_rms[:, None] + extra
             if flags & 8:
                 gl.store(place_of(places, 4, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
+        if TOKENS > 1:
+            better = shown & (row < out_stride) & (y > best)
+            best = gl.where(better, y, best)
+            best_row = gl.where(better, row, best_row)
         if kind == 1:
             if SPLITS > 1:
                 at = target + (row // R * stride + part) * (NB * R) + sequence * R + row % R
@@ -204,6 +213,9 @@ def finish_blocks(
         gl.thread_barrier()
         mbarrier.arrive(pempty.index(place), count=1)
         results += 1
+    if TOKENS > 1:
+        if flags & 16:
+            show_best(best, best_row, candidates, batch, NB, LZ)
     return results
 
 

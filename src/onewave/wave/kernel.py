@@ -42,25 +42,41 @@ __all__ = ["wave_kernel"]
 
 @gluon.jit
 def load_partition(
-    weights, easy, ring, full, empty, num_tiles, first_row, row_step, S: gl.constexpr, FLIGHT: gl.constexpr,
+    weights, easy, ring, full, empty, num_tiles, first_row, row_step,
+    S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
+    if TOKENS == 1:
+        load_tiles(weights, easy, ring, full, empty, 0, num_tiles, first_row, row_step, S, FLIGHT)
+    else:
+        for token in range(TOKENS):
+            load_tiles(
+                weights, easy, ring, full, empty, token * num_tiles, num_tiles, first_row, row_step, S, FLIGHT
+            )  # fmt: skip
+
+
+@gluon.jit
+def load_tiles(
+    weights, easy, ring, full, empty, before, num_tiles, first_row, row_step, S: gl.constexpr, FLIGHT: gl.constexpr,
+):  # fmt: skip
+    """Stream the block's tiles once. before: tiles that it has streamed in this launch."""
     first_easy = gl.load(easy)
     last_easy = gl.load(easy + 1)
-    for tile in range(num_tiles):
+    for number in range(num_tiles):
+        tile = before + number
         slot = tile % S
         mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
         if FLIGHT < S:
             landed = tile - FLIGHT
-            if tile >= first_easy:
+            if number >= first_easy:
                 landed = tile - 1
-                if tile == last_easy:
+                if number == last_easy:
                     easy += 2
                     first_easy = gl.load(easy)
                     last_easy = gl.load(easy + 1)
             if landed >= 0:
                 mbarrier.wait(full.index(landed % S), (landed // S) & 1)
         mbarrier.expect(full.index(slot), 16384)
-        row = first_row + tile * row_step
+        row = first_row + number * row_step
         tma.async_copy_global_to_shared(weights, [row, 0], full.index(slot), ring.index(slot))
 
 
@@ -68,8 +84,35 @@ def load_partition(
 def multiply_partition(
     steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
+    PC: gl.constexpr, TOKENS: gl.constexpr,
+):  # fmt: skip
+    zero = num_steps * 0  # one that loops may carry
+    if TOKENS == 1:
+        multiply_steps(
+            steps, num_steps, zero, zero, zero, zero, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+            DTYPE, NB, R, G, S, XS, PC,
+        )  # fmt: skip
+    else:
+        slot = zero
+        phase = zero
+        chunks_before = zero
+        results = zero
+        for token in range(TOKENS):
+            slot, phase, chunks_before, results = multiply_steps(
+                steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts,
+                pfull, pempty, DTYPE, NB, R, G, S, XS, PC,
+            )  # fmt: skip
+
+
+@gluon.jit
+def multiply_steps(
+    steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
     PC: gl.constexpr,
 ):  # fmt: skip
+    """Make all products of the block's steps once. slot, phase: of the next tile, carried along rather than divided out
+    of a count: between two products every instruction shows. chunks_before, results: of this launch, so far. Returns
+    these four."""
     N: gl.constexpr = 64 // R * NB
     ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     # Of G row blocks, carried from one group to the next: while one of them is being made nothing else may write the
@@ -78,12 +121,7 @@ def multiply_partition(
     acc1 = gl.zeros([64, N], gl.float32, ACC)
     acc2 = gl.zeros([64, N], gl.float32, ACC)
     acc3 = gl.zeros([64, N], gl.float32, ACC)
-    # Carried along rather than divided out of a count: between two products every instruction shows.
-    slot = 0
-    phase = 0
     before = 0  # the slot of the tile before
-    chunks_before = 0
-    results = 0
     for step in range(num_steps):
         record = steps + step * 32
         kind = gl.load(record)
@@ -138,6 +176,7 @@ def multiply_partition(
             mbarrier.arrive(pfull.index(place), count=1)
             results += 1
         chunks_before += chunks
+    return slot, phase, chunks_before, results
 
 
 @gluon.jit
@@ -193,15 +232,15 @@ def wanted_sums(acc, NB: gl.constexpr, R: gl.constexpr):
 @gluon.jit(do_not_specialize=["row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped"])
 def wave_kernel(
     weights, easy, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
-    tokens, positions, slots, places, row_step, easy_words, batch, source_stride, out_stride, set_words,
+    tokens, positions, slots, places, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
     skipped,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
     PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr,
     FLIGHT: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr,
+    SCALE: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
-    """Run every block's steps once.
+    """Run every block's steps once, or TOKENS times, each after the token that the one before has chosen.
 
     weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of [128, 64]. easy: see program.py,
     easy_words a block. steps, lanes: see program.py.
@@ -209,7 +248,7 @@ def wave_kernel(
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
     sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch]
     and places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py. skipped: the step record whose results a test build
-    keeps back (-1: none).
+    keeps back (-1: none). several: see choose.py, if TOKENS > 1; positions are those of the first token.
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -250,23 +289,24 @@ def wave_kernel(
                 multiply_partition,
                 (
                     mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    DTYPE, NB, R, G, S, XS, PC,
+                    DTYPE, NB, R, G, S, XS, PC, TOKENS,
                 ),
             ),
             (
                 exchange_partition,
                 (
                     mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
-                    trace, tokens, positions, slots, places, block, batch, source_stride, out_stride, set_words,
-                    skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
+                    trace, tokens, positions, slots, places, several, block, batch, source_stride, out_stride,
+                    set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
                     DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS,
-                    SCALE,
+                    SCALE, TOKENS,
                 ),
             ),
             (
                 load_partition,
                 (
                     weights, easy + block * easy_words, ring, full, empty, num_tiles, first_row, row_step, S, FLIGHT,
+                    TOKENS,
                 ),
             ),
         ],

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.tiles.trace import Trace
+from onewave.wave.layout import Flag, Word, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls, watch_words
@@ -38,6 +39,7 @@ POLLS = 1 << 18
 _EXCHANGE_WARPS = 8
 EXCHANGE_REGISTERS = 168
 ATTENTION_REGISTERS = 208
+_MOST_TOKENS = 64
 # Tiles in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
 _FLIGHT = 3
 
@@ -60,6 +62,7 @@ class _State:
     epochs: Tensor
     counters: Tensor
     watch: Tensor
+    several: Tensor
     host: Tensor
 
     def reset(self, program: WaveProgram, budget: int) -> None:
@@ -67,6 +70,7 @@ class _State:
         self.exchange.fill_(-1)
         self.epochs.zero_()
         self.counters.zero_()
+        self.several.fill_(-1)
         self.host.zero_()
         words = watch_words(program.workers, budget, self.host.data_ptr())
         self.watch.copy_(torch.from_numpy(words))
@@ -96,8 +100,9 @@ class Wave:
 
     stream: what pack_stream returned. activation: silu, gelu or None, for the operations that have one. counters: hand
     off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
-    delays: a test build that sleeps at random before every task. Each stream has buffers of its own; launches recorded
-    into CUDA graphs share one set, so graphs of one Wave must not run side by side.
+    delays: a test build that sleeps at random before every task. tokens: of a decode step, that one launch makes of
+    each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its own;
+    launches recorded into CUDA graphs share one set, so graphs of one Wave must not run side by side.
     Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the program has workers.
     """
 
@@ -111,6 +116,7 @@ class Wave:
         budget: int = POLLS,
         delays: bool = False,
         attention: AttentionSetup | None = None,
+        tokens: int = 1,
     ):
         device = stream.device
         if not runs_here(device):
@@ -118,10 +124,11 @@ class Wave:
         if program.workers > co_resident(device):
             allowed = f"up to {co_resident(device)}, what {device} holds at once"
             raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
+        _check_tokens(program, tokens, attention is not None)
         if activation not in ACTIVATIONS:
             raise InvalidArgumentError("activation", got=repr(activation), allowed="'silu', 'gelu', None")
         self.program, self.device, self._stream = program, device, stream
-        self._budget, self._counters, self._delays = budget, counters, delays
+        self._budget, self._counters, self._delays, self.tokens = budget, counters, delays, tokens
         self._steps, self._lanes, self._totals = (
             torch.from_numpy(words).to(device)
             # One record more: each step looks at the next one's kind.
@@ -154,6 +161,7 @@ class Wave:
             "QKNORM": False,
             "EPS": 1.0,
             "SCALE": 1.0,
+            "TOKENS": self.tokens,
             **self._attention_constants(),
         }
 
@@ -193,6 +201,18 @@ class Wave:
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
         return logits
 
+    def decode_several(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
+        """`self.tokens` decode steps in one launch, each sequence's next token the likeliest, the first of equal ones.
+
+        As decode; positions are the first step's, and the cache holds as many more. Returns the tokens, int64
+        [self.tokens, batch]; logits are the last step's.
+        """
+        assert self._attention is not None
+        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
+        padded = self.program.shape.batch
+        produced = self._state().several[: self.tokens * padded].view(self.tokens, padded)
+        return produced[:, : len(tokens)].clone()
+
     def _new_state(self) -> _State:
         program = self.program
 
@@ -204,6 +224,11 @@ class Wave:
             epochs=words(program.workers),
             counters=words(max(1, len(program.totals))),
             watch=words(len(watch_words(program.workers, 0, 0))),
+            several=torch.empty(
+                several_words(self.tokens, program.shape.batch, program.workers) if self.tokens > 1 else 1,
+                dtype=torch.int64,
+                device=self.device,
+            ),
             host=torch.zeros(1, dtype=torch.int32, pin_memory=True),
         )
         made.reset(program, self._budget)
@@ -281,6 +306,7 @@ class Wave:
             self._no_trace if trace is None else trace,
             *(sequences or (self._places,) * 3),
             self._places,
+            state.several,
             self.program.workers * 128,
             self.program.easy.shape[1],
             len(x if sequences is None else sequences[0]),
@@ -314,6 +340,20 @@ class Wave:
             found,
             next="Its results are void; the next launch works.",
         )
+
+
+def _check_tokens(program: WaveProgram, tokens: int, decodes: bool) -> None:
+    if not (1 <= tokens <= _MOST_TOKENS and (decodes or tokens == 1)):
+        allowed = f"1 to {_MOST_TOKENS}" if decodes else "1, as no decode step"
+        raise UnsupportedError("wave: tokens of a launch", got=str(tokens), allowed=allowed)
+    if tokens == 1:
+        return
+    worker = np.repeat(np.arange(program.workers), program.lanes[:, 3])
+    heads = np.bincount(worker[(program.steps[:, Word.FLAGS] & Flag.LOGITS) > 0], minlength=program.workers)
+    most = _EXCHANGE_WARPS * 32  # one poll reads a candidate of each
+    if program.workers > most or (heads != 1).any():
+        got = f"{program.workers} workers, {int((heads > 0).sum())} of which make logits"
+        raise UnsupportedError("wave: several tokens of a launch", got=got, allowed=f"up to {most}, all of which do")
 
 
 def _padded(words: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -182,6 +182,12 @@ def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0) -> Til
     return TileShape(padded, rows, chunk, slots, ring)
 
 
+def several_words(tokens: int, batch: int, blocks: int) -> int:
+    """int64 words that a launch of several tokens keeps: the tokens, each block's tokens and positions, two sets of
+    candidates (see choose.py). batch: padded."""
+    return tokens * batch + blocks * 2 * batch + 2 * blocks * batch * 2
+
+
 def group_of(padded: int) -> int:
     """Row blocks whose products are handed over together: as many as one hand-over takes no longer for."""
     return max(1, min(4, 16 // padded))

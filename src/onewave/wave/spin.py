@@ -24,6 +24,7 @@ from triton.experimental.gluon import language as gl
 __all__ = [
     "ABSENT",
     "delay",
+    "fence",
     "load_words",
     "nanoseconds",
     "poll_words",
@@ -232,6 +233,14 @@ def nanoseconds(after):
     """The low word of the global timer, read no earlier than `after` (an int32) is known."""
     return gl.inline_asm_elementwise(
         "mov.u32 $0, %globaltimer_lo;", "=r,r", [after], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def fence():
+    """What this thread has stored or seen, others see before what it stores next."""
+    gl.inline_asm_elementwise(
+        "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r,r", [gl.program_id(0)], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
