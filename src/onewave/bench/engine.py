@@ -151,6 +151,7 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
         "threads": threads if llm.device.type == "cpu" else None,
         "cuda_graphs": result.decode_path == "graph",
         "decode_path": result.decode_path,
+        "tokens_per_launch": llm.runner.tokens_per_launch,
         "tokens_per_second_p50": result.tokens_per_second.p50,
         "bytes_per_step": result.step_bytes,
         "gigabytes_per_second": result.gigabytes_per_second,
