@@ -72,7 +72,7 @@ def rotated(
     first, _, _ = _rotation(dim, half, INTERLEAVED)
     value = projected(own[0], own[1], own[2], HAS_BIAS, HAS_SCALE)
     partner = projected(other[0], other[1], other[2], HAS_BIAS, HAS_SCALE)
-    return value * cos + tl.where(first, -partner, partner) * sin
+    return tl.fma(value, cos, tl.where(first, -partner, partner) * sin)  # which product is rounded is not left open
 
 
 @triton.jit

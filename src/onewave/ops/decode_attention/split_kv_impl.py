@@ -7,7 +7,8 @@ keys and values are read once a group.
 
 Bits. A row is cut into splits whose size depends on nothing but its own length (or the caller's split_size); tiles
 start at a split's begin, and the splits' partial results are folded in order, with the same arithmetic whether one
-program has all of the row or several do. A row's result does not see its batch.
+program has all of the row or several do. Where two products are added, tl.fma says which one is not rounded: left to
+ptxas, kernels for one row and for many could differ. A row's result does not see its batch.
 
 A program streams BLOCK_N keys and values at a time through NUM_STAGES buffers of shared memory, from one split to the
 next without a pause. Where it has only some of a row's splits it leaves partial results (maximum, sum, unnormalised
@@ -226,7 +227,8 @@ def split_kv_kernel(
             new_score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * score_scale
             if HAS_MASK:
                 new_mask = mask_ptr + row64 * stride_mask_row + head.to(tl.int64) * stride_mask_head + end_cached
-                new_score += tl.load(new_mask, mask=real & has_new, other=0.0).to(tl.float32) * _LOG2E
+                new_added = tl.load(new_mask, mask=real & has_new, other=0.0).to(tl.float32)
+                new_score = tl.fma(new_added, tl.full(new_score.shape, _LOG2E, tl.float32), new_score)
         if AHEAD > 0:  # where the program's next row begins and ends
             next_length = row_lengths(
                 lengths_ptr, finished_ptr, row64 + 1, row < last_row, extra, capacity, HAS_FINISHED
@@ -290,7 +292,7 @@ def split_kv_kernel(
             if HAS_MASK:
                 mask_at = row64 * stride_mask_row + head.to(tl.int64)[None, :] * stride_mask_head + key[:, None]
                 added = tl.load(mask_ptr + mask_at, mask=real[None, :] & present[:, None], other=0.0)
-                scores += added.to(tl.float32) * _LOG2E
+                scores = tl.fma(added.to(tl.float32), tl.full(scores.shape, _LOG2E, tl.float32), scores)
             visible = present[:, None]
             if not ONE_QUERY:  # each sees one key more than the one before
                 visible = visible & (key[:, None] < limit[None, :]) & (key[:, None] >= (limit - window)[None, :])
@@ -300,7 +302,7 @@ def split_kv_kernel(
             finite = tl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
             weight = tl.exp2(scores - finite[None, :])
             keep = tl.exp2(top - finite)
-            sums = sums * keep[None, :] + weight
+            sums = tl.fma(sums, tl.broadcast_to(keep[None, :], sums.shape), weight)
             acc = tl.dot(v_t.to(q.dtype), weight.to(q.dtype), acc * keep[None, :], input_precision="ieee")
             top = highest
             if (start + BLOCK_N >= next_begin) & (split < last_here):
@@ -321,9 +323,9 @@ def split_kv_kernel(
             finite = tl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
             weight = tl.where(has_new, tl.exp2(new_score - finite), 0.0)
             keep = tl.exp2(top - finite)
-            total = total * keep + weight
-            rounded = weight.to(q.dtype).to(tl.float32)
-            acc = acc * keep[None, :] + v_new.to(v_ptr.dtype.element_ty).to(tl.float32)[:, None] * rounded[None, :]
+            total = tl.fma(total, keep, weight)
+            rounded, new = weight.to(q.dtype).to(tl.float32), v_new.to(v_ptr.dtype.element_ty).to(tl.float32)
+            acc = tl.fma(acc, tl.broadcast_to(keep[None, :], acc.shape), new[:, None] * rounded[None, :])
             top = highest
         acc *= v_scale
         if some:
