@@ -143,6 +143,19 @@ def test_decode_attention_of_a_ragged_batch_repeats_a_thousand_times_and_row_by_
     assert different == 0
 
 
+def test_a_row_has_the_same_bits_alone_and_in_a_batch():
+    case = Case()
+    whole = case.run()
+    mine = ("rotary", "src_mask")
+    for row in range(len(HISTORIES)):
+        pick = slice(row, row + 1)
+        options = {name: value[pick] if name in mine else value for name, value in case.options.items()}
+        alone = masked_multihead_attention(
+            case.qkv[pick], case.k[pick].clone(), case.v[pick].clone(), case.seq_lens[pick], **options
+        )
+        assert torch.equal(alone, whole[pick])
+
+
 @pytest.mark.parametrize("rows", [2, 40, 300])
 def test_rows_that_follow_one_another_in_a_program_are_right(rows):
     lengths = torch.randint(0, 1500, (rows,), generator=torch.Generator().manual_seed(rows)).cuda()

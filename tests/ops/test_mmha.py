@@ -262,6 +262,17 @@ def test_a_finished_row_without_out_is_zero(engine):
     assert not out[1].any()
 
 
+def test_a_row_has_the_same_bits_alone_and_in_a_batch():
+    case = Case([300, 5, 131], head_dim=64, capacity=320).with_everything()
+    whole, _, _ = case.run("kernel", steps_per_block=64)
+    mine = ("rotary", "src_mask")
+    for row in range(3):
+        pick = slice(row, row + 1)
+        options = {name: value[pick] if name in mine else value for name, value in case.options.items()}
+        tensors = (case.qkv[pick], case.k[pick].clone(), case.v[pick].clone(), case.seq_lens[pick])
+        assert torch.equal(kernel(*tensors, steps_per_block=64, **options), whole[pick])
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_finished_row_may_have_any_length(engine):
     case = Case([5, 7])
