@@ -132,13 +132,15 @@ def test_random_delays_change_no_bit() -> None:
     assert int(wrong) == 0
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-def test_several_tokens_of_one_launch_are_those_of_as_many(batch: int) -> None:
-    model = on_card(random_model(BASE))
+@pytest.mark.parametrize(
+    ("batch", "workers", "vocabulary"), [(1, 7, 131), (5, 7, 131), (1, None, 4099), (3, None, 4099)]
+)
+def test_several_tokens_of_one_launch_are_those_of_as_many(batch: int, workers: int | None, vocabulary: int) -> None:
+    model = on_card(random_model(replace(BASE, vocab_size=vocabulary)))
     kv = filled(model, batch)
     theirs, ours = copied(model, kv), copied(model, kv)
-    one = DecodeWave(model, batch=batch)
-    several = one.several(7)
+    one = DecodeWave(model, batch=batch, workers=workers)
+    several = one.several(7)  # an odd number: packets must be aligned all the same
     slots = torch.arange(batch, device="cuda")
     tokens, positions = slots + 5, slots * 60 + 17
     found: list[Tensor] = []

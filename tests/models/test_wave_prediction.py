@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +71,25 @@ def test_the_kept_costs_name_where_they_come_from() -> None:
     assert "ledger/h200.jsonl:" in kept.source
     assert set(kept.hand_offs) == {"qkv", "attend", "combine", "o", "gate_up", "down", "head"}
     assert all(np.isfinite(cost) and cost >= 0 for cost in kept.hand_offs.values())
+
+
+def test_costs_of_a_stage_that_a_step_has_not_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="gateup"):
+        predict_step(BASE, WaveCosts(100.0, {"gateup": 5.0}), batch=1, workers=5)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_no_step_is_faster_than_its_weights(batch: int) -> None:
+    config = replace(BASE, num_layers=4, layer_windows=(None,) * 4, intermediate_size=4672)
+    plan = plan_decode(config, batch=batch, workers=7)
+    found = predict_step(config, WaveCosts(100.0), batch=batch, workers=7)
+    read = sum(tensor.nbytes for name, tensor in plan.graph.tensors.items() if name.startswith("W_"))
+    assert found.makespan >= read / 100
+
+
+def test_a_stage_that_is_cut_in_slices_is_fitted_too() -> None:
+    config = replace(BASE, num_layers=4, layer_windows=(None,) * 4, intermediate_size=4672)
+    assert plan_decode(config, batch=8, workers=5).program.most_splits > 1
+    measured = predict_step(config, COSTS, batch=8, workers=5)
+    found = fit_costs(config, measured, batch=8, memory_bandwidth=100.0, source="")
+    assert predict_step(config, found, batch=8, workers=5).makespan == pytest.approx(measured.makespan, rel=0.02)

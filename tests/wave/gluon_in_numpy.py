@@ -335,6 +335,8 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
 
     def poll(addresses: Array, watch: Any, block: Any, step: Any, WORDS: int) -> Array:
         waiting = Patience(f"block {int(block)} step {int(step)}: data never came")
+        packets = np.asarray(addresses).reshape(-1, 4)
+        assert (packets[packets[:, 0] != 0, 0] % 16 == 0).all(), "a packet that is not 16-byte aligned"
         while True:
             found = loaded(addresses)
             if not (found == -1).any():

@@ -92,11 +92,12 @@ class Simulated:
     def several(self, tokens: list[int], positions: list[int], slots: list[int], count: int) -> list[list[int]]:
         """`count` tokens of each sequence, all in one launch."""
         program, memory = self.bench.program, self.bench.memory
-        words = several_words(count, program.shape.batch, program.workers)
+        first, words = several_words(count, program.shape.batch, program.workers)
         if count not in self.buffers:
             self.buffers[count] = memory.put(np.full(words, -1, dtype=np.int64))
         self.step(tokens, positions, slots, several=self.buffers[count], TOKENS=count)
-        produced = memory.get(self.buffers[count], (count, program.shape.batch))
+        whole = memory.get(self.buffers[count], (words,))
+        produced = whole[first : first + count * program.shape.batch].reshape(count, -1)
         return [produced[:, row].tolist() for row in range(len(tokens))]
 
     def step(self, tokens: list[int], positions: list[int], slots: list[int], **more: Any) -> Tensor:
@@ -285,7 +286,7 @@ def test_several_tokens_in_one_launch_are_those_of_as_many_launches(family: str,
             row.append(token)
     found: list[list[int]] = [[] for _ in range(batch)]
     tokens, positions = list(range(5, 5 + batch)), [0] * batch
-    for count in (4, 2, 3):  # the sets of the exchange and of the candidates take turns over launches, too
+    for count in (4, 5):  # the sets of the exchange take turns over launches, too
         made = many.several(tokens, positions, slots, count)
         tokens = [row[-1] for row in made]
         positions = [position + count for position in positions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,17 +15,15 @@ from onewave.cli.bench_report import check_count
 from onewave.cli.tiles_tables import read_trace, show_timeline, write_text
 from onewave.weights import sources
 
-if TYPE_CHECKING:
-    from onewave.models.config import ModelConfig
-    from onewave.models.wave_prediction import WaveCosts
-
 __all__ = ["predict"]
 
 
 def predict(
     model: options.Model = "llama-3.2-1b",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences at once.")] = 1,
-    workers: Annotated[int, typer.Option("--workers", help="Multiprocessors.")] = 132,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Multiprocessors. Default: 132, or the trace's that is fitted to.")
+    ] = None,
     costs: Annotated[
         Path | None, typer.Option("--costs", metavar="FILE", help="What --fit has written. Default: an H200's.")
     ] = None,
@@ -52,9 +50,10 @@ def predict(
     `onewave tiles compare` sets the trace beside a measured one, phase by phase.
     """
     check_count("--batch-size", batch_size)
-    check_count("--workers", workers)
+    if workers is not None:
+        check_count("--workers", workers)
     from onewave.models.loading import load_config
-    from onewave.models.wave_prediction import kept_costs, predict_step
+    from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step
 
     chosen = "dummy" if model in sources.builtin_names() else "auto"
     location = sources.resolve(model, Settings.from_env(), load_format=chosen)
@@ -65,13 +64,18 @@ def predict(
                 raise InvalidArgumentError(name, got="no --fit", allowed="with --fit TRACE")
         known = kept_costs() if costs is None else kept_costs(costs)
     else:
-        if costs is not None:
-            raise InvalidArgumentError("--costs", got="with --fit", allowed="one of the two")
-        known = _fitted(fit, config, batch_size, bandwidth, source)
-        workers = read_trace(fit).workers
+        for name, value in (("--costs", costs), ("--workers", workers)):
+            if value is not None:
+                raise InvalidArgumentError(name, got="with --fit", allowed="one of the two")
+        if bandwidth is None or not bandwidth > 0:
+            got = "nothing" if bandwidth is None else str(bandwidth)
+            raise InvalidArgumentError("--bandwidth", got=got, allowed="the read ceiling of the trace's run, above 0")
+        measured = read_trace(fit)
+        workers = measured.workers
+        known = fit_costs(config, measured, batch=batch_size, memory_bandwidth=bandwidth, source=source or str(fit))
         if save is not None:
             write_text(save, known.to_json())
-    made = predict_step(config, known, batch=batch_size, workers=workers)
+    made = predict_step(config, known, batch=batch_size, workers=132 if workers is None else workers)
     if trace is not None:
         write_text(trace, made.to_json())
     if as_json:
@@ -83,12 +87,3 @@ def predict(
     print(f"{location.name}, {batch_size} at once: {made.makespan * 1e-6:.3f} ms predicted")
     show_timeline(timeline(made))
     print(f"costs: {known.source or 'fitted'}; {known.memory_bandwidth:,.0f} GB/s")
-
-
-def _fitted(path: Path, config: ModelConfig, batch: int, bandwidth: float | None, source: str) -> WaveCosts:
-    from onewave.models.wave_prediction import fit_costs, kept_costs
-
-    rate = kept_costs().memory_bandwidth if bandwidth is None else bandwidth
-    if not rate > 0:
-        raise InvalidArgumentError("--bandwidth", got=str(bandwidth), allowed="above 0")
-    return fit_costs(config, read_trace(path), batch=batch, memory_bandwidth=rate, source=source or str(path))

@@ -8,7 +8,8 @@ A request's life:
 3. Every `step` decodes all running rows together. Sampled tokens go straight back in as the next step's input: token
    ids and positions live on the device and are rebuilt only when the set of rows changes.
 4. The host reads a step's tokens `runner.run_ahead` steps later. With 1 it launches the next step first and reads while
-   the device works; a row that turns out to have ended then has one surplus token, which is thrown away.
+   the device works; a row that turns out to have ended then has a surplus token (with launches of several, up to two
+   launches' less one), which is thrown away.
 5. The sample decides whether the token ends it (`Sample.append`); its slot is free for the next one.
 
 Nothing here knows about text, files or models: it needs a `Runner` and, for text, something that makes detokenizers.
@@ -167,7 +168,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Start what can start or else decode every running row once, and read what is due.
+        """Start what can start or else launch a step (or several) of every running row, and read what is due.
 
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
         does, so that a flood of short requests can't hold up the running ones.
@@ -218,7 +219,7 @@ class Engine:
         """Run a prompt and read its first token."""
         request = sample.request
         params, prompt = request.params, request.prompt_token_ids
-        # A surplus step of the slot's last owner may still be queued and writes one entry. It runs before this prefill
+        # Surplus steps of the slot's last owner may still be queued and write entries. They run before this prefill
         # on the same stream, and a sequence reads no entry that it has not written itself: nobody sees the leftover.
         wants_prompt = params.prompt_logprobs is not None and request.prompt_logprobs is None
         logits = self._runner.prefill(slot, prompt, all_logits=wants_prompt)
@@ -262,7 +263,7 @@ class Engine:
         self._runner.reserve(rows.longest + count - 1)
         produced = self._runner.produce(rows.slots, rows.token_ids, rows.positions)
         rows.plan.skip(count)
-        rows.token_ids = produced[-1]
+        rows.token_ids = produced[-1].clone()  # at an address of its own, aligned as all others
         rows.positions += count
         rows.longest += count
         rows.left -= count

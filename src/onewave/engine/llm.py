@@ -29,6 +29,7 @@ from onewave.engine.request import Detokenizer, Request
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveLoad, load_for
 from onewave.models.loading import load_config
+from onewave.wave.layout import MOST_TOKENS
 from onewave.weights.sources import resolve
 
 if TYPE_CHECKING:
@@ -83,11 +84,14 @@ class LLM:
         tokens_per_launch: int = 1,
         progress: bool = False,
     ) -> None:
-        whole("tokens_per_launch", tokens_per_launch, 1, 64)
+        whole("tokens_per_launch", tokens_per_launch, 1, MOST_TOKENS)
         whole("max_num_seqs", max_num_seqs, 1)
         whole("seed", seed, 0, 2**64 - 1)
         self.device = choose_device(device)
         path = choose_decode(decode, enforce_eager=enforce_eager, device=self.device)
+        if tokens_per_launch > 1 and path not in ("auto", "wave"):
+            got = f"{tokens_per_launch} on {self.device}, decode={path!r}"
+            raise UnsupportedError("tokens_per_launch", got=got, allowed="1", next="Only the wave makes several.")
         check_dtype(dtype)
         settings = Settings.from_env()
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
@@ -110,11 +114,7 @@ class LLM:
                 tokens_per_launch=tokens_per_launch,
                 progress=progress,
             )
-            if tokens_per_launch > 1 and path not in ("auto", "wave"):
-                raise UnsupportedError("tokens_per_launch", got=f"{tokens_per_launch}, decode={path!r}", allowed="1")
             network, wave = load_for(path, location, self.config, how)
-            if tokens_per_launch > 1 and wave is None:
-                raise UnsupportedError("tokens_per_launch", got=f"{tokens_per_launch}, but no wave here", allowed="1")
             self._tokenizer, self._why_no_tokenizer = loading.result()
         self.runner = ModelRunner(
             network,
@@ -153,7 +153,8 @@ class LLM:
         return self._run([self._job(prompt, each) for prompt, each in zip(raw, params, strict=True)], use_tqdm)
 
     def stream(self, prompt: PromptLike, sampling_params: ParamsLike | None = None) -> Iterator[RequestOutput]:
-        """Continue one prompt, yielding after every token: outputs[i].text is all the text so far, .delta the new part.
+        """Continue one prompt, yielding after every token (or launch of several): outputs[i].text is all the text
+        so far, .delta the new part.
 
         Text that a stop string may yet take back is not shown. Closing the iterator ends the request.
         Raises as generate, at the call.

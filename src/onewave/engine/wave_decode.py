@@ -144,6 +144,8 @@ def load_for(
     Then one line is logged that says why. Raises what load_model raises, and for wave what load_wave does.
     """
     reason: str | None = None
+    if path == "auto" and how.tokens_per_launch > 1:
+        path = "wave"  # nothing else makes several tokens a launch
     if path == "auto":
         reason = unsuited(config, how.dtype, how.device, how.max_num_seqs)
     if path in ("auto", "wave") and reason is None:

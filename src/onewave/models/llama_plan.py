@@ -219,11 +219,11 @@ class DecodeWave:
         else:
             program, tiles = stream.program, stream.tensor
         groups = _groups(config, 1 << (batch - 1).bit_length())
-        self._made_of = (program, tiles, _setup(model, groups))
-        self.wave = self._bound(delays=delays)
+        self._made_of = (program, tiles, _setup(model, groups), delays)
+        self.wave = self._bound(tokens=1)
 
-    def _bound(self, *, delays: bool = False, tokens: int = 1) -> Wave:
-        program, tiles, setup = self._made_of
+    def _bound(self, *, tokens: int) -> Wave:
+        program, tiles, setup, delays = self._made_of
         return Wave(program, tiles, activation="silu", delays=delays, attention=setup, tokens=tokens)
 
     def several(self, tokens: int) -> DecodeWave:

@@ -16,7 +16,7 @@ from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.llama_plan import DecodeWave, plan_decode
 from onewave.models.streamed import layer_matrices
-from onewave.wave.layout import TILE_BYTES
+from onewave.wave.layout import TILE_BYTES, Word
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.wave.program import WaveProgram
 
@@ -36,7 +36,9 @@ class _NoWeights(WeightStream):
 
     def __init__(self, program: WaveProgram, dtype: torch.dtype, device: torch.device):
         super().__init__(replace(program, stream={}, stream_tiles=1), dtype, device)
-        self.program = program
+        steps = program.steps.copy()
+        steps[:, Word.AHEAD_TILES] = 0  # what brings tiles nearer goes by their addresses
+        self.program = replace(program, steps=steps)
         assert self.images.nbytes == TILE_BYTES
 
 

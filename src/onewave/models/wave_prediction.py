@@ -57,8 +57,13 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
 
 def predict_step(config: ModelConfig, costs: WaveCosts, *, batch: int, workers: int = 132) -> Trace:
     """Simulate one step of up to `batch` sequences, without keys in their caches. Raises UnsupportedError for what does
-    not run as one wave."""
-    return _simulated(plan_decode(config, batch=batch, workers=workers), costs)
+    not run as one wave, InvalidArgumentError for costs of a stage that a step has not."""
+    plan = plan_decode(config, batch=batch, workers=workers)
+    stages = {stage_of(task.phase) for task in plan.graph.tasks}
+    unknown = sorted(set(costs.hand_offs) - stages)
+    if unknown:
+        raise InvalidArgumentError("costs", got=", ".join(unknown), allowed=", ".join(sorted(stages)))
+    return _simulated(plan, costs)
 
 
 def fit_costs(config: ModelConfig, measured: Trace, *, batch: int, memory_bandwidth: float, source: str) -> WaveCosts:
@@ -81,7 +86,11 @@ def _simulated(plan: DecodePlan, costs: WaveCosts) -> Trace:
         queues="static",
         memory_bandwidth=costs.memory_bandwidth,
         task_ns=0.0,
-        hand_offs={task.name: costs.hand_offs.get(stage_of(task.phase), 0.0) for task in tasks},
+        # Adding up slices belongs to its product's stage, which has one hand-off.
+        hand_offs={
+            task.name: 0.0 if task.name.endswith("_sum") else costs.hand_offs.get(stage_of(task.phase), 0.0)
+            for task in tasks
+        },
         ahead_bytes=plan.program.shape.ring * TILE_BYTES,
     )
     queues = [plan.table.task[queue].tolist() for queue in plan.table.queues]

@@ -12,8 +12,9 @@ from onewave.tiles.trace import Trace
 
 __all__ = ["fit_hand_offs", "stage_of", "stage_spans"]
 
-# A hand-off moves every end behind it by as much, so few rounds are enough; the rest is what overlaps differently.
-_ROUNDS = 8
+# A hand-off moves every end behind it by as much, unless something else hides part of it.
+_ROUNDS = 12
+_STEP = 0.7
 
 
 def stage_of(phase: str) -> str:
@@ -51,5 +52,5 @@ def fit_hand_offs(measured: Trace, simulate: Callable[[Mapping[str, float]], Tra
         if set(spans) != set(wanted):
             got, allowed = (", ".join(sorted(stages)) for stages in (spans, wanted))
             raise InvalidArgumentError("simulated stages", got=got, allowed=allowed, next="Fit the same program")
-        found = {stage: max(0.0, found[stage] + wanted[stage] - spans[stage]) for stage in wanted}
+        found = {stage: max(0.0, found[stage] + _STEP * (wanted[stage] - spans[stage])) for stage in wanted}
     return found

@@ -54,11 +54,10 @@ class Machine:
     1/co_resident of its speed. queues: "ticket" (whoever is free takes the next task of the order) or "static" (task i
     of the order belongs to lane i mod lanes, unless simulate is given queues). levels: caches from the workers
     outwards; behind the last is the memory. flops_per_ns, memory_bandwidth (bytes/ns): of the whole machine.
-    lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares. task_ns: what each
-    task costs on top of its work; task_costs: the same by Task.name where it differs. wait_ns: what looking at one
-    counter of a sync policy costs. skew: steps by which each lane of
-    a wave lags behind the one before. hand_offs: ns from the end of a task's last producer to its first possible
-    start, by Task.name.
+    lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares, or one where lanes
+    read ahead. task_ns: what each task costs on top of its work; task_costs: the same by Task.name where it differs.
+    wait_ns: what looking at one counter of a sync policy costs. skew: steps by which each lane of a wave lags behind
+    the one before. hand_offs: ns from the end of a task's last producer to its first possible start, by Task.name.
     ahead_bytes: what a lane may have read of its coming tasks while it waits, as a ring of weight tiles does.
     Raises InvalidArgumentError.
 
@@ -116,4 +115,6 @@ class Machine:
         """The most memory bandwidth that one lane can draw, bytes/ns."""
         if self.lane_bandwidth is not None:
             return self.lane_bandwidth
+        if self.ahead_bytes:  # lanes that wait use theirs
+            return self.memory_bandwidth / self.lanes
         return min(self.memory_bandwidth, 4 * self.memory_bandwidth / self.lanes)

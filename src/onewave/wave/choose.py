@@ -5,9 +5,10 @@ every block reads all of them and comes to the same token by itself, the first o
 caller. Before a block shows its candidates it fences: whoever has read all candidates sees whatever anybody stored
 before, the words cleared for the next token and the keys and values appended included.
 
-several (layout.several_words), in int64 words: produced [TOKENS, NB]; then for each block its own tokens [NB] and
-positions [NB]; then candidates, two sets by token of [blocks, NB] packets of four int32 words: the logit's bits, the
-row, 0, 0.
+several (layout.several_words): candidates, three sets by token of [blocks, NB] packets of four int32 words (the logit's
+bits, the row, 0, 0); then, in int64 words, the launch's tokens [TOKENS, NB]; then each block's own tokens [NB] and
+positions [NB]. A block clears the set of the next token when it begins one: whoever reads there has read, and therefore
+seen what was stored before, this block's candidates of the token between.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -25,21 +26,25 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.spin import ABSENT, fence, poll_words
 
-__all__ = ["begin_token", "candidates_of", "choose", "own_values", "show_best"]
+__all__ = ["begin_token", "candidates_of", "choose", "own_values", "produced_of", "show_best"]
 
 
 @gluon.jit
 def own_values(several, block, NB: gl.constexpr, TOKENS: gl.constexpr):
     """Where the block's tokens lie; its positions lie NB words on."""
-    return several + TOKENS * NB + block * (2 * NB)
+    return produced_of(several, NB) + TOKENS * NB + block * (2 * NB)
 
 
 @gluon.jit
-def candidates_of(several, number, NB: gl.constexpr, TOKENS: gl.constexpr):
+def produced_of(several, NB: gl.constexpr):
+    """Where the launch's tokens lie."""
+    return several + gl.num_programs(0) * (NB * 6)
+
+
+@gluon.jit
+def candidates_of(several, number, NB: gl.constexpr):
     """The candidates of the token of that number, counted over all launches."""
-    blocks = gl.num_programs(0)
-    first = several + TOKENS * NB + blocks * (2 * NB)
-    return first.to(gl.pointer_type(gl.int32)) + (number & 1) * (blocks * NB * 4)
+    return several.to(gl.pointer_type(gl.int32)) + (number % 3) * (gl.num_programs(0) * NB * 4)
 
 
 @gluon.jit
@@ -58,7 +63,7 @@ def begin_token(
     position = gl.load(positions + lane, mask=lane < batch, other=0) + token
     gl.store(own + NB + lane, position, mask=lane < batch)
     # Those of two tokens before, which everybody has read by now.
-    mine = candidates_of(several, number, NB, TOKENS) + block * (NB * 4)
+    mine = candidates_of(several, number + 1, NB) + block * (NB * 4)
     gl.store(mine + lane, gl.full([XW * 32], ABSENT, gl.int32, LANES), mask=lane < NB * 4)
     gl.thread_barrier()
 
@@ -70,7 +75,7 @@ def choose(
     """Read all candidates of a token and keep the best of each sequence, in block 0 for the caller as well."""
     PACKETS: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     word = gl.arange(0, XW * 128, layout=PACKETS)
-    found = candidates_of(several, number, NB, TOKENS)
+    found = candidates_of(several, number, NB)
     own = own_values(several, block, NB, TOKENS)
     there = word // 4 < gl.num_programs(0)
     for b in range(batch):
@@ -83,11 +88,11 @@ def choose(
         logit = gl.where(blocks < gl.num_programs(0), bits.to(gl.float32, bitcast=True), float("-inf"))
         best = gl.max(logit, axis=0)
         first = gl.min(gl.where(logit == best, row, 2147483647), axis=0)
-        # A logit that is not a number is nobody's best.
-        chosen = gl.where(first == 2147483647, 0, first).to(gl.int64)
+        # A logit that is not a number is nobody's best, and a launch that gives up may have seen half a packet.
+        chosen = gl.where((first < 0) | (first == 2147483647), 0, first).to(gl.int64)
         gl.store(own + b, chosen)
         if block == 0:
-            gl.store(several + token * NB + b, chosen)
+            gl.store(produced_of(several, NB) + token * NB + b, chosen)
     fence()
 
 

@@ -122,7 +122,7 @@ def exchange_steps(
         if kind < 4:
             shown_at = several
             if TOKENS > 1:
-                shown_at = candidates_of(several, epoch, NB, TOKENS) + block * (NB * 4)
+                shown_at = candidates_of(several, epoch, NB) + block * (NB * 4)
             results = finish_blocks(
                 record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
                 pfull, pempty, results, shown_at, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D, TOKENS,

@@ -279,7 +279,7 @@ def put(
     words, sequence, word, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
     NB: gl.constexpr,
 ):  # fmt: skip
-    """Store words to the caller, or show them in this launch's set and clear them in the next one's.
+    """Store words to the caller, or show them in this token's set and clear them in the next one's.
 
     Cleared for all NB sequences, whatever this launch's batch: a launch before may have had more, and the next may.
     """

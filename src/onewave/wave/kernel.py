@@ -10,8 +10,9 @@ exchange (8 warps)   brings each step's activations into shared memory, finishes
                      partial sums (exchange.py).
 
 Hand-offs between blocks are words in device memory that are their own flag (SYNC 0), or counters that only ever rise
-(SYNC 1). Two sets of buffers by launch parity: while a block publishes into one it clears the same words of the other
-for the next launch, so nothing is reset in between. Bound: reading the weights once.
+(SYNC 1). Two sets of buffers by the parity of the token: while a block publishes into one it clears the same words of
+the other for the next token, in this launch or the next, so nothing is reset in between. Bound: reading the weights
+once.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)

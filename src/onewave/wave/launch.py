@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.tiles.trace import Trace
-from onewave.wave.layout import Flag, Word, several_words
+from onewave.wave.layout import MOST_TOKENS, Flag, Word, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls, watch_words
@@ -39,7 +39,6 @@ POLLS = 1 << 18
 _EXCHANGE_WARPS = 8
 EXCHANGE_REGISTERS = 168
 ATTENTION_REGISTERS = 208
-_MOST_TOKENS = 64
 # Tiles in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
 _FLIGHT = 3
 
@@ -198,6 +197,7 @@ class Wave:
         first. Raises WaveStalled if an earlier launch has stalled.
         """
         assert self._attention is not None
+        assert self.tokens == 1, "made for several tokens a launch"
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
         return logits
 
@@ -208,9 +208,11 @@ class Wave:
         [self.tokens, batch]; logits are the last step's.
         """
         assert self._attention is not None
+        assert self.tokens > 1, "made for one token a launch"
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
         padded = self.program.shape.batch
-        produced = self._state().several[: self.tokens * padded].view(self.tokens, padded)
+        first, _ = several_words(self.tokens, padded, self.program.workers)
+        produced = self._state().several[first : first + self.tokens * padded].view(self.tokens, padded)
         return produced[:, : len(tokens)].clone()
 
     def _new_state(self) -> _State:
@@ -225,7 +227,7 @@ class Wave:
             counters=words(max(1, len(program.totals))),
             watch=words(len(watch_words(program.workers, 0, 0))),
             several=torch.empty(
-                several_words(self.tokens, program.shape.batch, program.workers) if self.tokens > 1 else 1,
+                several_words(self.tokens, program.shape.batch, program.workers)[1] if self.tokens > 1 else 1,
                 dtype=torch.int64,
                 device=self.device,
             ),
@@ -254,6 +256,7 @@ class Wave:
     def trace_decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Trace:
         """decode, traced; waits for the device."""
         assert self._attention is not None
+        assert self.tokens == 1, "made for several tokens a launch"
         words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
         self._launch(self._attention.embedding, logits, None, words, (tokens, positions, slots))
         torch.cuda.synchronize(self.device)
@@ -343,8 +346,8 @@ class Wave:
 
 
 def _check_tokens(program: WaveProgram, tokens: int, decodes: bool) -> None:
-    if not (1 <= tokens <= _MOST_TOKENS and (decodes or tokens == 1)):
-        allowed = f"1 to {_MOST_TOKENS}" if decodes else "1, as no decode step"
+    if not (1 <= tokens <= MOST_TOKENS and (decodes or tokens == 1)):
+        allowed = f"1 to {MOST_TOKENS}" if decodes else "1, as no decode step"
         raise UnsupportedError("wave: tokens of a launch", got=str(tokens), allowed=allowed)
     if tokens == 1:
         return

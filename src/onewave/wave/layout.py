@@ -15,18 +15,24 @@ from onewave.base.errors import UnsupportedError
 
 __all__ = [
     "MOST_BATCH",
+    "MOST_TOKENS",
     "STEP_WORDS",
     "TILE_BYTES",
     "Flag",
     "Kind",
     "TileShape",
     "Word",
+    "group_of",
+    "heads_bytes",
+    "several_words",
     "tile_shape",
 ]
 
 TILE_BYTES = 16384
 STEP_WORDS = 32
 MOST_BATCH = 64
+MOST_TOKENS = 64
+"""Tokens of each sequence that one launch makes."""
 # Shared memory of an sm_90 block, less what barriers and small buffers take.
 _SHARED_BYTES = 227 * 1024 - 2048
 # What activations may take of it: half the rest is a ring deep enough to ride out a hand-off.
@@ -182,10 +188,11 @@ def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0) -> Til
     return TileShape(padded, rows, chunk, slots, ring)
 
 
-def several_words(tokens: int, batch: int, blocks: int) -> int:
-    """int64 words that a launch of several tokens keeps: the tokens, each block's tokens and positions, two sets of
-    candidates (see choose.py). batch: padded."""
-    return tokens * batch + blocks * 2 * batch + 2 * blocks * batch * 2
+def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:
+    """Where the tokens of a launch of several lie in what it keeps (see choose.py), and all of that, in int64 words.
+    batch: padded."""
+    first = blocks * batch * 6
+    return first, first + tokens * batch + blocks * batch * 2
 
 
 def group_of(padded: int) -> int:

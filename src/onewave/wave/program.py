@@ -26,7 +26,6 @@ __all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
 
 # Tiles of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
-_AHEAD = 1
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -218,7 +217,7 @@ def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], ring: int) ->
             more = int(min(mine[product] - usual[phase[first + product]], mine[product] - ring))
             if more > 0:
                 ahead = steps[first + before]
-                ahead[Word.AHEAD], ahead[Word.AHEAD_TILES] = begins[product] + ring, more * _AHEAD
+                ahead[Word.AHEAD], ahead[Word.AHEAD_TILES] = begins[product] + ring, more
 
 
 def _rows_of(lists: Sequence[Sequence[int]]) -> Words:

@@ -41,8 +41,11 @@ def stalls(
             entry["counter"] = f"counter {(address - counters_address) // 4}"
             entry["expected"], entry["got"] = int(record[4]), int(record[5])
         else:
-            word = (address - exchange_address) // 4 % max(1, program.set_words)
-            entry["counter"] = _tile_name(program.regions, word)
+            word = (address - exchange_address) // 4
+            if 0 <= word < 2 * program.set_words:
+                entry["counter"] = _tile_name(program.regions, word % program.set_words)
+            else:
+                entry["counter"] = "candidates of a token (of head)"
             entry["expected"], entry["got"] = "data", "none"
         found.append(entry)
     return found
