@@ -11,7 +11,7 @@ from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.ffn import FFNResult, FFNShape, measure_ffn
 from onewave.bench.wave import WaveResult
-from onewave.cli.bench_wave import bench_ffn
+from onewave.cli.bench_ffn import bench_ffn
 from onewave.cli.main import app
 
 CPU = torch.device("cpu")
