@@ -9,10 +9,11 @@ import pytest
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.builders import Builder
-from onewave.tiles.fit import fit_hand_offs, stage_of, stage_spans
+from onewave.tiles.fit import fit_hand_offs, stage_spans
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.machine import Machine
 from onewave.tiles.simulate import simulate
+from onewave.tiles.timeline import stage_of
 from onewave.tiles.trace import Trace
 
 BYTES = 1000

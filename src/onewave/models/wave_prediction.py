@@ -17,9 +17,10 @@ import numpy as np
 from onewave.base.errors import InvalidArgumentError
 from onewave.models.config import ModelConfig
 from onewave.models.llama_plan import DecodePlan, plan_decode
-from onewave.tiles.fit import fit_hand_offs, stage_of
+from onewave.tiles.fit import fit_hand_offs
 from onewave.tiles.machine import Machine
 from onewave.tiles.simulate import simulate
+from onewave.tiles.timeline import stage_of
 from onewave.tiles.trace import Trace
 from onewave.wave.layout import TILE_BYTES
 

@@ -1,39 +1,65 @@
-"""Scratch memory that kernels of one operator hand partial results through.
+"""Scratch memory that kernels of one operator hand partial results through, and counters of who has arrived.
 
-Kept from call to call, one block a stream, so that a steady state allocates nothing. Calls recorded into CUDA graphs
-share one block a device, which eager calls before the recording have made: graphs of one device must not run side by
-side on two streams. Blocks only grow; what a recorded graph may point at is never freed.
+Kept from call to call, one block of each a stream, so that a steady state allocates nothing. Calls recorded into CUDA
+graphs share one block a device, which eager calls before the recording have made: graphs of one device must not run
+side by side on two streams. Blocks only grow; what a recorded graph may point at is never freed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-__all__ = ["scratch"]
+__all__ = ["counters", "scratch"]
 
 _blocks: dict[tuple[torch.device, int], list[Tensor]] = {}
+_counters: dict[tuple[torch.device, int], list[Tensor]] = {}
 _GRAPHS = -1
 _LEAST_FLOATS = 1 << 20
+_LEAST_COUNTERS = 1 << 12
 
 
 def scratch(device: torch.device, num_floats: int) -> Tensor:
     """At least num_floats of float32, any contents, for the current stream or for the graph that is being recorded."""
+
+    def made(size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.float32, device=device)
+
+    return _kept(_blocks, device, num_floats, _LEAST_FLOATS, made)
+
+
+def counters(device: torch.device, number: int) -> Tensor:
+    """At least `number` zeros, int32, for the current stream or graph; whoever counts in them leaves them as zeros."""
+
+    def made(size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=device)
+
+    return _kept(_counters, device, number, _LEAST_COUNTERS, made)
+
+
+def _kept(
+    blocks: dict[tuple[torch.device, int], list[Tensor]],
+    device: torch.device,
+    size: int,
+    least: int,
+    made: Callable[[int], Tensor],
+) -> Tensor:
     if device.type != "cuda":
-        return torch.empty(num_floats, dtype=torch.float32, device=device)
+        return made(size)
     if torch.cuda.is_current_stream_capturing():
-        kept = _blocks.get((device, _GRAPHS))
-        if kept and kept[-1].numel() >= num_floats:
+        kept = blocks.get((device, _GRAPHS))
+        if kept and kept[-1].numel() >= size:
             return kept[-1]
-        # No eager call of this size came first: the graph owns its own.
-        return torch.empty(num_floats, dtype=torch.float32, device=device)
-    _grown((device, _GRAPHS), num_floats)
-    return _grown((device, torch.cuda.current_stream(device).cuda_stream), num_floats)
+        # No eager call of this size came first: the graph owns its own, and makes it anew at every replay.
+        return made(size)
+    _grown(blocks.setdefault((device, _GRAPHS), []), size, least, made)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return _grown(blocks.setdefault((device, stream), []), size, least, made)
 
 
-def _grown(key: tuple[torch.device, int], num_floats: int) -> Tensor:
-    kept = _blocks.setdefault(key, [])
-    if not kept or kept[-1].numel() < num_floats:
-        size = max(num_floats, _LEAST_FLOATS, 2 * kept[-1].numel() if kept else 0)
-        kept.append(torch.empty(size, dtype=torch.float32, device=key[0]))
+def _grown(kept: list[Tensor], size: int, least: int, made: Callable[[int], Tensor]) -> Tensor:
+    if not kept or kept[-1].numel() < size:
+        kept.append(made(max(size, least, 2 * kept[-1].numel() if kept else 0)))
     return kept[-1]

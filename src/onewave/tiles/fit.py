@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.timeline import stage_of
 from onewave.tiles.trace import Trace
 
-__all__ = ["fit_hand_offs", "stage_of", "stage_spans"]
+__all__ = ["fit_hand_offs", "stage_spans"]
 
 # A hand-off moves every end behind it by as much, unless something else hides part of it.
 _ROUNDS = 12
 _STEP = 0.7
-
-
-def stage_of(phase: str) -> str:
-    """A phase's name without its layer's number."""
-    return re.sub(r"\d+$", "", phase) or phase
 
 
 def stage_spans(trace: Trace) -> dict[str, float]:

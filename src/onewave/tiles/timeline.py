@@ -10,7 +10,7 @@ import numpy as np
 
 from onewave.tiles.trace import Trace
 
-__all__ = ["StageTime", "Timeline", "timeline"]
+__all__ = ["StageTime", "Timeline", "stage_of", "timeline"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def timeline(trace: Trace) -> Timeline:
         last = 0.0 if before is None else float(trace.end[members[before]].max())
         start, end = trace.start[members[place]], trace.end[members[place]]
         stage = StageTime(
-            stage=_stage(phases[place]),
-            after="" if before is None else _stage(phases[before]),
+            stage=stage_of(phases[place]),
+            after="" if before is None else stage_of(phases[before]),
             layers=1,
             tasks=len(start),
             hand_off=float(start.min()) - last,
@@ -68,13 +68,13 @@ def timeline(trace: Trace) -> Timeline:
         )
         found.setdefault(stage.stage, []).append(stage)
     stages = tuple(_mean(layers) for layers in found.values())
-    starts = sorted(first for phase, first in zip(phases, firsts, strict=True) if _stage(phase) == stages[0].stage)
+    starts = sorted(first for phase, first in zip(phases, firsts, strict=True) if stage_of(phase) == stages[0].stage)
     period = float(np.median(np.diff(starts))) if len(starts) > 1 else None
     return Timeline(trace.unit, trace.makespan, period, stages)
 
 
-def _stage(phase: str) -> str:
-    """A phase's name without its layer."""
+def stage_of(phase: str) -> str:
+    """A phase's name without its layer's number."""
     return re.sub(r"\d+$", "", phase) or phase
 
 

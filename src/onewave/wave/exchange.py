@@ -46,29 +46,24 @@ def exchange_partition(
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
-    zero = num_steps * 0  # one that loops may carry
-    if TOKENS == 1:
-        exchange_steps(
-            steps, first_step, num_steps, zero, zero, source, exchange, out, waits, counters, totals, epoch, watch,
-            trace, tokens, positions, slots, places, several, block, batch, source_stride, out_stride, set_words,
-            skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC,
-            TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
-        )  # fmt: skip
-    else:
-        own = own_values(several, block, NB, TOKENS)
-        chunks_before = zero
-        results = zero
-        for token in range(TOKENS):
-            number = epoch + token
+    chunks_before = 0
+    results = 0
+    for token in range(TOKENS):
+        now_tokens = tokens
+        now_positions = positions
+        if TOKENS > 1:
             begin_token(
-                several, token, number, tokens, positions, batch, watch, block, first_step, NB, TOKENS, XW
+                several, token, epoch + token, tokens, positions, batch, watch, block, first_step, NB, TOKENS, XW
             )  # fmt: skip
-            chunks_before, results = exchange_steps(
-                steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
-                number, watch, trace, own, own + NB, slots, places, several, block, batch, source_stride, out_stride,
-                set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC, SPLITS,
-                ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
-            )  # fmt: skip
+            now_tokens = own_values(several, block, NB, TOKENS)
+            now_positions = now_tokens + NB
+        chunks_before, results = exchange_steps(
+            steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
+            epoch + token, watch, trace, now_tokens, now_positions, slots, places, several, block, batch, source_stride,
+            out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC,
+            SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
+        )  # fmt: skip
+    if TOKENS > 1:
         if block == 0:
             choose(several, TOKENS - 1, epoch + TOKENS - 1, batch, watch, block, first_step, NB, TOKENS, XW)
     gl.store(epochs + block, epoch + TOKENS)

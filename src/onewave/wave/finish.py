@@ -197,9 +197,10 @@ def finish_blocks(
             if flags & 8:
                 gl.store(place_of(places, 4, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
         if TOKENS > 1:
-            better = shown & (row < out_stride) & (y > best)
-            best = gl.where(better, y, best)
-            best_row = gl.where(better, row, best_row)
+            if flags & 16:
+                better = shown & (row < out_stride) & (y > best)
+                best = gl.where(better, y, best)
+                best_row = gl.where(better, row, best_row)
         if kind == 1:
             if SPLITS > 1:
                 at = target + (row // R * stride + part) * (NB * R) + sequence * R + row % R

@@ -46,13 +46,8 @@ def load_partition(
     weights, easy, ring, full, empty, num_tiles, first_row, row_step,
     S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
-    if TOKENS == 1:
-        load_tiles(weights, easy, ring, full, empty, 0, num_tiles, first_row, row_step, S, FLIGHT)
-    else:
-        for token in range(TOKENS):
-            load_tiles(
-                weights, easy, ring, full, empty, token * num_tiles, num_tiles, first_row, row_step, S, FLIGHT
-            )  # fmt: skip
+    for token in range(TOKENS):
+        load_tiles(weights, easy, ring, full, empty, token * num_tiles, num_tiles, first_row, row_step, S, FLIGHT)
 
 
 @gluon.jit
@@ -87,22 +82,15 @@ def multiply_partition(
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
     PC: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
-    zero = num_steps * 0  # one that loops may carry
-    if TOKENS == 1:
-        multiply_steps(
-            steps, num_steps, zero, zero, zero, zero, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-            DTYPE, NB, R, G, S, XS, PC,
+    slot = 0
+    phase = 0
+    chunks_before = 0
+    results = 0
+    for token in range(TOKENS):
+        slot, phase, chunks_before, results = multiply_steps(
+            steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
+            pempty, DTYPE, NB, R, G, S, XS, PC,
         )  # fmt: skip
-    else:
-        slot = zero
-        phase = zero
-        chunks_before = zero
-        results = zero
-        for token in range(TOKENS):
-            slot, phase, chunks_before, results = multiply_steps(
-                steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts,
-                pfull, pempty, DTYPE, NB, R, G, S, XS, PC,
-            )  # fmt: skip
 
 
 @gluon.jit

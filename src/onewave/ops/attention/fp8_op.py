@@ -212,34 +212,10 @@ def _empty_lse(q: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
-def _library(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
-    v_scale: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    sinks: Tensor | None,
-    scale: float,
-    left: int | None,
-    right: int | None,
-    top_left: bool,
-    softcap: float | None,
-    out_dtype: torch.dtype,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    tensors = (q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks)
-    return _run(*tensors, scale, left, right, top_left, softcap, out_dtype, backend)
-
-
 def _fake(q: Tensor, *others: object) -> tuple[Tensor, Tensor]:
     dtype = others[-2]
     assert isinstance(dtype, torch.dtype)
     return torch.empty_like(q, dtype=dtype), _empty_lse(q)
 
 
-register(_NAME, _library, _fake)
+register(_NAME, _run, _fake)

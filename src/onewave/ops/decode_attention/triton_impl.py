@@ -15,14 +15,13 @@ from onewave.base.errors import UnsupportedError
 from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
-from onewave.ops.scratch import scratch
+from onewave.ops.scratch import counters, scratch
 
 __all__ = [
     "LOG2E",
     "MOST_REGISTERS",
     "NO_WINDOW",
     "FusedProjection",
-    "counters",
     "decode_attention",
     "keys_at_once",
     "launch",
@@ -34,11 +33,8 @@ NO_WINDOW = 1 << 30
 MOST_REGISTERS = 255
 # Keys that one instruction asks for where they lie side by side.
 _KEYS_AT_ONCE = 8
-_LEAST_COUNTERS = 1 << 12
 # A tile, and those that are loaded ahead.
 _MOST_KEYS_PAST = 1024
-_IN_GRAPHS = -1
-_arrivals: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
 @dataclass(frozen=True)
@@ -193,27 +189,6 @@ def _partial_floats(plan: DecodePlan, rows: int, num_kv_heads: int) -> tuple[int
     partials = rows * num_kv_heads * plan.tiles * plan.max_splits * plan.block_h
     behind = plan.unroll * plan.block_h * plan.block_d
     return partials * plan.block_d, partials * (plan.block_d + 2) + behind
-
-
-def counters(device: torch.device, number: int) -> Tensor:
-    """At least `number` zeros, int32, that a launch leaves as zeros: how many splits of a row have arrived.
-
-    Kept as scratch memory is (ops/scratch.py): one block a stream, and one for all graphs of a device, which must not
-    run side by side.
-    """
-    if device.type != "cuda":
-        return torch.zeros(number, dtype=torch.int32, device=device)
-    if torch.cuda.is_current_stream_capturing():
-        kept = _arrivals.get((device, _IN_GRAPHS))
-        if kept and kept[-1].numel() >= number:
-            return kept[-1]
-        # No eager call of this size came first: the graph owns its own, and clears them.
-        return torch.zeros(number, dtype=torch.int32, device=device)
-    for key in ((device, _IN_GRAPHS), (device, torch.cuda.current_stream(device).cuda_stream)):
-        kept = _arrivals.setdefault(key, [])
-        if not kept or kept[-1].numel() < number:
-            kept.append(torch.zeros(max(number, _LEAST_COUNTERS), dtype=torch.int32, device=device))
-    return kept[-1]
 
 
 def keys_at_once(k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> int:
