@@ -160,7 +160,7 @@ def test_several_tokens_of_one_launch_are_those_of_as_many(batch: int, workers: 
     assert torch.equal(ours.v, theirs.v)
 
 
-@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize("sequences", [1, 2, 4, 7, 16])
 def test_the_self_check_passes(sequences: int) -> None:
     config: ModelConfig = replace(BASE, hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=4)
     model = on_card(random_model(config))

@@ -6,6 +6,7 @@ of constants a variant.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -71,7 +72,30 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True).stdout
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
     counts = {name: len(re.findall(name, code)) for name in ("HGMMA", "UTMALDG", "USETMAXREG", "STL", "LDL")}
-    return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, **counts}
+    torn = torn_reductions(kernel.asm["ttgir"])
+    return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, "torn": torn, **counts}
+
+
+def torn_reductions(text: str) -> list[str]:
+    """Types that are reduced over bits of a lane's number that are no neighbours, which Triton 3.6 does wrongly."""
+    layouts = {
+        name: ast.literal_eval(lanes)
+        for name, lanes in re.findall(
+            r"^(#linear\d*) = #ttg.linear<\{register = .*?, lane = (\[.*?\]), warp = ", text, re.M
+        )
+    }
+    found: list[str] = []
+    for axis, operand in re.findall(r'"tt.reduce".*?axis = (\d+) : i32.*?\}\) : \((tensor<.*?>)\) -> ', text, re.S):
+        name = re.search(r"#linear\d*", operand)
+        if name is None:
+            continue  # of a blocked layout and a product's they always are
+        axes = list(range(len(layouts[name[0]][0])))
+        for gone in reversed(re.findall(r"dim = (\d+)", operand)):
+            del axes[int(gone)]
+        bits = [at for at, base in enumerate(layouts[name[0]]) if base[axes[int(axis)]]]
+        if bits and bits[-1] - bits[0] >= len(bits):
+            found.append(operand)
+    return found
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ VARIANTS = {
     "a decode step, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16},
     "a decode step, head_dim 128, eight rows": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2},
     "a decode step, sixteen rows, norms": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True},
+    "a decode step, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8},
+    "a decode step, four rows": {"batch": 4, "D": 64, "GP": 4, "KSPLITS": 4},
     "a decode step, eight heads a group": {"batch": 1, "D": 64, "GP": 8, "KSPLITS": 16},
     "a decode step, one head a group, traced": {"batch": 2, "D": 64, "GP": 1, "KSPLITS": 4, "TRACE": True},
     "a decode step, head_dim 32": {"batch": 1, "D": 32, "GP": 2, "KSPLITS": 8},
@@ -51,6 +53,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         assert report["stack"] <= SPILLED_BYTES.get(kind, 0), f"{name} spills: {report}"
         assert report["registers"] <= REGISTERS_AT_START, name
         assert report["shared"] <= SHARED_BYTES, name
+        assert not report["torn"], f"{name}: {report['torn']}"
         assert report["HGMMA"] > 0, name
         assert report["UTMALDG"] > 0, name
         # The partitions really trade registers.

@@ -230,11 +230,11 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
 
 def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
     """The step's program, from the cache; where it is not there, the kernel compiles while it is planned."""
-    from onewave.models.llama_plan import plan_decode
+    from onewave.models.llama_plan import plan_decode, workers_for
     from onewave.models.plan_cache import load_program, program_path, save_program
     from onewave.wave.launch import co_resident
 
-    workers = co_resident(how.device)
+    workers = workers_for(config, batch=how.max_num_seqs, available=co_resident(how.device))
     path = program_path(config, batch=how.max_num_seqs, workers=workers, cache_dir=how.cache_dir)
     found = load_program(path)
     if found is None:

@@ -32,7 +32,15 @@ from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Comb
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
 from onewave.wave.program import WaveProgram, build_program
 
-__all__ = ["DecodePlan", "DecodeWave", "packed_bytes", "plan_decode", "unsupported_because", "wave_weights"]
+__all__ = [
+    "DecodePlan",
+    "DecodeWave",
+    "packed_bytes",
+    "plan_decode",
+    "unsupported_because",
+    "wave_weights",
+    "workers_for",
+]
 
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
 _ATTENTION_TASKS = 128
@@ -87,7 +95,25 @@ def _groups(config: ModelConfig, padded: int) -> HeadGroups:
 
 
 def _shape(config: ModelConfig, padded: int) -> TileShape:
-    return tile_shape(padded, head_dim=config.head_dim)
+    columns = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
+    return tile_shape(padded, head_dim=config.head_dim, columns=columns)
+
+
+def workers_for(config: ModelConfig, *, batch: int, available: int) -> int:
+    """Blocks of a launch, of `available` that the device runs side by side.
+
+    One or two sequences take all: their rings are what rides out a hand-off. More take the fewest, of the upper 15
+    sixteenths, that leave nobody with more row blocks of any matrix of a layer: each then has a larger share of the
+    bandwidth, and fewer of them read the activations.
+    """
+    padded = 1 << (batch - 1).bit_length()
+    if padded <= 2:
+        return available
+    shape = _shape(config, padded)
+    products = [o for o in _operations(config, shape, _groups(config, padded)).values() if isinstance(o, Operation)]
+    blocks = {o.rows // shape.rows * o.slices for o in products if o.weight is not None and not o.logits}
+    fewest = max(-(-count // -(-count // available)) for count in blocks)
+    return max(fewest, available * 15 // 16)
 
 
 def plan_decode(config: ModelConfig, *, batch: int, workers: int, policy: str = "none") -> DecodePlan:
@@ -186,7 +212,7 @@ def packed_bytes(model: Llama) -> int:
 class DecodeWave:
     """A model's decode step as one launch, for up to `batch` sequences.
 
-    workers: blocks of the launch, by default one a multiprocessor. delays: a test build that sleeps before tasks.
+    workers: blocks of the launch, by default as `workers_for` says. delays: a test build that sleeps before tasks.
     stream: where the model's matrices lie already, with the program for `batch` that they were packed for; else they
     are packed here, and lie on the device twice. progress: told the bytes packed so far, packed_bytes(model) in the
     end. Raises UnsupportedError.
@@ -213,7 +239,7 @@ class DecodeWave:
                 progress(done * TILE_BYTES)
 
         if stream is None:
-            count = co_resident(model.device) if workers is None else workers
+            count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
             program = plan_decode(config, batch=batch, workers=count).program
             tiles = pack_stream(program, wave_weights(model), model.device, progress=told)
         else:

@@ -160,6 +160,29 @@ def prefetch_tiles(places, block, first, count, XW: gl.constexpr):
     prefetch_bytes(gl.load(places + 11) + tile * 16384, lane < count, 16384)
 
 
+@gluon.constexpr_function
+def activations_layout(rows, sequences, words, warps):
+    """A chunk of activations, [rows, words]: packets of 4 words; 8 lanes side by side, 4 rows a warp.
+
+    Row q * sequences + b is of sequence b. With two of them the lanes' rows are 0, 2, 1, 3: sums over q and the words
+    then run over neighbouring bits of a lane's number, the only ones over which Triton 3.6 reduces rightly.
+    """
+    across = min(warps, rows // 4)
+    if sequences != 2:
+        return gl.BlockedLayout([1, 4], [4, 8], [across, warps // across], [1, 0])
+    in_warps = 32 * (warps // across)
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], *([0, bit] for bit in (128, 256, 512) if in_warps <= bit < words)],
+        lane_bases=[[0, 4], [0, 8], [0, 16], [2, 0], [1, 0]],
+        warp_bases=[
+            *([0, bit] for bit in (32, 64, 128) if bit < in_warps),
+            *([bit, 0] for bit in (4, 8, 16) if bit < rows),
+        ],
+        block_bases=[],
+        shape=[rows, words],
+    )
+
+
 @gluon.jit
 def wait_for_counters(record, waits, counters, totals, epoch, watch, block, step, XW: gl.constexpr):
     """Spin on all counters of the step side by side, one a thread."""
@@ -190,8 +213,7 @@ def load_activations(
     Q: gl.constexpr = 64 // R
     N: gl.constexpr = Q * NB
     WORDS: gl.constexpr = N * PC * 64 // (XW * 32)
-    WN: gl.constexpr = min(XW, N // 4)
-    LX: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [WN, XW // WN], [1, 0])
+    LX: gl.constexpr = activations_layout(N, NB, PC * 64, XW)
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     first = gl.load(record + 4)
     stride = gl.load(record + 5)

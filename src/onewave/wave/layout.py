@@ -162,9 +162,10 @@ class TileShape:
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
 
 
-def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0) -> TileShape:
+def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0, columns: int = 16384) -> TileShape:
     """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide. head_dim:
-    of a decode step, whose attention takes shared memory too (0: none).
+    of a decode step, whose attention takes shared memory too (0: none). columns: of the longest activations; the
+    ring is as deep as they allow.
 
     Raises UnsupportedError.
     """
@@ -180,11 +181,12 @@ def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0) -> Til
         raise UnsupportedError("wave: rows of a tile", got=str(rows), allowed=f"{_ROWS[padded]} or more at {batch}")
     # A thread polls 16 words a chunk, or 32 where one sequence's row would take several chunks otherwise.
     chunk = (64 if width < 32 else 128) // width
-    slots = _X_BYTES // (chunk * width * 256)
-    if padded == 1:
-        slots = 2  # 16,384 columns are enough: a deeper ring serves more
+    chunk_bytes = chunk * width * 256
+    wanted = max(2 * padded * columns, _warps_bytes(head_dim))
+    # Of one sequence 16,384 columns are enough: a deeper ring serves more.
+    slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
     results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
-    ring = (_SHARED_BYTES - results - slots * chunk * width * 256) // TILE_BYTES
+    ring = (_SHARED_BYTES - results - slots * chunk_bytes) // TILE_BYTES
     return TileShape(padded, rows, chunk, slots, ring)
 
 
@@ -198,6 +200,11 @@ def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:
 def group_of(padded: int) -> int:
     """Row blocks whose products are handed over together: as many as one hand-over takes no longer for."""
     return max(1, min(4, 16 // padded))
+
+
+def _warps_bytes(head_dim: int) -> int:
+    """What attention keeps in the activations' place: 8 warps' weighted values of 8 heads, float32."""
+    return 8 * 8 * head_dim * 4
 
 
 def heads_bytes(head_dim: int) -> int:

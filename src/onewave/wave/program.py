@@ -196,7 +196,7 @@ def _mark_prefetches(steps: Words) -> None:
     products = [at for at, kind in enumerate(kinds) if kind in (Kind.PARTIAL, Kind.HIDDEN, Kind.OUT)]
     for at in (at for at, kind in enumerate(kinds) if kind == Kind.ATTEND):
         before = [product for product in products if product < at]
-        free = [product for product in before[-2:] if not steps[product, Word.PREFETCH]]
+        free = [product for product in before[-1:] if not steps[product, Word.PREFETCH]]
         if free:
             steps[free[0], Word.PREFETCH] = at - free[0]
 

@@ -1,0 +1,37 @@
+"""How many blocks a decode step's launch takes of those that a card runs side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from onewave.models.llama_plan import plan_decode, workers_for
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from tiny_decoders import BASE
+
+
+@pytest.mark.parametrize("available", [1, 7, 8, 61, 114, 132])
+def test_one_or_two_sequences_take_all_and_more_nearly_all(available: int) -> None:
+    assert (
+        workers_for(BASE, batch=1, available=available) == workers_for(BASE, batch=2, available=available) == available
+    )
+    taken = workers_for(BASE, batch=8, available=available)
+    assert available * 15 // 16 <= taken <= available
+
+
+def _busiest(workers: int) -> dict[str, int]:
+    plan = plan_decode(BASE, batch=8, workers=workers)
+    found: dict[str, int] = {}
+    for queue in plan.table.queues:
+        for task in (plan.graph.tasks[int(plan.table.task[row])] for row in queue):
+            if task.name.startswith(("qkv", "o", "gate_up", "down")):
+                found[task.name] = max(found.get(task.name, 0), task.index[1])
+    return found
+
+
+@pytest.mark.parametrize("available", [7, 8, 16, 61])
+def test_nobody_of_fewer_blocks_has_more_of_a_layer_than_the_busiest_of_all(available: int) -> None:
+    assert _busiest(workers_for(BASE, batch=8, available=available)) == _busiest(available)
