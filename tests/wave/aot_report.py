@@ -25,7 +25,7 @@ from onewave.wave.layout import tile_shape
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
-LONGS = ("tokens", "positions", "slots", "places", "several")
+LONGS = ("tokens", "positions", "slots", "places", "several", "limits")
 
 
 def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[str, object]:

@@ -31,7 +31,7 @@ def attend_alone(
     none = batch * 0
     attend(
         record, ours, theirs, positions, slots, places, watch, none, none, batch, none, heads, xs,
-        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 8,
+        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 8, 1, 1,
     )  # fmt: skip
 
 

@@ -9,14 +9,16 @@ from gluon_in_numpy import Descriptor, Memory, Pointer, launch
 from torch import Tensor
 
 from onewave.wave.program import WaveProgram
+from onewave.wave.watch import watch_words
 
 
 class Bench:
     """A program's buffers in the simulated device's memory, kept from launch to launch."""
 
     def __init__(self, program: WaveProgram, stream: Tensor, **constants: Any):
-        self.program, self.memory, self.launches = program, Memory(1 << 26), 0
+        self.program, self.memory = program, Memory(1 << 26)
         put = self.memory.put
+        self.host = put(np.zeros(2, dtype=np.int32))  # the host's words: stalled, the end is asked for
         exchange = np.full(2 * program.set_words, -1, dtype=np.int32)
         steps = np.concatenate((program.steps, np.zeros((1, program.steps.shape[1]), dtype=np.int32)))
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
@@ -31,11 +33,12 @@ class Bench:
             "counters": put(np.zeros(max(1, len(program.totals)), dtype=np.int32)),
             "totals": put(program.totals if program.totals.size else np.zeros(1, dtype=np.int32)),
             "epochs": put(np.zeros(program.workers, dtype=np.int32)),
-            "watch": put(np.zeros(16 + 8 * program.workers, dtype=np.int32)),
+            "watch": put(watch_words(program.workers, 0, int(self.host.address))),
             "trace": put(np.zeros(4, dtype=np.int32)),
             "row_step": program.workers * 128,
             "set_words": program.set_words,
             "skipped": -1,
+            "limits": put(np.zeros(1, dtype=np.int64)),
             "DTYPE": np.float16,
             **program.constants,
             "ACT": 1,
@@ -61,11 +64,12 @@ class Bench:
         given |= {"source": source, "source_stride": source_stride, "out": out, "out_stride": out_stride}
         delays = given.pop("delays", lambda: None)
         launch(self.memory, self.program.workers, self.arguments | given | {"batch": batch}, delays)
-        self.launches += more.get("TOKENS", 1)
+        made = self.memory.get(self.arguments["epochs"], (self.program.workers,))
+        assert len(set(made.tolist())) == 1, "blocks that do not agree on how many tokens they have made"
         if not self.arguments["SYNC"]:
             size = self.program.set_words
             whole = self.memory.get(self.arguments["exchange"], (2 * size,))
-            following = whole.reshape(2, size)[self.launches & 1]
+            following = whole.reshape(2, size)[int(made[0]) & 1]
             # Whatever an earlier launch left there would be taken for the next one's data.
             left = [r.name for r in self.program.regions if (following[r.first :][: r.words] != -1).any()]
             assert not left, f"a launch left words in the next one's set: {left}"

@@ -19,7 +19,7 @@ from onewave.models.config import RopeConfig
 from onewave.models.config_file import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
-from onewave.wave.layout import TILE_BYTES, Kind, Word, several_words
+from onewave.wave.layout import TILE_BYTES, Kind, Word, limit_words, several_words
 from onewave.wave.pack import pack_stream
 from onewave.weights.sources import resolve
 
@@ -89,13 +89,23 @@ class Simulated:
         strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
         self.places = put(np.array([*(int(p.address) for p in pointers), *strides, STREAM], dtype=np.int64))
 
-    def several(self, tokens: list[int], positions: list[int], slots: list[int], count: int) -> list[list[int]]:
-        """`count` tokens of each sequence, all in one launch."""
+    def several(
+        self,
+        tokens: list[int],
+        positions: list[int],
+        slots: list[int],
+        count: int,
+        limits: list[list[int]] | None = None,
+        **more: Any,
+    ) -> list[list[int]]:
+        """Up to `count` tokens of each sequence, all in one launch."""
         program, memory = self.bench.program, self.bench.memory
         first, words = several_words(count, program.shape.batch, program.workers)
         if count not in self.buffers:
             self.buffers[count] = memory.put(np.full(words, -1, dtype=np.int64))
-        self.step(tokens, positions, slots, several=self.buffers[count], TOKENS=count)
+        words_of = limits or [limit_words(1 << 62)] * len(tokens)
+        more |= {"several": self.buffers[count], "TOKENS": count, "limits": memory.put(np.array(words_of))}
+        self.step(tokens, positions, slots, **more)
         whole = memory.get(self.buffers[count], (words,))
         produced = whole[first : first + count * program.shape.batch].reshape(count, -1)
         return [produced[:, row].tolist() for row in range(len(tokens))]

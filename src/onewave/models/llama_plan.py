@@ -263,11 +263,16 @@ class DecodeWave:
         """Use this cache from now on."""
         self.wave.bind_cache(kv.k, kv.v)
 
-    def produce(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        """Feed one token a sequence, int64 [rows] each, and what comes of it as often as `several` says. Returns the
-        tokens, int64 [tokens, rows]. The cache holds as many positions more."""
+    def produce(self, tokens: Tensor, positions: Tensor, slots: Tensor, limits: Tensor | None = None) -> Tensor:
+        """Feed one token a sequence, int64 [rows] each, and what comes of it as often as `several` says, or until its
+        limits stop it: int64 [rows, LIMIT_WORDS], layout.limit_words of each (None: nothing does). Returns the tokens,
+        int64 [tokens, rows], -1 behind a sequence's last one. The cache holds as many positions more."""
         logits = torch.empty(len(tokens), self.vocab_size, device=self.device)
-        return self.wave.decode_several(tokens, positions, slots, logits)
+        return self.wave.decode_several(tokens, positions, slots, logits, limits=limits)
+
+    def interrupt(self) -> None:
+        """Have launches of `produce` that are on their way end with the token that they are making."""
+        self.wave.interrupt()
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Feed one token a sequence: int64 [rows] each. Returns float32 logits [rows, vocab]."""

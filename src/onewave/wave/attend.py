@@ -38,6 +38,7 @@ from onewave.wave.attend_layouts import (
     value_words,
     warps_rows,
 )
+from onewave.wave.choose import has_stopped
 from onewave.wave.combine import clear_words, read_words, split_of_keys
 from onewave.wave.finish import bits16, bits32, place_of, to_float
 from onewave.wave.spin import ABSENT, prefetch_lines
@@ -118,10 +119,11 @@ def queries_and_new(
 def attend(
     record, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, xs,
     DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
+    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
     """One group of heads over one split of one sequence's keys. Without keys, or for a sequence beyond the batch, only
-    clear. xs: the activations' shared memory, which no step needs while one attends."""
+    clear. xs: the activations' shared memory, which no step needs while one attends. positions: if TOKENS > 1, the
+    block's own (choose.py)."""
     b = gl.load(record + 8)
     position, begin, end = keys_of_split(record, positions, batch)
     if (b < batch) & (begin < end):
@@ -129,8 +131,8 @@ def attend(
         k_rows, v_rows = rows_of_cache(record, slots, places)
         new = ours + gl.load(record + 4) + b * gl.load(record + 5)
         attend_keys(
-            record, new, k_rows, v_rows, begin, end, position, layer, places, watch, block, step,
-            keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
+            record, new, k_rows, v_rows, begin, end, position, layer, positions, places, watch, block, step,
+            keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, TOKENS,
         )  # fmt: skip
         merge_warps(record, ours, theirs, keep_back, heads, xs, D, GP, XW)
     else:
@@ -246,9 +248,9 @@ def first_rows(score, KW: gl.constexpr, XW: gl.constexpr):
 
 @gluon.jit
 def attend_keys(
-    record, new, k_rows, v_rows, begin, end, position, layer, places, watch, block, step, keep_back, heads,
+    record, new, k_rows, v_rows, begin, end, position, layer, positions, places, watch, block, step, keep_back, heads,
     xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
+    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
     """Each warp goes over its own keys and leaves its maxima, sums and weighted values in shared memory."""
     queries, fresh, scales = heads
@@ -278,6 +280,8 @@ def attend_keys(
         word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
         target = gl.where((row == GP) & (word >= 0), k_rows, v_rows) + position * (D // 2) + word
         writes = (gl.load(record + 21) > 0) & (keep_back == 0)
+        if TOKENS > 1:
+            writes = writes & (has_stopped(positions, gl.load(record + 8), NB) == 0)
         gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
     gl.thread_barrier()
     LS: gl.constexpr = first_rows(gl.zeros([XW, 16, KW], gl.float32, ACC), KW, XW).type.layout

@@ -23,7 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.wave.attend import attend, prefetch_split
-from onewave.wave.choose import begin_token, candidates_of, choose, own_values
+from onewave.wave.choose import begin_token, candidates_of, own_values
 from onewave.wave.combine import combine
 from onewave.wave.finish import (
     finish_blocks,
@@ -39,8 +39,8 @@ __all__ = ["exchange_partition"]
 @gluon.jit
 def exchange_partition(
     steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
-    tokens, positions, slots, places, several, block, batch, source_stride, out_stride, set_words, skipped,
-    xs, xfull, xempty, parts, pfull, pempty, heads,
+    tokens, positions, slots, places, several, limits, block, batch, source_stride, out_stride, set_words, skipped,
+    xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
@@ -48,25 +48,33 @@ def exchange_partition(
 ):  # fmt: skip
     chunks_before = 0
     results = 0
-    for token in range(TOKENS):
-        now_tokens = tokens
-        now_positions = positions
-        if TOKENS > 1:
-            begin_token(
-                several, token, epoch + token, tokens, positions, batch, watch, block, first_step, NB, TOKENS, XW
-            )  # fmt: skip
-            now_tokens = own_values(several, block, NB, TOKENS)
-            now_positions = now_tokens + NB
+    if TOKENS == 1:
         chunks_before, results = exchange_steps(
             steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
-            epoch + token, watch, trace, now_tokens, now_positions, slots, places, several, block, batch, source_stride,
+            epoch, watch, trace, tokens, positions, slots, places, several, block, batch, source_stride,
             out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC,
             SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
         )  # fmt: skip
-    if TOKENS > 1:
-        if block == 0:
-            choose(several, TOKENS - 1, epoch + TOKENS - 1, batch, watch, block, first_step, NB, TOKENS, XW)
-    gl.store(epochs + block, epoch + TOKENS)
+        gl.store(epochs + block, epoch + 1)
+    else:
+        own = own_values(several, block, NB, TOKENS)
+        token = 0
+        goes = 1
+        while goes > 0:
+            goes = begin_token(
+                several, limits, token, epoch + token, tokens, positions, batch, watch, block, first_step, decided,
+                going, NB, TOKENS, XW,
+            )  # fmt: skip
+            if goes > 0:
+                chunks_before, results = exchange_steps(
+                    steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters,
+                    totals, epoch + token, watch, trace, own, own + NB, slots, places, several, block, batch,
+                    source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
+                    DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM,
+                    EPS, SCALE, TOKENS,
+                )  # fmt: skip
+                token += 1
+        gl.store(epochs + block, epoch + token)
 
 
 @gluon.jit
@@ -120,7 +128,7 @@ def exchange_steps(
                 shown_at = candidates_of(several, epoch, NB) + block * (NB * 4)
             results = finish_blocks(
                 record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
-                pfull, pempty, results, shown_at, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D, TOKENS,
+                pfull, pempty, results, shown_at, watch, block, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D, TOKENS,
             )  # fmt: skip
         elif kind < 6:
             if SPLITS > 1:
@@ -133,7 +141,7 @@ def exchange_steps(
                 if kind == 6:
                     attend(
                         record, ours, theirs, positions, slots, places, watch, block, first_step + step,
-                        batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW,
+                        batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, TOKENS,
                     )  # fmt: skip
                 else:
                     combine(

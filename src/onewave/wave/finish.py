@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from onewave.wave.choose import show_best
-from onewave.wave.spin import ABSENT, load_words, poll_words
+from onewave.wave.spin import ABSENT, host_asks, load_words, poll_words
 
 __all__ = [
     "bits16",
@@ -154,7 +154,7 @@ def addend_of(loaded, DTYPE: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW:
 @gluon.jit
 def finish_blocks(
     record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
-    results, candidates, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
+    results, candidates, watch, block, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
     TOKENS: gl.constexpr,
 ):  # fmt: skip
@@ -180,6 +180,8 @@ def finish_blocks(
     if D > 0:
         # On its way while the first block is being made; under masks, as a branch's end would wait for it.
         loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, G, XW)
+    if TOKENS > 1:
+        asked = host_asks(watch, ((flags & 16) > 0) & (block == 0))
     for i in range(0, blocks, G):
         row = (b * 0)[:, None] + ((first_block + i) * R + r)[None, :]
         # The last group may be short of a block: what stands in its place is no sequence's.
@@ -216,7 +218,7 @@ def finish_blocks(
         results += 1
     if TOKENS > 1:
         if flags & 16:
-            show_best(best, best_row, candidates, batch, NB, LZ)
+            show_best(best, best_row, asked, candidates, batch, NB, LZ)
     return results
 
 

@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from onewave.wave.attend import heads_memory
+from onewave.wave.choose import is_decided
 from onewave.wave.exchange import exchange_partition
 
 __all__ = ["wave_kernel"]
@@ -43,42 +44,78 @@ __all__ = ["wave_kernel"]
 
 @gluon.jit
 def load_partition(
-    weights, easy, ring, full, empty, num_tiles, first_row, row_step,
+    weights, easy, ring, full, empty, num_tiles, first_row, row_step, decided, going,
     S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
-    for token in range(TOKENS):
-        load_tiles(weights, easy, ring, full, empty, token * num_tiles, num_tiles, first_row, row_step, S, FLIGHT)
+    coming = easy
+    first_easy = gl.load(easy)
+    last_easy = gl.load(easy + 1)
+    if TOKENS == 1:
+        for number in range(num_tiles):
+            coming, first_easy, last_easy = load_tile(
+                weights, coming, first_easy, last_easy, ring, full, empty, number, number, first_row, row_step, S,
+                FLIGHT,
+            )  # fmt: skip
+    else:
+        # While nobody knows yet whether there is another token, a ring's worth of its tiles. Never all of them: what is
+        # decided after that token must not come before this partition has heard of what is decided now.
+        ahead = gl.where(num_tiles > S, S, 0)
+        begin = num_tiles * 0
+        end = ahead
+        number = 0
+        token = 0
+        goes = 1
+        while goes > 0:
+            for tile in range(begin, end):
+                coming, first_easy, last_easy = load_tile(
+                    weights, coming, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step, S,
+                    FLIGHT,
+                )  # fmt: skip
+                number += 1
+                if number == num_tiles:
+                    number = 0
+                    coming = easy
+                    first_easy = gl.load(easy)
+                    last_easy = gl.load(easy + 1)
+            begin = end
+            goes = is_decided(decided, going, token, 1)
+            token += 1
+            end += num_tiles
+            if token == TOKENS:
+                end -= ahead
+        # Of a token that is not made nobody else waits for the tiles, which must have landed before the block leaves.
+        for tile in range(gl.maximum(begin - S, 0), begin):
+            mbarrier.wait(full.index(tile % S), (tile // S) & 1)
 
 
 @gluon.jit
-def load_tiles(
-    weights, easy, ring, full, empty, before, num_tiles, first_row, row_step, S: gl.constexpr, FLIGHT: gl.constexpr,
+def load_tile(
+    weights, easy, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
+    S: gl.constexpr, FLIGHT: gl.constexpr,
 ):  # fmt: skip
-    """Stream the block's tiles once. before: tiles that it has streamed in this launch."""
-    first_easy = gl.load(easy)
-    last_easy = gl.load(easy + 1)
-    for number in range(num_tiles):
-        tile = before + number
-        slot = tile % S
-        mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
-        if FLIGHT < S:
-            landed = tile - FLIGHT
-            if number >= first_easy:
-                landed = tile - 1
-                if number == last_easy:
-                    easy += 2
-                    first_easy = gl.load(easy)
-                    last_easy = gl.load(easy + 1)
-            if landed >= 0:
-                mbarrier.wait(full.index(landed % S), (landed // S) & 1)
-        mbarrier.expect(full.index(slot), 16384)
-        row = first_row + number * row_step
-        tma.async_copy_global_to_shared(weights, [row, 0], full.index(slot), ring.index(slot))
+    """Stream one tile, as soon as a slot is free. tile: its number in the launch; number: in its token. first_easy,
+    last_easy: of the run of tiles that have time that easy points to. Returns these three for the next tile."""
+    slot = tile % S
+    mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
+    if FLIGHT < S:
+        landed = tile - FLIGHT
+        if number >= first_easy:
+            landed = tile - 1
+            if number == last_easy:
+                easy += 2
+                first_easy = gl.load(easy)
+                last_easy = gl.load(easy + 1)
+        if landed >= 0:
+            mbarrier.wait(full.index(landed % S), (landed // S) & 1)
+    mbarrier.expect(full.index(slot), 16384)
+    row = first_row + number * row_step
+    tma.async_copy_global_to_shared(weights, [row, 0], full.index(slot), ring.index(slot))
+    return easy, first_easy, last_easy
 
 
 @gluon.jit
 def multiply_partition(
-    steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+    steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
     PC: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
@@ -86,11 +123,21 @@ def multiply_partition(
     phase = 0
     chunks_before = 0
     results = 0
-    for token in range(TOKENS):
-        slot, phase, chunks_before, results = multiply_steps(
+    if TOKENS == 1:
+        multiply_steps(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
             pempty, DTYPE, NB, R, G, S, XS, PC,
         )  # fmt: skip
+    else:
+        token = 0
+        goes = is_decided(decided, going, token, 4)
+        while goes > 0:
+            slot, phase, chunks_before, results = multiply_steps(
+                steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts,
+                pfull, pempty, DTYPE, NB, R, G, S, XS, PC,
+            )  # fmt: skip
+            token += 1
+            goes = is_decided(decided, going, token, 4)
 
 
 @gluon.jit
@@ -222,14 +269,14 @@ def wanted_sums(acc, NB: gl.constexpr, R: gl.constexpr):
 def wave_kernel(
     weights, easy, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
     tokens, positions, slots, places, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
-    skipped,
+    skipped, limits,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
     PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr,
     FLIGHT: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
-    """Run every block's steps once, or TOKENS times, each after the token that the one before has chosen.
+    """Run every block's steps once, or up to TOKENS times, each after the token that the one before has chosen.
 
     weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of [128, 64]. easy: see program.py,
     easy_words a block. steps, lanes: see program.py.
@@ -237,7 +284,7 @@ def wave_kernel(
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
     sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch]
     and places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py. skipped: the step record whose results a test build
-    keeps back (-1: none). several: see choose.py, if TOKENS > 1; positions are those of the first token.
+    keeps back (-1: none). several, limits: see choose.py, if TOKENS > 1; positions are those of the first token.
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -254,6 +301,12 @@ def wave_kernel(
     xempty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
     pfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     pempty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    if TOKENS > 1:
+        decided = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+        going = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    else:
+        decided = pempty
+        going = parts
     for i in gl.static_range(S):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
@@ -263,6 +316,8 @@ def wave_kernel(
     for i in gl.static_range(2):
         mbarrier.init(pfull.index(i), count=1)
         mbarrier.init(pempty.index(i), count=1)
+    if TOKENS > 1:
+        mbarrier.init(decided.index(0), count=1)
     fence_async_shared()
     gl.thread_barrier()
     block = gl.program_id(0)
@@ -278,15 +333,15 @@ def wave_kernel(
                 multiply_partition,
                 (
                     mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    DTYPE, NB, R, G, S, XS, PC, TOKENS,
+                    decided, going, DTYPE, NB, R, G, S, XS, PC, TOKENS,
                 ),
             ),
             (
                 exchange_partition,
                 (
                     mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
-                    trace, tokens, positions, slots, places, several, block, batch, source_stride, out_stride,
-                    set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
+                    trace, tokens, positions, slots, places, several, limits, block, batch, source_stride, out_stride,
+                    set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
                     DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS,
                     SCALE, TOKENS,
                 ),
@@ -294,8 +349,8 @@ def wave_kernel(
             (
                 load_partition,
                 (
-                    weights, easy + block * easy_words, ring, full, empty, num_tiles, first_row, row_step, S, FLIGHT,
-                    TOKENS,
+                    weights, easy + block * easy_words, ring, full, empty, num_tiles, first_row, row_step, decided,
+                    going, S, FLIGHT, TOKENS,
                 ),
             ),
         ],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.tiles.trace import Trace
-from onewave.wave.layout import MOST_TOKENS, Flag, Word, several_words
+from onewave.wave.layout import LIMIT_WORDS, MOST_TOKENS, Flag, Word, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls, watch_words
@@ -55,7 +55,8 @@ def co_resident(device: torch.device) -> int:
 
 @dataclass
 class _State:
-    """What launches on one stream share, and nobody else may touch meanwhile."""
+    """What launches on one stream share, and nobody else may touch meanwhile. host: words of the host's that launches
+    write (stalled) and read (the end is asked for); see spin.py."""
 
     exchange: Tensor
     epochs: Tensor
@@ -63,6 +64,11 @@ class _State:
     watch: Tensor
     several: Tensor
     host: Tensor
+
+    def ask_for_end(self, asked: bool) -> None:
+        """Have launches end early, or no longer."""
+        if bool(self.host[1]) != asked:
+            self.host[1] = int(asked)
 
     def reset(self, program: WaveProgram, budget: int) -> None:
         """As before the first launch."""
@@ -99,9 +105,9 @@ class Wave:
 
     stream: what pack_stream returned. activation: silu, gelu or None, for the operations that have one. counters: hand
     off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
-    delays: a test build that sleeps at random before every task. tokens: of a decode step, that one launch makes of
-    each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its own;
-    launches recorded into CUDA graphs share one set, so graphs of one Wave must not run side by side.
+    delays: a test build that sleeps at random before every task. tokens: of a decode step, the most that one launch
+    makes of each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its
+    own; launches recorded into CUDA graphs share one set, so graphs of one Wave must not run side by side.
     Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the program has workers.
     """
 
@@ -143,6 +149,9 @@ class Wave:
         self._descriptor = _descriptor(stream)
         self._states: dict[int, _State] = {}
         self._graphs = self._new_state()
+        # Of a sequence that nothing stops.
+        endless = [limit_words(2**62)] * (program.shape.batch if tokens > 1 else 1)
+        self._endless = torch.tensor(endless, dtype=torch.int64, device=device)
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
@@ -201,19 +210,38 @@ class Wave:
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
         return logits
 
-    def decode_several(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
-        """`self.tokens` decode steps in one launch, each sequence's next token the likeliest, the first of equal ones.
+    def decode_several(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, *, limits: Tensor | None = None
+    ) -> Tensor:
+        """Up to `self.tokens` decode steps in one launch, each sequence's next token its likeliest, the first of them.
 
-        As decode; positions are the first step's, and the cache holds as many more. Returns the tokens, int64
-        [self.tokens, batch]; logits are the last step's.
+        As decode; positions are the first step's, and the cache holds as many more. limits: int64 [batch, LIMIT_WORDS]
+        on the device, layout.limit_words of each sequence; None: nothing stops any. A token below 0 is that of a
+        sequence that has stopped before. Returns the tokens, int64 [self.tokens, batch]: behind a sequence's last one,
+        which it reports but does not feed, and behind an early end, -1. Nothing is written to the cache for these. The
+        launch ends with the token with which the last sequence stops, or after interrupt. logits are the last step's
+        of the sequences that it fed. Raises ShapeError, and WaveStalled if an earlier launch has stalled.
         """
         assert self._attention is not None
         assert self.tokens > 1, "made for one token a launch"
-        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
+        if limits is not None and (limits.shape != (len(tokens), LIMIT_WORDS) or limits.dtype is not torch.int64):
+            got = f"{limits.dtype} {tuple(limits.shape)}"
+            raise ShapeError("wave: limits", got=got, allowed=f"int64 ({len(tokens)}, {LIMIT_WORDS})")
+        state = self._state()
+        state.ask_for_end(False)
+        limits = self._endless if limits is None else limits.contiguous()
+        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits)
         padded = self.program.shape.batch
         first, _ = several_words(self.tokens, padded, self.program.workers)
-        produced = self._state().several[first : first + self.tokens * padded].view(self.tokens, padded)
+        produced = state.several[first : first + self.tokens * padded].view(self.tokens, padded)
         return produced[:, : len(tokens)].clone()
+
+    def interrupt(self) -> None:
+        """Have launches of several tokens that are on their way end with the token that each is making; what they have
+        made is valid. From any thread, without waiting. The next launch is not concerned, and it lets those run on
+        that have not looked yet."""
+        for state in (*self._states.values(), self._graphs):
+            state.ask_for_end(True)
 
     def _new_state(self) -> _State:
         program = self.program
@@ -231,7 +259,7 @@ class Wave:
                 dtype=torch.int64,
                 device=self.device,
             ),
-            host=torch.zeros(1, dtype=torch.int32, pin_memory=True),
+            host=torch.zeros(2, dtype=torch.int32, pin_memory=True),
         )
         made.reset(program, self._budget)
         return made
@@ -285,6 +313,7 @@ class Wave:
         keep_back: str | None,
         trace: Tensor | None,
         sequences: tuple[Tensor, Tensor, Tensor] | None,
+        limits: Tensor | None = None,
     ) -> None:
         from onewave.wave.kernel import wave_kernel
 
@@ -317,6 +346,7 @@ class Wave:
             out.stride(0) * out.element_size() // 4,
             self.program.set_words,
             -1 if keep_back is None else self.program.step_of(keep_back),
+            self._endless if limits is None else limits,
             DTYPE=_gluon_dtype(dtype),
             TEST=2 if self._delays else 1 if test else 0,
             TRACE=trace is not None,

@@ -9,11 +9,13 @@ core's work on the unwanted blocks costs nothing, as a wgmma this narrow is boun
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onewave.base.errors import UnsupportedError
 
 __all__ = [
+    "LIMIT_WORDS",
     "MOST_BATCH",
     "MOST_TOKENS",
     "STEP_WORDS",
@@ -24,6 +26,7 @@ __all__ = [
     "Word",
     "group_of",
     "heads_bytes",
+    "limit_words",
     "several_words",
     "tile_shape",
 ]
@@ -33,6 +36,8 @@ STEP_WORDS = 32
 MOST_BATCH = 64
 MOST_TOKENS = 64
 """Tokens of each sequence that one launch makes."""
+LIMIT_WORDS = 8
+"""int64 words of a sequence's limits in a launch of several tokens (limit_words)."""
 # Shared memory of an sm_90 block, less what barriers and small buffers take.
 _SHARED_BYTES = 227 * 1024 - 2048
 # What activations may take of it: half the rest is a ring deep enough to ride out a hand-off.
@@ -194,7 +199,14 @@ def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:
     """Where the tokens of a launch of several lie in what it keeps (see choose.py), and all of that, in int64 words.
     batch: padded."""
     first = blocks * batch * 6
-    return first, first + tokens * batch + blocks * batch * 2
+    return first, first + tokens * batch + blocks * batch * 3
+
+
+def limit_words(last_position: int, stop_ids: Iterable[int] = ()) -> list[int]:
+    """What a launch of several tokens looks for by itself, LIMIT_WORDS of a sequence: the position of its last token,
+    then its stop tokens (see choose.py). Of more than fit only the first are looked for."""
+    ids = list(stop_ids)[: LIMIT_WORDS - 1]
+    return [last_position, *ids, *[-1] * (LIMIT_WORDS - 1 - len(ids))]
 
 
 def group_of(padded: int) -> int:
