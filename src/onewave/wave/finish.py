@@ -180,6 +180,7 @@ def finish_blocks(
     if D > 0:
         # On its way while the first block is being made; under masks, as a branch's end would wait for it.
         loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, G, XW)
+    asked = 0
     if TOKENS > 1:
         asked = host_asks(watch, ((flags & 16) > 0) & (block == 0))
     for i in range(0, blocks, G):

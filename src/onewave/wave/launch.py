@@ -14,10 +14,11 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.tiles.trace import Trace
+from onewave.wave.launch_state import LaunchState
 from onewave.wave.layout import LIMIT_WORDS, MOST_TOKENS, Flag, Word, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
-from onewave.wave.watch import stalls, watch_words
+from onewave.wave.watch import stalls
 
 __all__ = [
     "ACTIVATIONS",
@@ -51,34 +52,6 @@ def runs_here(device: torch.device) -> bool:
 def co_resident(device: torch.device) -> int:
     """Blocks of the kernel that the device holds at once: one a multiprocessor (its ring fills the shared memory)."""
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@dataclass
-class _State:
-    """What launches on one stream share, and nobody else may touch meanwhile. host: words of the host's that launches
-    write (stalled) and read (the end is asked for); see spin.py."""
-
-    exchange: Tensor
-    epochs: Tensor
-    counters: Tensor
-    watch: Tensor
-    several: Tensor
-    host: Tensor
-
-    def ask_for_end(self, asked: bool) -> None:
-        """Have launches end early, or no longer."""
-        if bool(self.host[1]) != asked:
-            self.host[1] = int(asked)
-
-    def reset(self, program: WaveProgram, budget: int) -> None:
-        """As before the first launch."""
-        self.exchange.fill_(-1)
-        self.epochs.zero_()
-        self.counters.zero_()
-        self.several.fill_(-1)
-        self.host.zero_()
-        words = watch_words(program.workers, budget, self.host.data_ptr())
-        self.watch.copy_(torch.from_numpy(words))
 
 
 @dataclass(frozen=True)
@@ -147,7 +120,7 @@ class Wave:
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
         self._descriptor = _descriptor(stream)
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, LaunchState] = {}
         self._graphs = self._new_state()
         # Of a sequence that nothing stops.
         endless = [limit_words(2**62)] * (program.shape.batch if tokens > 1 else 1)
@@ -243,28 +216,10 @@ class Wave:
         for state in (*self._states.values(), self._graphs):
             state.ask_for_end(True)
 
-    def _new_state(self) -> _State:
-        program = self.program
+    def _new_state(self) -> LaunchState:
+        return LaunchState.made(self.program, self.tokens, self._budget, self.device)
 
-        def words(count: int) -> Tensor:
-            return torch.empty(count, dtype=torch.int32, device=self.device)
-
-        made = _State(
-            exchange=words(max(1, 2 * program.set_words)),
-            epochs=words(program.workers),
-            counters=words(max(1, len(program.totals))),
-            watch=words(len(watch_words(program.workers, 0, 0))),
-            several=torch.empty(
-                several_words(self.tokens, program.shape.batch, program.workers)[1] if self.tokens > 1 else 1,
-                dtype=torch.int64,
-                device=self.device,
-            ),
-            host=torch.zeros(2, dtype=torch.int32, pin_memory=True),
-        )
-        made.reset(program, self._budget)
-        return made
-
-    def _state(self) -> _State:
+    def _state(self) -> LaunchState:
         if torch.cuda.is_current_stream_capturing():
             return self._graphs
         key = torch.cuda.current_stream(self.device).cuda_stream
@@ -360,7 +315,7 @@ class Wave:
         for state in (*self._states.values(), self._graphs):
             self._raise_if_stalled(state)
 
-    def _raise_if_stalled(self, state: _State) -> None:
+    def _raise_if_stalled(self, state: LaunchState) -> None:
         if not int(state.host[0]):
             return
         torch.cuda.synchronize(self.device)
