@@ -46,6 +46,7 @@ class FakeRunner:
         self.vocab_size = VOCAB
         self.max_num_seqs, self.max_model_len, self.run_ahead = max_num_seqs, max_model_len, run_ahead
         self.tokens_per_launch, self.launches = tokens_per_launch, 0
+        self.interrupts = 0
         self.cache: dict[int, list[int]] = {}
         self.reserved = 0
         self.batch_sizes: list[int] = []
@@ -63,14 +64,23 @@ class FakeRunner:
         ends = range(1, len(token_ids) + 1) if all_logits else [len(token_ids)]
         return torch.from_numpy(np.stack([hash_logits(token_ids[:end]) for end in ends]))
 
-    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor) -> Tensor:
         assert self.tokens_per_launch > 1
         self.launches += 1
-        made: list[Tensor] = []
-        for step in range(self.tokens_per_launch):
-            token_ids = self.decode(slots, token_ids, positions + step).argmax(dim=1)
-            made.append(token_ids)
-        return torch.stack(made)
+        made = torch.full((self.tokens_per_launch, len(slots)), -1, dtype=torch.int64)
+        for row in range(len(slots)):
+            last, *stops = limits[row].tolist()
+            token, position = int(token_ids[row]), int(positions[row])
+            for step in range(self.tokens_per_launch):
+                if token < 0 or token in stops or position >= last:
+                    break
+                fed = torch.tensor([token]), torch.tensor([position])
+                token = int(self.decode(slots[row : row + 1], *fed).argmax())
+                made[step, row], position = token, position + 1
+        return made
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
 
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
         if self.fail_at_decode is not None:

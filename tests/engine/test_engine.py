@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,12 +81,14 @@ def generate(params: SamplingParams, prompt: list[int] = PROMPT, *, run_ahead: i
 @pytest.mark.parametrize("run_ahead", [0, 1])
 def test_greedy_rows_get_several_tokens_a_launch_and_others_one_by_one(run_ahead: int) -> None:
     for changes, launches in (
-        ({}, 3),
+        ({}, 4),  # one token from the prompt, fourteen left
         ({"temperature": 0.7, "seed": 3}, 0),
         ({"logprobs": 2}, 0),
         ({"repetition_penalty": 1.2}, 0),
         ({"logit_bias": {3: 1.0}}, 0),
-        ({"max_tokens": 4}, 0),  # one token from the prompt, three left
+        ({"max_tokens": 4}, 1),
+        ({"min_tokens": 15, "ignore_eos": False}, 0),
+        ({"min_tokens": 8, "ignore_eos": False}, 1 + run_ahead),  # the end comes soon, and a launch is on its way
     ):
         runner = FakeRunner(run_ahead=run_ahead, tokens_per_launch=4)
         params = SamplingParams(**{"temperature": 0, "max_tokens": 15, "ignore_eos": True, **changes})  # type: ignore[arg-type] # mixed values
@@ -94,6 +97,60 @@ def test_greedy_rows_get_several_tokens_a_launch_and_others_one_by_one(run_ahead
         run_all(engine)
         assert runner.launches == launches, changes
         assert request.samples[0].token_ids == generate(params).samples[0].token_ids, changes
+
+
+def test_rows_of_one_launch_end_by_their_own_lengths_and_stop_tokens() -> None:
+    greedy = {"temperature": 0, "ignore_eos": True}
+    whole = generate(SamplingParams(max_tokens=20, **greedy)).samples[0].token_ids  # type: ignore[arg-type] # mixed values
+    stop = whole[6]
+    wanted = [{"max_tokens": 3}, {"max_tokens": 20, "stop_token_ids": [stop]}, {"max_tokens": 18}]
+    runner = FakeRunner(run_ahead=1, tokens_per_launch=8)
+    engine = make_engine(runner)
+    requests = [engine.add(None, PROMPT, SamplingParams(**(greedy | more))) for more in wanted]  # type: ignore[arg-type] # mixed values
+    run_all(engine)
+    lengths = [3, whole.index(stop) + 1, 18]
+    assert [request.samples[0].token_ids for request in requests] == [whole[:length] for length in lengths]
+    assert runner.interrupts == 0
+    # What a slot holds is its prompt and all tokens but the last: nothing was fed behind an end.
+    assert [len(runner.cache[slot]) for slot in range(3)] == [len(PROMPT) + length - 1 for length in lengths]
+
+
+def test_launches_that_nobody_waits_for_any_more_are_told_to_end() -> None:
+    def running(count: int) -> tuple[FakeRunner, list[Request], Engine]:
+        runner = FakeRunner(run_ahead=1, tokens_per_launch=4)
+        engine = make_engine(runner)
+        params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+        requests = [engine.add(None, PROMPT, params) for _ in range(count)]
+        for _ in range(3):  # prompts, a launch, one more before the first is read
+            engine.step()
+        return runner, requests, engine
+
+    runner, requests, engine = running(2)
+    engine.abort(requests[0])
+    assert runner.interrupts == 0
+    run_all(engine)
+    assert requests[1].samples[0].token_ids == generate(requests[1].params).samples[0].token_ids
+    assert runner.interrupts == 0
+    runner, requests, engine = running(2)
+    for request in requests:
+        engine.abort(request)
+    assert runner.interrupts == 1
+    again = engine.add(None, PROMPT, requests[0].params)
+    run_all(engine)
+    assert again.samples[0].token_ids == generate(again.params).samples[0].token_ids
+
+
+def test_a_stop_string_ends_what_runs_ahead() -> None:
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    stop = generate(params).samples[0].text[12:15]
+    params = replace(params, stop=[stop])
+    runner = FakeRunner(run_ahead=1, tokens_per_launch=4)
+    engine = make_engine(runner)
+    request = engine.add(None, PROMPT, params)
+    run_all(engine)
+    assert request.samples[0].token_ids == generate(params).samples[0].token_ids
+    assert request.samples[0].stop_reason == stop
+    assert runner.interrupts >= 1
 
 
 def test_running_rows_decode_together_and_freed_slots_are_refilled_at_once() -> None:

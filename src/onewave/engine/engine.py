@@ -8,8 +8,10 @@ A request's life:
 3. Every `step` decodes all running rows together. Sampled tokens go straight back in as the next step's input: token
    ids and positions live on the device and are rebuilt only when the set of rows changes.
 4. The host reads a step's tokens `runner.run_ahead` steps later. With 1 it launches the next step first and reads while
-   the device works; a row that turns out to have ended then has a surplus token (with launches of several, up to two
-   launches' less one), which is thrown away.
+   the device works; a row that turns out to have ended then has a surplus token, which is thrown away. A launch of
+   several tokens knows the rows' lengths and stop tokens: a row that ends so makes no more, in that launch or the next,
+   and the launch ends with its last row. Launches that only ended rows are left in (a stop string, a request that was
+   dropped) are told to end.
 5. The sample decides whether the token ends it (`Sample.append`); its slot is free for the next one.
 
 Nothing here knows about text, files or models: it needs a `Runner` and, for text, something that makes detokenizers.
@@ -21,17 +23,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from onewave.engine.host_copies import HostLogprobs, to_list, to_pinned
 from onewave.engine.output import Logprob, Logprobs
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Detokenizer, Request, Sample
 from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
 from onewave.ops.sampling import TokenLogprobs, stream_key, token_logprobs
+from onewave.wave.layout import limit_words
 
 __all__ = ["Engine", "Runner"]
 
@@ -63,8 +67,14 @@ class Runner(Protocol):
         """Feed one token a row (int64 [rows] each). Returns float32 [rows, vocab], valid until the next call."""
         ...
 
-    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Feed one token a row, and then the likeliest, tokens_per_launch times. Returns them, int64 [tokens, rows]."""
+    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor) -> Tensor:
+        """Feed one token a row, and then the likeliest, up to tokens_per_launch times. Returns them, int64 [tokens,
+        rows]. limits: int64 [rows, LIMIT_WORDS], wave.layout.limit_words of each row; behind a row's last token, or for
+        a row whose given token is negative, -1 is returned and nothing written."""
+        ...
+
+    def interrupt(self) -> None:
+        """Have what `produce` has launched end with the token that it is making; the next launch is a whole one."""
         ...
 
     def reserve(self, num_tokens: int) -> None:
@@ -77,15 +87,18 @@ class _Rows:
     """The rows that decode together, fixed until one of them leaves or another joins.
 
     slots, token_ids, positions: int64 [rows] on the device; token_ids and positions are the next step's input.
-    longest: cache entries that the longest row has after the next step. left: steps until a row has all its tokens.
+    limits: of launches of several tokens, int64 [rows, LIMIT_WORDS]. longest: cache entries that the longest row has
+    after the next step. most: that any row may come to have. left: steps until a row has all its tokens.
     """
 
     samples: list[Sample]
     slots: Tensor
     token_ids: Tensor
     positions: Tensor
+    limits: Tensor
     plan: SamplingPlan
     longest: int
+    most: int
     left: int
 
 
@@ -196,6 +209,7 @@ class Engine:
         self._prefilled_last = False
         launched = self._decode()
         self._read(self._runner.run_ahead if launched else 0)
+        self._end_launches_for_nobody()
 
     def abort(self, request: Request) -> None:
         """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are."""
@@ -205,15 +219,24 @@ class Engine:
                 self._scheduler.remove(sample)
                 self._rows_changed = True
         request.note_finished()
+        self._end_launches_for_nobody()
 
     def abort_all(self) -> None:
         """Drop every request and whatever is in flight."""
-        self._in_flight.clear()
-        self._rows, self._rows_changed, self._prefilled_last = None, False, False
         for sample in (*self._scheduler.waiting, *self._scheduler.running.values()):
             sample.abort()
             self._scheduler.remove(sample)
             sample.request.note_finished()
+        self._end_launches_for_nobody()
+        self._in_flight.clear()
+        self._rows, self._rows_changed, self._prefilled_last = None, False, False
+
+    def _end_launches_for_nobody(self) -> None:
+        """Have what is in flight end early if nobody is left who would take its tokens."""
+        if self._runner.tokens_per_launch == 1 or not self._in_flight:
+            return
+        if all(sample.finished for launch in self._in_flight for sample in launch.samples):
+            self._runner.interrupt()
 
     def _prefill(self, slot: int, sample: Sample) -> None:
         """Run a prompt and read its first token."""
@@ -237,13 +260,13 @@ class Engine:
     def _decode(self) -> bool:
         """Launch one step of all rows that need more tokens; False when there are none."""
         rows = self._rows
-        if self._rows_changed or (rows is not None and rows.left == 0):
+        if self._rows_changed or (rows is not None and rows.left <= 0):
             rows = self._rows = self._build_rows()
             self._rows_changed = False
         if rows is None:
             return False
         count = self._runner.tokens_per_launch
-        if count > 1 and rows.left >= count and rows.plan.takes_likeliest:
+        if count > 1 and rows.plan.takes_likeliest:
             self._produce(rows, count)
             return True
         self._runner.reserve(rows.longest)
@@ -259,16 +282,19 @@ class Engine:
         return True
 
     def _produce(self, rows: _Rows, count: int) -> None:
-        """Launch `count` steps of all rows at once. Tokens behind a row's last one are dropped when they are read."""
-        self._runner.reserve(rows.longest + count - 1)
-        produced = self._runner.produce(rows.slots, rows.token_ids, rows.positions)
+        """Launch up to `count` steps of all rows at once; a row that ends before makes fewer."""
+        self._runner.reserve(min(rows.longest + count - 1, rows.most))
+        produced = self._runner.produce(rows.slots, rows.token_ids, rows.positions, rows.limits)
         rows.plan.skip(count)
-        rows.token_ids = produced[-1].clone()  # at an address of its own, aligned as all others
+        # At an address of its own, aligned as all others. Of a row that has ended the last token is an end, or -1: the
+        # next launch, which may be on its way before the host knows, makes nothing of it. No other kind of step sees
+        # it: rows that take the likeliest go on doing so, and new ones join when everything has been read.
+        rows.token_ids = produced[-1].clone()
         rows.positions += count
         rows.longest += count
         rows.left -= count
         for sample in rows.samples:
-            sample.launched += count
+            sample.launched = min(sample.launched + count, sample.request.max_new_tokens)
         self._launch_copy(rows.samples, Sampled(produced, None))
 
     def _build_rows(self) -> _Rows | None:
@@ -296,13 +322,17 @@ class Engine:
         slots, positions, token_ids, from_row = (column.clone() for column in columns)
         if old is not None and -1 in known:
             token_ids = torch.where(token_ids < 0, old.token_ids[from_row], token_ids)
+        ends = [len(s.request.prompt_token_ids) + s.request.max_new_tokens - 1 for _, s in chosen]
+        limits = [limit_words(end, s.request.end_ids) for end, (_, s) in zip(ends, chosen, strict=True)]
         return _Rows(
             samples=[sample for _, sample in chosen],
             slots=slots,
             token_ids=token_ids,
             positions=positions,
+            limits=torch.tensor(limits, dtype=torch.int64).to(device, non_blocking=True),
             plan=self._sampler.plan([self._sampler_row(slot, sample) for slot, sample in chosen]),
             longest=max(lengths),
+            most=max(ends),
             left=min(sample.request.max_new_tokens - sample.launched for _, sample in chosen),
         )
 
@@ -316,8 +346,8 @@ class Engine:
         if self._on_cuda:
             logprobs = sampled.logprobs
             sampled = Sampled(
-                _to_pinned(sampled.tokens),
-                None if logprobs is None else TokenLogprobs(*(_to_pinned(part) for part in logprobs)),
+                to_pinned(sampled.tokens),
+                None if logprobs is None else TokenLogprobs(*(to_pinned(part) for part in logprobs)),
             )
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(self._runner.device))
@@ -329,17 +359,18 @@ class Engine:
             step = self._in_flight.popleft()
             if step.ready is not None:
                 step.ready.synchronize()
-            logprobs = None if step.sampled.logprobs is None else _HostLogprobs(step.sampled.logprobs)
+            logprobs = None if step.sampled.logprobs is None else HostLogprobs(step.sampled.logprobs)
             tokens = step.sampled.tokens
-            launched: list[list[int]] = _to_list(tokens if tokens.ndim == 2 else tokens[None])
+            launched: list[list[int]] = to_list(tokens if tokens.ndim == 2 else tokens[None])
             for token_ids in launched:
                 self._note_tokens(step.samples, token_ids, logprobs)
 
-    def _note_tokens(self, samples: list[Sample], token_ids: list[int], logprobs: _HostLogprobs | None) -> None:
+    def _note_tokens(self, samples: list[Sample], token_ids: list[int], logprobs: HostLogprobs | None) -> None:
         """Hand one token to each sample of a step."""
         for row, (sample, token_id) in enumerate(zip(samples, token_ids, strict=True)):
             if sample.finish_reason is not None:
                 continue  # ended, or was aborted, while this step ran
+            assert token_id >= 0, "a launch ended before its rows"
             request = sample.request
             if not sample.token_ids:
                 request.note_first_token()
@@ -352,7 +383,7 @@ class Engine:
                 self._rows_changed = True
                 request.note_finished()
 
-    def _token_entry(self, logprobs: _HostLogprobs, row: int, token_id: int, wanted: int) -> tuple[float, Logprobs]:
+    def _token_entry(self, logprobs: HostLogprobs, row: int, token_id: int, wanted: int) -> tuple[float, Logprobs]:
         """One position's log-probabilities: the token itself, then the `wanted` likeliest (-1: all)."""
         text = self._token_text or _no_text
         own = logprobs.sampled[row]
@@ -371,30 +402,10 @@ class Engine:
         for begin in range(0, len(prompt) - 1, _LOGPROB_CHUNK):
             following = prompt[begin + 1 : begin + 1 + _LOGPROB_CHUNK]
             tokens = torch.tensor(following, dtype=torch.int64).to(logits.device)
-            found = _HostLogprobs(token_logprobs(logits[begin : begin + len(following)], tokens, k))
+            found = HostLogprobs(token_logprobs(logits[begin : begin + len(following)], tokens, k))
             result += [self._token_entry(found, row, token_id, wanted)[1] for row, token_id in enumerate(following)]
         return result
 
 
-class _HostLogprobs:
-    """TokenLogprobs as Python lists."""
-
-    def __init__(self, logprobs: TokenLogprobs) -> None:
-        self.sampled: list[float] = _to_list(logprobs.sampled)
-        self.rank: list[int] = _to_list(logprobs.rank)
-        self.top: list[list[float]] = _to_list(logprobs.top)
-        self.top_ids: list[list[int]] = _to_list(logprobs.top_ids)
-
-
-def _to_list(tensor: Tensor) -> list[Any]:
-    return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType] (torch's stub)
-
-
 def _no_text(token_id: int) -> str:
     return ""
-
-
-def _to_pinned(tensor: Tensor) -> Tensor:
-    """Start an asynchronous copy to page-locked host memory (PyTorch caches such blocks, so this allocates rarely)."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)

@@ -135,15 +135,21 @@ class ModelRunner:
         return step.logits[:rows]
 
     @torch.inference_mode()
-    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """tokens_per_launch steps at once, each row's next token its likeliest.
+    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor) -> Tensor:
+        """Up to tokens_per_launch steps at once, each row's next token its likeliest.
 
-        As decode; positions are the first step's, and what was reserved reaches as many further. Returns int64
-        [tokens_per_launch, rows].
+        As decode; positions are the first step's, and what was reserved reaches as far as limits let a row come.
+        limits: int64 [rows, LIMIT_WORDS], wave.layout.limit_words of each row. Returns int64 [tokens_per_launch, rows],
+        -1 behind a row's last token.
         """
         assert self._kv is not None, "reserve() comes first"
         assert self._wave is not None, "only a wave makes several"
-        return self._wave.produce(token_ids, positions, slots)
+        return self._wave.produce(token_ids, positions, slots, limits)
+
+    def interrupt(self) -> None:
+        """Have what `produce` has launched end with the token that it is making."""
+        if self._wave is not None:
+            self._wave.interrupt()
 
     def _size(self, rows: int) -> int:
         """Rows a decode step of `rows` sequences is run with."""

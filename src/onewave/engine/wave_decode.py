@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from onewave.models.batch import Batch
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.loading import load_model, open_parts
+from onewave.wave.layout import limit_words
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
 from onewave.weights.progress import byte_progress
@@ -103,11 +104,17 @@ class WaveDecoder:
         if self._several is not None:
             self._several.bind_cache(kv)
 
-    def produce(self, token_ids: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        """Feed one token a row, int64 [rows] each, and then the likeliest, tokens_per_launch times. Returns int64
-        [tokens_per_launch, rows]. Raises WaveStalled."""
+    def produce(self, token_ids: Tensor, positions: Tensor, slots: Tensor, limits: Tensor) -> Tensor:
+        """Feed one token a row, int64 [rows] each, and then the likeliest, up to tokens_per_launch times and as far as
+        limits (wave.layout.limit_words of each row) let it. Returns int64 [tokens_per_launch, rows]. Raises
+        WaveStalled."""
         assert self._several is not None
-        return self._several.produce(token_ids, positions, slots)
+        return self._several.produce(token_ids, positions, slots, limits)
+
+    def interrupt(self) -> None:
+        """Have what `produce` has launched end with the token that it is making."""
+        if self._several is not None:
+            self._several.interrupt()
 
     def release(self) -> bool:
         """Give back memory that only makes prefill faster; whether there was any."""
@@ -284,34 +291,57 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
 
 @torch.inference_mode()
 def check_several(model: Llama, one: DecodeWave, several: DecodeWave, sequences: int, count: int) -> None:
-    """Raise UnsupportedError unless a launch of `count` tokens gives those of as many launches, and the same caches."""
+    """Raise UnsupportedError unless a launch of `count` tokens gives those of as many launches, and the same caches,
+    and one whose sequences end at different tokens as much of both as it should."""
     most = min(_CHECKED_CAPACITY, model.max_model_len) - count
     if most < 1:
         raise UnsupportedError(
             "tokens_per_launch", got=str(count), allowed=f"below max_model_len={model.max_model_len}"
         )
     lengths = [min(most, _CHECKED_LENGTHS[i % len(_CHECKED_LENGTHS)]) for i in range(sequences)]
-    ours, theirs = (model.new_cache(num_slots=sequences + 1, capacity=_CHECKED_CAPACITY) for _ in range(2))
+    before, ours, theirs = (model.new_cache(num_slots=sequences + 1, capacity=_CHECKED_CAPACITY) for _ in range(3))
     dice = torch.Generator(model.device).manual_seed(0)
-    for cache in (theirs.k, theirs.v):
+    for cache in (before.k, before.v):
         cache.normal_(generator=dice)
-    ours.copy_from(theirs)
-    tokens = torch.randint(model.config.vocab_size, (sequences,), generator=dice, device=model.device)
+    theirs.copy_from(before)
+    first = torch.randint(model.config.vocab_size, (sequences,), generator=dice, device=model.device)
     positions = torch.tensor(lengths, device=model.device)
     slots = torch.arange(sequences, device=model.device)
-    several.bind_cache(ours)
-    found = several.produce(tokens, positions, slots)
     one.bind_cache(theirs)
-    same = torch.ones((), dtype=torch.bool, device=model.device)
-    for made in found:
-        tokens = one(tokens, positions, slots).argmax(dim=1)
-        positions = positions + 1
-        same &= (made == tokens).all()
-    same &= torch.equal(ours.k, theirs.k) and torch.equal(ours.v, theirs.v)
-    several.wave.check()
-    if not bool(same):
-        got = f"{count} tokens of one launch differ from those of {count} launches"
-        raise UnsupportedError("self-check of the wave", got=got, next="Use tokens_per_launch=1.")
+    tokens, expected = first, list[Tensor]()
+    for step in range(count):
+        tokens = one(tokens, positions + step, slots).argmax(dim=1)
+        expected.append(tokens)
+    rows = cast("list[list[int]]", torch.stack(expected).T.tolist())
+    several.bind_cache(ours)
+    for limits, kept in (([limit_words(most + count)] * sequences, [count] * sequences), _some_limits(rows, lengths)):
+        ours.copy_from(before)
+        found = several.produce(first, positions, slots, torch.tensor(limits, device=model.device))
+        several.wave.check()
+        same = found.T.tolist() == [
+            row[:length] + [-1] * (count - length) for row, length in zip(rows, kept, strict=True)
+        ]
+        for mine, old, new in ((ours.k, before.k, theirs.k), (ours.v, before.v, theirs.v)):
+            for slot, (length, more) in enumerate(zip(lengths, kept, strict=True)):
+                end = length + more
+                same = same and torch.equal(mine[:, slot, :, :end], new[:, slot, :, :end])
+                same = same and torch.equal(mine[:, slot, :, end:], old[:, slot, :, end:])
+        if not same:
+            got = f"{count} tokens of one launch, all or up to some limits, differ from those of {count} launches"
+            raise UnsupportedError("self-check of the wave", got=got, next="Use tokens_per_launch=1.")
+
+
+def _some_limits(rows: list[list[int]], lengths: list[int]) -> tuple[list[list[int]], list[int]]:
+    """Limits at which sequences with these tokens end one after the other, by their length or by a token, and how many
+    tokens each then has. lengths: before the first token."""
+    limits: list[list[int]] = []
+    kept: list[int] = []
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        last = i % len(row)
+        by_token = i % 2 == 1
+        limits.append(limit_words(length + (len(row) if by_token else last + 1), [row[last]] if by_token else []))
+        kept.append(row.index(row[last]) + 1 if by_token else last + 1)
+    return limits, kept
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
