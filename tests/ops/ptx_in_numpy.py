@@ -219,12 +219,11 @@ def multiply(block: Block, one: Instruction, active: Any) -> None:
     kind = kind_of(one)
     a, b = (block.value(arg, kind) for arg in one.args[1:3])
     if ".wide." in one.op or ".hi." in one.op:
-        assert kind in ("s32", "u32")
-        wide = kind.replace("32", "64")
+        wide = kind[0] + str(2 * int(kind[1:]))  # of 16 or 32 bits
         a, b = a.astype(KINDS[wide]), b.astype(KINDS[wide])
     result = a * b
     if ".hi." in one.op:
-        result = (result >> KINDS[wide](32)).astype(KINDS[kind])
+        result = (result >> KINDS[wide](int(kind[1:]))).astype(KINDS[kind])
     elif ".wide." in one.op:
         kind = wide
     if one.op.startswith("mad"):

@@ -56,6 +56,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "EPS": 1e-5,
         "SCALE": 0.125,
         "TOKENS": 1,
+        "PAGE": 0,
     } | changes
     names = wave_kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")

@@ -1,7 +1,7 @@
 """Compiles the wave's attention and its combination as kernels of their own for sm_90; prints PTX, a JSON line each.
 
 A script, as kernels under test run in Triton's interpreter, which compiles nothing. Argument: a JSON list of
-["attend", D, GP, QKNORM] and ["combine", D, CH, KSPLITS].
+["attend", D, GP, QKNORM, PAGE] and ["combine", D, CH, KSPLITS].
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onewave.wave.combine import combine
 @gluon.jit
 def attend_alone(
     record, ours, theirs, positions, slots, places, watch, batch,
-    D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr,
+    D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """One attention task, whose queries are there already (SYNC 1 loads them without a poll)."""
     heads = heads_memory(D, 8)
@@ -31,7 +31,7 @@ def attend_alone(
     none = batch * 0
     attend(
         record, ours, theirs, positions, slots, places, watch, none, none, batch, none, heads, xs,
-        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 8, 1, 1,
+        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 8, 1, 1, PAGE,
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def compile_variant(name: str, *constants: int) -> dict[str, object]:
     kernel = KERNELS[name]
     names = kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(("positions", "slots", "places"), "*i64") | {"batch": "i32"}
-    given = dict(zip(names[-3:], constants, strict=True))
+    given = dict(zip(names[-len(constants) :], constants, strict=True))
     types = {name: types[name] for name in names} | dict.fromkeys(given, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
     source = GluonASTSource(kernel, types, {(names.index(n),): v for n, v in given.items()}, aligned)

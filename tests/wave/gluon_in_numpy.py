@@ -21,7 +21,7 @@ import numpy as np
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, choose, combine, exchange, finish, kernel
+from onewave.wave import attend, cached, choose, combine, exchange, finish, kernel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from numpy_memory import Array, Memory, Pointer, PointerType, wrapped
@@ -262,8 +262,8 @@ class Gluon:
     def convert_layout(self, x: Array, layout: Any) -> Array:
         return x
 
-    def multiple_of(self, x: Pointer, size: int) -> Pointer:
-        assert (x.address % size == 0).all()
+    def multiple_of(self, x: Any, size: int) -> Any:
+        assert ((x.address if isinstance(x, Pointer) else x) % size == 0).all()
         return x
 
     def expand_dims(self, x: Array, axis: int) -> Array:
@@ -322,7 +322,7 @@ def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
         raise min(errors, key=lambda error: isinstance(error, TimeoutError))
 
 
-WAVE = (choose, finish, combine, attend, exchange, kernel)
+WAVE = (choose, finish, combine, cached, attend, exchange, kernel)
 """The modules of the wave kernel."""
 
 
@@ -350,6 +350,10 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
         while not (gl.memory.load(Pointer(pointers[real], np.int32)) - values[real] >= 0).all():
             waiting.look()
             time.sleep(0.0005)
+
+    def nearer(pointers: Pointer, wanted: Any) -> None:
+        gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32)))
+        gl.memory.lines.update(np.asarray(pointers.address)[np.broadcast_to(wanted, pointers.address.shape)].tolist())
 
     def asked(watch: Pointer, wanted: Any) -> Array:
         """The second word behind the address in words 2 and 3 of watch; there is none at 0."""
@@ -379,7 +383,7 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
         "poll_words": poll,
         "load_words": lambda pointers, WORDS: loaded(pointers),
         "spin_counter": spin,
-        "prefetch_lines": lambda pointers, wanted: gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32))),
+        "prefetch_lines": nearer,
         "prefetch_bytes": lambda pointers, wanted, BYTES: gl.memory.prefetched.extend(
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),

@@ -56,6 +56,7 @@ class Memory:
     def __init__(self, size: int = 1 << 24):
         self.bytes = np.zeros(size, dtype=np.uint8)
         self.end = 256
+        self.lines: set[int] = set()  # addresses whose lines were brought nearer
         self.prefetched: list[tuple[int, int, int]] = []  # (block, address, bytes), in any order
 
     def put(self, values: np.ndarray) -> Pointer:

@@ -56,6 +56,7 @@ class Bench:
             "EPS": 1e-5,
             "SCALE": 1.0,
             "TOKENS": 1,
+            "PAGE": 0,
         } | constants
 
     def run(self, source: Pointer, source_stride: int, out: Pointer, out_stride: int, batch: int, **more: Any) -> None:

@@ -24,12 +24,15 @@ from ptx_memories import Global
 from onewave.tiles.builders import cuts
 from onewave.wave.layout import STEP_WORDS, Word
 
-# D, heads a task has room for, norms of q and k; heads there are, keys, split, splits, window.
-CASES: dict[str, tuple[tuple[int, int, bool], tuple[int, int, int, int, int]]] = {
-    "the last of three splits": ((64, 4, False), (4, 300, 2, 16, 0)),
-    "head_dim 128, three heads, three blocks of keys": ((128, 4, False), (3, 300, 0, 1, 0)),
-    "head_dim 32, norms, one key": ((32, 4, True), (4, 1, 0, 16, 0)),
-    "seven heads, one window": ((64, 8, False), (7, 200, 1, 4, 150)),
+# D, heads a task has room for, norms of q and k, keys of a page (or 0); heads there are, keys, split, splits, window.
+CASES: dict[str, tuple[tuple[int, int, bool, int], tuple[int, int, int, int, int]]] = {
+    "the last of three splits": ((64, 4, False, 0), (4, 300, 2, 16, 0)),
+    "head_dim 128, three heads, three blocks of keys": ((128, 4, False, 0), (3, 300, 0, 1, 0)),
+    "head_dim 32, norms, one key": ((32, 4, True, 0), (4, 1, 0, 16, 0)),
+    "seven heads, one window": ((64, 8, False, 0), (7, 200, 1, 4, 150)),
+    "pages of 16, a window from the middle of one": ((64, 4, False, 16), (4, 301, 0, 1, 203)),
+    "pages of 64, head_dim 128, the last of three splits": ((128, 4, False, 64), (3, 300, 2, 16, 0)),
+    "pages of 16, head_dim 32, the first key": ((32, 4, True, 16), (4, 1, 0, 16, 0)),
 }
 # D, heads a task has room for, splits; heads there are, keys.
 MERGED: dict[str, tuple[tuple[int, int, int], tuple[int, int]]] = {
@@ -63,10 +66,21 @@ def normed(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain
 
 
+def paged(cache: np.ndarray, table: np.ndarray, page: int) -> np.ndarray:
+    """Rows of keys laid out in pages in the table's order, two pages more than it has; page 0: as they are."""
+    if not page:
+        return cache
+    pool = np.full((len(table) + 2, page, cache.shape[1]), np.nan, dtype=cache.dtype)
+    for number, place in enumerate(table):
+        rows = cache[number * page : (number + 1) * page]
+        pool[place, : len(rows)] = rows
+    return pool.reshape(-1, cache.shape[1])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new_row(case: str) -> None:
     constants, (heads, length, split, splits, window) = CASES[case]
-    dim, room, norms = constants
+    dim, room, norms, page = constants
     report, memory, dice = compiled()["attend", *constants], Global(1 << 22), np.random.default_rng(0)
     position, half = length - 1, dim // 2
     new = dice.standard_normal((heads + 2, dim)).astype(np.float16)
@@ -85,8 +99,11 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
     words = np.full(2 * TARGET + room * (dim + 4), -1, dtype=np.int32)
     words[: new.size // 2] = new.reshape(-1).view(np.int32)
     places = np.zeros(16, dtype=np.int64)
-    kept = [put(cache.view(np.int32), written=True) for cache in (keys, values)]
+    table = dice.permutation(cuts(length, page) + 2)[: cuts(length, page)] if page else np.zeros(1, dtype=int)
+    kept = [put(paged(cache, table, page).view(np.int32), written=True) for cache in (keys, values)]
     places[[1, 2, 3, 6, 7]] = (put(rotary), *kept, put(q_gain), put(k_gain))
+    if page:
+        places[[9, 14, 15]] = (page * half, put(table.astype(np.int32)), len(table))
     record = np.zeros(STEP_WORDS, dtype=np.int32)
     record[[Word.TARGET, Word.SLICE, Word.SPLITS, Word.WINDOW]] = (TARGET, split, splits, window)
     record[[Word.APPENDS, Word.HEADS, Word.K_WORD, Word.V_WORD]] = (1, heads, heads * half, (heads + 1) * half)
@@ -116,8 +133,12 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
     assert np.abs(found[:, :dim] - expected).max() < 5e-4 * max(1.0, np.abs(expected).max())
     assert np.abs(found[:, dim:] - lse[:, None]).max() < 1e-5
     for at, cache, row in ((kept[0], keys, key), (kept[1], values, value)):
-        after = memory.get(at, cache)
+        after = memory.get(at, paged(cache, table, page))
         newest = span.stop == length
+        if page:
+            spare = np.setdiff1d(np.arange(len(table) + 2), table)
+            assert np.isnan(after.reshape(-1, page, dim)[spare]).all()
+            after = after.reshape(-1, page, dim)[table].reshape(-1, dim)
         assert np.isnan(after[position + 1 :]).all()
         assert np.abs(after[position] - row).max() < 1e-3 if newest else np.isnan(after[position]).all()
 

@@ -87,7 +87,8 @@ class Simulated:
             put(stacked("k_norm")),
         ]
         strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
-        self.places = put(np.array([*(int(p.address) for p in pointers), *strides, STREAM], dtype=np.int64))
+        known = [*(int(p.address) for p in pointers), *strides, STREAM]
+        self.places = put(np.array(known + [0] * (16 - len(known)), dtype=np.int64))
 
     def several(
         self,

@@ -1,13 +1,28 @@
-"""The static KV cache: one row of fixed capacity for every sequence that may run at once."""
+"""KV caches: one row of fixed capacity for every sequence that may run at once, or pages and a block table."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
 
-__all__ = ["StaticKVCache"]
+__all__ = ["PagedKVCache", "StaticKVCache"]
+
+
+@dataclass(frozen=True)
+class PagedKVCache:
+    """Keys and values of every layer in pages, k and v `[layers, pages, kv_heads, page, head_dim]`.
+
+    block_table: int32 [sequences, pages a sequence] on the device; a sequence's key i lies in page block_table[s, i //
+    page], of every layer. Who owns which page is not known here.
+    """
+
+    k: Tensor
+    v: Tensor
+    block_table: Tensor
 
 
 class StaticKVCache:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.tiles.builders import cuts
@@ -259,9 +259,10 @@ class DecodeWave:
         made.wave = self._bound(tokens=tokens)
         return made
 
-    def bind_cache(self, kv: StaticKVCache) -> None:
-        """Use this cache from now on."""
-        self.wave.bind_cache(kv.k, kv.v)
+    def bind_cache(self, kv: StaticKVCache | PagedKVCache) -> None:
+        """Use this cache from now on; `slots` are rows of a paged one's block table. Pages of each size are compiled
+        for. Raises ShapeError."""
+        self.wave.bind_cache(kv.k, kv.v, kv.block_table if isinstance(kv, PagedKVCache) else None)
 
     def produce(self, tokens: Tensor, positions: Tensor, slots: Tensor, limits: Tensor | None = None) -> Tensor:
         """Feed one token a sequence, int64 [rows] each, and what comes of it as often as `several` says, or until its

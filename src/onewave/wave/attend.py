@@ -12,7 +12,8 @@ names.
 
 places, int64: pointers to 0 the embedding, 1 rotary rows (float32 [positions, D]: cosines, then sines), 2 and 3 the
 caches, 4 the residual stream (float32), 5 the biases, 6 and 7 the norms of q and k (float32 [layers, D]); strides in
-words 8 a layer, 9 a slot, 10 a head.
+words 8 a layer, 9 a slot or a page, 10 a head; 14 and 15 the block table, if there is one, and its row's length
+(cached.py).
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -38,10 +39,11 @@ from onewave.wave.attend_layouts import (
     value_words,
     warps_rows,
 )
+from onewave.wave.cached import blocks_pages, load_keys, numbers, page_of, prefetch_keys, rows_of_cache
 from onewave.wave.choose import has_stopped
 from onewave.wave.combine import clear_words, read_words, split_of_keys
 from onewave.wave.finish import bits16, bits32, place_of, to_float
-from onewave.wave.spin import ABSENT, prefetch_lines
+from onewave.wave.spin import ABSENT
 
 __all__ = ["attend", "heads_memory", "prefetch_split"]
 
@@ -120,6 +122,7 @@ def attend(
     record, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, xs,
     DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, TOKENS: gl.constexpr,
+    PAGE: gl.constexpr,
 ):  # fmt: skip
     """One group of heads over one split of one sequence's keys. Without keys, or for a sequence beyond the batch, only
     clear. xs: the activations' shared memory, which no step needs while one attends. positions: if TOKENS > 1, the
@@ -128,11 +131,11 @@ def attend(
     position, begin, end = keys_of_split(record, positions, batch)
     if (b < batch) & (begin < end):
         layer = gl.load(record + 18)
-        k_rows, v_rows = rows_of_cache(record, slots, places)
+        k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
         new = ours + gl.load(record + 4) + b * gl.load(record + 5)
         attend_keys(
-            record, new, k_rows, v_rows, begin, end, position, layer, positions, places, watch, block, step,
-            keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, TOKENS,
+            record, new, k_rows, v_rows, table, begin, end, position, layer, positions, places, watch, block, step,
+            keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, TOKENS, PAGE,
         )  # fmt: skip
         merge_warps(record, ours, theirs, keep_back, heads, xs, D, GP, XW)
     else:
@@ -151,53 +154,17 @@ def keys_of_split(record, positions, batch):
 
 
 @gluon.jit
-def rows_of_cache(record, slots, places):
-    """Pointers to the keys and values of the task's sequence, layer and KV head."""
-    slot = gl.load(slots + gl.load(record + 8))
-    layer = gl.load(record + 18)
-    in_cache = layer * gl.load(places + 8) + slot * gl.load(places + 9) + gl.load(record + 19) * gl.load(places + 10)
-    k_rows = gl.multiple_of(place_of(places, 2, gl.int32) + in_cache, 16)
-    v_rows = gl.multiple_of(place_of(places, 3, gl.int32) + in_cache, 16)
-    return k_rows, v_rows
-
-
-@gluon.jit
-def prefetch_split(record, positions, slots, places, batch, D: gl.constexpr, XW: gl.constexpr):
+def prefetch_split(
+    record, positions, slots, places, batch, D: gl.constexpr, XW: gl.constexpr, PAGE: gl.constexpr
+):  # fmt: skip
     """Have a coming attend step's first keys and values brought into the second-level cache."""
     b = gl.load(record + 8)
     position, begin, end = keys_of_split(record, positions, batch)
     if (b < batch) & (begin < end):
-        k_rows, v_rows = rows_of_cache(record, slots, places)
-        prefetch_keys(k_rows, v_rows, begin, end, _AHEAD * XW * _KEYS, D, XW)
-
-
-@gluon.jit
-def prefetch_keys(k_rows, v_rows, begin, end, KEYS: gl.constexpr, D: gl.constexpr, XW: gl.constexpr):
-    """Bring the lines of KEYS keys and values from `begin` on, if before `end`, into the second-level cache."""
-    LINES: gl.constexpr = KEYS * D // 64
-    L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, XW // 2], [1, 0])
-    which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
-    line = gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :]
-    word = begin * (D // 2) + line * 32
-    prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (D // 2)) & (which >= 0))
-
-
-@gluon.jit
-def numbers(KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
-    """Which of XW * KW keys each of a warp's is, [XW, KW]."""
-    warp = gl.arange(0, XW, layout=gl.SliceLayout(1, LAYOUT))[:, None]
-    key = gl.arange(0, KW, layout=gl.SliceLayout(0, LAYOUT))[None, :]
-    return warp * KW + key
-
-
-@gluon.jit
-def load_keys(rows, begin, end, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
-    """The words of XW * KW rows of a cache from `begin` on, [XW, KW, D / 2]; zeros from `end` on."""
-    word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
-    number = begin + gl.expand_dims(numbers(KW, XW, gl.SliceLayout(2, LAYOUT)), 2)
-    at = number.to(gl.int64) * (D // 2) + word
-    # Past the first-level cache: a row may be younger than a line that an earlier launch left there.
-    return gl.load(rows + at, mask=number < end, other=0, cache_modifier=".cg")
+        k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
+        if PAGE > 0:  # the new key's page is none of a sequence that has stopped
+            end = gl.minimum(end, position.to(gl.int32))
+        prefetch_keys(k_rows, v_rows, table, begin, end, _AHEAD * XW * _KEYS, D, XW, PAGE)
 
 
 @gluon.jit
@@ -248,9 +215,10 @@ def first_rows(score, KW: gl.constexpr, XW: gl.constexpr):
 
 @gluon.jit
 def attend_keys(
-    record, new, k_rows, v_rows, begin, end, position, layer, positions, places, watch, block, step, keep_back, heads,
-    xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
+    record, new, k_rows, v_rows, table, begin, end, position, layer, positions, places, watch, block, step, keep_back,
+    heads, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, TOKENS: gl.constexpr,
+    PAGE: gl.constexpr,
 ):  # fmt: skip
     """Each warp goes over its own keys and leaves its maxima, sums and weighted values in shared memory."""
     queries, fresh, scales = heads
@@ -263,8 +231,14 @@ def attend_keys(
     B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
     cached = gl.minimum(end, position.to(gl.int32))
     has_new = end > cached
-    k_words = load_keys(k_rows, begin, cached, D, KW, XW, LK)
-    v_words = load_keys(v_rows, begin, cached, D, KW, XW, LV)
+    pages = blocks_pages(table, begin, cached, KW, XW, LK, PAGE)
+    k_words = load_keys(k_rows, table, pages, begin, cached, D, KW, XW, LK, PAGE)
+    v_words = load_keys(v_rows, table, pages, begin, cached, D, KW, XW, LV, PAGE)
+    # A block ahead of the keys, which nothing then holds up.
+    pages = blocks_pages(table, begin + XW * KW, cached, KW, XW, LK, PAGE)
+    in_pages = 0
+    if PAGE > 0:
+        in_pages = page_of(table, position, position < end, D, PAGE)
     angles = place_of(places, 1, gl.float32) + position * D
     words = queries_and_new(
         record, new, angles, layer, has_new, places, watch, block, step,
@@ -278,7 +252,11 @@ def attend_keys(
         LW: gl.constexpr = words.type.layout
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LW))[:, None]
         word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
-        target = gl.where((row == GP) & (word >= 0), k_rows, v_rows) + position * (D // 2) + word
+        target = gl.where((row == GP) & (word >= 0), k_rows, v_rows)
+        if PAGE > 0:
+            target = target + in_pages + word
+        else:
+            target = target + position * (D // 2) + word
         writes = (gl.load(record + 21) > 0) & (keep_back == 0)
         if TOKENS > 1:
             writes = writes & (has_stopped(positions, gl.load(record + 8), NB) == 0)
@@ -296,12 +274,12 @@ def attend_keys(
         # Read for every block: at head_dim 128 there are no registers to keep them in.
         q = queries._reinterpret(DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
         q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], DTYPE, A))
-        prefetch_keys(k_rows, v_rows, at + _AHEAD * (XW * KW), cached, XW * KW, D, XW)
+        prefetch_keys(k_rows, v_rows, table, at + _AHEAD * (XW * KW), cached, XW * KW, D, XW, PAGE)
         k = keys_operand(k_words, DTYPE, D, KW, XW, B)
         score = mma_v2(q, k, gl.zeros([XW, 16, KW], gl.float32, ACC))
         score = first_rows(score, KW, XW) * (SCALE * 1.4426950408889634)
         # Loaded as soon as their registers are free: both in one place would not fit at head_dim 128.
-        k_words = load_keys(k_rows, at + XW * KW, cached, D, KW, XW, LK)
+        k_words = load_keys(k_rows, table, pages, at + XW * KW, cached, D, KW, XW, LK, PAGE)
         score = gl.where(at + number < end, score, float("-inf"))
         higher = gl.maximum(peak, gl.max(score, axis=2))
         finite = gl.where(higher == float("-inf"), 0.0, higher)
@@ -312,7 +290,8 @@ def attend_keys(
         v = values_operand(v_words, DTYPE, D, KW, XW, A)
         p = gl.convert_layout(gl.permute(weight.to(DTYPE), (0, 2, 1)), B)
         acc = mma_v2(v, p, acc * gl.convert_layout(fade, gl.SliceLayout(1, ACC))[:, None, :])
-        v_words = load_keys(v_rows, at + XW * KW, cached, D, KW, XW, LV)
+        v_words = load_keys(v_rows, table, pages, at + XW * KW, cached, D, KW, XW, LV, PAGE)
+        pages = blocks_pages(table, at + 2 * XW * KW, cached, KW, XW, LK, PAGE)
         peak = higher
     scales.index(0).store(peak)
     scales.index(1).store(mass)

@@ -45,6 +45,7 @@ def exchange_partition(
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
+    PAGE: gl.constexpr,
 ):  # fmt: skip
     chunks_before = 0
     results = 0
@@ -53,7 +54,7 @@ def exchange_partition(
             steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
             epoch, watch, trace, tokens, positions, slots, places, several, block, batch, source_stride,
             out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC,
-            SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
+            SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
         )  # fmt: skip
         gl.store(epochs + block, epoch + 1)
     else:
@@ -71,7 +72,7 @@ def exchange_partition(
                     totals, epoch + token, watch, trace, own, own + NB, slots, places, several, block, batch,
                     source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
                     DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM,
-                    EPS, SCALE, TOKENS,
+                    EPS, SCALE, TOKENS, PAGE,
                 )  # fmt: skip
                 token += 1
         gl.store(epochs + block, epoch + token)
@@ -86,6 +87,7 @@ def exchange_steps(
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
+    PAGE: gl.constexpr,
 ):  # fmt: skip
     """Go through the block's steps once. epoch: times it has done so before. Returns chunks and results of this launch
     so far."""
@@ -112,7 +114,7 @@ def exchange_steps(
         if D > 0:
             coming = gl.load(record + 26)
             if coming > 0:  # while the step's first product is being made
-                prefetch_split(record + coming * 32, positions, slots, places, batch, D, XW)
+                prefetch_split(record + coming * 32, positions, slots, places, batch, D, XW, PAGE)
             ahead = gl.load(record + 28)
             if ahead > 0:
                 prefetch_tiles(places, block, gl.load(record + 27), ahead, XW)
@@ -142,6 +144,7 @@ def exchange_steps(
                     attend(
                         record, ours, theirs, positions, slots, places, watch, block, first_step + step,
                         batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, TOKENS,
+                        PAGE,
                     )  # fmt: skip
                 else:
                     combine(

@@ -274,7 +274,7 @@ def wave_kernel(
     PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr,
     FLIGHT: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, TOKENS: gl.constexpr,
+    SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """Run every block's steps once, or up to TOKENS times, each after the token that the one before has chosen.
 
@@ -282,9 +282,10 @@ def wave_kernel(
     easy_words a block. steps, lanes: see program.py.
     source: the caller's activations as int32 words. exchange: two sets of set_words words. out: the
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
-    sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch]
-    and places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py. skipped: the step record whose results a test build
-    keeps back (-1: none). several, limits: see choose.py, if TOKENS > 1; positions are those of the first token.
+    sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64
+    [batch], places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py, and PAGE as in cached.py. skipped: the step
+    record whose results a test build keeps back (-1: none). several, limits: see choose.py, if TOKENS > 1; positions
+    are those of the first token.
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -343,7 +344,7 @@ def wave_kernel(
                     trace, tokens, positions, slots, places, several, limits, block, batch, source_stride, out_stride,
                     set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
                     DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS,
-                    SCALE, TOKENS,
+                    SCALE, TOKENS, PAGE,
                 ),
             ),
             (

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
+from onewave.base.settings import Settings
 from onewave.tiles.trace import Trace
+from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.launch_state import LaunchState
 from onewave.wave.layout import LIMIT_WORDS, MOST_TOKENS, Flag, Word, limit_words, several_words
 from onewave.wave.operations import HeadGroups
@@ -143,6 +145,7 @@ class Wave:
             "EPS": 1.0,
             "SCALE": 1.0,
             "TOKENS": self.tokens,
+            "PAGE": 0,
             **self._attention_constants(),
         }
 
@@ -161,16 +164,34 @@ class Wave:
             "SCALE": setup.scale,
         }
 
-    def bind_cache(self, k: Tensor, v: Tensor) -> None:
-        """Say where keys and values live: both [layers, slots, kv_heads, capacity, head_dim], contiguous."""
+    def bind_cache(self, k: Tensor, v: Tensor, table: Tensor | None = None) -> None:
+        """Say where keys and values live: both [layers, slots, kv_heads, capacity, head_dim], contiguous.
+
+        table: int32 [slots, pages a slot], rows contiguous, on the device; then the caches are [layers, pages,
+        kv_heads, page, head_dim] with page a power of two from 16 to 256, and a slot's key i is that of number i % page
+        in page table[slot, i // page]. Its entries may change between launches; what a launch reads or appends to must
+        be there when it starts. Results have the bits that they have with a plain cache. Raises ShapeError.
+        """
         setup = self._attention
         assert setup is not None
         norms = [0 if norm is None else norm.data_ptr() for norm in (setup.q_norm, setup.k_norm)]
         pointers = [setup.embedding, setup.rotary, k, v, self._residual, setup.biases]
         strides = [k.stride(dim) // 2 for dim in range(3)]
         words = [*(tensor.data_ptr() for tensor in pointers), *norms, *strides, self._stream.data_ptr()]
-        self._bound = (k, v)
-        self._places[: len(words)].copy_(torch.tensor(words, dtype=torch.int64))
+        words += [0] * (len(self._places) - len(words))
+        if table is not None:
+            check_pages(k, v, table)
+            words[14:16] = table.data_ptr(), table.stride(0)
+        self._constants["PAGE"] = 0 if table is None else k.shape[3]
+        self._bound = (k, v, table)
+        self._places.copy_(torch.tensor(words, dtype=torch.int64))
+
+    def _check_table(self, slots: Tensor, last: Tensor) -> None:
+        """In debug mode (ONEWAVE_DEBUG=1), look at what a launch will take from the block table; waits for the device.
+        last: the position up to which each row will be written. Raises InvalidArgumentError."""
+        k, _, table = self._bound
+        if table is not None and Settings.from_env().debug and not torch.cuda.is_current_stream_capturing():
+            check_entries(table, k.shape[1], k.shape[3], slots, last)
 
     def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
         """One decode step: int64 [batch] each; writes float32 logits [batch, vocab], contiguous, and returns them.
@@ -180,6 +201,7 @@ class Wave:
         """
         assert self._attention is not None
         assert self.tokens == 1, "made for several tokens a launch"
+        self._check_table(slots, positions)
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
         return logits
 
@@ -200,9 +222,11 @@ class Wave:
         if limits is not None and (limits.shape != (len(tokens), LIMIT_WORDS) or limits.dtype is not torch.int64):
             got = f"{limits.dtype} {tuple(limits.shape)}"
             raise ShapeError("wave: limits", got=got, allowed=f"int64 ({len(tokens)}, {LIMIT_WORDS})")
+        limits = self._endless[: len(tokens)] if limits is None else limits.contiguous()
+        last = torch.minimum(positions + self.tokens, limits[:, 0]) - 1
+        self._check_table(slots, torch.where(tokens < 0, -1, last))
         state = self._state()
         state.ask_for_end(False)
-        limits = self._endless if limits is None else limits.contiguous()
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits)
         padded = self.program.shape.batch
         first, _ = several_words(self.tokens, padded, self.program.workers)

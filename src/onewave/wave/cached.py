@@ -1,0 +1,127 @@
+"""Where a decode step's keys and values lie: one run of rows a sequence, or pages found through a block table.
+
+PAGE 0: caches [layers, slots, kv_heads, capacity, D]. Else PAGE, a power of two from 16, is the keys of a page: caches
+[layers, pages, kv_heads, PAGE, D] and a table int32 [slots, pages a slot], whose rows' entries up to that of the last
+position are pages of the caches. The table belongs to the launch while it runs, and may be another before the next.
+
+A warp takes 16 keys at a time, which lie in one page, or in two where a sliding window begins in the middle of one: it
+asks for both a block of keys before it needs them. What is computed from which key does not depend on where it lies.
+"""
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from onewave.wave.finish import place_of
+from onewave.wave.spin import prefetch_lines
+
+__all__ = ["blocks_pages", "load_keys", "numbers", "page_of", "prefetch_keys", "rows_of_cache"]
+
+
+@gluon.constexpr_function
+def page_bits(page) -> int:
+    """The power of two that a page's keys are."""
+    return page.bit_length() - 1
+
+
+@gluon.jit
+def rows_of_cache(record, slots, places, PAGE: gl.constexpr):
+    """Pointers to the keys and values of the task's sequence, layer and KV head; of a paged cache, those of page 0, and
+    the sequence's row of the block table with the words of a page."""
+    slot = gl.load(slots + gl.load(record + 8))
+    layer = gl.load(record + 18)
+    table = (0, 0)
+    if PAGE == 0:
+        in_cache = (
+            layer * gl.load(places + 8) + slot * gl.load(places + 9) + gl.load(record + 19) * gl.load(places + 10)
+        )
+    else:
+        in_cache = layer * gl.load(places + 8) + gl.load(record + 19) * gl.load(places + 10)
+        row = place_of(places, 14, gl.int32) + slot * gl.load(places + 15)
+        table = (row, gl.multiple_of(gl.load(places + 9), 16))
+    k_rows = gl.multiple_of(place_of(places, 2, gl.int32) + in_cache, 16)
+    v_rows = gl.multiple_of(place_of(places, 3, gl.int32) + in_cache, 16)
+    return k_rows, v_rows, table
+
+
+@gluon.jit
+def page_of(table, number, wanted, D: gl.constexpr, PAGE: gl.constexpr):
+    """Words from page 0 to the key of that number, int64; 0 if not wanted."""
+    row, page_words = table
+    page = gl.load(row + (number >> page_bits(PAGE)), mask=wanted, other=0)
+    return page.to(gl.int64) * page_words + (number & (PAGE - 1)) * (D // 2)
+
+
+@gluon.jit
+def blocks_pages(
+    table, begin, end, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr, PAGE: gl.constexpr
+):  # fmt: skip
+    """The pages of each warp's first and last key of the XW * KW from `begin` on, int32 [XW] for rows in LAYOUT; 0 for
+    warps without a key before `end`."""
+    if PAGE == 0:
+        return 0, 0
+    else:
+        row, page_words = table
+        first = begin + gl.arange(0, XW, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))) * KW
+        last = gl.minimum(first + KW, end) - 1
+        first_page = gl.load(row + (first >> page_bits(PAGE)), mask=first < end, other=0)
+        return first_page, gl.load(row + (last >> page_bits(PAGE)), mask=first < end, other=0)
+
+
+@gluon.jit
+def numbers(KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
+    """Which of XW * KW keys each of a warp's is, [XW, KW]."""
+    warp = gl.arange(0, XW, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    key = gl.arange(0, KW, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    return warp * KW + key
+
+
+@gluon.jit
+def load_keys(
+    rows, table, pages, begin, end, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr,
+    PAGE: gl.constexpr,
+):  # fmt: skip
+    """The words of XW * KW rows of a cache from `begin` on, [XW, KW, D / 2]; zeros from `end` on. pages: what
+    blocks_pages says of these rows."""
+    word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
+    number = begin + gl.expand_dims(numbers(KW, XW, gl.SliceLayout(2, LAYOUT)), 2)
+    if PAGE == 0:
+        at = number.to(gl.int64) * (D // 2) + word
+    else:
+        LW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
+        first_page, last_page = pages
+        row, page_words = table
+        first_page = gl.convert_layout(first_page, LW)[:, None][:, :, None]
+        last_page = gl.convert_layout(last_page, LW)[:, None][:, :, None]
+        first = begin + gl.arange(0, XW, layout=LW)[:, None][:, :, None] * KW
+        page = gl.where((number ^ first) < PAGE, first_page, last_page)
+        at = page.to(gl.int64) * page_words + (number & (PAGE - 1)) * (D // 2) + word
+    # Past the first-level cache: a row may be younger than a line that an earlier launch left there.
+    return gl.load(rows + at, mask=number < end, other=0, cache_modifier=".cg")
+
+
+@gluon.jit
+def prefetch_keys(
+    k_rows, v_rows, table, begin, end, KEYS: gl.constexpr, D: gl.constexpr, XW: gl.constexpr, PAGE: gl.constexpr
+):  # fmt: skip
+    """Bring the lines of KEYS keys and values from `begin` on, if before `end`, into the second-level cache."""
+    LINES: gl.constexpr = KEYS * D // 64
+    L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, XW // 2], [1, 0])
+    which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
+    line = gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :]
+    if PAGE == 0:
+        word = begin * (D // 2) + line * 32
+        prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (D // 2)) & (which >= 0))
+    else:
+        number = begin + line * 64 // D  # a line holds two keys of 32 values
+        word = page_of(table, number, number < end, D, PAGE) + line * 32 % max(32, D // 2)
+        prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (number < end) & (which >= 0))

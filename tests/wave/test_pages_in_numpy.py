@@ -1,0 +1,194 @@
+"""Decode steps from a cache in pages: the wave kernel's own source in NumPy, bit for bit what a plain cache gives."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError
+from onewave.models import llama_plan
+from onewave.models.llama import Llama
+from onewave.tiles.builders import cuts
+from onewave.wave.block_table import check_entries, check_pages
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_decode_in_numpy import CAPACITY, FAMILIES, LONG, Simulated
+from tiny_decoders import randn, random_model
+
+Line = tuple[int, int, int, int, int, int]
+"""Which cache, layer, slot, head, key and word a line brought nearer begins with."""
+
+
+class Plain(Simulated):
+    """A wave with a plain cache, asked what it has brought nearer."""
+
+    def brought_nearer(self) -> set[Line]:
+        return lines_of(self, self.cache_shape)
+
+
+class Paged(Simulated):
+    """A wave whose caches are pages in any order, with some pages that are nobody's. NaN where nothing was put."""
+
+    def __init__(self, model: Llama, batch: int, workers: int, slots: int, page: int):
+        super().__init__(model, batch, workers, slots, PAGE=page)
+        config, self.page, self.per_slot = model.config, page, cuts(CAPACITY, page)
+        self.dice = np.random.default_rng(1)
+        self.pages = slots * self.per_slot + 3
+        self.pool = (config.num_layers, self.pages, config.num_kv_heads, page, config.head_dim)
+        empty = np.full(self.pool, np.nan, dtype=np.float16).view(np.int32)
+        memory = self.bench.memory
+        self.k, self.v = memory.put(empty), memory.put(empty)
+        self.table = np.zeros((slots, self.per_slot), dtype=np.int32)
+        self.table_at = memory.put(np.full((slots, self.per_slot), -1, dtype=np.int32))
+        places = memory.get(self.places, (16,))
+        places[2:4] = int(self.k.address), int(self.v.address)
+        places[8:11] = [np.prod(self.pool[axis:]) // 2 for axis in (1, 2, 3)]
+        places[14:16] = int(self.table_at.address), self.per_slot
+        memory.set(self.places, places)
+
+    def fill(self, caches: list[Tensor], keys: list[int]) -> None:
+        """Deal out pages anew and lay plain caches out in them; a slot has pages for so many keys only."""
+        self.table = self.dice.permutation(self.pages)[: self.table.size].reshape(self.table.shape).astype(np.int32)
+        for pointer, cache in zip((self.k, self.v), caches, strict=True):
+            pool = np.full(self.pool, np.nan, dtype=np.float16)
+            padded = np.full((*cache.shape[:3], self.per_slot * self.page, cache.shape[4]), np.nan, dtype=np.float16)
+            padded[:, :, :, : cache.shape[3]] = cache.numpy()
+            for slot, pages in enumerate(self.table):
+                for number, page in enumerate(pages):
+                    pool[:, page] = padded[:, slot, :, number * self.page : (number + 1) * self.page]
+            self.bench.memory.set(pointer, pool.view(np.int32))
+        known = np.arange(self.per_slot) * self.page < np.array(keys)[:, None]
+        # An entry that nobody may look at leads out of the device's memory.
+        self.bench.memory.set(self.table_at, np.where(known, self.table, 1 << 30).astype(np.int32))
+
+    def caches(self) -> list[Tensor]:
+        found: list[Tensor] = []
+        for pointer in (self.k, self.v):
+            shape = (*self.pool[:-1], self.pool[-1] // 2)
+            pool = self.bench.memory.get(pointer, shape).view(np.float16)
+            found.append(torch.from_numpy(pool[:, self.table].transpose(0, 1, 3, 2, 4, 5).reshape(*self.wide)))
+        return [cache[:, :, :, :CAPACITY] for cache in found]
+
+    def brought_nearer(self) -> set[Line]:
+        slots, numbers = np.indices(self.table.shape)
+        where = {
+            int(page): (int(s), int(n)) for page, s, n in zip(*map(np.ravel, (self.table, slots, numbers)), strict=True)
+        }
+        found: set[Line] = set()
+        for cache, layer, page, head, key, word in lines_of(self, self.pool):
+            slot, number = where[page]
+            found.add((cache, layer, slot, head, number * self.page + key, word))
+        return found
+
+    @property
+    def wide(self) -> tuple[int, ...]:
+        layers, _, heads, page, dim = self.pool
+        return layers, len(self.table), heads, self.per_slot * page, dim
+
+
+def lines_of(wave: Simulated, shape: tuple[int, ...]) -> set[Line]:
+    """The lines of a wave's caches, of this shape, that it has brought nearer."""
+    words = (*shape[:-1], shape[-1] // 2)
+    found: set[Line] = set()
+    for line in wave.bench.memory.lines:
+        for cache, pointer in enumerate((wave.k, wave.v)):
+            word = (line - int(pointer.address)) // 4
+            if 0 <= word < np.prod(words):
+                found.add((cache, *(int(at) for at in np.unravel_index(word, words))))  # type: ignore[arg-type] # five
+    return found
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x.view(torch.int16), y.contiguous().view(torch.int16)) for x, y in zip(a, b, strict=True))
+
+
+def random_caches(wave: Simulated, contexts: list[int]) -> list[Tensor]:
+    """Keys and values of so many tokens a slot; NaN beyond."""
+    caches = [randn(*wave.cache_shape, seed=seed).half() for seed in (1, 2)]
+    for cache in caches:
+        for slot, context in enumerate(contexts):
+            cache[:, slot, :, context:] = float("nan")
+    return caches
+
+
+def agree(model: Llama, contexts: list[int], workers: int, page: int) -> None:
+    batch = len(contexts)
+    plain, paged = Plain(model, batch, workers, batch), Paged(model, batch, workers, batch, page)
+    caches = random_caches(plain, contexts)
+    for pointer, cache in zip((plain.k, plain.v), caches, strict=True):
+        plain.bench.memory.set(pointer, cache.numpy().view(np.int32))
+    paged.fill(caches, [context + 1 for context in contexts])
+    tokens, slots = list(range(5, 5 + batch)), list(range(batch))
+    expected = plain.step(tokens, contexts, slots)
+    assert torch.equal(paged.step(tokens, contexts, slots), expected)
+    assert same(paged.caches(), plain.caches())
+    # A plain cache's new key is brought nearer with the others, for nothing.
+    nearer = {line for line in plain.brought_nearer() if line[4] < contexts[line[2]]}
+    assert paged.brought_nearer() == nearer
+
+
+@pytest.mark.parametrize("page", [16, 32, 256])
+@pytest.mark.parametrize("tasks", [1, 128])
+def test_pages_in_any_order_give_the_bits_of_a_plain_cache(
+    page: int, tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", tasks)
+    agree(random_model(LONG), [15, 299, 16, 0, 256], 3, page)
+
+
+@pytest.mark.parametrize("family", ["a sliding window", "seven heads a KV head, biases", "head_dim 128"])
+def test_pages_of_other_families(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", 4)
+    config = FAMILIES[family]
+    # A window that begins in the middle of a page, so that a warp's keys lie in two.
+    windows = tuple(None if window is None else 201 for window in config.layer_windows)
+    agree(random_model(replace(config, num_layers=1, layer_windows=windows[:1])), [270, 31], 3, 16)
+
+
+def test_several_tokens_append_across_pages_and_the_table_may_change_between_launches() -> None:
+    model = random_model(replace(LONG, qkv_bias=True))
+    plain, paged = Simulated(model, 2, 3, 2), Paged(model, 2, 3, 2, 16)
+    contexts, tokens, slots = [13, 30], [5, 6], [1, 0]
+    caches = random_caches(plain, [30, 13])
+    for pointer, cache in zip((plain.k, plain.v), caches, strict=True):
+        plain.bench.memory.set(pointer, cache.numpy().view(np.int32))
+    for _ in range(2):
+        paged.fill(plain.caches(), [contexts[1] + 4, contexts[0] + 4])
+        expected = plain.several(tokens, contexts, slots, 4)
+        assert paged.several(tokens, contexts, slots, 4) == expected
+        assert same(paged.caches(), plain.caches())
+        tokens, contexts = [row[-1] for row in expected], [context + 4 for context in contexts]
+
+
+def test_a_block_table_that_leads_nowhere_is_named_by_its_entry() -> None:
+    table = torch.tensor([[0, 5, -1], [1, 2, 99]], dtype=torch.int32)
+    slots = torch.tensor([1, 0])
+    check_entries(table, 6, 16, slots, torch.tensor([31, 31]))
+    check_entries(table, 6, 16, slots, torch.tensor([-1, 0]))
+    with pytest.raises(InvalidArgumentError, match=r"block table\[0, 2\].*-1.*0 to 5"):
+        check_entries(table, 6, 16, slots, torch.tensor([31, 32]))
+    with pytest.raises(InvalidArgumentError, match=r"block table\[1, 2\].*99.*0 to 5"):
+        check_entries(table, 6, 16, slots, torch.tensor([47, 31]))
+    with pytest.raises(InvalidArgumentError, match=r"positions.*48.*below 48"):
+        check_entries(table, 6, 16, slots, torch.tensor([48, 0]))
+
+
+def test_pages_of_another_size_or_a_table_of_another_kind_are_refused() -> None:
+    table = torch.zeros(2, 3, dtype=torch.int32)
+    for page in (16, 256):
+        pool = torch.zeros(1, 2, 1, page, 32)
+        check_pages(pool, pool, table)
+    for page in (8, 48, 512):
+        pool = torch.zeros(1, 2, 1, page, 32)
+        with pytest.raises(ShapeError, match="16, 32, 64, 128, 256"):
+            check_pages(pool, pool, table)
+    pool = torch.zeros(1, 2, 1, 16, 32)
+    for wrong in (table.long(), table[0], table.T):
+        with pytest.raises(ShapeError, match="block table"):
+            check_pages(pool, pool, wrong)
