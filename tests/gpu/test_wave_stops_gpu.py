@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.bench.wave import in_pages
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import DecodeWave
@@ -29,22 +30,6 @@ pytestmark = [
     pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
 ]
 NEVER = 1 << 40
-
-
-def in_pages(kv: StaticKVCache, page: int, seed: int = 0) -> PagedKVCache:
-    """The same cache in pages in any order, a few of them nobody's."""
-    layers, slots, heads, capacity, dim = kv.k.shape
-    per_slot = -(-capacity // page)
-    dice = torch.Generator().manual_seed(seed)
-    pages = slots * per_slot + 5
-    table = torch.randperm(pages, generator=dice)[: slots * per_slot].view(slots, per_slot).cuda()
-    pools: list[Tensor] = []
-    for cache in (kv.k, kv.v):
-        pool = cache.new_full((layers, pages, heads, page, dim), float("nan"))
-        cut = cache.reshape(layers, slots, heads, per_slot, page, dim).transpose(2, 3)
-        pool[:, table.flatten()] = cut.flatten(1, 2)
-        pools.append(pool)
-    return PagedKVCache(*pools, table.int())
 
 
 def gathered(paged: PagedKVCache) -> tuple[Tensor, Tensor]:

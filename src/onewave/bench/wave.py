@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from onewave.base.errors import UnsupportedError
+from onewave.base.errors import ModelError, UnsupportedError
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, time_calls
 from onewave.bench.engine import decode_weight_bytes
 from onewave.bench.ledger import Measurement
 from onewave.engine.wave_decode import self_check
+from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import DecodeWave, unsupported_because
 from onewave.tiles.trace import Trace
 
-__all__ = ["WaveResult", "measure_wave"]
+__all__ = ["WaveResult", "in_pages", "measure_wave"]
 
 
 @dataclass(frozen=True)
 class WaveResult:
-    """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave."""
+    """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave.
+    page: keys of a page, where the cache is paged."""
 
     path: str
     batch: int
@@ -30,6 +35,7 @@ class WaveResult:
     seconds: Summary
     step_bytes: int
     difference: float | None = None
+    page: int | None = None
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -46,17 +52,18 @@ class WaveResult:
             "bytes_per_step": self.step_bytes,
             "ceiling_share": self.gigabytes_per_second / ceiling.value,
             "self_check": self.difference,
-        }
+        } | ({} if self.page is None else {"page_size": self.page})
         return Measurement(model, "decode_step", "ms", self.seconds.scaled(1e3), ceiling, extra)
 
 
 @torch.inference_mode()
 def measure_wave(
-    model: Llama, *, batch: int, context: int, reps: int, trace: bool = False
+    model: Llama, *, batch: int, context: int, reps: int, trace: bool = False, page: int | None = None
 ) -> tuple[list[WaveResult], Trace | None]:
-    """Time one step of `batch` sequences that hold `context` tokens each; both paths as replays of CUDA graphs.
+    """Time one step of `batch` sequences that hold `context` tokens each; all paths as replays of CUDA graphs.
 
-    trace: also run the wave once with times of every task. Raises UnsupportedError where the wave does not run.
+    trace: also run the wave once with times of every task. page: also time the wave with the same cache in pages of so
+    many keys, in any order. Raises UnsupportedError where the wave does not run, ShapeError for another page size.
     """
     reason = unsupported_because(model.config, batch)
     if reason is not None:
@@ -67,26 +74,46 @@ def measure_wave(
     difference = self_check(model, wave, batch)
     wave.wave.check()
     config, device = model.config, model.device
-    kv = model.new_cache(num_slots=batch, capacity=context + 1)
+    capacity = context + 1 if page is None else (context // page + 1) * page
+    kv = model.new_cache(num_slots=batch, capacity=capacity)
     kv.k.normal_()
     kv.v.normal_()
-    wave.bind_cache(kv)
     tokens = torch.arange(batch, device=device)
     positions, slots = torch.full_like(tokens, context), torch.arange(batch, device=device)
     logits = torch.empty(batch, config.vocab_size, device=device)
     per_key = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
     step_bytes = decode_weight_bytes(model.weights) + batch * context * per_key
-    steps = {
-        "wave": lambda: wave.wave.decode(tokens, positions, slots, logits),
-        "graph": lambda: model.forward(Batch.decode(tokens, positions, slots), kv),
-    }
+
+    def step() -> Tensor:
+        return wave.wave.decode(tokens, positions, slots, logits)
+
+    def timed(name: str, call: Callable[[], Tensor], **more: Any) -> WaveResult:
+        return WaveResult(name, batch, context, time_calls([call], device, reps=reps), step_bytes, **more)
+
+    wave.bind_cache(kv)
     results = [
-        WaveResult(name, batch, context, time_calls([step], device, reps=reps), step_bytes)
-        for name, step in steps.items()
+        timed("wave", step, difference=difference),
+        timed("graph", lambda: model.forward(Batch.decode(tokens, positions, slots), kv)),
     ]
     traced = wave.wave.trace_decode(tokens, positions, slots, logits) if trace else None
+    if page is not None:
+        expected = step().clone()
+        wave.bind_cache(in_pages(kv, page))
+        if not torch.equal(step(), expected):
+            raise ModelError("bench wave", got="other bits from a paged cache than from a plain one")
+        results.append(timed("wave, pages", step, page=page))
     torch.cuda.synchronize(device)
     wave.wave.check()
-    first = results[0]
-    results[0] = WaveResult(first.path, batch, context, first.seconds, step_bytes, difference)
     return results, traced
+
+
+def in_pages(kv: StaticKVCache, page: int) -> PagedKVCache:
+    """A copy of a cache, whose capacity is whole pages, in pages in any order."""
+    layers, slots, heads, capacity, dim = kv.k.shape
+    order = torch.randperm(slots * (capacity // page), device=kv.k.device)
+    pools: list[Tensor] = []
+    for cache in (kv.k, kv.v):
+        pool = cache.new_empty(layers, len(order), heads, page, dim)
+        pool[:, order] = cache.reshape(layers, slots, heads, -1, page, dim).transpose(2, 3).flatten(1, 2)
+        pools.append(pool)
+    return PagedKVCache(*pools, block_table=order.view(slots, -1).int())

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onewave.base.errors import UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_latency import numbers
 from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
+from onewave.wave.layout import PAGES
 from onewave.weights import sources
 
 if TYPE_CHECKING:
@@ -32,11 +33,17 @@ def wave(
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write the wave's tasks with their times (the last case) here.")
     ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option("--page-size", help="Also time the wave from a cache in pages of so many keys: 16 to 256."),
+    ] = None,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
     """Time a whole decode step as one launch and as a CUDA graph of plain operators, in one process."""
     check_count("--reps", reps)
+    if page_size is not None and page_size not in PAGES:
+        raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
     batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     location = sources.resolve(model, Settings.from_env(), load_format=chosen)
@@ -62,7 +69,9 @@ def wave(
     for batch in batches:
         for length in contexts:
             show_status(f"batch {batch}, context {length}")
-            found, traced = measure_wave(network, batch=batch, context=length, reps=reps, trace=trace is not None)
+            found, traced = measure_wave(
+                network, batch=batch, context=length, reps=reps, trace=trace is not None, page=page_size
+            )
             results += found
     show_status("")
     if trace is not None and traced is not None:
@@ -83,7 +92,8 @@ def wave(
         rate = result.gigabytes_per_second
         check = "" if result.difference is None else f"{result.difference:.2%}"
         cells = (f"{result.seconds.p50 * 1e3:.3f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}", check)
-        table.add_row(result.path, str(result.batch), str(result.context), *cells)
+        path = result.path if result.page is None else f"{result.path} of {result.page}"
+        table.add_row(path, str(result.batch), str(result.context), *cells)
     print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *citations)
     if traced is not None:
         from onewave.cli.tiles_tables import show_timeline

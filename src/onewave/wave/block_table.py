@@ -6,17 +6,16 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError
+from onewave.wave.layout import PAGES
 
 __all__ = ["check_entries", "check_pages"]
-
-_PAGES = (16, 32, 64, 128, 256)
 
 
 def check_pages(k: Tensor, v: Tensor, table: Tensor) -> None:
     """Check shapes. k, v: [layers, pages, kv_heads, page, head_dim]. Raises ShapeError."""
-    if k.shape != v.shape or k.ndim != 5 or k.shape[3] not in _PAGES or not (k.is_contiguous() and v.is_contiguous()):
+    if k.shape != v.shape or k.ndim != 5 or k.shape[3] not in PAGES or not (k.is_contiguous() and v.is_contiguous()):
         got = f"{tuple(k.shape)} and {tuple(v.shape)}"
-        pages = ", ".join(map(str, _PAGES))
+        pages = ", ".join(map(str, PAGES))
         allowed = f"both [layers, pages, kv_heads, page, head_dim], contiguous, page one of {pages}"
         raise ShapeError("wave: pages", got=got, allowed=allowed)
     if table.ndim != 2 or table.dtype != torch.int32 or table.stride(1) != 1 or table.device != k.device:

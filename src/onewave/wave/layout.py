@@ -18,6 +18,7 @@ __all__ = [
     "LIMIT_WORDS",
     "MOST_BATCH",
     "MOST_TOKENS",
+    "PAGES",
     "STEP_WORDS",
     "TILE_BYTES",
     "Flag",
@@ -36,6 +37,8 @@ STEP_WORDS = 32
 MOST_BATCH = 64
 MOST_TOKENS = 64
 """Tokens of each sequence that one launch makes."""
+PAGES = (16, 32, 64, 128, 256)
+"""Keys of a page, where a cache is paged."""
 LIMIT_WORDS = 8
 """int64 words of a sequence's limits in a launch of several tokens (limit_words)."""
 # Shared memory of an sm_90 block, less what barriers and small buffers take.
