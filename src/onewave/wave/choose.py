@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from onewave.wave.spin import ABSENT, fence, poll_words
 
-__all__ = ["begin_token", "candidates_of", "has_stopped", "is_decided", "own_values", "show_best"]
+__all__ = ["begin_token", "candidates_of", "has_stopped", "host_asks", "is_decided", "own_values", "show_best"]
 
 
 @gluon.jit
@@ -136,6 +136,21 @@ def best_of(several, number, b, watch, block, step, NB: gl.constexpr, XW: gl.con
     first = gl.min(gl.where(logit == best, row, 2147483647), axis=0)
     # A logit that is not a number is nobody's best, and a launch that gives up may have seen half a packet.
     return gl.where((first < 0) | (first == 2147483647), 0, first).to(gl.int64), gl.max(asked, axis=0)
+
+
+@gluon.jit
+def host_asks(watch, wanted):
+    """Whether the host asks launches to end, 1 or 0: the second of its words, whose address stands in watch (spin.py).
+    Read only if wanted, else 0. Microseconds away: to be asked well before it is needed."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b64 w; mov.b32 $0, 0; setp.ne.s32 p, $2, 0; @!p bra HEND; ld.relaxed.gpu.b64 w, [$1+8];"
+        " ld.relaxed.sys.b32 $0, [w+4]; HEND: }",
+        "=&r,l,r",
+        [watch.to(gl.int64), wanted.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit

@@ -14,8 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from onewave.wave.choose import show_best
-from onewave.wave.spin import ABSENT, host_asks, load_words, poll_words
+from onewave.wave.choose import host_asks, show_best
+from onewave.wave.spin import ABSENT, load_words, poll_words
 
 __all__ = [
     "bits16",

@@ -5,9 +5,8 @@ then; when its own budget runs out it writes a record (who waited, where, for wh
 word, and tells the host. Whoever sees the abort word stops waiting, so that all blocks reach their end within
 microseconds, with wrong numbers that the host then refuses to hand out.
 
-watch: int32 words. 0: abort. 1: budget in polls. 2, 3: address of the host's two words, 1 in the first: a launch has
-stalled; in the second: launches of several tokens are to end early. From word 16 on, 8 words a block: state (1
-counter, 2 data), step, address (2 words), expected, got, 0, 0.
+watch: int32 words. 0: abort. 1: budget in polls. 2, 3: address of the host's word. From word 16 on, 8 words a block:
+state (1 counter, 2 data), step, address (2 words), expected, got, 0, 0.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -26,7 +25,6 @@ __all__ = [
     "ABSENT",
     "delay",
     "fence",
-    "host_asks",
     "load_words",
     "nanoseconds",
     "poll_words",
@@ -243,21 +241,6 @@ def fence():
     """What this thread has stored or seen, others see before what it stores next."""
     gl.inline_asm_elementwise(
         "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r,r", [gl.program_id(0)], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def host_asks(watch, wanted):
-    """Whether the host asks launches of several tokens to end, 1 or 0: its second word, read only if wanted (else 0).
-    Microseconds away: to be read well before it is needed."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b64 w; mov.b32 $0, 0; setp.ne.s32 p, $2, 0; @!p bra HEND; ld.relaxed.gpu.b64 w, [$1+8];"
-        " ld.relaxed.sys.b32 $0, [w+4]; HEND: }",
-        "=&r,l,r",
-        [watch.to(gl.int64), wanted.to(gl.int32)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
     )
 
 
