@@ -64,7 +64,7 @@ def test_pages_give_the_bits_of_a_plain_cache(family: str, page: int) -> None:
 
 def test_the_table_may_change_between_launches_of_several_tokens() -> None:
     model = on_card(random_model(BASE))
-    wave = DecodeWave(model, batch=3).several(5)
+    wave = DecodeWave(model, batch=3, workers=9).several(5)
     plain = filled(model, 3)
     paged = in_pages(plain, 32)
     slots = torch.tensor([2, 0, 1], device="cuda")
@@ -115,7 +115,7 @@ def tokens_one_by_one(model: Llama, kv: StaticKVCache, rows: list[Tensor], count
 def test_any_ends_give_the_tokens_and_the_cache_up_to_them(delays: bool) -> None:
     """A launch after a launch with random lengths and stop tokens; with delays, under random pauses before tasks."""
     count, rows = 12, 4
-    model = on_card(random_model(replace(BASE, qkv_bias=True)))
+    model = on_card(random_model(replace(BASE, qkv_bias=True, vocab_size=4099)))
     before = filled(model, rows)
     slots = torch.tensor([1, 3, 0, 2], device="cuda")
     given = [slots + 5, slots * 60 + 17, slots]
@@ -146,7 +146,7 @@ def test_any_ends_give_the_tokens_and_the_cache_up_to_them(delays: bool) -> None
 
 def test_the_host_ends_a_launch_and_what_it_has_made_is_right() -> None:
     count = 64
-    model = on_card(random_model(replace(BASE, qkv_bias=True)))
+    model = on_card(random_model(replace(BASE, qkv_bias=True, vocab_size=4099)))
     before = filled(model, 2)
     slots = torch.tensor([1, 0], device="cuda")
     given = [slots + 5, slots * 60 + 17, slots]

@@ -355,11 +355,6 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
         gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32)))
         gl.memory.lines.update(np.asarray(pointers.address)[np.broadcast_to(wanted, pointers.address.shape)].tolist())
 
-    def asked(watch: Pointer, wanted: Any) -> Array:
-        """The second word behind the address in words 2 and 3 of watch; there is none at 0."""
-        (host,) = gl.memory.get(watch + 2, (2,)).view(np.int64)
-        return wrapped(gl.memory.get(Pointer(int(host) + 4, np.int32), ())) if wanted and host else wrapped(np.int32(0))
-
     def copy(descriptor: Descriptor | Matrix, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
         box = descriptor.box(at)
         assert box.shape == slot.shape
@@ -388,7 +383,7 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),
         "nanoseconds": lambda after: 0,
-        "host_asks": asked,
+        "host_asks": lambda host, wanted: gl.load(Pointer(host, np.int32), mask=wanted),
         "fence": lambda: None,
         "delay": lambda nanos: delays(),
         "fence_async_shared": lambda: None,

@@ -9,7 +9,6 @@ from gluon_in_numpy import Descriptor, Memory, Pointer, launch
 from torch import Tensor
 
 from onewave.wave.program import WaveProgram
-from onewave.wave.watch import watch_words
 
 
 class Bench:
@@ -18,7 +17,7 @@ class Bench:
     def __init__(self, program: WaveProgram, stream: Tensor, **constants: Any):
         self.program, self.memory = program, Memory(1 << 26)
         put = self.memory.put
-        self.host = put(np.zeros(2, dtype=np.int32))  # the host's words: stalled, the end is asked for
+        self.host = put(np.zeros(1, dtype=np.int32))  # whether the host asks launches to end
         exchange = np.full(2 * program.set_words, -1, dtype=np.int32)
         steps = np.concatenate((program.steps, np.zeros((1, program.steps.shape[1]), dtype=np.int32)))
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
@@ -33,12 +32,13 @@ class Bench:
             "counters": put(np.zeros(max(1, len(program.totals)), dtype=np.int32)),
             "totals": put(program.totals if program.totals.size else np.zeros(1, dtype=np.int32)),
             "epochs": put(np.zeros(program.workers, dtype=np.int32)),
-            "watch": put(watch_words(program.workers, 0, int(self.host.address))),
+            "watch": put(np.zeros(16 + 8 * program.workers, dtype=np.int32)),
             "trace": put(np.zeros(4, dtype=np.int32)),
             "row_step": program.workers * 128,
             "set_words": program.set_words,
             "skipped": -1,
             "limits": put(np.zeros(1, dtype=np.int64)),
+            "host": int(self.host.address),
             "DTYPE": np.float16,
             **program.constants,
             "ACT": 1,

@@ -154,7 +154,7 @@ def addend_of(loaded, DTYPE: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW:
 @gluon.jit
 def finish_blocks(
     record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
-    results, candidates, watch, block, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
+    results, candidates, host, block, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
     TOKENS: gl.constexpr,
 ):  # fmt: skip
@@ -182,7 +182,7 @@ def finish_blocks(
         loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, G, XW)
     asked = 0
     if TOKENS > 1:
-        asked = host_asks(watch, ((flags & 16) > 0) & (block == 0))
+        asked = host_asks(host, ((flags & 16) > 0) & (block == 0))
     for i in range(0, blocks, G):
         row = (b * 0)[:, None] + ((first_block + i) * R + r)[None, :]
         # The last group may be short of a block: what stands in its place is no sequence's.

@@ -326,6 +326,7 @@ class Wave:
             self.program.set_words,
             -1 if keep_back is None else self.program.step_of(keep_back),
             self._endless if limits is None else limits,
+            state.host.data_ptr() + 4,
             DTYPE=_gluon_dtype(dtype),
             TEST=2 if self._delays else 1 if test else 0,
             TRACE=trace is not None,

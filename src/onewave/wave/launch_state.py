@@ -20,8 +20,8 @@ __all__ = ["LaunchState"]
 class LaunchState:
     """Buffers that nobody else may touch meanwhile.
 
-    exchange, epochs, counters: see kernel.py; watch: spin.py; several: choose.py. host: int32 [2] of the host's memory,
-    which launches write (one has stalled) and read (they are asked to end early).
+    exchange, epochs, counters: see kernel.py; watch: spin.py; several: choose.py. host: int32 [2] of the host's memory:
+    launches write to the first that one has stalled, and read from the second whether to end early.
     """
 
     exchange: Tensor

@@ -16,8 +16,7 @@ _COUNTER, _DATA = 1, 2
 
 
 def watch_words(workers: int, budget: int, host_address: int) -> npt.NDArray[np.int32]:
-    """The watch buffer before a launch (spin.py's layout). host_address: of two words, the one that launches tell the
-    host by and the one that the host asks them to end by (choose.py)."""
+    """The watch buffer before a launch (spin.py's layout)."""
     words = np.zeros(HEADER_WORDS + workers * RECORD_WORDS, dtype=np.int32)
     words[1] = budget
     words[2:4] = np.array([host_address], dtype=np.uint64).view(np.int32)
