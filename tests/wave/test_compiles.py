@@ -30,6 +30,9 @@ VARIANTS = {
     "a decode step, eight heads a group": {"batch": 1, "D": 64, "GP": 8, "KSPLITS": 16},
     "a decode step, one head a group, traced": {"batch": 2, "D": 64, "GP": 1, "KSPLITS": 4, "TRACE": True},
     "a decode step, head_dim 32": {"batch": 1, "D": 32, "GP": 2, "KSPLITS": 8},
+    "a decode step from pages, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "PAGE": 16},
+    "a decode step from pages, head_dim 128": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "PAGE": 256},
+    "several decode steps from pages": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8, "PAGE": 64},
     "several decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "TOKENS": 8},
     "several decode steps, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8},
 }

@@ -39,7 +39,16 @@ from onewave.wave.attend_layouts import (
     value_words,
     warps_rows,
 )
-from onewave.wave.cached import blocks_pages, load_keys, numbers, page_of, prefetch_keys, rows_of_cache
+from onewave.wave.cached import (
+    blocks_pages,
+    lines_pages,
+    load_keys,
+    numbers,
+    page_of,
+    prefetch_keys,
+    rows_of_cache,
+    words_to,
+)
 from onewave.wave.choose import has_stopped
 from onewave.wave.combine import clear_words, read_words, split_of_keys
 from onewave.wave.finish import bits16, bits32, place_of, to_float
@@ -164,7 +173,8 @@ def prefetch_split(
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
         if PAGE > 0:  # the new key's page is none of a sequence that has stopped
             end = gl.minimum(end, position.to(gl.int32))
-        prefetch_keys(k_rows, v_rows, table, begin, end, _AHEAD * XW * _KEYS, D, XW, PAGE)
+        pages = lines_pages(table, begin, end, _AHEAD * XW * _KEYS, D, XW, PAGE)
+        prefetch_keys(k_rows, v_rows, table, pages, begin, end, _AHEAD * XW * _KEYS, D, XW, PAGE)
 
 
 @gluon.jit
@@ -236,9 +246,10 @@ def attend_keys(
     v_words = load_keys(v_rows, table, pages, begin, cached, D, KW, XW, LV, PAGE)
     # A block ahead of the keys, which nothing then holds up.
     pages = blocks_pages(table, begin + XW * KW, cached, KW, XW, LK, PAGE)
+    ahead = lines_pages(table, begin + _AHEAD * (XW * KW), cached, XW * KW, D, XW, PAGE)
     in_pages = 0
     if PAGE > 0:
-        in_pages = page_of(table, position, position < end, D, PAGE)
+        in_pages = words_to(table, page_of(table, position, position < end, PAGE), position, D, PAGE)
     angles = place_of(places, 1, gl.float32) + position * D
     words = queries_and_new(
         record, new, angles, layer, has_new, places, watch, block, step,
@@ -274,7 +285,7 @@ def attend_keys(
         # Read for every block: at head_dim 128 there are no registers to keep them in.
         q = queries._reinterpret(DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
         q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], DTYPE, A))
-        prefetch_keys(k_rows, v_rows, table, at + _AHEAD * (XW * KW), cached, XW * KW, D, XW, PAGE)
+        prefetch_keys(k_rows, v_rows, table, ahead, at + _AHEAD * (XW * KW), cached, XW * KW, D, XW, PAGE)
         k = keys_operand(k_words, DTYPE, D, KW, XW, B)
         score = mma_v2(q, k, gl.zeros([XW, 16, KW], gl.float32, ACC))
         score = first_rows(score, KW, XW) * (SCALE * 1.4426950408889634)
@@ -292,6 +303,7 @@ def attend_keys(
         acc = mma_v2(v, p, acc * gl.convert_layout(fade, gl.SliceLayout(1, ACC))[:, None, :])
         v_words = load_keys(v_rows, table, pages, at + XW * KW, cached, D, KW, XW, LV, PAGE)
         pages = blocks_pages(table, at + 2 * XW * KW, cached, KW, XW, LK, PAGE)
+        ahead = lines_pages(table, at + (_AHEAD + 1) * (XW * KW), cached, XW * KW, D, XW, PAGE)
         peak = higher
     scales.index(0).store(peak)
     scales.index(1).store(mass)

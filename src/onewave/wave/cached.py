@@ -24,7 +24,16 @@ from triton.experimental.gluon import language as gl
 from onewave.wave.finish import place_of
 from onewave.wave.spin import prefetch_lines
 
-__all__ = ["blocks_pages", "load_keys", "numbers", "page_of", "prefetch_keys", "rows_of_cache"]
+__all__ = [
+    "blocks_pages",
+    "lines_pages",
+    "load_keys",
+    "numbers",
+    "page_of",
+    "prefetch_keys",
+    "rows_of_cache",
+    "words_to",
+]
 
 
 @gluon.constexpr_function
@@ -54,10 +63,16 @@ def rows_of_cache(record, slots, places, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def page_of(table, number, wanted, D: gl.constexpr, PAGE: gl.constexpr):
-    """Words from page 0 to the key of that number, int64; 0 if not wanted."""
+def page_of(table, number, wanted, PAGE: gl.constexpr):
+    """The page of the key of that number; 0 if not wanted."""
     row, page_words = table
-    page = gl.load(row + (number >> page_bits(PAGE)), mask=wanted, other=0)
+    return gl.load(row + (number >> page_bits(PAGE)), mask=wanted, other=0)
+
+
+@gluon.jit
+def words_to(table, page, number, D: gl.constexpr, PAGE: gl.constexpr):
+    """Words from page 0 to the key of that number in its page, int64."""
+    row, page_words = table
     return page.to(gl.int64) * page_words + (number & (PAGE - 1)) * (D // 2)
 
 
@@ -70,11 +85,9 @@ def blocks_pages(
     if PAGE == 0:
         return 0, 0
     else:
-        row, page_words = table
         first = begin + gl.arange(0, XW, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))) * KW
         last = gl.minimum(first + KW, end) - 1
-        first_page = gl.load(row + (first >> page_bits(PAGE)), mask=first < end, other=0)
-        return first_page, gl.load(row + (last >> page_bits(PAGE)), mask=first < end, other=0)
+        return page_of(table, first, first < end, PAGE), page_of(table, last, first < end, PAGE)
 
 
 @gluon.jit
@@ -99,21 +112,39 @@ def load_keys(
     else:
         LW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
         first_page, last_page = pages
-        row, page_words = table
         first_page = gl.convert_layout(first_page, LW)[:, None][:, :, None]
         last_page = gl.convert_layout(last_page, LW)[:, None][:, :, None]
         first = begin + gl.arange(0, XW, layout=LW)[:, None][:, :, None] * KW
         page = gl.where((number ^ first) < PAGE, first_page, last_page)
-        at = page.to(gl.int64) * page_words + (number & (PAGE - 1)) * (D // 2) + word
+        at = words_to(table, page, number, D, PAGE) + word
     # Past the first-level cache: a row may be younger than a line that an earlier launch left there.
     return gl.load(rows + at, mask=number < end, other=0, cache_modifier=".cg")
 
 
 @gluon.jit
+def lines_pages(table, begin, end, KEYS: gl.constexpr, D: gl.constexpr, XW: gl.constexpr, PAGE: gl.constexpr):
+    """The pages of the lines that prefetch_keys then brings nearer, laid out as these; 0 from `end` on."""
+    if PAGE == 0:
+        return 0
+    else:
+        number = begin + first_key_of_lines(KEYS * D // 64, D, XW)
+        return page_of(table, number, number < end, PAGE)
+
+
+@gluon.jit
+def first_key_of_lines(LINES: gl.constexpr, D: gl.constexpr, XW: gl.constexpr):
+    """The first key of each line, [1, LINES]; a line holds two of 32 values."""
+    L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, XW // 2], [1, 0])
+    return gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :] * 64 // D
+
+
+@gluon.jit
 def prefetch_keys(
-    k_rows, v_rows, table, begin, end, KEYS: gl.constexpr, D: gl.constexpr, XW: gl.constexpr, PAGE: gl.constexpr
+    k_rows, v_rows, table, pages, begin, end, KEYS: gl.constexpr, D: gl.constexpr, XW: gl.constexpr,
+    PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Bring the lines of KEYS keys and values from `begin` on, if before `end`, into the second-level cache."""
+    """Bring the lines of KEYS keys and values from `begin` on, if before `end`, into the second-level cache. pages:
+    what lines_pages says of them."""
     LINES: gl.constexpr = KEYS * D // 64
     L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, XW // 2], [1, 0])
     which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
@@ -122,6 +153,6 @@ def prefetch_keys(
         word = begin * (D // 2) + line * 32
         prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (D // 2)) & (which >= 0))
     else:
-        number = begin + line * 64 // D  # a line holds two keys of 32 values
-        word = page_of(table, number, number < end, D, PAGE) + line * 32 % max(32, D // 2)
+        number = begin + first_key_of_lines(LINES, D, XW)
+        word = words_to(table, pages, number, D, PAGE) + line * 32 % max(32, D // 2)
         prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (number < end) & (which >= 0))
