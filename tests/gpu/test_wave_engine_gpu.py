@@ -141,3 +141,29 @@ def test_several_tokens_a_launch_change_no_token(cache: Path) -> None:
     with llm(tokens_per_launch=5) as model:
         assert model.runner.tokens_per_launch == 5
         assert tokens(model, PROMPTS) == expected
+
+
+def test_rows_of_one_launch_end_by_themselves_and_a_closed_stream_leaves_nothing_behind(cache: Path) -> None:
+    with llm() as model:
+        whole = tokens(model, PROMPTS)
+    lengths, stops = (3, 24, 17, 9), (20, 6, 30, 30)
+    params = [
+        SamplingParams(
+            temperature=0.0, max_tokens=most, ignore_eos=True, detokenize=False, stop_token_ids=row[stop : stop + 1]
+        )
+        for row, most, stop in zip(whole, lengths, stops, strict=True)
+    ]
+    expected = [
+        row[: min(most, row.index(row[stop]) + 1 if stop < len(row) else most)]
+        for row, most, stop in zip(whole, lengths, stops, strict=True)
+    ]
+    with llm(tokens_per_launch=8) as model:
+        found = [list(output.outputs[0].token_ids) for output in model.generate(PROMPTS, params)]  # type: ignore[arg-type]
+        assert found == expected
+        long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, detokenize=False)
+        for _ in range(3):
+            stream = model.stream(PROMPTS[1], long)  # type: ignore[arg-type]
+            next(stream)
+            next(stream)
+            stream.close()  # type: ignore[attr-defined] # a generator
+            assert tokens(model, PROMPTS) == whole
