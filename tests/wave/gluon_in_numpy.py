@@ -383,7 +383,7 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),
         "nanoseconds": lambda after: 0,
-        "host_asks": lambda host, wanted: gl.load(Pointer(host, np.int32), mask=wanted),
+        "host_asks": lambda asked, wanted: gl.load(asked, mask=wanted),
         "fence": lambda: None,
         "delay": lambda nanos: delays(),
         "fence_async_shared": lambda: None,

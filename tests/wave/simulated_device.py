@@ -17,7 +17,7 @@ class Bench:
     def __init__(self, program: WaveProgram, stream: Tensor, **constants: Any):
         self.program, self.memory = program, Memory(1 << 26)
         put = self.memory.put
-        self.host = put(np.zeros(1, dtype=np.int32))  # whether the host asks launches to end
+        self.asked = put(np.zeros(1, dtype=np.int32))  # whether the host asks launches to end
         exchange = np.full(2 * program.set_words, -1, dtype=np.int32)
         steps = np.concatenate((program.steps, np.zeros((1, program.steps.shape[1]), dtype=np.int32)))
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
@@ -38,7 +38,7 @@ class Bench:
             "set_words": program.set_words,
             "skipped": -1,
             "limits": put(np.zeros(1, dtype=np.int64)),
-            "host": int(self.host.address),
+            "asked": self.asked,
             "DTYPE": np.float16,
             **program.constants,
             "ACT": 1,

@@ -108,10 +108,10 @@ def test_a_stop_token_that_a_sequence_is_fed_stops_it_at_once() -> None:
 def test_the_hosts_request_ends_a_launch_with_the_token_that_it_is_making() -> None:
     expected, _ = one_by_one()
     wave = Simulated(MODEL, BATCH, 3, BATCH)
-    wave.bench.memory.set(wave.bench.host, np.array([1], dtype=np.int32))
+    wave.bench.memory.set(wave.bench.asked, np.array([1], dtype=np.int32))
     assert wave.several(FED, FIRST, SLOTS, COUNT) == [cut(row, 1) for row in expected]
     assert_caches_hold(wave, [1, 1, 1])
-    wave.bench.memory.set(wave.bench.host, np.array([0], dtype=np.int32))
+    wave.bench.memory.set(wave.bench.asked, np.array([0], dtype=np.int32))
     fed, positions = [row[0] for row in expected], [first + 1 for first in FIRST]
     assert wave.several(fed, positions, SLOTS, COUNT) == [row[1 : 1 + COUNT] for row in expected]
 

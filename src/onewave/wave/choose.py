@@ -139,13 +139,12 @@ def best_of(several, number, b, watch, block, step, NB: gl.constexpr, XW: gl.con
 
 
 @gluon.jit
-def host_asks(host, wanted):
-    """Whether the host asks launches to end, 1 or 0: its word at that address, int64, read only if wanted (else 0).
-    Microseconds away: to be asked well before it is needed. No branch, at whose end it would be waited for."""
+def host_asks(asked, wanted):
+    """Whether the host asks launches to end, 1 or 0: its word in device memory, read only if wanted (else 0)."""
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, 0; @p ld.relaxed.sys.b32 $0, [$1]; }",
         "=&r,l,r",
-        [host, wanted.to(gl.int32)],
+        [asked.to(gl.int64), wanted.to(gl.int32)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,

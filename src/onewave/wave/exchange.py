@@ -39,7 +39,7 @@ __all__ = ["exchange_partition"]
 @gluon.jit
 def exchange_partition(
     steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
-    tokens, positions, slots, places, several, limits, host, block, batch, source_stride, out_stride, set_words,
+    tokens, positions, slots, places, several, limits, asked, block, batch, source_stride, out_stride, set_words,
     skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
@@ -52,7 +52,7 @@ def exchange_partition(
     if TOKENS == 1:
         chunks_before, results = exchange_steps(
             steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
-            epoch, watch, trace, tokens, positions, slots, places, several, host, block, batch, source_stride,
+            epoch, watch, trace, tokens, positions, slots, places, several, asked, block, batch, source_stride,
             out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC,
             SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
         )  # fmt: skip
@@ -69,7 +69,7 @@ def exchange_partition(
             if goes > 0:
                 chunks_before, results = exchange_steps(
                     steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters,
-                    totals, epoch + token, watch, trace, own, own + NB, slots, places, several, host, block, batch,
+                    totals, epoch + token, watch, trace, own, own + NB, slots, places, several, asked, block, batch,
                     source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
                     DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM,
                     EPS, SCALE, TOKENS, PAGE,
@@ -81,8 +81,8 @@ def exchange_partition(
 @gluon.jit
 def exchange_steps(
     steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals, epoch, watch,
-    trace, tokens, positions, slots, places, several, host, block, batch, source_stride, out_stride, set_words, skipped,
-    xs, xfull, xempty, parts, pfull, pempty, heads,
+    trace, tokens, positions, slots, places, several, asked, block, batch, source_stride, out_stride, set_words,
+    skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
@@ -130,7 +130,7 @@ def exchange_steps(
                 shown_at = candidates_of(several, epoch, NB) + block * (NB * 4)
             results = finish_blocks(
                 record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
-                pfull, pempty, results, shown_at, host, block, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D, TOKENS,
+                pfull, pempty, results, shown_at, asked, block, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D, TOKENS,
             )  # fmt: skip
         elif kind < 6:
             if SPLITS > 1:

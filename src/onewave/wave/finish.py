@@ -154,7 +154,7 @@ def addend_of(loaded, DTYPE: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW:
 @gluon.jit
 def finish_blocks(
     record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
-    results, candidates, host, block, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
+    results, candidates, asked, block, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
     TOKENS: gl.constexpr,
 ):  # fmt: skip
@@ -180,9 +180,9 @@ def finish_blocks(
     if D > 0:
         # On its way while the first block is being made; under masks, as a branch's end would wait for it.
         loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, G, XW)
-    asked = 0
+    ends = 0
     if TOKENS > 1:
-        asked = host_asks(host, ((flags & 16) > 0) & (block == 0))
+        ends = host_asks(asked, ((flags & 16) > 0) & (block == 0))
     for i in range(0, blocks, G):
         row = (b * 0)[:, None] + ((first_block + i) * R + r)[None, :]
         # The last group may be short of a block: what stands in its place is no sequence's.
@@ -219,7 +219,7 @@ def finish_blocks(
         results += 1
     if TOKENS > 1:
         if flags & 16:
-            show_best(best, best_row, asked, candidates, batch, NB, LZ)
+            show_best(best, best_row, ends, candidates, batch, NB, LZ)
     return results
 
 

@@ -226,7 +226,7 @@ class Wave:
         last = torch.minimum(positions + self.tokens, limits[:, 0]) - 1
         self._check_table(slots, torch.where(tokens < 0, -1, last))
         state = self._state()
-        state.ask_for_end(False)
+        state.whole_again()
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits)
         padded = self.program.shape.batch
         first, _ = several_words(self.tokens, padded, self.program.workers)
@@ -234,11 +234,11 @@ class Wave:
         return produced[:, : len(tokens)].clone()
 
     def interrupt(self) -> None:
-        """Have launches of several tokens that are on their way end with the token that each is making; what they have
-        made is valid. From any thread, without waiting. The next launch is not concerned, and it lets those run on
-        that have not looked yet."""
-        for state in (*self._states.values(), self._graphs):
-            state.ask_for_end(True)
+        """Have launches of several tokens that are on their way, but for recorded ones, end with the token that each is
+        making; what they have made is valid. From any thread, without waiting. The next launch is a whole one, and
+        begins when the request has been heard."""
+        for state in tuple(self._states.values()):
+            state.ask_for_end()
 
     def _new_state(self) -> LaunchState:
         return LaunchState.made(self.program, self.tokens, self._budget, self.device)
@@ -326,7 +326,7 @@ class Wave:
             self.program.set_words,
             -1 if keep_back is None else self.program.step_of(keep_back),
             self._endless if limits is None else limits,
-            state.host.data_ptr() + 4,
+            state.asked,
             DTYPE=_gluon_dtype(dtype),
             TEST=2 if self._delays else 1 if test else 0,
             TRACE=trace is not None,

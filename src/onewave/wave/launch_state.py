@@ -20,8 +20,9 @@ __all__ = ["LaunchState"]
 class LaunchState:
     """Buffers that nobody else may touch meanwhile.
 
-    exchange, epochs, counters: see kernel.py; watch: spin.py; several: choose.py. host: int32 [2] of the host's memory:
-    launches write to the first that one has stalled, and read from the second whether to end early.
+    exchange, epochs, counters: see kernel.py; watch: spin.py; several, asked: choose.py. host: int32 [1] of the host's
+    memory, where launches write that one has stalled. asking: copies of `one`, of the host's memory, to `asked`; they
+    run beside launches.
     """
 
     exchange: Tensor
@@ -29,7 +30,10 @@ class LaunchState:
     counters: Tensor
     watch: Tensor
     several: Tensor
+    asked: Tensor
     host: Tensor
+    one: Tensor
+    asking: torch.cuda.Stream | None = None
 
     @classmethod
     def made(cls, program: WaveProgram, tokens: int, budget: int, device: torch.device) -> LaunchState:
@@ -45,7 +49,9 @@ class LaunchState:
             counters=words(len(program.totals)),
             watch=words(len(watch_words(program.workers, 0, 0))),
             several=torch.empty(kept, dtype=torch.int64, device=device),
-            host=torch.zeros(2, dtype=torch.int32, pin_memory=True),
+            asked=words(1),
+            host=torch.zeros(1, dtype=torch.int32, pin_memory=True),
+            one=torch.ones(1, dtype=torch.int32, pin_memory=True),
         )
         state.reset(program, budget)
         return state
@@ -56,10 +62,22 @@ class LaunchState:
         self.epochs.zero_()
         self.counters.zero_()
         self.several.fill_(-1)
+        self.asked.zero_()
         self.host.zero_()
         self.watch.copy_(torch.from_numpy(watch_words(program.workers, budget, self.host.data_ptr())))
 
-    def ask_for_end(self, asked: bool) -> None:
-        """Have launches of several tokens end early, or no longer."""
-        if bool(self.host[1]) != asked:
-            self.host[1] = int(asked)
+    def ask_for_end(self) -> None:
+        """Have launches of several tokens that are on their way end early. A word of the host's memory in its place
+        would cost every token a read of it, which takes longer than anything else that a launch waits for."""
+        with torch.inference_mode():  # as `asked` may have been made there
+            self.asking = self.asking or torch.cuda.Stream(self.asked.device)
+            with torch.cuda.stream(self.asking):
+                self.asked.copy_(self.one, non_blocking=True)
+
+    def whole_again(self) -> None:
+        """Have launches from here on, on the current stream, be whole ones."""
+        if self.asking is not None:
+            torch.cuda.current_stream(self.asked.device).wait_stream(self.asking)
+            self.asking = None
+            with torch.inference_mode():
+                self.asked.zero_()
