@@ -94,9 +94,9 @@ class Shared:
 
     def _cells(self) -> np.ndarray:
         flat = self.data[: math.prod(self.shape) * self.item.itemsize].view(self.item)
-        if self.layout == "swizzled 128" and len(self.shape) == 2:
-            across = 128 // self.item.itemsize
-            return flat.reshape(self.shape[1] // across, self.shape[0], across).transpose(1, 0, 2)
+        if self.layout == "swizzled 128" and self.shape[:-2] in ((), (1, 1)):
+            across, (rows, columns) = 128 // self.item.itemsize, self.shape[-2:]
+            return flat.reshape(columns // across, rows, across).transpose(1, 0, 2)
         return flat.reshape(self.shape)
 
     def load(self, layout: Any = None) -> Array:
@@ -147,6 +147,27 @@ class Matrix:
         return rows, columns, (rows < self.shape[0]) & (columns < self.shape[1])
 
 
+class Boxes:
+    """A tensor map of a tensor of any strides in device memory, in boxes; zeros come from beyond its bounds."""
+
+    layout = "swizzled 128"
+
+    def __init__(self, memory: Memory, pointer: Pointer, shape: Sequence[int], strides: Sequence[int], box: list[int]):
+        self.memory, self.pointer, self.shape, self.strides, self.block_shape = memory, pointer, shape, strides, box
+        self.dtype = pointer.item
+
+    def box(self, at: Sequence[Any]) -> np.ndarray:
+        """What a copy of one box brings."""
+        where, inside = np.zeros(self.block_shape, np.int64), np.ones(self.block_shape, bool)
+        for axis, first in enumerate(at):
+            turned = [1] * len(self.block_shape)
+            turned[axis] = -1
+            index = (int(first) + np.arange(self.block_shape[axis], dtype=np.int64)).reshape(turned)
+            where, inside = where + index * self.strides[axis], inside & (index >= 0) & (index < self.shape[axis])
+        found = self.memory.load(self.pointer + np.where(inside, where, 0))
+        return np.where(inside, found, self.dtype.type(0))
+
+
 class Stores(threading.local):
     """TMA stores of one thread: shared memory is read at the latest when they are waited for, memory written then."""
 
@@ -177,14 +198,17 @@ class Gluon:
     static_range = range
     pointer_type = PointerType
 
-    def __init__(self, memory: Memory, block: int, blocks: int, lock: threading.Lock):
+    def __init__(self, memory: Memory, block: int, blocks: tuple[int, int], lock: threading.Lock):
         self.memory, self.block, self.blocks, self.lock = memory, block, blocks, lock
 
     def program_id(self, axis: int) -> Array:
-        return wrapped(np.int32(self.block))
+        return wrapped(np.int32(self.block % self.blocks[0] if axis == 0 else self.block // self.blocks[0]))
 
     def num_programs(self, axis: int) -> Array:
-        return wrapped(np.int32(self.blocks))
+        return wrapped(np.int32(self.blocks[axis]))
+
+    def num_warps(self) -> int:
+        return 4
 
     def BlockedLayout(self, *parts: Any) -> str:
         return "registers"
@@ -198,7 +222,10 @@ class Gluon:
     def DotOperandLayout(self, *parts: Any) -> str:
         return "registers"
 
-    def NVMMASharedLayout(self, *parts: Any) -> str:
+    def DistributedLinearLayout(self, **parts: Any) -> str:
+        return "registers"
+
+    def NVMMASharedLayout(self, *parts: Any, **named: Any) -> str:
         return "swizzled 128"
 
     def SwizzledSharedLayout(self, *parts: Any) -> str:
@@ -218,9 +245,36 @@ class Gluon:
     def store(self, pointer: Pointer, values: Any, mask: Any = True) -> None:
         self.memory.store(pointer, values, mask)
 
-    def atomic_add(self, pointer: Pointer, value: int, sem: str, scope: str) -> None:
+    def atomic_add(self, pointer: Pointer, value: int, sem: str, scope: str) -> Array:
         with self.lock:
-            self.memory.store(pointer, self.memory.load(pointer) + value, True)
+            before = wrapped(self.memory.load(pointer).copy())
+            self.memory.store(pointer, before + value, True)
+        return before
+
+    def cumsum(self, x: Array, axis: int) -> Array:
+        return wrapped(np.cumsum(np.asarray(x), axis=axis, dtype=x.dtype))
+
+    def cast(self, x: Any, dtype: Any) -> Array:
+        return wrapped(np.asarray(x).astype(dtype))
+
+    def to_tensor(self, x: Any) -> Array:
+        return wrapped(np.int32(x))
+
+    def fma(self, a: Any, b: Any, c: Any) -> Array:
+        exact = np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)
+        return wrapped(exact.astype(np.float32))
+
+    def floor(self, x: Any) -> Array:
+        return wrapped(np.floor(x))
+
+    def abs(self, x: Any) -> Array:
+        return wrapped(np.abs(x))
+
+    def trans(self, x: Array) -> Array:
+        return x.T
+
+    def range(self, *bounds: Any, **hints: Any) -> Any:
+        return (wrapped(np.int32(n)) for n in range(*(int(n) for n in bounds)))
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         if isinstance(a, Pointer) or isinstance(b, Pointer):
@@ -259,7 +313,7 @@ class Gluon:
     def join(self, a: Array, b: Array) -> Array:
         return wrapped(np.stack((a, b), axis=-1))
 
-    def convert_layout(self, x: Array, layout: Any) -> Array:
+    def convert_layout(self, x: Array, layout: Any, assert_trivial: bool = False) -> Array:
         return x
 
     def multiple_of(self, x: Any, size: int) -> Any:
@@ -271,6 +325,9 @@ class Gluon:
 
     def broadcast(self, a: Array, b: Array) -> tuple[Array, ...]:
         return tuple(wrapped(both) for both in np.broadcast_arrays(a, b))
+
+    def broadcast_to(self, x: Any, shape: Sequence[int]) -> Array:
+        return wrapped(np.broadcast_to(x, shape))
 
     def thread_barrier(self) -> None:
         pass
@@ -355,7 +412,7 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
         gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32)))
         gl.memory.lines.update(np.asarray(pointers.address)[np.broadcast_to(wanted, pointers.address.shape)].tolist())
 
-    def copy(descriptor: Descriptor | Matrix, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
+    def copy(descriptor: Descriptor | Matrix | Boxes, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
         box = descriptor.box(at)
         assert box.shape == slot.shape
         slot.store(box)
@@ -371,10 +428,14 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
             elif isinstance(thing, ConstexprFunction):
                 number = thing.fn.__annotations__.get("return") == "int"
                 space[name] = thing.fn if number else lambda *sizes: "rows"
+            elif isinstance(thing, type) and issubclass(thing, tuple):
+                space[name] = thing
             elif isinstance(raw, types.FunctionType):
                 space[name] = types.FunctionType(raw.__code__, space, name, raw.__defaults__)
     space |= {
         "gl": gl,
+        "tl": gl,
+        "cuda": types.SimpleNamespace(gdc_wait=lambda: None, gdc_launch_dependents=lambda: None),
         "poll_words": poll,
         "load_words": lambda pointers, WORDS: loaded(pointers),
         "spin_counter": spin,
@@ -417,19 +478,20 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
 
 def launch(
     memory: Memory,
-    workers: int,
+    workers: int | tuple[int, int],
     arguments: dict[str, Any],
     delays: Callable[[], None] = lambda: None,
     *,
     modules: Sequence[types.ModuleType] = WAVE,
     name: str = "wave_kernel",
 ) -> None:
-    """Run one launch of the kernel `name` of `modules`: arguments by name, constants included."""
+    """Run one launch of the kernel `name` of `modules`: arguments by name, constants included. workers: the grid."""
+    grid = (workers, 1) if isinstance(workers, int) else workers
     lock = threading.Lock()
     FAILED.clear()
 
     def block(number: int) -> None:
-        gl = Gluon(memory, number, workers, lock)
+        gl = Gluon(memory, number, grid, lock)
         _namespace(gl, delays, modules)[name](**arguments)
 
-    run_side_by_side([lambda number=number: block(number) for number in range(workers)])
+    run_side_by_side([lambda number=number: block(number) for number in range(math.prod(grid))])

@@ -40,6 +40,10 @@ class Pointer:
     def __init__(self, address: Any, item: Any):
         self.address, self.item = wrapped(np.asarray(address, dtype=np.int64)), np.dtype(item)
 
+    @property
+    def dtype(self) -> Any:
+        return types.SimpleNamespace(element_ty=self.item)
+
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.address + np.asarray(offset).astype(np.int64) * self.item.itemsize, self.item)
 

@@ -92,15 +92,14 @@ def finish(
 
 @triton.jit
 def store_partial(
-    part_ptr, stats_ptr, at, top, total, acc, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr
+    part_ptr, stats_ptr, at, top, total, acc, slot, dim, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Keep a split's maxima, sums and output [dims, rows of the tile] as partial number `at`."""
-    slot, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    kept = slot < BLOCK_H
-    tl.store(stats_ptr + at * (2 * BLOCK_H) + slot, top, mask=kept)
-    tl.store(stats_ptr + at * (2 * BLOCK_H) + BLOCK_H + slot, total, mask=kept)
+    """Keep a split's maxima, sums and output [dims, rows of the tile] as partial number `at`. slot: [rows of it]."""
+    stats = stats_ptr + at * (2 * BLOCK_H) + slot
+    tl.store(stats, top, mask=slot < BLOCK_H)
+    tl.store(stats + BLOCK_H, total, mask=slot < BLOCK_H)
     part_at = at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
-    tl.store(part_ptr + part_at, acc, mask=kept[None, :] & (dim >= 0)[:, None])
+    tl.store(part_ptr + part_at, acc, mask=(slot < BLOCK_H)[None, :] & (dim >= 0)[:, None])
 
 
 @triton.jit
@@ -120,7 +119,7 @@ def fold(top, total, acc, top_2, total_2, acc_2):
 
 @triton.jit
 def merged(
-    part_ptr, stats_ptr, first_at, slot, count, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr
+    part_ptr, stats_ptr, first_at, slot, dim, count, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr
 ):
     """(maxima, sums, outputs [dims, slots]) of query rows `slot` of a tile: their partials folded in order.
 
@@ -128,10 +127,8 @@ def merged(
     the last one is loaded, too (the scratch memory has room for it), and not counted. With a condition on every load
     ptxas folds the first partial before it asks for the last, and waits for memory twice.
     """
-    dim = tl.arange(0, BLOCK_D)
-    top = tl.full(slot.shape, _NEGATIVE_INFINITY, tl.float32)
-    total = tl.zeros(slot.shape, tl.float32)
-    acc = tl.zeros([BLOCK_D, slot.shape[0]], tl.float32)
+    total = (slot * 0).to(tl.float32)
+    top, acc = total + _NEGATIVE_INFINITY, total[None, :] * dim[:, None].to(tl.float32)
     stats = stats_ptr + first_at * (2 * BLOCK_H) + slot
     parts = part_ptr + first_at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
     for begin in range(0, count, UNROLL):

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-__all__ = ["ask_for", "part_of_row", "row_lengths", "row_starts", "rows_of_share", "splits"]
+__all__ = ["ask_for", "listed_keys", "part_of_list", "part_of_row", "row_lengths", "row_starts", "rows_of_share", "start_of_row", "splits"]
 
 
 @triton.jit
@@ -55,17 +55,14 @@ def row_lengths(lengths_ptr, finished_ptr, row, known, extra, capacity, HAS_FINI
 @triton.jit
 def row_starts(
     lengths_ptr, finished_ptr, num_rows, extra, capacity, window, num_queries, SPLIT: tl.constexpr,
-    LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target, ROWS: tl.constexpr, WIDE: tl.constexpr,
-    HAS_FINISHED: tl.constexpr,
+    LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target, row, WIDE: tl.constexpr, HAS_FINISHED: tl.constexpr,
 ):  # fmt: skip
-    """(begin [ROWS], end [ROWS]) of each row in the list of all rows' visible keys; int64 if WIDE, else int32.
+    """(begin, end) of each row in the list of all rows' visible keys; int64 if WIDE, else int32. row: [ROWS], 0 on.
 
     A row counts from the begin of its first split and at least for one, so that a row without keys is somebody's.
     """
-    row = tl.arange(0, ROWS)
     length = row_lengths(lengths_ptr, finished_ptr, row, row < num_rows, extra, capacity, HAS_FINISHED)
-    _, size, _, first_split, _ = splits(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
-    keys = tl.where(length < 0, 0, tl.maximum(length - first_split * size, 1))
+    keys = listed_keys(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
     if WIDE:
         keys = keys.to(tl.int64)
     ends = tl.cumsum(keys, axis=0)
@@ -73,24 +70,45 @@ def row_starts(
 
 
 @triton.jit
-def rows_of_share(share, num_shares, starts, ends):
-    """(first row, last row, begin, end) of a share: its rows, and its piece of the list of all keys."""
-    keys = tl.max(ends, axis=0)
+def listed_keys(
+    length, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target
+):
+    """Places that rows of `length` keys take in the list."""
+    _, size, _, first_split, _ = splits(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
+    return tl.where(length < 0, 0, tl.maximum(length - first_split * size, 1))
+
+
+@triton.jit
+def part_of_list(share, num_shares, keys):
+    """(begin, end) of a share of a list of `keys` keys."""
     # The begin of share s is the quotient s * keys / num_shares, rounded up, without a product past 32 bits.
     each, left = keys // num_shares, keys % num_shares
-    begin = share * each + tl.cdiv(share * left, num_shares)
-    end = (share + 1) * each + tl.cdiv((share + 1) * left, num_shares)
+    begin = share * each + (share * left + num_shares - 1) // num_shares
+    end = (share + 1) * each + ((share + 1) * left + num_shares - 1) // num_shares
+    return begin, end
+
+
+@triton.jit
+def rows_of_share(share, num_shares, starts, ends):
+    """(first row, last row, begin, end) of a share: its rows, and its piece of the list of all keys."""
+    begin, end = part_of_list(share, num_shares, tl.max(ends, axis=0))
     first_row = tl.sum((ends <= begin).to(tl.int32), axis=0)
     last_row = tl.sum((starts < end).to(tl.int32), axis=0) - 1
     return first_row, last_row, begin, end
 
 
 @triton.jit
+def start_of_row(row, rows, starts):
+    """Where `row` begins in the list. rows: [ROWS], 0 on."""
+    return tl.sum(tl.where(rows == row, starts, 0), axis=0)
+
+
+@triton.jit
 def part_of_row(
-    row, length, share_begin, share_end, starts, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr,
-    DOUBLINGS: tl.constexpr, target, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, MANY: tl.constexpr,
+    row_at, length, share_begin, share_end, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr,
+    DOUBLINGS: tl.constexpr, target, BLOCK_N: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    """The splits of a row of `length` keys that begin in a share; all of them if MANY.
+    """The splits of a row of `length` keys, from row_at on in the list, that begin in a share; all of them if MANY.
 
     Returns (first visible key, keys a split, first split of the row, its last, first split here, last here, first key
     to read here).
@@ -102,7 +120,6 @@ def part_of_row(
     if MANY:
         split, last_here = first_split, last_split
     else:
-        row_at = tl.sum(tl.where(tl.arange(0, ROWS) == row, starts, 0), axis=0)
         before, until = tl.maximum(share_begin - row_at, 0), tl.maximum(share_end - row_at, 0)
         split = first_split + _over(before + size - 1, size, shift, SPLIT).to(tl.int32)
         last_here = tl.minimum(first_split + _over(until + size - 1, size, shift, SPLIT).to(tl.int32) - 1, last_split)

@@ -37,7 +37,7 @@ from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
 from onewave.ops.decode_attention.projection_impl import projected, rotated, row_loads
-from onewave.ops.decode_attention.shares_impl import ask_for, part_of_row, row_lengths, row_starts, rows_of_share
+from onewave.ops.decode_attention.shares_impl import ask_for, part_of_row, row_lengths, row_starts, rows_of_share, start_of_row
 
 __all__ = ["split_kv_kernel"]
 
@@ -155,7 +155,7 @@ def split_kv_kernel(
     member = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     head, query = kv_head * GROUP + member % GROUP, member // GROUP
     real = member < tile_rows
-    dim = tl.arange(0, BLOCK_D)
+    slots, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     in_head = dim < head_dim
     inside = real[:, None] & in_head[None, :]
     chunk_at = (dim // CHUNK if NARROW else (dim // CHUNK).to(tl.int64)) * stride_k_chunk + dim % CHUNK
@@ -177,7 +177,7 @@ def split_kv_kernel(
     else:
         starts, ends = row_starts(
             lengths_ptr, finished_ptr, num_rows, extra, capacity, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS,
-            target, ROWS, WIDE, HAS_FINISHED,
+            target, tl.arange(0, ROWS), WIDE, HAS_FINISHED,
         )  # fmt: skip
         first_row, last_row, share_begin, share_end = rows_of_share(share, num_shares, starts, ends)
         if ROWS == 1:  # known before the length is
@@ -194,9 +194,10 @@ def split_kv_kernel(
                 num_heads, num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query, FUSED, HAS_BIAS,
                 HAS_QKV_SCALE, INTERLEAVED,
             )  # fmt: skip
+        row_at = share if MANY else start_of_row(row, tl.arange(0, ROWS), starts)
         first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
-            row, length, share_begin, share_end, starts, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target,
-            BLOCK_N, ROWS, MANY,
+            row_at, length, share_begin, share_end, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target,
+            BLOCK_N, MANY,
         )  # fmt: skip
         some = split <= last_here
         whole = (split == first_split) & (last_here == last_split)
@@ -234,8 +235,8 @@ def split_kv_kernel(
                 lengths_ptr, finished_ptr, row64 + 1, row < last_row, extra, capacity, HAS_FINISHED
             )
             _, _, _, _, _, _, next_key = part_of_row(
-                row, next_length, share_begin, share_end, starts, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS,
-                target, BLOCK_N, ROWS, True,
+                row_at, next_length, share_begin, share_end, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS,
+                target, BLOCK_N, True,
             )  # fmt: skip
             next_end = next_length - extra
             next_block = row64 + 1
@@ -311,7 +312,7 @@ def split_kv_kernel(
                 if whole:
                     whole_top, whole_total, whole_acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
                 else:
-                    store_partial(part_ptr, stats_ptr, partials + split, top, total, acc, BLOCK_M, BLOCK_H, BLOCK_D)
+                    store_partial(part_ptr, stats_ptr, partials + split, top, total, acc, slots, dim, BLOCK_H, BLOCK_D)
                 top, acc = empty, nowhere
                 sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
                 split += 1
@@ -337,7 +338,7 @@ def split_kv_kernel(
                     out_scale, max_bound, min_bound, HAS_SINKS, HAS_LSE, HAS_SHIFT, HAS_SMOOTH, QUANTISED, HALF_AWAY,
                 )  # fmt: skip
             else:
-                store_partial(part_ptr, stats_ptr, partials + split, top, total, acc, BLOCK_M, BLOCK_H, BLOCK_D)
+                store_partial(part_ptr, stats_ptr, partials + split, top, total, acc, slots, dim, BLOCK_H, BLOCK_D)
                 count = last_split - first_split + 1
                 arrived_ptr = counters_ptr + row64 * head_tiles + head_tile
                 tl.debug_barrier()  # one thread counts for all
@@ -348,7 +349,7 @@ def split_kv_kernel(
                     kept = tile * BLOCK_M + slot
                     kept_in = (kept < tile_rows)[:, None] & in_head[None, :]
                     all_top, all_total, all_acc = merged(
-                        part_ptr, stats_ptr, partials + first_split, slot, count, BLOCK_H, BLOCK_D, UNROLL
+                        part_ptr, stats_ptr, partials + first_split, slot, dim, count, BLOCK_H, BLOCK_D, UNROLL
                     )
                     finish(
                         tl.trans(all_acc), all_top, all_total, row64, kv_head * GROUP + kept % GROUP, kept // GROUP,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,10 +107,12 @@ def launch(
     split_size: int | None,
     fused: FusedProjection | None,
     smallest_split: int | None = None,
+    streams: bool = False,
 ) -> None:
     """Run the kernel on checked arguments: with q, or with fused, whose seq_lens do not count the new token.
 
-    split_size: keys of every split; smallest_split: of a short row's, see plan.py.
+    split_size: keys of every split; smallest_split: of a short row's, see plan.py. streams: run stream_impl's kernel,
+    which stream_plan.refusal must allow, instead of split_kv_impl's.
     """
     rows, num_heads, num_queries, head_dim = out.shape
     if rows == 0:
@@ -131,51 +134,66 @@ def launch(
     outputs, floats = _partial_floats(plan, rows, num_kv_heads)
     shared = plan.max_splits > 1 and not many  # whether a row may be several programs'
     room = scratch(out.device, floats if shared else 0)
-    stats = room[outputs:]
-    packed = k_cache.ndim == 5
-    stride_q = (0, 0, 0) if q is None else q.stride()[:3]
     f = fused
     mask = None if f is None else f.src_mask
     rotary = None if f is None else f.rotary
     finished = None if f is None or f.finished is None else f.finished.view(torch.uint8)
-    unused = seq_lens
+    stride_q = (0, 0, 0) if q is None else q.stride()[:3]
+    stride_out = out.stride()
     pdl = _has_dependent_launch(out)
+    tensors: dict[str, Tensor | None] = {
+        "q": q, "lengths": seq_lens, "finished": finished, "table": block_table, "sinks": sinks, "mask": mask,
+        "qkv": f and f.qkv, "bias": f and f.bias, "qkv_scale": f and f.qkv_out_scale, "rotary": rotary,
+        "shift": f and f.out_shift, "smooth": f and f.out_smooth, "out": out, "lse": lse, "part": room,
+        "stats": room[outputs:], "counters": counters(out.device, rows * num_kv_heads * plan.tiles) if shared else None,
+    }  # fmt: skip
+    numbers: dict[str, Any] = {
+        "num_queries": num_queries, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
+        "capacity": capacity, "block_size": block_size, "max_splits": plan.max_splits, "num_rows": rows,
+        "window": NO_WINDOW if window is None else min(window, NO_WINDOW), "target": plan.target,
+        "half": 0 if rotary is None else rotary.shape[1] // 2,
+        "scale_log2": (head_dim**-0.5 if scale is None else scale) * LOG2E,
+        "softcap": 0.0 if softcap is None else softcap * LOG2E,
+        "out_scale": 1.0 if f is None or f.out_scale is None else f.out_scale,
+        "max_bound": 0.0 if f is None else f.max_bound, "min_bound": 0.0 if f is None else f.min_bound,
+        "stride_q_row": stride_q[0], "stride_q_head": stride_q[1], "stride_q_query": stride_q[2],
+        "stride_out_row": stride_out[0], "stride_out_head": stride_out[1], "stride_out_query": stride_out[2],
+        "stride_mask_row": 0 if mask is None else mask.stride(0),
+        "stride_mask_head": 0 if mask is None or mask.shape[1] == 1 else mask.stride(1),
+        "stride_table": 0 if block_table is None else block_table.stride(0),
+    }  # fmt: skip
+    constants: dict[str, Any] = {
+        "GROUP": num_heads // num_kv_heads, "TILES": plan.tiles, "SPLIT": plan.split,
+        "LOG_SMALLEST": plan.smallest.bit_length() - 1, "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m,
+        "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h, "ONE_QUERY": num_queries == 1,
+        "HAS_SOFTCAP": softcap is not None, "HAS_SINKS": sinks is not None, "HAS_MASK": mask is not None,
+        "HAS_LSE": lse is not None, "FUSED": f is not None, "HAS_FINISHED": finished is not None,
+        "HAS_BIAS": f is not None and f.bias is not None, "HAS_QKV_SCALE": f is not None and f.qkv_out_scale is not None,
+        "INTERLEAVED": f is not None and f.interleaved, "HAS_SHIFT": f is not None and f.out_shift is not None,
+        "HAS_SMOOTH": f is not None and f.out_smooth is not None, "QUANTISED": out.dtype is torch.int8,
+        "HALF_AWAY": f is not None and f.half_away, "ROWS": plan.rows_looked_at(rows), "MANY": many,
+        "WIDE": rows * capacity >= 1 << 31, "UNROLL": plan.unroll, "PDL": pdl,
+    }  # fmt: skip
+    tensors = {name: seq_lens if tensor is None else tensor for name, tensor in tensors.items()}
+    if streams:
+        from onewave.ops.decode_attention import gluon_impl
+
+        del constants["MANY"]
+        gluon_impl.launch_stream(plan, rows, k_cache, v_cache, block_table, {**tensors, **numbers, **constants})
+        return
+    packed = k_cache.ndim == 5
     # Only a program with several rows has one to ask for.
     at_once = keys_at_once(k_cache, v_cache, block_table) if pdl and rows > 1 and not many else 0
-    arrived = counters(out.device, rows * num_kv_heads * plan.tiles) if shared else seq_lens
-
-    def given(tensor: Tensor | None) -> Tensor:
-        return unused if tensor is None else tensor
-
-    shares = plan.shares(rows, num_sms(out.device))
-    split_kv_kernel[(shares, num_kv_heads * plan.tiles)](
-        given(q), k_cache, v_cache, seq_lens, given(finished), given(block_table), given(k_scale), given(v_scale),
-        given(sinks), given(mask), given(f and f.qkv), given(f and f.bias), given(f and f.qkv_out_scale), given(rotary),
-        given(f and f.out_shift), given(f and f.out_smooth), out, given(lse), room, stats, arrived,
-        num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, plan.max_splits,
-        rows, NO_WINDOW if window is None else min(window, NO_WINDOW), plan.target,
-        0 if rotary is None else rotary.shape[1] // 2,
-        (head_dim**-0.5 if scale is None else scale) * LOG2E, 0.0 if softcap is None else softcap * LOG2E,
-        1.0 if f is None or f.out_scale is None else f.out_scale, 0.0 if f is None else f.max_bound,
-        0.0 if f is None else f.min_bound,
-        *stride_q, *out.stride()[:3],
-        k_cache.stride(0), k_cache.stride(1), k_cache.stride(3 if packed else 2), k_cache.stride(2) if packed else 0,
-        v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
-        0 if mask is None else mask.stride(0), 0 if mask is None or mask.shape[1] == 1 else mask.stride(1),
-        0 if block_table is None else block_table.stride(0),
-        GROUP=num_heads // num_kv_heads, TILES=plan.tiles, SPLIT=plan.split,
-        LOG_SMALLEST=plan.smallest.bit_length() - 1, DOUBLINGS=plan.doublings,
-        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=plan.block_d, BLOCK_H=plan.block_h,
-        NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1],
-        PAGING=_paging(plan, block_table, block_size), ONE_QUERY=num_queries == 1,
-        KV_SCALES=k_scale is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
-        HAS_MASK=mask is not None, HAS_LSE=lse is not None, FUSED=f is not None, HAS_FINISHED=finished is not None,
-        HAS_BIAS=f is not None and f.bias is not None, HAS_QKV_SCALE=f is not None and f.qkv_out_scale is not None,
-        INTERLEAVED=f is not None and f.interleaved, HAS_SHIFT=f is not None and f.out_shift is not None,
-        HAS_SMOOTH=f is not None and f.out_smooth is not None, QUANTISED=out.dtype is torch.int8,
-        HALF_AWAY=f is not None and f.half_away, ROWS=plan.rows_looked_at(rows),
-        MANY=many, WIDE=rows * capacity >= 1 << 31, NARROW=narrow(k_cache, v_cache), UNROLL=plan.unroll,
-        TRIGGER=plan.trigger, AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once, PDL=pdl,
+    split_kv_kernel[(plan.shares(rows, num_sms(out.device)), num_kv_heads * plan.tiles)](
+        **{f"{name}_ptr": tensor for name, tensor in tensors.items()}, **numbers, **constants,
+        k_ptr=k_cache, v_ptr=v_cache, k_scale_ptr=seq_lens if k_scale is None else k_scale,
+        v_scale_ptr=seq_lens if v_scale is None else v_scale,
+        stride_k_block=k_cache.stride(0), stride_k_head=k_cache.stride(1),
+        stride_k_key=k_cache.stride(3 if packed else 2), stride_k_chunk=k_cache.stride(2) if packed else 0,
+        stride_v_block=v_cache.stride(0), stride_v_head=v_cache.stride(1), stride_v_key=v_cache.stride(2),
+        NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1], PAGING=_paging(plan, block_table, block_size),
+        KV_SCALES=k_scale is not None, NARROW=narrow(k_cache, v_cache), TRIGGER=plan.trigger,
+        AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once,
         # Told that it may, ptxas uses more registers, and schedules loads earlier, without leaving any out of them.
         num_warps=plan.num_warps, maxnreg=MOST_REGISTERS, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip

@@ -1,0 +1,71 @@
+"""Launches stream_impl's kernel: describes a cache's keys and values to TMA, and says how many programs share them."""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from onewave.ops.backends import num_sms
+from onewave.ops.decode_attention.plan import DecodePlan
+from onewave.ops.decode_attention.stream_impl import stream_kernel
+from onewave.ops.decode_attention.stream_plan import stream_tile
+
+__all__ = ["launch_stream", "undescribable"]
+
+# Columns in which swizzled shared memory repeats.
+_ACROSS = 64
+_ALIGNED_BYTES = 16
+_MOST_STRIDE = 1 << 39
+
+
+def undescribable(*caches: Tensor) -> str | None:
+    """Why TMA can't address one of the caches, None if it can all."""
+    for cache in caches:
+        aligned = _ALIGNED_BYTES // cache.element_size()
+        steps = zip(cache.shape[:-1], cache.stride()[:-1], strict=True)
+        rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % aligned == 0) for n, step in steps)
+        if cache.data_ptr() % _ALIGNED_BYTES or not rows or not cache.numel():
+            return f"keys must lie at multiples of 16 bytes and not be expanded, not strides {tuple(cache.stride())}"
+    return None
+
+
+def launch_stream(
+    plan: DecodePlan, rows: int, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None, arguments: dict[str, Any]
+) -> None:
+    """Run the kernel on what stream_plan.refusal allows. arguments: those that split_kv_kernel has, too, by name."""
+    paging, page = 0, 0
+    if block_table is not None and block_table.shape[1] == 1:
+        paging = 1
+    elif block_table is not None and v_cache.shape[2] % plan.block_n == 0:
+        paging = 2
+    elif block_table is not None:
+        paging, page = 3, v_cache.shape[2]
+    tile = stream_tile(in_pieces=page > 0)
+    box = (page, _ACROSS) if page else (plan.block_n, plan.block_d)
+    stream_kernel[(plan.shares(rows, num_sms(k_cache.device)), k_cache.shape[1] * plan.tiles)](
+        _described(k_cache, *box), _described(v_cache, *box), **arguments, k=k_cache, v=v_cache,
+        stride_k_block=k_cache.stride(0), stride_k_head=k_cache.stride(1), stride_k_key=k_cache.stride(2),
+        stride_v_block=v_cache.stride(0), stride_v_head=v_cache.stride(1), stride_v_key=v_cache.stride(2),
+        PAGING=paging, PAGE=page, STAGES=tile.stages, FLIGHT=tile.flight, LOADER=tile.loader,
+        num_warps=4, maxnreg=tile.registers, launch_pdl=True,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def _layout() -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+
+
+def _described(cache: Tensor, keys: int, columns: int) -> TensorDescriptor:
+    """Descriptor of [blocks, kv_heads, block_size, head_dim] in boxes of keys x columns; zeros beyond its bounds."""
+    # An axis of one element may have any stride; the descriptor wants an aligned one.
+    strides = [columns if n == 1 else step for n, step in zip(cache.shape, cache.stride(), strict=True)]
+    strides[3] = 1
+    return TensorDescriptor(cache, list(cache.shape), strides, [1, 1, keys, columns], _layout())

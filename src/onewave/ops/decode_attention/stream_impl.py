@@ -1,0 +1,469 @@
+"""Split-KV decode attention on Hopper (sm_90), in Gluon: one warp streams keys and values, four others work on them.
+
+Work, splits, partial results and every rounding are those of split_kv_impl: a row gets the same bits from either
+kernel, so whoever chooses between them is free to. What differs is how the bytes come.
+
+loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
+                   each into one of STAGES places of shared memory as soon as it is free, with at most FLIGHT tiles under
+                   way. A new row, or the end of one, is nothing to it: the memory is never without a request.
+consume (4 warps)  for each tile: S^T = K q^T (m16n8k16, keys as the tall side) straight from the ring, the running
+                   maximum, P, and O^T = V^T P^T; at a split's and a row's end what split_kv_impl does there.
+
+K and V of a tile have a barrier each ("full"), so that scores do not wait for values; both are let go at once
+("empty"), as soon as the values are in registers. Keys that no query sees come along with their tile, whatever they
+hold: their scores are masked, and their values replaced by zeros in the tiles where there are any.
+
+Roofline: the bytes of keys and values, each read once.
+"""
+# ruff: noqa: RET505, SIM108
+# (What is decided by a constant must stay a statement of its own.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
+# pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false, reportOperatorIssue=false
+# (Triton ships no type information.)
+
+# No deferred annotations: an aggregate reads the types of its fields.
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.extra import cuda
+
+from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
+from onewave.ops.decode_attention.projection_impl import projected, rotated, row_loads
+from onewave.ops.decode_attention.shares_impl import (
+    listed_keys,
+    part_of_list,
+    part_of_row,
+    row_lengths,
+    row_starts,
+    rows_of_share,
+    start_of_row,
+)
+from onewave.ops.decode_attention.stream_parts_impl import Call
+
+__all__ = ["stream_kernel"]
+
+_LOG2E = gl.constexpr(1.4426950408889634)
+_PREFETCH = gl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
+_BEYOND = gl.constexpr(1 << 30)
+# Columns in which swizzled shared memory repeats.
+_ACROSS = gl.constexpr(64)
+_NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
+
+
+@gluon.jit
+def next_place(slot, phase, STAGES: gl.constexpr):
+    wraps = slot == STAGES - 1
+    return gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def ask_for_descriptor(tiles, buffer, landed):
+    """Make TMA fetch a descriptor, before there is anything to do: by a copy from beyond its bounds, all zeros."""
+    KEYS: gl.constexpr = tiles.block_shape[2]
+    COLUMNS: gl.constexpr = tiles.block_shape[3]
+    mbarrier.expect(landed, KEYS * COLUMNS * 2)
+    box = buffer._reinterpret(tiles.dtype, tiles.block_shape, tiles.layout)
+    tma.async_copy_global_to_shared(tiles, [0, 0, _BEYOND, 0], landed, box)
+
+
+@gluon.jit
+def fetch(c, tiles, block, kv_head, key, buffer, full):
+    """Have TMA bring BLOCK_N keys (or values) of a block, from `key` on, into buffer, and tell the barrier full."""
+    mbarrier.expect(full, c.BLOCK_N * c.BLOCK_D * 2)
+    tma.async_copy_global_to_shared(tiles, [block, kv_head, key, 0], full, boxed(buffer, tiles))
+
+
+@gluon.jit
+def fetch_pages(c, tiles, pages, kv_head, buffer, full):
+    """The same from whole pages of PAGE keys, in pieces of _ACROSS columns, each to where the whole tile has it."""
+    mbarrier.expect(full, c.BLOCK_N * c.BLOCK_D * 2)
+    PIECES: gl.constexpr = c.BLOCK_N // c.PAGE
+    pieces = buffer._reinterpret(tiles.dtype, [c.BLOCK_D // _ACROSS * PIECES, c.PAGE, _ACROSS], buffer.layout)
+    for piece in gl.static_range(PIECES):
+        for across in gl.static_range(c.BLOCK_D // _ACROSS):
+            to = boxed(pieces.index(across * PIECES + piece), tiles)
+            tma.async_copy_global_to_shared(tiles, [pages[piece], kv_head, 0, across * _ACROSS], full, to)
+
+
+@gluon.jit
+def pages_of_tile(c, row, start, first_key, end):
+    """The blocks of a row's keys from `start` on: one of each PAGE keys, 0 for those of which no key is seen."""
+    pages = ()
+    for piece in gl.static_range(c.BLOCK_N // c.PAGE):
+        key = start + piece * c.PAGE
+        seen = (key < end) & (key + c.PAGE > first_key)
+        pages += (gl.load(c.table + row.to(gl.int64) * c.stride_table + key // c.PAGE, mask=seen, other=0).to(gl.int32),)
+    return pages
+
+
+@gluon.jit
+def load_tiles(c, first_row, last_row, first_at, first_length, share_begin, share_end, kv_head):
+    """The loader: see the top of this file."""
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    slot = 0
+    phase = 1
+    behind = 0
+    behind_phase = 0
+    issued = 0
+    row_at = first_at
+    mbarrier.wait(c.k_full.index(c.STAGES), 0)
+    mbarrier.wait(c.v_full.index(c.STAGES), 0)
+    for row in tl.range(first_row, last_row + 1, disable_licm=True):
+        length = first_length
+        if c.ROWS > 1:
+            length = row_lengths(c.lengths, c.finished, row.to(gl.int64), row >= 0, extra, c.capacity, c.HAS_FINISHED)
+        first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
+            row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
+            c.target, c.BLOCK_N, False,
+        )  # fmt: skip
+        row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+        end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+        block = row
+        if c.PAGING == 1:
+            block = gl.load(c.table + row.to(gl.int64) * c.stride_table).to(gl.int32)
+        for start in range(begin, end, c.BLOCK_N):
+            if c.PDL:
+                if (row == last_row) & (start + c.BLOCK_N >= end):
+                    cuda.gdc_launch_dependents()
+            key = start
+            if c.PAGING == 2:
+                block = gl.load(c.table + row.to(gl.int64) * c.stride_table + start // c.block_size).to(gl.int32)
+                key = start % c.block_size
+            if c.PAGING == 3:
+                pages = pages_of_tile(c, row, start, first_key, end)
+            mbarrier.wait(c.empty.index(slot), phase)
+            if c.FLIGHT < c.STAGES:
+                if issued >= c.FLIGHT:
+                    mbarrier.wait(c.v_full.index(behind), behind_phase)
+                    behind, behind_phase = next_place(behind, behind_phase, c.STAGES)
+                issued += 1
+            if c.PAGING == 3:
+                fetch_pages(c, c.k_tiles, pages, kv_head, c.k_ring.index(slot), c.k_full.index(slot))
+                fetch_pages(c, c.v_tiles, pages, kv_head, c.v_ring.index(slot), c.v_full.index(slot))
+            else:
+                fetch(c, c.k_tiles, block, kv_head, key, c.k_ring.index(slot), c.k_full.index(slot))
+                fetch(c, c.v_tiles, block, kv_head, key, c.v_ring.index(slot), c.v_full.index(slot))
+            slot, phase = next_place(slot, phase, c.STAGES)
+
+
+@gluon.jit
+def boxed(buffer, descriptor):
+    """buffer [rows, columns] as a box of a descriptor."""
+    return buffer._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
+
+
+@gluon.jit
+def consume(c, first_row, last_row, first_at, first_length, share_begin, share_end, head_tile):
+    """The four warps that work: see the top of this file."""
+    BLOCK_M: gl.constexpr = c.BLOCK_M
+    BLOCK_N: gl.constexpr = c.BLOCK_N
+    BLOCK_D: gl.constexpr = c.BLOCK_D
+    BLOCK_H: gl.constexpr = c.BLOCK_H
+    PER_LANE: gl.constexpr = 8
+    ACROSS: gl.constexpr = BLOCK_D // PER_LANE
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    # Rows of queries and of outputs, 16 bytes a thread.
+    ROWS_OF: gl.constexpr = gl.BlockedLayout([1, PER_LANE], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
+    # Outputs of partial results, 16 bytes a thread, turned.
+    PARTS: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
+    # The warps' maxima, each thread all four of its columns.
+    OF_WARPS: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [1, 0], [2, 0]], lane_bases=[[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]],
+        warp_bases=[[0, 0], [0, 0]], block_bases=[], shape=[4, BLOCK_M],
+    )  # fmt: skip
+    OF_KEY: gl.constexpr = gl.SliceLayout(1, MMA)
+    OF_ROW: gl.constexpr = gl.SliceLayout(0, MMA)
+    DTYPE: gl.constexpr = c.k_tiles.dtype
+    extra: gl.constexpr = 1 if c.FUSED else 0
+
+    head_tiles = gl.num_programs(1)
+    tile_rows = c.GROUP * c.num_queries
+    kv_head, tile = head_tile // c.TILES, head_tile % c.TILES
+    member = tile * BLOCK_M + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, ROWS_OF))
+    head, query = kv_head * c.GROUP + member % c.GROUP, member // c.GROUP
+    dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, ROWS_OF))
+    in_head = dim < c.head_dim
+    inside = (member < tile_rows)[:, None] & in_head[None, :]
+    slots = gl.arange(0, BLOCK_M, layout=OF_ROW)
+    mine = tile * BLOCK_M + slots
+    lane = gl.arange(0, BLOCK_N, layout=OF_KEY)
+    lane_of_values = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LEFT))
+    score_scale, v_scale = c.scale_log2, 1.0
+    nothing = gl.full([BLOCK_M], _NEGATIVE_INFINITY, gl.float32, OF_ROW)
+    none_of = gl.zeros([BLOCK_M], gl.float32, OF_ROW)
+    one_each = none_of + 1.0
+    of_head = (kv_head * c.GROUP + mine % c.GROUP).to(gl.int64)
+    nowhere = gl.zeros([BLOCK_D, BLOCK_M], gl.float32, MMA)
+
+    place = 0
+    phase = 0
+    row_at = first_at
+    for row in tl.range(first_row, last_row + 1, disable_licm=True):
+        row64 = row.to(gl.int64)
+        length = first_length
+        if c.ROWS > 1:
+            length = row_lengths(c.lengths, c.finished, row64, row >= 0, extra, c.capacity, c.HAS_FINISHED)
+        loads = row_loads(
+            c.q, c.qkv, c.bias, c.qkv_scale, c.rotary, row64, head, query, kv_head, dim, inside, in_head, c.num_heads,
+            c.num_kv_heads, c.head_dim, c.half, c.stride_q_row, c.stride_q_head, c.stride_q_query, c.FUSED, c.HAS_BIAS,
+            c.HAS_QKV_SCALE, c.INTERLEAVED,
+        )  # fmt: skip
+        first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
+            row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
+            c.target, BLOCK_N, False,
+        )  # fmt: skip
+        row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+        some = split <= last_here
+        whole = (split == first_split) & (last_here == last_split)
+        splits_here = last_here - split + 1
+        partials = (row64 * head_tiles + head_tile) * c.max_splits - first_split
+        end_cached = length - extra
+        limit = length - (c.num_queries - 1) + mine // c.GROUP
+        end = gl.where(some, gl.minimum((last_here + 1) * size, end_cached), begin)
+        next_begin = (split + 1) * size
+        q = loads[0]
+        if c.FUSED:
+            block = row64
+            if c.PAGING == 1:
+                block = gl.load(c.table + row64 * c.stride_table).to(gl.int64)
+            q = rotated(q, dim[None, :], c.half, c.HAS_BIAS, c.HAS_QKV_SCALE, c.INTERLEAVED).to(DTYPE)
+            k_new = rotated(loads[1], dim, c.half, c.HAS_BIAS, c.HAS_QKV_SCALE, c.INTERLEAVED).to(DTYPE)
+            v_new = projected(loads[2][0], loads[2][1], loads[2][2], c.HAS_BIAS, c.HAS_QKV_SCALE)
+            has_new = some & (last_here == last_split)
+            v_new = gl.where(has_new, v_new, 0.0)
+            if has_new & (tile == 0):
+                new_k = c.k + (block * c.stride_k_block + kv_head.to(gl.int64) * c.stride_k_head)
+                new_v = c.v + (block * c.stride_v_block + kv_head.to(gl.int64) * c.stride_v_head)
+                gl.store(new_k + end_cached.to(gl.int64) * c.stride_k_key + dim, k_new, mask=in_head)
+                gl.store(new_v + end_cached.to(gl.int64) * c.stride_v_key + dim, v_new.to(DTYPE), mask=in_head)
+            # In the layout in which split_kv_kernel adds: the order decides the last bit.
+            ADDED: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 4], [0, 1])
+            q_added = gl.convert_layout(q, ADDED).to(gl.float32)
+            k_added = gl.convert_layout(k_new, gl.SliceLayout(0, ADDED)).to(gl.float32)
+            new_score = gl.convert_layout(gl.sum(q_added * k_added[None, :], axis=1), OF_ROW) * score_scale
+            if c.HAS_MASK:
+                new_mask = c.mask + (row64 * c.stride_mask_row + end_cached) + of_head * c.stride_mask_head
+                new_added = gl.load(new_mask, mask=(mine < tile_rows) & has_new, other=0.0).to(gl.float32)
+                new_score = gl.fma(new_added, one_each * _LOG2E, new_score)
+        q_t = gl.convert_layout(gl.permute(q, (1, 0)), RIGHT)
+
+        whole_top, whole_total, whole_acc = nothing, none_of, nowhere
+        top, acc = nothing, nowhere
+        sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
+        for start in range(begin, end, BLOCK_N):
+            key = start + lane
+            present = (key >= first_key) & (key < end)
+            if c.HAS_MASK:
+                mask_at = row64 * c.stride_mask_row + (of_head * c.stride_mask_head)[None, :] + key[:, None]
+                added = gl.load(c.mask + mask_at, mask=(mine < tile_rows)[None, :] & present[:, None], other=0.0)
+            mbarrier.wait(c.k_full.index(place), phase)
+            k = c.k_ring.index(place).load(LEFT)
+            scores = mma_v2(k, q_t, gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)) * score_scale
+            mbarrier.wait(c.v_full.index(place), phase)
+            v_t = c.v_ring.index(place).permute((1, 0)).load(LEFT)
+            if c.HAS_SOFTCAP:
+                scores = c.softcap * (1.0 - 2.0 / (gl.exp2(scores / c.softcap * (2.0 * _LOG2E)) + 1.0))
+            if c.HAS_MASK:
+                every_one, _ = gl.broadcast((one_each * _LOG2E)[None, :], scores)
+                scores = gl.fma(added.to(gl.float32), every_one, scores)
+            visible = present[:, None]
+            if not c.ONE_QUERY:  # each sees one key more than the one before
+                visible = visible & (key[:, None] < limit[None, :]) & (key[:, None] >= (limit - c.window)[None, :])
+            scores = gl.where(visible, scores, _NEGATIVE_INFINITY)
+            of_warp = gl.max(gl.max(gl.reshape(scores, [BLOCK_N // 64, 4, 16, BLOCK_M]), axis=2), axis=0)
+            c.tops.store(of_warp)
+            gl.thread_barrier()
+            highest = gl.max(c.tops.load(OF_WARPS), axis=0)
+            highest = gl.maximum(top, gl.convert_layout(highest, OF_ROW, assert_trivial=True))
+            finite = gl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
+            weight = gl.exp2(scores - finite[None, :])
+            keep = gl.exp2(top - finite)
+            every_keep, sums = gl.broadcast(keep[None, :], sums)
+            sums = gl.fma(sums, every_keep, weight)
+            if (start + BLOCK_N > end) | (start < first_key):
+                at = start + lane_of_values
+                v_t = gl.where(((at >= first_key) & (at < end))[None, :], v_t, 0.0)
+            c.weights.store(weight.to(DTYPE))
+            gl.thread_barrier()
+            # All have read the tile.
+            mbarrier.arrive(c.empty.index(place), count=1)
+            p = c.weights.load(RIGHT)
+            acc = mma_v2(v_t, p, acc * keep[None, :])
+            top = highest
+            place, phase = next_place(place, phase, c.STAGES)
+            if (start + BLOCK_N >= next_begin) & (split < last_here):
+                acc, total = acc * v_scale, gl.sum(sums, axis=0)
+                if whole:
+                    whole_top, whole_total, whole_acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
+                else:
+                    dims = gl.arange(0, BLOCK_D, layout=OF_KEY)
+                    store_partial(
+                        c.part, c.stats, partials + split, top, total, acc, slots, dims, BLOCK_H, BLOCK_D
+                    )  # fmt: skip
+                top, acc = nothing, nowhere
+                sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
+                split += 1
+                next_begin += size
+
+        total = gl.sum(sums, axis=0)
+        if c.FUSED:
+            highest = gl.maximum(top, gl.where(has_new, new_score, _NEGATIVE_INFINITY))
+            finite = gl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
+            weight = gl.where(has_new, gl.exp2(new_score - finite), 0.0)
+            keep = gl.exp2(top - finite)
+            total = gl.fma(total, keep, weight)
+            rounded = weight.to(DTYPE).to(gl.float32)
+            new = gl.convert_layout(v_new.to(DTYPE).to(gl.float32), OF_KEY)
+            every_keep, acc = gl.broadcast(keep[None, :], acc)
+            acc = gl.fma(acc, every_keep, new[:, None] * rounded[None, :])
+            top = highest
+        acc *= v_scale
+        if some:
+            if whole:
+                top, total, acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
+                finish(
+                    gl.convert_layout(gl.permute(acc, (1, 0)), ROWS_OF),
+                    gl.convert_layout(top, gl.SliceLayout(1, ROWS_OF)),
+                    gl.convert_layout(total, gl.SliceLayout(1, ROWS_OF)), row64, head, query, dim, inside, c.out, c.lse,
+                    c.sinks, c.shift, c.smooth, c.stride_out_row, c.stride_out_head, c.stride_out_query, c.num_heads,
+                    c.num_queries, c.head_dim, c.out_scale, c.max_bound, c.min_bound, c.HAS_SINKS, c.HAS_LSE,
+                    c.HAS_SHIFT, c.HAS_SMOOTH, c.QUANTISED, c.HALF_AWAY,
+                )  # fmt: skip
+            else:
+                dims = gl.arange(0, BLOCK_D, layout=OF_KEY)
+                store_partial(c.part, c.stats, partials + split, top, total, acc, slots, dims, BLOCK_H, BLOCK_D)
+                count = last_split - first_split + 1
+                arrived_ptr = c.counters + row64 * head_tiles + head_tile
+                gl.thread_barrier()  # one thread counts for all
+                arrived = gl.atomic_add(arrived_ptr, splits_here, sem="acq_rel", scope="gpu") + splits_here
+                if arrived == count:
+                    gl.store(arrived_ptr, 0)  # for the next launch
+                    slot = gl.arange(0, BLOCK_H, layout=gl.SliceLayout(0, PARTS))
+                    slot_dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(1, PARTS))
+                    all_top, all_total, all_acc = merged(
+                        c.part, c.stats, partials + first_split, slot, slot_dim, count, BLOCK_H, BLOCK_D, c.UNROLL
+                    )
+                    TURNED: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+                    kept = tile * BLOCK_M + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(1, TURNED))
+                    kept_dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, TURNED))
+                    kept_in = (kept < tile_rows)[:, None] & (kept_dim < c.head_dim)[None, :]
+                    finish(
+                        gl.convert_layout(gl.permute(all_acc, (1, 0)), TURNED),
+                        gl.convert_layout(all_top, gl.SliceLayout(1, TURNED)),
+                        gl.convert_layout(all_total, gl.SliceLayout(1, TURNED)), row64,
+                        kv_head * c.GROUP + kept % c.GROUP, kept // c.GROUP, kept_dim, kept_in, c.out, c.lse, c.sinks,
+                        c.shift, c.smooth, c.stride_out_row, c.stride_out_head, c.stride_out_query, c.num_heads,
+                        c.num_queries, c.head_dim, c.out_scale, c.max_bound, c.min_bound, c.HAS_SINKS, c.HAS_LSE,
+                        c.HAS_SHIFT, c.HAS_SMOOTH, c.QUANTISED, c.HALF_AWAY,
+                    )  # fmt: skip
+
+
+@gluon.jit
+def run(
+    c, first_row, last_row, first_at, first_length, share_begin, share_end, head_tile, LOADER: gl.constexpr
+):  # fmt: skip
+    """Start both partitions. first_at: where first_row begins in the list of all keys; first_length: if ROWS is 1."""
+    gl.warp_specialize(
+        [
+            (consume, (c, first_row, last_row, first_at, first_length, share_begin, share_end, head_tile)),
+            (
+                load_tiles,
+                (c, first_row, last_row, first_at, first_length, share_begin, share_end, head_tile // c.TILES),
+            ),
+        ],
+        [1],
+        [LOADER],
+    )
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "num_rows", "num_queries", "num_heads", "num_kv_heads", "head_dim", "capacity", "block_size",
+        "max_splits", "window", "target", "half", "stride_table",
+    ]
+)  # fmt: skip
+def stream_kernel(
+    k_tiles, v_tiles, num_rows, lengths, finished, table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift,
+    smooth, out, lse, part, stats, counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size,
+    max_splits, window, target, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row,
+    stride_q_head, stride_q_query, stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head,
+    stride_k_key, stride_v_block, stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table,
+    GROUP: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr, LOG_SMALLEST: gl.constexpr,
+    DOUBLINGS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
+    BLOCK_H: gl.constexpr, STAGES: gl.constexpr, FLIGHT: gl.constexpr, PAGING: gl.constexpr,
+    PAGE: gl.constexpr, ONE_QUERY: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_MASK: gl.constexpr,
+    HAS_LSE: gl.constexpr, FUSED: gl.constexpr, HAS_FINISHED: gl.constexpr, HAS_BIAS: gl.constexpr,
+    HAS_QKV_SCALE: gl.constexpr, INTERLEAVED: gl.constexpr, HAS_SHIFT: gl.constexpr, HAS_SMOOTH: gl.constexpr,
+    QUANTISED: gl.constexpr, HALF_AWAY: gl.constexpr, ROWS: gl.constexpr, PDL: gl.constexpr,
+    UNROLL: gl.constexpr, WIDE: gl.constexpr, LOADER: gl.constexpr,
+):  # fmt: skip
+    """One program: see the top of this file. Arguments and constants as split_kv_kernel's of the same names (less _ptr).
+
+    k_tiles, v_tiles: descriptors [blocks, kv_heads, block_size, head_dim] of boxes [1, 1, BLOCK_N, BLOCK_D]; STAGES,
+    FLIGHT: see the top; LOADER: registers of a loading thread.
+    """
+    share, head_tile = gl.program_id(0), gl.program_id(1)
+    RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    k_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)
+    v_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)
+    # One barrier more: of the copies that only make TMA fetch its descriptors.
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    tops = gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    weights = gl.allocate_shared_memory(k_tiles.dtype, [BLOCK_N, BLOCK_M], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
+    for i in gl.static_range(STAGES):
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(STAGES + 1):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    ask_for_descriptor(k_tiles, k_ring.index(0), k_full.index(STAGES))
+    ask_for_descriptor(v_tiles, v_ring.index(0), v_full.index(STAGES))
+    extra: gl.constexpr = 1 if FUSED else 0
+    # Every warp has all rows: no sum over them crosses warps.
+    LIST: gl.constexpr = gl.BlockedLayout([max(1, ROWS // 32)], [32], [gl.num_warps()], [0])
+    if PDL:
+        # Whoever writes the lengths may still do so: they are brought near, not read.
+        gl.inline_asm_elementwise(
+            _PREFETCH, "=r,l", [(lengths + gl.minimum(gl.arange(0, ROWS, layout=LIST), num_rows - 1)).to(gl.int64)],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        cuda.gdc_wait()
+    if ROWS == 1:
+        length = row_lengths(lengths, finished, gl.to_tensor(0), True, extra, capacity, HAS_FINISHED)
+        first_row = 0 * share
+        last_row = first_row
+        first_at = first_row
+        keys = listed_keys(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
+        share_begin, share_end = part_of_list(share, gl.num_programs(0), keys)
+    else:
+        rows = gl.arange(0, ROWS, layout=LIST)
+        starts, ends = row_starts(
+            lengths, finished, num_rows, extra, capacity, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target,
+            rows, WIDE, HAS_FINISHED,
+        )  # fmt: skip
+        first_row, last_row, share_begin, share_end = rows_of_share(share, gl.num_programs(0), starts, ends)
+        first_at = start_of_row(first_row, rows, starts)
+        length = first_row
+    # Not assigned to a name first: constants would become values.
+    run(Call(
+        k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, tops, weights, lengths, finished, table, sinks,
+        mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats, counters, num_queries,
+        num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window, target, half, scale_log2,
+        softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query, stride_out_row,
+        stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key, stride_v_block,
+        stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP, TILES, SPLIT,
+        LOG_SMALLEST, DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY, HAS_SOFTCAP,
+        HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT,
+        HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, PDL, UNROLL,
+    ), first_row, last_row, first_at, length, share_begin, share_end, head_tile, LOADER)  # fmt: skip

@@ -1,0 +1,68 @@
+"""What Hopper's decode kernel (stream_impl) takes, and how much it keeps under way: plain arithmetic on shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan
+
+__all__ = ["StreamCall", "StreamTile", "refusal", "stream_tile"]
+
+_DTYPES = ("float16", "bfloat16")
+_HEAD_DIMS = (64, 128)
+# TMA's boxes of pages have whole rows of the 128-byte pattern in which shared memory repeats.
+_SMALLEST_PAGE = 8
+
+
+@dataclass(frozen=True)
+class StreamCall:
+    """What decides. dtype, kv_dtype: of the queries and of the cache, without "torch."; packed: K's layout.
+
+    block_size: keys of a block, and paged: whether a row has several. strides: why TMA can't address the cache.
+    """
+
+    capability: tuple[int, int]
+    rows: int
+    dtype: str
+    kv_dtype: str
+    packed: bool
+    block_size: int
+    paged: bool
+    strides: str | None = None
+
+
+@dataclass(frozen=True)
+class StreamTile:
+    """stages: places in shared memory; flight: tiles under way; registers: of a thread at the start; loader: of one of
+    the loading warp's."""
+
+    stages: int
+    flight: int
+    registers: int = 128
+    loader: int = 24
+
+
+def stream_tile(*, in_pieces: bool) -> StreamTile:
+    """The kernel's constants. in_pieces: tiles are put together from several pages."""
+    return StreamTile(3, 3, loader=40 if in_pieces else 24)
+
+
+def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
+    """Why stream_impl does not take a call, None if it does."""
+    if call.capability[0] != 9:
+        return f"sm_{call.capability[0]}{call.capability[1]}: needs sm_90"
+    if call.dtype not in _DTYPES or call.kv_dtype != call.dtype:
+        return f"queries in {call.dtype} and a cache in {call.kv_dtype}: needs both in the same 16 bits"
+    if call.packed:
+        return "packed keys: needs [.., capacity, head_dim]"
+    if plan.block_d not in _HEAD_DIMS:
+        return f"head_dim padded to {plan.block_d}: needs 33 to 128"
+    if plan.block_m > 8:
+        return f"{plan.block_m} query rows a KV head: takes up to 8"
+    if call.rows > MOST_ROWS_LOOKED_AT:
+        return f"{call.rows} rows: takes up to {MOST_ROWS_LOOKED_AT}, whose lengths a program looks at"
+    if call.paged and plan.block_n % call.block_size and call.block_size % plan.block_n:
+        return f"pages of {call.block_size}: needs multiples or divisors of {plan.block_n} keys"
+    if call.paged and call.block_size < _SMALLEST_PAGE:
+        return f"pages of {call.block_size}: needs at least {_SMALLEST_PAGE} keys"
+    return call.strides

@@ -1,0 +1,163 @@
+"""Hopper's decode kernel, its own source executed in NumPy with the very arguments that a card would get.
+
+What a card adds is checked there (tests/gpu/test_decode_stream_gpu.py). Whatever must not be read holds NaN.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.ops.decode_attention import (
+    gluon_impl,
+    merge_impl,
+    plan,
+    projection_impl,
+    shares_impl,
+    stream_impl,
+    stream_parts_impl,
+    triton_impl,
+)
+from onewave.ops.decode_attention.reference import decode_attention as reference
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from gluon_in_numpy import Boxes, Memory, Pointer, launch
+
+MODULES = (merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_impl)
+OPTIONS = {"num_warps", "maxnreg", "launch_pdl"}
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+class Card:
+    """Runs the kernel in NumPy: copies its tensors in, and those that it may write out again."""
+
+    def __init__(self, delays: Callable[[], None] = lambda: None):
+        self.delays = delays
+        self.grids: list[tuple[int, int]] = []
+
+    def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+        def run(*positional: Any, **named: Any) -> None:
+            self.grids.append(grid)
+            given = dict(zip(stream_impl.stream_kernel.arg_names, positional, strict=False)) | named
+            memory, copies = Memory(1 << 25), {}
+
+            def place(tensor: Tensor) -> Pointer:
+                whole = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+                if whole.data_ptr() not in copies:
+                    copies[whole.data_ptr()] = (memory.put(whole.numpy()), whole)
+                return copies[whole.data_ptr()][0] + tensor.storage_offset()
+
+            def made(value: Any) -> Any:
+                if isinstance(value, Tensor):
+                    return place(value)
+                if hasattr(value, "block_shape"):
+                    return Boxes(memory, place(value.base), value.shape, value.strides, list(value.block_shape))
+                return value
+
+            arguments = {name: made(value) for name, value in given.items() if name not in OPTIONS}
+            assert set(arguments) == set(stream_impl.stream_kernel.arg_names)
+            launch(memory, grid, arguments, self.delays, modules=MODULES, name="stream_kernel")
+            for pointer, tensor in copies.values():
+                tensor.copy_(torch.from_numpy(memory.get(pointer, tuple(tensor.shape))))
+
+        return run
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    card = Card()
+    monkeypatch.setattr(gluon_impl, "stream_kernel", card)
+    # So that several programs have a row, and one program several rows.
+    monkeypatch.setattr(gluon_impl, "num_sms", lambda device: 6)
+    return card
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:3], 7.0)
+    names = ("block_table", "k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
+    given = {name: options.get(name) for name in names}
+    triton_impl.launch(out, lse, q, k, v, lengths, fused=None, streams=True, **given)
+    return out, lse
+
+
+def case(lengths: list[int], heads: int = 4, dim: int = 64, queries: int = 1, capacity: int = 520) -> Any:
+    q, k, v = randn(len(lengths), heads, queries, dim, seed=1), *(
+        randn(len(lengths), 2, capacity, dim, seed=seed) for seed in (2, 3)
+    )
+    for row, length in enumerate(lengths):
+        k[row, :, max(0, length) :] = v[row, :, max(0, length) :] = float("nan")
+    return q, k, v, torch.tensor(lengths, dtype=torch.int32)
+
+
+def check(found: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any) -> None:
+    options.pop("split_size", None)
+    right, right_lse = reference(q.double(), k.double(), v.double(), lengths, **options)
+    kept = lengths >= 0
+    torch.testing.assert_close(found[0][kept].double(), right[kept], atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(found[1][kept].double(), right_lse[kept].double(), atol=2e-3, rtol=1e-3)
+    assert (found[0][~kept] == 7).all()
+
+
+@pytest.mark.parametrize("dim", [64, 128, 80])
+def test_any_lengths_give_the_reference(dim: int, card: Card) -> None:
+    operands = case([1, 0, 63, 64, 65, -1, 520, 300, 129], dim=dim)
+    check(attend(*operands), *operands)
+    assert card.grids[0][0] > 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 64, 513])
+def test_one_row(length: int, card: Card) -> None:
+    operands = case([length])
+    check(attend(*operands), *operands)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 70}, {"softcap": 3.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"split_size": 256}, {"scale": 0.3}],
+    ids=lambda given: next(iter(given)),
+)
+def test_masks_and_splits(options: dict[str, Any], card: Card) -> None:
+    operands = case([300, 5, 520], queries=2)
+    check(attend(*operands, **options), *operands, **options)
+
+
+@pytest.mark.parametrize("size", [16, 64, 130, 260])
+def test_pages_bring_the_same_bits(size: int, card: Card) -> None:
+    """130 and 260: one block a row, and pages that no tile divides are refused elsewhere."""
+    lengths = [1, 17, 130, 128, 0, 64]
+    q, k, v, seq_lens = case(lengths, capacity=-(-130 // size) * size)
+    blocks = k.shape[2] // size
+    order = torch.randperm(len(lengths) * blocks, generator=torch.Generator().manual_seed(3))
+    table = order.view(len(lengths), blocks).to(torch.int32)
+    paged = []
+    for cache in (k, v):
+        pages = torch.full((table.numel() + 1, 2, size, 64), float("nan"), dtype=torch.float16)
+        pages[order] = cache.unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
+        paged.append(pages)
+    for row, length in enumerate(lengths):
+        table[row, max(1, -(-length // size)) :] = -7
+    found = attend(q, *paged, seq_lens, block_table=table)
+    assert torch.equal(found[0], attend(q, k, v, seq_lens)[0])
+    check(found, q, k, v, seq_lens)
+
+
+def test_a_rows_bits_do_not_depend_on_its_batch(card: Card) -> None:
+    q, k, v, lengths = case([300, 5, 64, 520, 0, 130], dim=128)
+    out, lse = attend(q, k, v, lengths)
+    for row in range(len(lengths)):
+        pick = slice(row, row + 1)
+        alone, alone_lse = attend(q[pick], k[pick], v[pick], lengths[pick])
+        assert torch.equal(alone[0], out[row])
+        assert torch.equal(alone_lse[0], lse[row])
