@@ -28,6 +28,8 @@ from onewave.ops.decode_attention import (
     triton_impl,
 )
 from onewave.ops.decode_attention.reference import decode_attention as reference
+from onewave.ops.masked_multihead_attention.reference import masked_multihead_attention as in_torch
+from onewave.ops.masked_multihead_attention.triton_impl import masked_multihead_attention as in_triton
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from gluon_in_numpy import Boxes, Memory, Pointer, launch
@@ -43,9 +45,9 @@ def randn(*shape: int, seed: int) -> Tensor:
 class Card:
     """Runs the kernel in NumPy: copies its tensors in, and those that it may write out again."""
 
-    def __init__(self, delays: Callable[[], None] = lambda: None):
-        self.delays = delays
+    def __init__(self) -> None:
         self.grids: list[tuple[int, int]] = []
+        self.pause: Callable[[], None] = lambda: None
 
     def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
         def run(*positional: Any, **named: Any) -> None:
@@ -68,7 +70,7 @@ class Card:
 
             arguments = {name: made(value) for name, value in given.items() if name not in OPTIONS}
             assert set(arguments) == set(stream_impl.stream_kernel.arg_names)
-            launch(memory, grid, arguments, self.delays, modules=MODULES, name="stream_kernel")
+            launch(memory, grid, arguments, modules=MODULES, name="stream_kernel", pause=self.pause)
             for pointer, tensor in copies.values():
                 tensor.copy_(torch.from_numpy(memory.get(pointer, tuple(tensor.shape))))
 
@@ -79,6 +81,7 @@ class Card:
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
     monkeypatch.setattr(gluon_impl, "stream_kernel", card)
+    monkeypatch.setattr(triton_impl, "_capability", lambda device: (9, 0))
     # So that several programs have a row, and one program several rows.
     monkeypatch.setattr(gluon_impl, "num_sms", lambda device: 6)
     return card
@@ -88,7 +91,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any) -> 
     out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:3], 7.0)
     names = ("block_table", "k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
     given = {name: options.get(name) for name in names}
-    triton_impl.launch(out, lse, q, k, v, lengths, fused=None, streams=True, **given)
+    triton_impl.launch(out, lse, q, k, v, lengths, fused=None, backend="gluon", **given)
     return out, lse
 
 
@@ -161,3 +164,43 @@ def test_a_rows_bits_do_not_depend_on_its_batch(card: Card) -> None:
         alone, alone_lse = attend(q[pick], k[pick], v[pick], lengths[pick])
         assert torch.equal(alone[0], out[row])
         assert torch.equal(alone_lse[0], lse[row])
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {},
+        {"rotary": torch.rand(6, 32, generator=torch.Generator().manual_seed(7)), "interleaved": True},
+        {"bias": randn(8, 64, seed=8), "finished": torch.tensor([False, True, False, False, False, True])},
+        {"src_mask": torch.randn(6, 4, 1, 521, generator=torch.Generator().manual_seed(9))},
+        {"out_scale": 0.5, "out_shift": randn(4, 64, seed=5), "out_smooth": randn(4, 64, seed=6), "half_away": True},
+    ],
+    ids=["plain", "rotary", "bias, finished", "mask", "int8"],
+)
+def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], card: Card) -> None:
+    options: dict[str, Any] = dict.fromkeys(
+        ("bias", "src_mask", "finished", "rotary", "qkv_out_scale", "out_shift", "out_smooth", "out_scale", "scale")
+    )
+    options |= {"interleaved": False, "half_away": False, "max_bound": 127.0, "min_bound": -127.0} | extras
+    _, k, v, lengths = case([300, 5, 0, 519, -1, 128], capacity=521)
+    qkv = randn(6, 8, 64, seed=4)
+    caches = [(k.clone(), v.clone()) for _ in range(2)]
+    dtype = torch.int8 if options["out_scale"] else torch.float16
+    outs = [torch.full((6, 4, 64), 7, dtype=dtype) for _ in range(2)]
+    in_triton(outs[0], qkv, *caches[0], lengths, steps_per_block=128, backend="gluon", **options)
+    in_torch(outs[1], qkv, *caches[1], lengths, **options)
+    if dtype is torch.int8:
+        assert (outs[0].int() - outs[1].int()).abs().max() <= 1
+    else:
+        torch.testing.assert_close(outs[0], outs[1], atol=4e-3, rtol=4e-3)
+    for found, right in zip(*caches, strict=True):
+        torch.testing.assert_close(found, right, atol=2e-3, rtol=2e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_delays_anywhere_change_nothing(seed: int, card: Card) -> None:
+    operands = case([300, 5, 520, 64])
+    right = attend(*operands)
+    draw = random.Random(seed)
+    card.pause = lambda: time.sleep(draw.choice((0, 0, 0.001)))
+    assert torch.equal(attend(*operands)[0], right[0])

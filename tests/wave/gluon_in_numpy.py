@@ -383,7 +383,9 @@ WAVE = (choose, finish, combine, cached, attend, exchange, kernel)
 """The modules of the wave kernel."""
 
 
-def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.ModuleType]) -> dict[str, Any]:
+def _namespace(
+    gl: Gluon, delays: Callable[[], None], modules: Sequence[types.ModuleType], pause: Callable[[], None]
+) -> dict[str, Any]:
     """The kernel's modules with NumPy under their names."""
 
     def loaded(addresses: Array) -> Array:
@@ -466,7 +468,7 @@ def _namespace(gl: Gluon, delays: Callable[[], None], modules: Sequence[types.Mo
             MBarrierLayout=lambda: "barrier",
             init=lambda barrier, count: setattr(barrier, "count", count),
             expect=lambda barrier, size: barrier.add(1, size, 0),
-            wait=lambda barrier, parity: barrier.wait(int(parity)),
+            wait=lambda barrier, parity: (pause(), barrier.wait(int(parity))),
             arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if pred else None,
         ),
         "range": range,
@@ -484,14 +486,18 @@ def launch(
     *,
     modules: Sequence[types.ModuleType] = WAVE,
     name: str = "wave_kernel",
+    pause: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run one launch of the kernel `name` of `modules`: arguments by name, constants included. workers: the grid."""
+    """Run one launch of the kernel `name` of `modules`: arguments by name, constants included.
+
+    workers: the grid. delays: what the kernel's own delay() does; pause: done before each wait for a barrier.
+    """
     grid = (workers, 1) if isinstance(workers, int) else workers
     lock = threading.Lock()
     FAILED.clear()
 
     def block(number: int) -> None:
         gl = Gluon(memory, number, grid, lock)
-        _namespace(gl, delays, modules)[name](**arguments)
+        _namespace(gl, delays, modules, pause)[name](**arguments)
 
     run_side_by_side([lambda number=number: block(number) for number in range(math.prod(grid))])

@@ -20,6 +20,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
 from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, stream_tile
 from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
 from onewave.ops.ffn.op import suits as ffn_suits
@@ -226,21 +227,36 @@ def _decode(question: _Question) -> Explanation:
         simple = num_queries == 1 and len(cache) == 4 and not extras and not options.get("return_lse")
         whole_rows = table is None or table[1] == 1
         loops = question.dtype is kv_dtype is torch.float32 and simple and whole_rows
-        backend = "triton" if question.cuda else "cpu" if loops else "reference"
-    if backend != "triton":
+        backend = "auto" if question.cuda else "cpu" if loops else "reference"
+    if backend not in ("auto", "gluon", "triton"):
         return _elsewhere(question, backend, "one query a row, float32, whole rows of an unpacked cache, no extras")
     sms = num_sms(torch.device("cuda", 0)) if torch.cuda.is_available() else _SMS_OF_AN_H200
     length = min(int(options.get("seq_len", capacity)), capacity)
     split = plan.split or _split_of(length, plan.smallest, plan.doublings, plan.target)
     splits = max(1, -(-length // split))
+    capability = divmod(question.sm or 90, 10)
+    names = [str(dtype).removeprefix("torch.") for dtype in (question.dtype, kv_dtype)]
+    paged = table is not None and table[1] > 1
+    call = StreamCall((capability[0], capability[1]), q[0], names[0], names[1], len(cache) == 5, block_size, paged)
+    refused = refusal(call, plan)
+    if backend == "gluon" and refused is not None:
+        raise UnsupportedError("decode_attention (backend=gluon)", got=refused, next='Use backend="auto".')
+    if backend == "triton" or refused is not None:
+        backend, kernel = "triton", "split_kv_impl.py: split_kv_kernel"
+        stages, warps = plan.num_stages, f"{plan.num_warps} warps"
+        reasons = (plan.why, _pdl(question), *(() if refused is None else (f"not the Hopper kernel: {refused}",)))
+    else:
+        backend, kernel = "gluon", "stream_impl.py: stream_kernel"
+        stages, warps = stream_tile(in_pieces=paged and block_size < plan.block_n).stages, "4 warps and a loading one"
+        how = "a warp of its own streams keys and values by TMA, across rows; the bits are the Triton kernel's"
+        reasons = (plan.why, how, _pdl(question))
     return Explanation(
         "decode_attention",
         question.text(),
         backend,
-        "decode_attention/split_kv_impl.py: split_kv_kernel",
-        (plan.why, _pdl(question)),
-        tile=f"{plan.block_m} query rows x {plan.block_n} keys x {plan.block_d}, {plan.num_warps} warps, "
-        f"{plan.num_stages} stages",
+        f"decode_attention/{kernel}",
+        reasons,
+        tile=f"{plan.block_m} query rows x {plan.block_n} keys x {plan.block_d}, {warps}, {stages} stages",
         split=f"{split} keys, {splits} of a row of {length}",
         programs=f"{plan.shares(q[0], sms)} shares x {cache[1] * plan.tiles}, on {sms} SMs",
     )

@@ -17,24 +17,10 @@ from onewave.ops.decode_attention.plan import DecodePlan
 from onewave.ops.decode_attention.stream_impl import stream_kernel
 from onewave.ops.decode_attention.stream_plan import stream_tile
 
-__all__ = ["launch_stream", "undescribable"]
+__all__ = ["launch_stream"]
 
 # Columns in which swizzled shared memory repeats.
 _ACROSS = 64
-_ALIGNED_BYTES = 16
-_MOST_STRIDE = 1 << 39
-
-
-def undescribable(*caches: Tensor) -> str | None:
-    """Why TMA can't address one of the caches, None if it can all."""
-    for cache in caches:
-        aligned = _ALIGNED_BYTES // cache.element_size()
-        steps = zip(cache.shape[:-1], cache.stride()[:-1], strict=True)
-        rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % aligned == 0) for n, step in steps)
-        if cache.data_ptr() % _ALIGNED_BYTES or not rows or not cache.numel():
-            return f"keys must lie at multiples of 16 bytes and not be expanded, not strides {tuple(cache.stride())}"
-    return None
-
 
 def launch_stream(
     plan: DecodePlan, rows: int, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None, arguments: dict[str, Any]

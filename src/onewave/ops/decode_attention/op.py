@@ -14,7 +14,7 @@ from onewave.ops.library import checks_contents, is_watched, register
 __all__ = ["decode_attention"]
 
 _NAME = "decode_attention"
-_BACKENDS = ("auto", "triton", "cpu", "reference")
+_BACKENDS = ("auto", "gluon", "triton", "cpu", "reference")
 
 
 def decode_attention(
@@ -157,7 +157,7 @@ def _run_out(
     }
     if q.is_cuda and name != "reference":
         load(_NAME, "triton_impl").decode_attention(
-            out, lse, q, k_cache, v_cache, seq_lens, split_size=split_size, **options
+            out, lse, q, k_cache, v_cache, seq_lens, split_size=split_size, backend=name, **options
         )
         return
     if not q.is_cuda:  # where looking costs little
@@ -223,7 +223,7 @@ def _check(
     if backend not in _BACKENDS:
         raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
     if (backend == "cpu" and not _is_cpu_case(q, k_cache, v_cache, block_table)) or (
-        backend == "triton" and not q.is_cuda
+        backend in ("gluon", "triton") and not q.is_cuda
     ):
         raise UnsupportedError(
             f"{_NAME} (backend={backend})", got=f"{q.dtype} on {q.device}", next='Use backend="auto".'

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan
 
-__all__ = ["StreamCall", "StreamTile", "refusal", "stream_tile"]
+__all__ = ["StreamCall", "StreamTile", "refusal", "stream_tile", "undescribable"]
 
+_ALIGNED_BYTES = 16
+_MOST_STRIDE = 1 << 39
 _DTYPES = ("float16", "bfloat16")
 _HEAD_DIMS = (64, 128)
 # TMA's boxes of pages have whole rows of the 128-byte pattern in which shared memory repeats.
@@ -66,3 +70,14 @@ def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
     if call.paged and call.block_size < _SMALLEST_PAGE:
         return f"pages of {call.block_size}: needs at least {_SMALLEST_PAGE} keys"
     return call.strides
+
+
+def undescribable(*caches: Tensor) -> str | None:
+    """Why TMA can't address one of the caches, None if it can all."""
+    for cache in caches:
+        aligned = _ALIGNED_BYTES // cache.element_size()
+        steps = zip(cache.shape[:-1], cache.stride()[:-1], strict=True)
+        rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % aligned == 0) for n, step in steps)
+        if cache.data_ptr() % _ALIGNED_BYTES or not rows or not cache.numel():
+            return f"keys must lie at multiples of 16 bytes and not be expanded, not strides {tuple(cache.stride())}"
+    return None

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.backends import num_sms
+from onewave.ops.backends import load, num_sms
 from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
+from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, undescribable
 from onewave.ops.scratch import counters, scratch
 
 __all__ = [
@@ -79,13 +80,14 @@ def decode_attention(
     softcap: float | None,
     sinks: Tensor | None,
     split_size: int | None,
+    backend: str = "triton",
 ) -> None:
-    """Write out [rows, heads, queries, head_dim] and, if given, lse; see op.decode_attention."""
+    """Write out [rows, heads, queries, head_dim] and, if given, lse; see op.decode_attention. backend: see launch."""
     if k_cache.dtype is torch.float8_e4m3fn and k_cache.is_cuda and _capability(k_cache.device) < (8, 9):
         raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     launch(
         out, lse, q, k_cache, v_cache, seq_lens, block_table=block_table, k_scale=k_scale, v_scale=v_scale, scale=scale,
-        window=window, softcap=softcap, sinks=sinks, split_size=split_size, fused=None,
+        window=window, softcap=softcap, sinks=sinks, split_size=split_size, fused=None, backend=backend,
     )  # fmt: skip
 
 
@@ -107,12 +109,13 @@ def launch(
     split_size: int | None,
     fused: FusedProjection | None,
     smallest_split: int | None = None,
-    streams: bool = False,
+    backend: str = "triton",
 ) -> None:
     """Run the kernel on checked arguments: with q, or with fused, whose seq_lens do not count the new token.
 
-    split_size: keys of every split; smallest_split: of a short row's, see plan.py. streams: run stream_impl's kernel,
-    which stream_plan.refusal must allow, instead of split_kv_impl's.
+    split_size: keys of every split; smallest_split: of a short row's, see plan.py. backend: "triton", split_kv_impl's
+    kernel; "gluon", stream_impl's, which gives the same bits; "auto", the latter where stream_plan.refusal allows it.
+    Raises UnsupportedError where "gluon" is asked for and refused.
     """
     rows, num_heads, num_queries, head_dim = out.shape
     if rows == 0:
@@ -130,6 +133,12 @@ def launch(
         windowed=window is not None,
         smallest_split=smallest_split,
     )
+    streams = False
+    if backend != "triton":
+        refused = refusal(_stream_call(out, q, k_cache, v_cache, block_table, fused), plan)
+        streams = refused is None
+        if backend == "gluon" and refused is not None:
+            raise UnsupportedError("decode attention (backend=gluon)", got=refused, next='Use backend="auto".')
     many = rows > MOST_ROWS_LOOKED_AT
     outputs, floats = _partial_floats(plan, rows, num_kv_heads)
     shared = plan.max_splits > 1 and not many  # whether a row may be several programs'
@@ -176,10 +185,8 @@ def launch(
     }  # fmt: skip
     tensors = {name: seq_lens if tensor is None else tensor for name, tensor in tensors.items()}
     if streams:
-        from onewave.ops.decode_attention import gluon_impl
-
         del constants["MANY"]
-        gluon_impl.launch_stream(plan, rows, k_cache, v_cache, block_table, {**tensors, **numbers, **constants})
+        load("decode_attention", "gluon_impl").launch_stream(plan, rows, k_cache, v_cache, block_table, {**tensors, **numbers, **constants})
         return
     packed = k_cache.ndim == 5
     # Only a program with several rows has one to ask for.
@@ -196,6 +203,23 @@ def launch(
         AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once,
         # Told that it may, ptxas uses more registers, and schedules loads earlier, without leaving any out of them.
         num_warps=plan.num_warps, maxnreg=MOST_REGISTERS, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+
+
+def _stream_call(
+    out: Tensor,
+    q: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor | None,
+    fused: FusedProjection | None,
+) -> StreamCall:
+    """The call as stream_plan sees it."""
+    given = fused.qkv if q is None and fused is not None else out if q is None else q
+    return StreamCall(
+        _capability(out.device), len(out), str(given.dtype).removeprefix("torch."),
+        str(k_cache.dtype).removeprefix("torch."), k_cache.ndim == 5, v_cache.shape[2],
+        block_table is not None and block_table.shape[1] > 1, undescribable(k_cache, v_cache),
     )  # fmt: skip
 
 
@@ -231,7 +255,8 @@ def narrow(k_cache: Tensor, v_cache: Tensor) -> bool:
 
 @cache
 def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    """A card's; (0, 0) elsewhere."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def _has_dependent_launch(tensor: Tensor) -> bool:

@@ -15,7 +15,7 @@ __all__ = ["masked_multihead_attention"]
 _NAME = "masked_multihead_attention"
 _ROUNDINGS = {"half_even": False, "half_away": True}
 _STYLES = {"neox": False, "interleaved": True}
-_BACKENDS = ("auto", "triton", "reference")
+_BACKENDS = ("auto", "gluon", "triton", "reference")
 
 
 def masked_multihead_attention(
@@ -117,9 +117,9 @@ def _choice(name: str, value: str, choices: dict[str, bool]) -> bool:
 def _check_backend(backend: str, qkv: Tensor) -> None:
     if backend not in _BACKENDS:
         raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
-    if backend == "triton" and not qkv.is_cuda:
+    if backend in ("gluon", "triton") and not qkv.is_cuda:
         raise UnsupportedError(
-            f"{_NAME} (backend=triton)", got=str(qkv.device), allowed="cuda", next='Use backend="auto".'
+            f"{_NAME} (backend={backend})", got=str(qkv.device), allowed="cuda", next='Use backend="auto".'
         )
 
 
@@ -146,7 +146,7 @@ def _run(
     backend: str,
 ) -> None:
     """Write out [rows, heads, head_dim] and the cache with the implementation for the tensors' device."""
-    use_triton = backend == "triton" or (backend == "auto" and qkv.is_cuda)
+    use_triton = backend in ("gluon", "triton") or (backend == "auto" and qkv.is_cuda)
     if not use_triton:
         # The reference reads lengths on the host in any case, and must not write half a batch before it fails.
         check_lengths(seq_lens, finished, cache_v.shape[2], src_mask)
@@ -154,7 +154,7 @@ def _run(
         out, qkv, cache_k, cache_v, seq_lens, bias=bias, src_mask=src_mask, finished=finished, rotary=rotary,
         interleaved=interleaved, qkv_out_scale=qkv_out_scale, out_shift=out_shift, out_smooth=out_smooth,
         out_scale=out_scale, half_away=half_away, max_bound=max_bound, min_bound=min_bound, scale=scale,
-        **({"steps_per_block": steps_per_block} if use_triton else {}),
+        **({"steps_per_block": steps_per_block, "backend": backend} if use_triton else {}),
     )  # fmt: skip
 
 

@@ -34,8 +34,9 @@ def masked_multihead_attention(
     min_bound: float,
     scale: float | None,
     steps_per_block: int,
+    backend: str = "triton",
 ) -> None:
-    """Write out [rows, heads, head_dim] and the cache; see op.masked_multihead_attention."""
+    """Write out [rows, heads, head_dim] and the cache; see op.masked_multihead_attention. backend: see launch."""
     mask = None if src_mask is None else src_mask[:, :, 0]
     if mask is not None and mask.shape[2] < cache_v.shape[2]:
         # The kernel holds lengths below the capacity that it is told: it never reads past the mask.
@@ -60,7 +61,7 @@ def masked_multihead_attention(
     launch(
         out[:, :, None], None, None, cache_k, cache_v, seq_lens, block_table=None, k_scale=None, v_scale=None,
         scale=scale, window=None, softcap=None, sinks=None, split_size=None, fused=fused,
-        smallest_split=steps_per_block,
+        smallest_split=steps_per_block, backend=backend,
     )  # fmt: skip
 
 
