@@ -1,0 +1,98 @@
+"""Compile Hopper's decode kernel without a card: `python decode_stream_aot.py`, one JSON line a case.
+
+Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), and barriers
+(a tile's: between its first product and its last). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.decode_attention.stream_impl import stream_kernel
+from onewave.ops.decode_attention.stream_plan import stream_tile
+
+__all__: list[str] = []
+
+FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True}
+CASES: dict[str, dict[str, Any]] = {
+    "one row": {"rows": 1},
+    "batch": {"rows": 16},
+    "256 rows": {"rows": 256, "WIDE": True},
+    "D64": {"rows": 16, "head_dim": 64},
+    "pages of 256": {"rows": 16, "PAGING": 2},
+    "pages of 16": {"rows": 16, "PAGING": 3, "PAGE": 16},
+    "pages of 16, D64": {"rows": 16, "PAGING": 3, "PAGE": 16, "head_dim": 64},
+    "two queries, softcap, sinks, lse": {"num_queries": 2, "HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True},
+    "mmha": FUSED,
+    "mmha, one row": {"rows": 1, "FUSED": True},
+    "mmha int8": {"QUANTISED": True, "HALF_AWAY": True, "INTERLEAVED": True} | FUSED,
+}
+
+
+def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1, **given: Any) -> dict[str, Any]:
+    plan = plan_decode(
+        num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096, kv_itemsize=2,
+        split_size=None, windowed=False,
+    )  # fmt: skip
+    tile = stream_tile(in_pieces=given.get("PAGING") == 3)
+    flags = (
+        "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_FINISHED", "HAS_BIAS", "HAS_QKV_SCALE",
+        "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY", "WIDE",
+    )  # fmt: skip
+    constants: dict[str, Any] = dict.fromkeys(flags, False) | {
+        "GROUP": 4, "TILES": plan.tiles, "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1,
+        "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d,
+        "BLOCK_H": plan.block_h, "STAGES": tile.stages, "FLIGHT": tile.flight, "LOADER": tile.loader, "PAGING": 0,
+        "PAGE": 0, "ONE_QUERY": num_queries == 1, "ROWS": plan.rows_looked_at(rows), "PDL": True, "UNROLL": plan.unroll,
+    } | given  # fmt: skip
+    page = constants["PAGE"]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    box = [1, 1, page or plan.block_n, 64 if page else plan.block_d]
+    types = dict.fromkeys(("k_tiles", "v_tiles"), f"tensordesc<bf16{box},{layout!r}>")
+    types |= dict.fromkeys(("lengths", "table"), "*i64") | {"finished": "*i8", "counters": "*i32"}
+    types |= dict.fromkeys(("q", "k", "v", "qkv", "bias", "out"), "*bf16")
+    types |= {"out": "*i8"} if constants["QUANTISED"] else {}
+    types |= dict.fromkeys(
+        ("sinks", "mask", "qkv_scale", "rotary", "shift", "smooth", "lse", "part", "stats"), "*fp32"
+    ) | dict.fromkeys(("scale_log2", "softcap", "out_scale", "max_bound", "min_bound"), "fp32")
+    names = stream_kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    aligned = [n for n in names if signature[n].startswith("*") or (n.startswith("stride_") and n != "stride_table")]
+    hints = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    compiled = triton.compile(
+        GluonASTSource(stream_kernel, signature, fixed, hints),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 4, "maxnreg": tile.registers},
+    )
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        read: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+        usage = subprocess.run([tools / "cuobjdump", "-res-usage", file.name], **read).stdout
+        code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None
+    products = [match.start() for match in re.finditer("HMMA", code)]
+    return {
+        "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
+        "products": len(products), "copies": code.count("UTMALDG"),
+        "barriers": code[products[0] : products[-1]].count("BAR.SYNC"),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    for case, arguments in CASES.items():
+        print(json.dumps(report(case, **arguments)), flush=True)

@@ -1,0 +1,47 @@
+"""Hopper's decode kernel compiled for sm_90 without a card: registers, copies by TMA, barriers a tile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decode_stream_aot import CASES
+
+# Two programs' of the 228 KiB of an SM, and 1 KiB beside each: the next launch's begin while this one's end.
+SHARED = 113 * 1024
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("decode_stream_aot.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line["name"]: line for line in lines}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_compiles_without_spilling_and_two_programs_fit_an_sm(name: str, reports: dict[str, Any]) -> None:
+    report = reports[name]
+    assert report["stack"] == 0
+    assert report["registers"] <= 128
+    assert report["shared"] <= SHARED
+    assert report["products"] > 0
+
+
+def test_keys_and_values_come_by_tma(reports: dict[str, Any]) -> None:
+    # Two copies of 64 columns each for keys and for values, before and in the loop; pages of 16 keys: 4 times as many.
+    assert reports["batch"]["copies"] == 6
+    assert reports["D64"]["copies"] == 4
+    assert reports["pages of 16"]["copies"] == 18
+
+
+def test_a_tile_costs_three_barriers(reports: dict[str, Any]) -> None:
+    # One for the maxima, one for the weights, and one that Triton puts after a slot is let go.
+    assert reports["batch"]["barriers"] == 3
