@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,10 +19,10 @@ from torch import Tensor
 from onewave.ops.decode_attention import (
     gluon_impl,
     merge_impl,
-    plan,
     projection_impl,
     shares_impl,
     stream_impl,
+    stream_load_impl,
     stream_parts_impl,
     triton_impl,
 )
@@ -34,7 +33,7 @@ from onewave.ops.masked_multihead_attention.triton_impl import masked_multihead_
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from gluon_in_numpy import Boxes, Memory, Pointer, launch
 
-MODULES = (merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_impl)
+MODULES = (merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_load_impl, stream_impl)
 OPTIONS = {"num_warps", "maxnreg", "launch_pdl"}
 
 
@@ -96,8 +95,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any) -> 
 
 
 def case(lengths: list[int], heads: int = 4, dim: int = 64, queries: int = 1, capacity: int = 520) -> Any:
-    q, k, v = randn(len(lengths), heads, queries, dim, seed=1), *(
-        randn(len(lengths), 2, capacity, dim, seed=seed) for seed in (2, 3)
+    q, k, v = (
+        randn(len(lengths), heads, queries, dim, seed=1),
+        *(randn(len(lengths), 2, capacity, dim, seed=seed) for seed in (2, 3)),
     )
     for row, length in enumerate(lengths):
         k[row, :, max(0, length) :] = v[row, :, max(0, length) :] = float("nan")
@@ -128,7 +128,12 @@ def test_one_row(length: int, card: Card) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"window": 70}, {"softcap": 3.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"split_size": 256}, {"scale": 0.3}],
+    [
+        {"window": 70},
+        {"softcap": 3.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+        {"split_size": 256},
+        {"scale": 0.3},
+    ],
     ids=lambda given: next(iter(given)),
 )
 def test_masks_and_splits(options: dict[str, Any], card: Card) -> None:

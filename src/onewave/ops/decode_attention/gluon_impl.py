@@ -22,6 +22,7 @@ __all__ = ["launch_stream"]
 # Columns in which swizzled shared memory repeats.
 _ACROSS = 64
 
+
 def launch_stream(
     plan: DecodePlan, rows: int, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None, arguments: dict[str, Any]
 ) -> None:

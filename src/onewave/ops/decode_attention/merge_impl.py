@@ -91,9 +91,7 @@ def finish(
 
 
 @triton.jit
-def store_partial(
-    part_ptr, stats_ptr, at, top, total, acc, slot, dim, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def store_partial(part_ptr, stats_ptr, at, top, total, acc, slot, dim, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):
     """Keep a split's maxima, sums and output [dims, rows of the tile] as partial number `at`. slot: [rows of it]."""
     stats = stats_ptr + at * (2 * BLOCK_H) + slot
     tl.store(stats, top, mask=slot < BLOCK_H)

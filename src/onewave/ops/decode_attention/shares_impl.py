@@ -11,7 +11,17 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-__all__ = ["ask_for", "listed_keys", "part_of_list", "part_of_row", "row_lengths", "row_starts", "rows_of_share", "start_of_row", "splits"]
+__all__ = [
+    "ask_for",
+    "listed_keys",
+    "part_of_list",
+    "part_of_row",
+    "row_lengths",
+    "row_starts",
+    "rows_of_share",
+    "splits",
+    "start_of_row",
+]
 
 
 @triton.jit

@@ -37,7 +37,14 @@ from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
 from onewave.ops.decode_attention.projection_impl import projected, rotated, row_loads
-from onewave.ops.decode_attention.shares_impl import ask_for, part_of_row, row_lengths, row_starts, rows_of_share, start_of_row
+from onewave.ops.decode_attention.shares_impl import (
+    ask_for,
+    part_of_row,
+    row_lengths,
+    row_starts,
+    rows_of_share,
+    start_of_row,
+)
 
 __all__ = ["split_kv_kernel"]
 

@@ -4,7 +4,7 @@ Work, splits, partial results and every rounding are those of split_kv_impl: a r
 kernel, so whoever chooses between them is free to. What differs is how the bytes come.
 
 loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
-                   each into one of STAGES places of shared memory as soon as it is free, with at most FLIGHT tiles under
+                   each into one of STAGES places of shared memory as soon as it is free, at most FLIGHT tiles under
                    way. A new row, or the end of one, is nothing to it: the memory is never without a request.
 consume (4 warps)  for each tile: S^T = K q^T (m16n8k16, keys as the tall side) straight from the ring, the running
                    maximum, P, and O^T = V^T P^T; at a split's and a row's end what split_kv_impl does there.
@@ -15,7 +15,6 @@ hold: their scores are masked, and their values replaced by zeros in the tiles w
 
 Roofline: the bytes of keys and values, each read once.
 """
-# ruff: noqa: RET505, SIM108
 # (What is decided by a constant must stay a statement of its own.)
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -30,7 +29,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
@@ -44,118 +43,14 @@ from onewave.ops.decode_attention.shares_impl import (
     rows_of_share,
     start_of_row,
 )
+from onewave.ops.decode_attention.stream_load_impl import ask_for_descriptor, load_tiles, next_place
 from onewave.ops.decode_attention.stream_parts_impl import Call
 
 __all__ = ["stream_kernel"]
 
 _LOG2E = gl.constexpr(1.4426950408889634)
 _PREFETCH = gl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
-_BEYOND = gl.constexpr(1 << 30)
-# Columns in which swizzled shared memory repeats.
-_ACROSS = gl.constexpr(64)
 _NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
-
-
-@gluon.jit
-def next_place(slot, phase, STAGES: gl.constexpr):
-    wraps = slot == STAGES - 1
-    return gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
-
-
-@gluon.jit
-def ask_for_descriptor(tiles, buffer, landed):
-    """Make TMA fetch a descriptor, before there is anything to do: by a copy from beyond its bounds, all zeros."""
-    KEYS: gl.constexpr = tiles.block_shape[2]
-    COLUMNS: gl.constexpr = tiles.block_shape[3]
-    mbarrier.expect(landed, KEYS * COLUMNS * 2)
-    box = buffer._reinterpret(tiles.dtype, tiles.block_shape, tiles.layout)
-    tma.async_copy_global_to_shared(tiles, [0, 0, _BEYOND, 0], landed, box)
-
-
-@gluon.jit
-def fetch(c, tiles, block, kv_head, key, buffer, full):
-    """Have TMA bring BLOCK_N keys (or values) of a block, from `key` on, into buffer, and tell the barrier full."""
-    mbarrier.expect(full, c.BLOCK_N * c.BLOCK_D * 2)
-    tma.async_copy_global_to_shared(tiles, [block, kv_head, key, 0], full, boxed(buffer, tiles))
-
-
-@gluon.jit
-def fetch_pages(c, tiles, pages, kv_head, buffer, full):
-    """The same from whole pages of PAGE keys, in pieces of _ACROSS columns, each to where the whole tile has it."""
-    mbarrier.expect(full, c.BLOCK_N * c.BLOCK_D * 2)
-    PIECES: gl.constexpr = c.BLOCK_N // c.PAGE
-    pieces = buffer._reinterpret(tiles.dtype, [c.BLOCK_D // _ACROSS * PIECES, c.PAGE, _ACROSS], buffer.layout)
-    for piece in gl.static_range(PIECES):
-        for across in gl.static_range(c.BLOCK_D // _ACROSS):
-            to = boxed(pieces.index(across * PIECES + piece), tiles)
-            tma.async_copy_global_to_shared(tiles, [pages[piece], kv_head, 0, across * _ACROSS], full, to)
-
-
-@gluon.jit
-def pages_of_tile(c, row, start, first_key, end):
-    """The blocks of a row's keys from `start` on: one of each PAGE keys, 0 for those of which no key is seen."""
-    pages = ()
-    for piece in gl.static_range(c.BLOCK_N // c.PAGE):
-        key = start + piece * c.PAGE
-        seen = (key < end) & (key + c.PAGE > first_key)
-        pages += (gl.load(c.table + row.to(gl.int64) * c.stride_table + key // c.PAGE, mask=seen, other=0).to(gl.int32),)
-    return pages
-
-
-@gluon.jit
-def load_tiles(c, first_row, last_row, first_at, first_length, share_begin, share_end, kv_head):
-    """The loader: see the top of this file."""
-    extra: gl.constexpr = 1 if c.FUSED else 0
-    slot = 0
-    phase = 1
-    behind = 0
-    behind_phase = 0
-    issued = 0
-    row_at = first_at
-    mbarrier.wait(c.k_full.index(c.STAGES), 0)
-    mbarrier.wait(c.v_full.index(c.STAGES), 0)
-    for row in tl.range(first_row, last_row + 1, disable_licm=True):
-        length = first_length
-        if c.ROWS > 1:
-            length = row_lengths(c.lengths, c.finished, row.to(gl.int64), row >= 0, extra, c.capacity, c.HAS_FINISHED)
-        first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
-            row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
-            c.target, c.BLOCK_N, False,
-        )  # fmt: skip
-        row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
-        end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
-        block = row
-        if c.PAGING == 1:
-            block = gl.load(c.table + row.to(gl.int64) * c.stride_table).to(gl.int32)
-        for start in range(begin, end, c.BLOCK_N):
-            if c.PDL:
-                if (row == last_row) & (start + c.BLOCK_N >= end):
-                    cuda.gdc_launch_dependents()
-            key = start
-            if c.PAGING == 2:
-                block = gl.load(c.table + row.to(gl.int64) * c.stride_table + start // c.block_size).to(gl.int32)
-                key = start % c.block_size
-            if c.PAGING == 3:
-                pages = pages_of_tile(c, row, start, first_key, end)
-            mbarrier.wait(c.empty.index(slot), phase)
-            if c.FLIGHT < c.STAGES:
-                if issued >= c.FLIGHT:
-                    mbarrier.wait(c.v_full.index(behind), behind_phase)
-                    behind, behind_phase = next_place(behind, behind_phase, c.STAGES)
-                issued += 1
-            if c.PAGING == 3:
-                fetch_pages(c, c.k_tiles, pages, kv_head, c.k_ring.index(slot), c.k_full.index(slot))
-                fetch_pages(c, c.v_tiles, pages, kv_head, c.v_ring.index(slot), c.v_full.index(slot))
-            else:
-                fetch(c, c.k_tiles, block, kv_head, key, c.k_ring.index(slot), c.k_full.index(slot))
-                fetch(c, c.v_tiles, block, kv_head, key, c.v_ring.index(slot), c.v_full.index(slot))
-            slot, phase = next_place(slot, phase, c.STAGES)
-
-
-@gluon.jit
-def boxed(buffer, descriptor):
-    """buffer [rows, columns] as a box of a descriptor."""
-    return buffer._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
 
 
 @gluon.jit
@@ -399,13 +294,14 @@ def stream_kernel(
     GROUP: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr, LOG_SMALLEST: gl.constexpr,
     DOUBLINGS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
     BLOCK_H: gl.constexpr, STAGES: gl.constexpr, FLIGHT: gl.constexpr, PAGING: gl.constexpr,
-    PAGE: gl.constexpr, ONE_QUERY: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_MASK: gl.constexpr,
+    PAGE: gl.constexpr, ONE_QUERY: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+    HAS_MASK: gl.constexpr,
     HAS_LSE: gl.constexpr, FUSED: gl.constexpr, HAS_FINISHED: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_QKV_SCALE: gl.constexpr, INTERLEAVED: gl.constexpr, HAS_SHIFT: gl.constexpr, HAS_SMOOTH: gl.constexpr,
     QUANTISED: gl.constexpr, HALF_AWAY: gl.constexpr, ROWS: gl.constexpr, PDL: gl.constexpr,
     UNROLL: gl.constexpr, WIDE: gl.constexpr, LOADER: gl.constexpr,
 ):  # fmt: skip
-    """One program: see the top of this file. Arguments and constants as split_kv_kernel's of the same names (less _ptr).
+    """One program: see the top of this file. Arguments and constants: as split_kv_kernel's of the same names.
 
     k_tiles, v_tiles: descriptors [blocks, kv_heads, block_size, head_dim] of boxes [1, 1, BLOCK_N, BLOCK_D]; STAGES,
     FLIGHT: see the top; LOADER: registers of a loading thread.
@@ -463,7 +359,7 @@ def stream_kernel(
         softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query, stride_out_row,
         stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key, stride_v_block,
         stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP, TILES, SPLIT,
-        LOG_SMALLEST, DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY, HAS_SOFTCAP,
-        HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT,
+        LOG_SMALLEST, DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY,
+        HAS_SOFTCAP, HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT,
         HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, PDL, UNROLL,
     ), first_row, last_row, first_at, length, share_begin, share_end, head_tile, LOADER)  # fmt: skip

@@ -177,7 +177,8 @@ def launch(
         "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h, "ONE_QUERY": num_queries == 1,
         "HAS_SOFTCAP": softcap is not None, "HAS_SINKS": sinks is not None, "HAS_MASK": mask is not None,
         "HAS_LSE": lse is not None, "FUSED": f is not None, "HAS_FINISHED": finished is not None,
-        "HAS_BIAS": f is not None and f.bias is not None, "HAS_QKV_SCALE": f is not None and f.qkv_out_scale is not None,
+        "HAS_BIAS": f is not None and f.bias is not None,
+        "HAS_QKV_SCALE": f is not None and f.qkv_out_scale is not None,
         "INTERLEAVED": f is not None and f.interleaved, "HAS_SHIFT": f is not None and f.out_shift is not None,
         "HAS_SMOOTH": f is not None and f.out_smooth is not None, "QUANTISED": out.dtype is torch.int8,
         "HALF_AWAY": f is not None and f.half_away, "ROWS": plan.rows_looked_at(rows), "MANY": many,
@@ -186,7 +187,9 @@ def launch(
     tensors = {name: seq_lens if tensor is None else tensor for name, tensor in tensors.items()}
     if streams:
         del constants["MANY"]
-        load("decode_attention", "gluon_impl").launch_stream(plan, rows, k_cache, v_cache, block_table, {**tensors, **numbers, **constants})
+        load("decode_attention", "gluon_impl").launch_stream(
+            plan, rows, k_cache, v_cache, block_table, {**tensors, **numbers, **constants}
+        )
         return
     packed = k_cache.ndim == 5
     # Only a program with several rows has one to ask for.

@@ -1,0 +1,134 @@
+"""The warp of stream_impl that loads: over the program's list of rows and tiles, by TMA, into a ring.
+
+Keys lie one after another, in blocks that a table names and that hold whole tiles, or in smaller pages: then a tile is
+put together from pieces of a page by 64 columns, each to where the whole tile has it. Which pages those are is asked
+for before the wait for a free place, so that the answer is there when the place is.
+"""
+# ruff: noqa: SIM102
+# (What is decided by a constant must stay a statement of its own.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
+# pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false, reportOperatorIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra import cuda
+
+from onewave.ops.decode_attention.shares_impl import listed_keys, part_of_row, row_lengths
+
+__all__ = ["ask_for_descriptor", "load_tiles", "next_place"]
+
+_BEYOND = gl.constexpr(1 << 30)
+# Columns in which swizzled shared memory repeats.
+_ACROSS = gl.constexpr(64)
+
+
+@gluon.jit
+def next_place(slot, phase, STAGES: gl.constexpr):
+    wraps = slot == STAGES - 1
+    return gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def boxed(buffer, descriptor):
+    """buffer [rows, columns] as a box of a descriptor."""
+    return buffer._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
+
+
+@gluon.jit
+def ask_for_descriptor(tiles, buffer, landed):
+    """Make TMA fetch a descriptor, before there is anything to do: by a copy from beyond its bounds, all zeros."""
+    KEYS: gl.constexpr = tiles.block_shape[2]
+    COLUMNS: gl.constexpr = tiles.block_shape[3]
+    mbarrier.expect(landed, KEYS * COLUMNS * 2)
+    box = buffer._reinterpret(tiles.dtype, tiles.block_shape, tiles.layout)
+    tma.async_copy_global_to_shared(tiles, [0, 0, _BEYOND, 0], landed, box)
+
+
+@gluon.jit
+def fetch(c, tiles, block, kv_head, key, buffer, full):
+    """Have TMA bring BLOCK_N keys (or values) of a block, from `key` on, into buffer, and tell the barrier full."""
+    mbarrier.expect(full, c.BLOCK_N * c.BLOCK_D * 2)
+    tma.async_copy_global_to_shared(tiles, [block, kv_head, key, 0], full, boxed(buffer, tiles))
+
+
+@gluon.jit
+def fetch_pages(c, tiles, pages, kv_head, buffer, full):
+    """The same from whole pages of PAGE keys, in pieces of _ACROSS columns, each to where the whole tile has it."""
+    mbarrier.expect(full, c.BLOCK_N * c.BLOCK_D * 2)
+    PIECES: gl.constexpr = c.BLOCK_N // c.PAGE
+    pieces = buffer._reinterpret(tiles.dtype, [c.BLOCK_D // _ACROSS * PIECES, c.PAGE, _ACROSS], buffer.layout)
+    for piece in gl.static_range(PIECES):
+        for across in gl.static_range(c.BLOCK_D // _ACROSS):
+            to = boxed(pieces.index(across * PIECES + piece), tiles)
+            tma.async_copy_global_to_shared(tiles, [pages[piece], kv_head, 0, across * _ACROSS], full, to)
+
+
+@gluon.jit
+def pages_of_tile(c, row, start, first_key, end):
+    """The blocks of a row's keys from `start` on: one of each PAGE keys, 0 for those of which no key is seen."""
+    pages = ()
+    for piece in gl.static_range(c.BLOCK_N // c.PAGE):
+        key = start + piece * c.PAGE
+        seen = (key < end) & (key + c.PAGE > first_key)
+        pages += (
+            gl.load(c.table + row.to(gl.int64) * c.stride_table + key // c.PAGE, mask=seen, other=0).to(gl.int32),
+        )
+    return pages
+
+
+@gluon.jit
+def load_tiles(c, first_row, last_row, first_at, first_length, share_begin, share_end, kv_head):
+    """The loader: see the top of this file."""
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    slot = 0
+    phase = 1
+    behind = 0
+    behind_phase = 0
+    issued = 0
+    row_at = first_at
+    mbarrier.wait(c.k_full.index(c.STAGES), 0)
+    mbarrier.wait(c.v_full.index(c.STAGES), 0)
+    for row in tl.range(first_row, last_row + 1, disable_licm=True):
+        length = first_length
+        if c.ROWS > 1:
+            length = row_lengths(c.lengths, c.finished, row.to(gl.int64), row >= 0, extra, c.capacity, c.HAS_FINISHED)
+        first_key, size, _, _, split, last_here, begin = part_of_row(
+            row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
+            c.target, c.BLOCK_N, False,
+        )  # fmt: skip
+        row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+        end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+        block = row
+        if c.PAGING == 1:
+            block = gl.load(c.table + row.to(gl.int64) * c.stride_table).to(gl.int32)
+        for start in range(begin, end, c.BLOCK_N):
+            if c.PDL:
+                if (row == last_row) & (start + c.BLOCK_N >= end):
+                    cuda.gdc_launch_dependents()
+            key = start
+            if c.PAGING == 2:
+                block = gl.load(c.table + row.to(gl.int64) * c.stride_table + start // c.block_size).to(gl.int32)
+                key = start % c.block_size
+            if c.PAGING == 3:
+                pages = pages_of_tile(c, row, start, first_key, end)
+            mbarrier.wait(c.empty.index(slot), phase)
+            if c.FLIGHT < c.STAGES:
+                if issued >= c.FLIGHT:
+                    mbarrier.wait(c.v_full.index(behind), behind_phase)
+                    behind, behind_phase = next_place(behind, behind_phase, c.STAGES)
+                issued += 1
+            if c.PAGING == 3:
+                fetch_pages(c, c.k_tiles, pages, kv_head, c.k_ring.index(slot), c.k_full.index(slot))
+                fetch_pages(c, c.v_tiles, pages, kv_head, c.v_ring.index(slot), c.v_full.index(slot))
+            else:
+                fetch(c, c.k_tiles, block, kv_head, key, c.k_ring.index(slot), c.k_full.index(slot))
+                fetch(c, c.v_tiles, block, kv_head, key, c.v_ring.index(slot), c.v_full.index(slot))
+            slot, phase = next_place(slot, phase, c.STAGES)
