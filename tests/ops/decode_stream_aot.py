@@ -28,11 +28,9 @@ FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "
 CASES: dict[str, dict[str, Any]] = {
     "one row": {"rows": 1},
     "batch": {"rows": 16},
-    "256 rows": {"rows": 256, "WIDE": True},
     "D64": {"rows": 16, "head_dim": 64},
-    "pages of 256": {"rows": 16, "PAGING": 2},
+    "256 rows, pages of 256": {"rows": 256, "WIDE": True, "PAGING": 2},
     "pages of 16": {"rows": 16, "PAGING": 3, "PAGE": 16},
-    "pages of 16, D64": {"rows": 16, "PAGING": 3, "PAGE": 16, "head_dim": 64},
     "two queries, softcap, sinks, lse": {"num_queries": 2, "HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True},
     "mmha": FUSED,
     "mmha, one row": {"rows": 1, "FUSED": True},
@@ -45,7 +43,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096, kv_itemsize=2,
         split_size=None, windowed=False,
     )  # fmt: skip
-    tile = stream_tile(in_pieces=given.get("PAGING") == 3)
+    tile = stream_tile(rows, 4096, 16, in_pieces=given.get("PAGING") == 3)
     flags = (
         "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_FINISHED", "HAS_BIAS", "HAS_QKV_SCALE",
         "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY", "WIDE",

@@ -193,7 +193,7 @@ class Gluon:
     """What the kernel calls `gl`, for one block."""
 
     int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
-    float16, float32, bfloat16 = np.float16, np.float32, np.float16
+    float16, float32, bfloat16, float64 = np.float16, np.float32, np.float16, np.float64
     constexpr = int
     static_range = range
     pointer_type = PointerType

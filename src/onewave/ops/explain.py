@@ -247,7 +247,8 @@ def _decode(question: _Question) -> Explanation:
         reasons = (plan.why, _pdl(question), *(() if refused is None else (f"not the Hopper kernel: {refused}",)))
     else:
         backend, kernel = "gluon", "stream_impl.py: stream_kernel"
-        stages, warps = stream_tile(in_pieces=paged and block_size < plan.block_n).stages, "4 warps and a loading one"
+        shares, warps = plan.shares(q[0], sms), "4 warps and a loading one"
+        stages = stream_tile(q[0], capacity, shares, in_pieces=paged and block_size < plan.block_n).stages
         how = "a warp of its own streams keys and values by TMA, across rows; the bits are the Triton kernel's"
         reasons = (plan.why, how, _pdl(question))
     return Explanation(

@@ -34,9 +34,10 @@ def launch_stream(
         paging = 2
     elif block_table is not None:
         paging, page = 3, v_cache.shape[2]
-    tile = stream_tile(in_pieces=page > 0)
+    shares = plan.shares(rows, num_sms(k_cache.device))
+    tile = stream_tile(rows, arguments["capacity"], shares, in_pieces=page > 0)
     box = (page, _ACROSS) if page else (plan.block_n, plan.block_d)
-    stream_kernel[(plan.shares(rows, num_sms(k_cache.device)), k_cache.shape[1] * plan.tiles)](
+    stream_kernel[(shares, k_cache.shape[1] * plan.tiles)](
         _described(k_cache, *box), _described(v_cache, *box), **arguments, k=k_cache, v=v_cache,
         stride_k_block=k_cache.stride(0), stride_k_head=k_cache.stride(1), stride_k_key=k_cache.stride(2),
         stride_v_block=v_cache.stride(0), stride_v_head=v_cache.stride(1), stride_v_key=v_cache.stride(2),

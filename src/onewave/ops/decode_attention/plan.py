@@ -50,12 +50,12 @@ class DecodePlan:
     ahead: int
     trigger: int
 
-    def shares(self, rows: int, num_sms: int, programs_an_sm: int = 1) -> int:
+    def shares(self, rows: int, num_sms: int) -> int:
         """Programs of a KV head (or of a tile of its query rows): the keys of all rows are shared among them."""
         if rows > MOST_ROWS_LOOKED_AT:
             return rows
         # Where a program has little to do, two on an SM hide each other's beginning and end.
-        programs = num_sms * (2 if rows == 1 else programs_an_sm)
+        programs = num_sms * (2 if rows == 1 else 1)
         return min(rows * self.max_splits, max(1, programs // (self.num_kv_heads * self.tiles)))
 
     def rows_looked_at(self, rows: int) -> int:

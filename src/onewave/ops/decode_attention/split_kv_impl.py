@@ -232,7 +232,9 @@ def split_kv_kernel(
                 new_v = v_head + block * stride_v_block + tl.cast(end_cached, tl.int64) * stride_v_key
                 tl.store(new_k + chunk_at, k_new, mask=in_head)
                 tl.store(new_v + dim, v_new.to(v_ptr.dtype.element_ty), mask=in_head)
-            new_score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * score_scale
+            # In float64, where the order of the additions, which is the compiler's to choose, does not show.
+            products = q.to(tl.float64) * k_new.to(tl.float64)[None, :]
+            new_score = tl.sum(products, axis=1).to(tl.float32) * score_scale
             if HAS_MASK:
                 new_mask = mask_ptr + row64 * stride_mask_row + head.to(tl.int64) * stride_mask_head + end_cached
                 new_added = tl.load(new_mask, mask=real & has_new, other=0.0).to(tl.float32)

@@ -139,11 +139,9 @@ def consume(c, first_row, last_row, first_at, first_length, share_begin, share_e
                 new_v = c.v + (block * c.stride_v_block + kv_head.to(gl.int64) * c.stride_v_head)
                 gl.store(new_k + end_cached.to(gl.int64) * c.stride_k_key + dim, k_new, mask=in_head)
                 gl.store(new_v + end_cached.to(gl.int64) * c.stride_v_key + dim, v_new.to(DTYPE), mask=in_head)
-            # In the layout in which split_kv_kernel adds: the order decides the last bit.
-            ADDED: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 4], [0, 1])
-            q_added = gl.convert_layout(q, ADDED).to(gl.float32)
-            k_added = gl.convert_layout(k_new, gl.SliceLayout(0, ADDED)).to(gl.float32)
-            new_score = gl.convert_layout(gl.sum(q_added * k_added[None, :], axis=1), OF_ROW) * score_scale
+            # As in split_kv_kernel.
+            products = q.to(gl.float64) * k_new.to(gl.float64)[None, :]
+            new_score = gl.convert_layout(gl.sum(products, axis=1).to(gl.float32), OF_ROW) * score_scale
             if c.HAS_MASK:
                 new_mask = c.mask + (row64 * c.stride_mask_row + end_cached) + of_head * c.stride_mask_head
                 new_added = gl.load(new_mask, mask=(mine < tile_rows) & has_new, other=0.0).to(gl.float32)

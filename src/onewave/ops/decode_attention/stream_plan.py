@@ -16,6 +16,8 @@ _DTYPES = ("float16", "bfloat16")
 _HEAD_DIMS = (64, 128)
 # TMA's boxes of pages have whole rows of the 128-byte pattern in which shared memory repeats.
 _SMALLEST_PAGE = 8
+# Keys of a program that are soon read.
+_FEW_KEYS = 512
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,13 @@ class StreamTile:
     loader: int = 24
 
 
-def stream_tile(*, in_pieces: bool) -> StreamTile:
-    """The kernel's constants. in_pieces: tiles are put together from several pages."""
-    return StreamTile(3, 3, loader=40 if in_pieces else 24)
+def stream_tile(rows: int, capacity: int, shares: int, *, in_pieces: bool) -> StreamTile:
+    """The kernel's constants. shares: of plan.shares. in_pieces: tiles are put together from several pages."""
+    # Three tiles under way keep the memory busy, more do no better, and two leave a tenth of it idle; they want a place
+    # that is being worked on beside them. A program with a few tiles has them all under way in any case: three places
+    # let the next launch's programs begin beside this one's (docs/log.md).
+    few = rows * capacity <= shares * _FEW_KEYS
+    return StreamTile(3 if few else 4, 3, loader=40 if in_pieces else 24)
 
 
 def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
