@@ -47,7 +47,8 @@ def decode_attention(
     scale: default 1/sqrt(head_dim). window: a query sees at most the last `window` of its keys. softcap: scores become
     softcap * tanh(score / softcap). sinks: [heads], logits that take part in the softmax and carry no value.
     split_size: keys of a partial result, in whole tiles of 64 or 128; default: by the row's length.
-    out: written and returned.
+    out: written and returned. backend: "auto", or without any falling back "gluon" (Hopper's kernel, which takes what
+    stream_plan.refusal says and gives the same bits), "triton", "cpu" or "reference".
 
     Returns out like q, and with return_lse also the natural-log sum of exponentials, float32 [rows, heads, queries].
     Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity.

@@ -50,9 +50,9 @@ class StreamTile:
 
 def stream_tile(rows: int, capacity: int, shares: int, *, in_pieces: bool) -> StreamTile:
     """The kernel's constants. shares: of plan.shares. in_pieces: tiles are put together from several pages."""
-    # Three tiles under way keep the memory busy, more do no better, and two leave a tenth of it idle; they want a place
-    # that is being worked on beside them. A program with a few tiles has them all under way in any case: three places
-    # let the next launch's programs begin beside this one's (docs/log.md).
+    # Three tiles under way keep the memory busy, more do no better, and two are too few; beside them there is a place
+    # that is being worked on. A program with a few tiles has them all under way in any case, and with three places the
+    # next launch's programs can begin beside this one's (docs/log.md).
     few = rows * capacity <= shares * _FEW_KEYS
     return StreamTile(3 if few else 4, 3, loader=40 if in_pieces else 24)
 

@@ -1,0 +1,85 @@
+"""Which calls Hopper's decode kernel takes, and what explain says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from onewave.base.errors import UnsupportedError
+from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, stream_tile, undescribable
+from onewave.ops.explain import explain
+
+CALL = StreamCall((9, 0), 16, "bfloat16", "bfloat16", packed=False, block_size=4096, paged=False)
+
+
+def plan(**changes: Any) -> Any:
+    sizes: dict[str, Any] = {
+        "num_heads": 32, "num_kv_heads": 8, "num_queries": 1, "head_dim": 128, "capacity": 4096, "kv_itemsize": 2,
+        "split_size": None, "windowed": False,
+    }  # fmt: skip
+    return plan_decode(**sizes | changes)
+
+
+def test_plain_and_paged_rows_are_taken() -> None:
+    assert refusal(CALL, plan()) is None
+    assert refusal(CALL, plan(head_dim=64)) is None
+    assert refusal(replace(CALL, dtype="float16", kv_dtype="float16"), plan(head_dim=80)) is None
+    for size in (8, 16, 32, 64, 128, 256):
+        assert refusal(replace(CALL, block_size=size, paged=True), plan()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "words"),
+    [
+        ({"capability": (8, 0)}, {}, "sm_80: needs sm_90"),
+        ({"capability": (10, 0)}, {}, "sm_100: needs sm_90"),
+        ({"kv_dtype": "int8"}, {"kv_itemsize": 1}, "a cache in int8"),
+        ({"packed": True}, {}, "packed keys"),
+        ({}, {"head_dim": 256}, "head_dim padded to 256"),
+        ({}, {"head_dim": 32}, "head_dim padded to 32"),
+        ({}, {"num_queries": 4}, "16 query rows a KV head"),
+        ({"paged": True, "block_size": 24}, {}, "pages of 24"),
+        ({"paged": True, "block_size": 4}, {}, "pages of 4"),
+        ({"rows": 257}, {}, "257 rows"),
+        ({"strides": "odd ones"}, {}, "odd ones"),
+    ],
+)
+def test_whatever_else_is_refused_with_its_reason(changes: dict[str, Any], sizes: dict[str, Any], words: str) -> None:
+    reason = refusal(replace(CALL, **changes), plan(**sizes))
+    assert reason is not None
+    assert words in reason
+
+
+def test_strides_that_tma_cannot_have_are_named() -> None:
+    cache = torch.zeros(2, 2, 64, 128, dtype=torch.float16)
+    assert undescribable(cache, cache.transpose(1, 2).contiguous().transpose(1, 2)) is None
+    wide = torch.zeros(2, 2, 64, 129, dtype=torch.float16)
+    for odd in (wide[..., :128], cache[:1].expand(2, 2, 64, 128), torch.zeros(1, 1, 65, 8).half().flatten()[4:516]):
+        reason = undescribable(odd if odd.ndim == 4 else odd.view(1, 1, 4, 128))
+        assert reason is not None
+        assert "multiples of 16 bytes" in reason
+
+
+def test_a_program_with_few_keys_leaves_room_for_the_next_launchs() -> None:
+    assert stream_tile(1, 4096, 16, in_pieces=False).stages < stream_tile(1, 32768, 16, in_pieces=False).stages
+    assert stream_tile(16, 4096, 16, in_pieces=False).flight == 3
+
+
+def test_explain_names_the_kernel_or_why_it_is_another() -> None:
+    shapes = ((16, 32, 1, 128), (16, 8, 4096, 128))
+    taken = explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16")
+    assert taken.backend == "gluon"
+    assert "stream_kernel" in taken.kernel
+    other = explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16", kv_dtype="int8")
+    assert other.backend == "triton"
+    assert any("a cache in int8" in reason for reason in other.why)
+    assert explain("decode_attention", *shapes, device="cuda:sm_80", dtype="bf16").backend == "triton"
+    assert explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16", backend="triton").backend == "triton"
+    with pytest.raises(UnsupportedError, match="needs sm_90"):
+        explain("decode_attention", *shapes, device="cuda:sm_80", dtype="bf16", backend="gluon")
+    fused = explain("masked_multihead_attention", (16, 48, 128), shapes[1], device="cuda:sm_90", dtype="bf16")
+    assert fused.backend == "gluon"
