@@ -165,7 +165,7 @@ def bad_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
         "out dtype": ({"dtype": torch.int8}, UnsupportedError, "int8 with out_scale"),
         "out": ({"out": torch.zeros(2, 6, 31, **LOW)}, ShapeError, "out"),
         "out for int8": ({"out": torch.zeros(2, 6, 32, **LOW), "out_scale": 1.0}, ShapeError, "torch.int8"),
-        "backend": ({"backend": "cuda"}, InvalidArgumentError, "auto, triton, reference"),
+        "backend": ({"backend": "cuda"}, InvalidArgumentError, "auto, gluon, triton, reference"),
         "devices": ({"seq_lens": torch.zeros(2, device="meta").long()}, UnsupportedError, "one device"),
     }  # fmt: skip
 
