@@ -141,6 +141,14 @@ def test_masks_and_splits(options: dict[str, Any], card: Card) -> None:
     check(attend(*operands, **options), *operands, **options)
 
 
+def test_keys_before_a_window_may_hold_anything(card: Card) -> None:
+    q, k, v, lengths = case([300, 5, 520], queries=2)
+    right = attend(q, k, v, lengths, window=70)
+    for row, length in enumerate(lengths.tolist()):
+        k[row, :, : max(0, length - 71)] = v[row, :, : max(0, length - 71)] = float("nan")
+    assert torch.equal(attend(q, k, v, lengths, window=70)[0], right[0])
+
+
 @pytest.mark.parametrize("size", [16, 64, 130, 260])
 def test_pages_bring_the_same_bits(size: int, card: Card) -> None:
     """130 and 260: one block a row, and pages that no tile divides are refused elsewhere."""
