@@ -57,9 +57,11 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "SCALE": 0.125,
         "TOKENS": 1,
         "PAGE": 0,
+        "DRAWS": False,
     } | changes
     names = wave_kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
+    types["draws"] = "*fp64"
     types["weights"] = f"tensordesc<{dtype}[128, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
     types |= dict.fromkeys(constants, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}

@@ -21,7 +21,7 @@ import numpy as np
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, cached, choose, combine, exchange, finish, kernel
+from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from numpy_memory import Array, Memory, Pointer, PointerType, wrapped
@@ -273,6 +273,13 @@ class Gluon:
     def thread_barrier(self) -> None:
         pass
 
+    def div_rn(self, a: Array, b: Array) -> Array:
+        return wrapped(np.divide(a, b))
+
+    def associative_scan(self, x: Array, axis: int, combine: Callable[..., Any]) -> Array:
+        assert combine.__name__ == "added"
+        return wrapped(np.cumsum(x, axis=axis, dtype=x.dtype))
+
     def maximum(self, a: Any, b: Any) -> Array:
         return wrapped(np.maximum(a, b))
 
@@ -320,7 +327,7 @@ def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
         raise min(errors, key=lambda error: isinstance(error, TimeoutError))
 
 
-WAVE = (choose, finish, combine, cached, attend, exchange, kernel)
+WAVE = (draw, choose, finish, combine, cached, attend, exchange, kernel)
 """The modules of the wave kernel."""
 
 

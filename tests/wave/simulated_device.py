@@ -8,6 +8,7 @@ import numpy as np
 from gluon_in_numpy import Descriptor, Memory, Pointer, launch
 from torch import Tensor
 
+from onewave.wave.layout import MOST_TOKENS
 from onewave.wave.program import WaveProgram
 
 
@@ -39,6 +40,7 @@ class Bench:
             "skipped": -1,
             "limits": put(np.zeros(1, dtype=np.int64)),
             "asked": self.asked,
+            "draws": put(np.zeros((program.shape.batch, 2 + MOST_TOKENS), dtype=np.float64)),
             "DTYPE": np.float16,
             **program.constants,
             "ACT": 1,
@@ -57,6 +59,7 @@ class Bench:
             "SCALE": 1.0,
             "TOKENS": 1,
             "PAGE": 0,
+            "DRAWS": False,
         } | constants
 
     def run(self, source: Pointer, source_stride: int, out: Pointer, out_stride: int, batch: int, **more: Any) -> None:

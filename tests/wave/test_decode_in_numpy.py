@@ -90,6 +90,15 @@ class Simulated:
         known = [*(int(p.address) for p in pointers), *strides, STREAM]
         self.places = put(np.array(known + [0] * (16 - len(known)), dtype=np.int64))
 
+    def fill(self, slots: list[int], contexts: list[int]) -> None:
+        """Put random keys and values of so many tokens into slots; NaN behind them, and everywhere else."""
+        for pointer, seed in ((self.k, 1), (self.v, 2)):
+            cache = randn(*self.cache_shape, seed=seed).half()
+            for slot in range(self.slots):
+                context = contexts[slots.index(slot)] if slot in slots else 0
+                cache[:, slot, :, context:] = float("nan")
+            self.bench.memory.set(pointer, cache.numpy().view(np.int32))
+
     def several(
         self,
         tokens: list[int],
@@ -97,15 +106,21 @@ class Simulated:
         slots: list[int],
         count: int,
         limits: list[list[int]] | None = None,
-        **more: Any,
+        draws: np.ndarray | None = None,
     ) -> list[list[int]]:
-        """Up to `count` tokens of each sequence, all in one launch."""
+        """Up to `count` tokens of each sequence, all in one launch. draws: see wave/draw.py."""
         program, memory = self.bench.program, self.bench.memory
         first, words = several_words(count, program.shape.batch, program.workers)
         if count not in self.buffers:
             self.buffers[count] = memory.put(np.full(words, -1, dtype=np.int64))
         words_of = limits or [limit_words(1 << 62)] * len(tokens)
-        more |= {"several": self.buffers[count], "TOKENS": count, "limits": memory.put(np.array(words_of))}
+        more: dict[str, Any] = {
+            "several": self.buffers[count],
+            "TOKENS": count,
+            "limits": memory.put(np.array(words_of)),
+        }
+        if draws is not None:
+            more |= {"draws": memory.put(draws), "DRAWS": True}
         self.step(tokens, positions, slots, **more)
         whole = memory.get(self.buffers[count], (words,))
         produced = whole[first : first + count * program.shape.batch].reshape(count, -1)

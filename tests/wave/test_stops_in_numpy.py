@@ -28,10 +28,16 @@ NEVER = 1 << 40
 MODEL = random_model(replace(LONG, qkv_bias=True))
 
 
+def simulated(workers: int) -> Simulated:
+    wave = Simulated(MODEL, BATCH, workers, BATCH)
+    wave.fill(SLOTS, FIRST)
+    return wave
+
+
 @lru_cache(maxsize=1)
 def one_by_one() -> tuple[list[list[int]], list[Tensor]]:
     """Twice COUNT tokens of each sequence, and both caches after them."""
-    wave = Simulated(MODEL, BATCH, 3, BATCH)
+    wave = simulated(3)
     tokens, made = FED, list[list[int]]()
     for step in range(2 * COUNT):
         tokens = wave.step(tokens, [first + step for first in FIRST], SLOTS).argmax(dim=1).tolist()
@@ -60,7 +66,7 @@ def first_time(row: list[int], at_least: int) -> int:
 @pytest.mark.parametrize("workers", [2, 9])
 def test_each_sequence_stops_by_itself_and_the_others_go_on_with_their_bits(workers: int) -> None:
     expected, _ = one_by_one()
-    wave = Simulated(MODEL, BATCH, workers, BATCH)
+    wave = simulated(workers)
     by_token = first_time(expected[0], 1)
     limits = [
         limit_words(NEVER, [130, expected[0][by_token]]),
@@ -80,7 +86,7 @@ def test_each_sequence_stops_by_itself_and_the_others_go_on_with_their_bits(work
 @pytest.mark.parametrize("workers", [2, 9])
 def test_a_launch_ends_when_its_last_sequence_has_stopped_and_the_next_one_goes_on(workers: int) -> None:
     expected, _ = one_by_one()
-    wave = Simulated(MODEL, BATCH, workers, BATCH)
+    wave = simulated(workers)
     lengths = [1, 3, 2]
     limits = [limit_words(first + length) for first, length in zip(FIRST, lengths, strict=True)]
     found = wave.several(FED, FIRST, SLOTS, COUNT, limits)
@@ -99,7 +105,7 @@ def test_a_launch_ends_when_its_last_sequence_has_stopped_and_the_next_one_goes_
 
 
 def test_a_stop_token_that_a_sequence_is_fed_stops_it_at_once() -> None:
-    wave = Simulated(MODEL, BATCH, 3, BATCH)
+    wave = simulated(3)
     limits = [limit_words(NEVER, FED[:1]), limit_words(FIRST[1]), limit_words(NEVER)]
     assert wave.several([FED[0], FED[1], -1], FIRST, SLOTS, COUNT, limits) == [cut([], 0)] * BATCH
     assert_caches_hold(wave, [0, 0, 0])
@@ -107,7 +113,7 @@ def test_a_stop_token_that_a_sequence_is_fed_stops_it_at_once() -> None:
 
 def test_the_hosts_request_ends_a_launch_with_the_token_that_it_is_making() -> None:
     expected, _ = one_by_one()
-    wave = Simulated(MODEL, BATCH, 3, BATCH)
+    wave = simulated(3)
     wave.bench.memory.set(wave.bench.asked, np.array([1], dtype=np.int32))
     assert wave.several(FED, FIRST, SLOTS, COUNT) == [cut(row, 1) for row in expected]
     assert_caches_hold(wave, [1, 1, 1])

@@ -13,10 +13,10 @@ partition decides; the others wait for it at the start of each token, which cost
 before, and the loader only where it would be a whole ring ahead.
 
 several (layout.several_words): candidates, three sets by token of [blocks, NB] packets of four int32 words (the logit's
-bits, the row, whether the host has asked for the end, 0); then, in int64 words, the launch's tokens [TOKENS, NB]; then
-each block's own tokens [NB], positions [NB] and whether each has stopped [NB]. A block clears the set of the next token
-when it begins one: whoever reads there has read, and therefore seen what was stored before, this block's candidates of
-the token between.
+bits, the row, whether the host has asked for the end, 0); what draw.py keeps; then, in int64 words, the launch's tokens
+[TOKENS, NB]; then each block's own tokens [NB], positions [NB] and whether each has stopped [NB]. A block clears the
+set of the next token when it begins one: whoever reads there has read, and therefore seen what was stored before, this
+block's candidates of the token between.
 
 limits, int64 [batch, 8]: the position of the sequence's last token, then up to seven stop tokens, -1 for none
 (layout.limit_words).
@@ -36,6 +36,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from onewave.wave.draw import clear_draws, draw_row
 from onewave.wave.spin import ABSENT, fence, poll_words
 
 __all__ = ["begin_token", "candidates_of", "has_stopped", "host_asks", "is_decided", "own_values", "show_best"]
@@ -56,7 +57,7 @@ def has_stopped(positions, b, NB: gl.constexpr):
 @gluon.jit
 def produced_of(several, NB: gl.constexpr):
     """Where the launch's tokens lie."""
-    return several + gl.num_programs(0) * (NB * 6)
+    return several + gl.num_programs(0) * (NB * 10) + NB * 4
 
 
 @gluon.jit
@@ -74,12 +75,13 @@ def is_decided(decided, going, token, WARPS: gl.constexpr):
 
 @gluon.jit
 def begin_token(
-    several, limits, token, number, tokens, positions, batch, watch, block, step, decided, going,
-    NB: gl.constexpr, TOKENS: gl.constexpr, XW: gl.constexpr,
+    several, limits, draws, head, out, out_stride, token, number, tokens, positions, batch, watch, block, step,
+    decided, going, NB: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr, DRAWS: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
     """Fill in the block's tokens and positions for the launch's token of that number, `number` over all launches, and
-    decide whether the launch makes it: 1 or 0, which the other partitions hear too. After the last one only block 0
-    has something to do."""
+    decide whether the launch makes it: 1 or 0, which the other partitions hear too. DRAWS: whether any sequence's token
+    may be drawn; if not, only block 0 has something to do after the last one. head: the record of the block's step that
+    makes logits, in `out`."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     LIMITS: gl.constexpr = gl.BlockedLayout([8], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
@@ -88,14 +90,20 @@ def begin_token(
     produced = produced_of(several, NB)
     live = 0
     told = 0
-    if (token < TOKENS) | (block == 0):
+    if (token < TOKENS) | (block == 0) | DRAWS:
         for b in range(batch):
             limit = gl.load(limits + b * 8 + which)
             position = gl.load(positions + b) + token
             before = gl.load(own + 2 * NB + b, mask=token > 0, other=0)
             chosen = gl.load(tokens + b)
             if token > 0:
-                best, told = best_of(several, number - 1, b, watch, block, step, NB, XW)
+                best, logit, told = best_of(several, number - 1, b, watch, block, step, NB, XW)
+                if DRAWS:
+                    if (before == 0) & (gl.load(draws + b * (2 + TOKENS)) > 0):
+                        best = draw_row(
+                            several, draws, head, out, out_stride, number - 1, token - 1, b, logit, watch, block, step,
+                            NB, R, TOKENS, XW,
+                        )  # fmt: skip
                 chosen = gl.where(before > 0, -1, best)
                 gl.store(produced + (token - 1) * NB + b, chosen, mask=block == 0)
             reached = ((which == 0) & (position >= limit)) | ((which > 0) & (chosen == limit))
@@ -109,6 +117,8 @@ def begin_token(
     # Those of two tokens before, which everybody has read by now.
     mine = candidates_of(several, number + 1, NB) + block * (NB * 4)
     gl.store(mine + lane, gl.full([XW * 32], ABSENT, gl.int32, LANES), mask=(lane < NB * 4) & (goes > 0))
+    if DRAWS:
+        clear_draws(several, number, goes > 0, block, NB, XW)
     if (block == 0) & (goes == 0):
         for at in range(token * NB, TOKENS * NB, XW * 32):
             gl.store(produced + at + lane, gl.full([XW * 32], -1, gl.int64, LANES), mask=at + lane < TOKENS * NB)
@@ -120,8 +130,8 @@ def begin_token(
 
 @gluon.jit
 def best_of(several, number, b, watch, block, step, NB: gl.constexpr, XW: gl.constexpr):
-    """Read all candidates of a sequence's token. Returns the best one's row, int64, and whether the host asks for the
-    launch's end (not 0)."""
+    """Read all candidates of a sequence's token. Returns the best one's row, int64, and logit, and whether the host
+    asks for the launch's end (not 0)."""
     PACKETS: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     word = gl.arange(0, XW * 128, layout=PACKETS)
     found = candidates_of(several, number, NB)
@@ -135,7 +145,8 @@ def best_of(several, number, b, watch, block, step, NB: gl.constexpr, XW: gl.con
     best = gl.max(logit, axis=0)
     first = gl.min(gl.where(logit == best, row, 2147483647), axis=0)
     # A logit that is not a number is nobody's best, and a launch that gives up may have seen half a packet.
-    return gl.where((first < 0) | (first == 2147483647), 0, first).to(gl.int64), gl.max(asked, axis=0)
+    first = gl.where((first < 0) | (first == 2147483647), 0, first).to(gl.int64)
+    return first, best, gl.max(asked, axis=0)
 
 
 @gluon.jit

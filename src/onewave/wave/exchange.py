@@ -39,13 +39,13 @@ __all__ = ["exchange_partition"]
 @gluon.jit
 def exchange_partition(
     steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
-    tokens, positions, slots, places, several, limits, asked, block, batch, source_stride, out_stride, set_words,
+    tokens, positions, slots, places, several, limits, asked, draws, block, batch, source_stride, out_stride, set_words,
     skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
-    PAGE: gl.constexpr,
+    PAGE: gl.constexpr, DRAWS: gl.constexpr,
 ):  # fmt: skip
     chunks_before = 0
     results = 0
@@ -59,12 +59,13 @@ def exchange_partition(
         gl.store(epochs + block, epoch + 1)
     else:
         own = own_values(several, block, NB, TOKENS)
+        head = steps + (num_steps - 1) * 32
         token = 0
         goes = 1
         while goes > 0:
             goes = begin_token(
-                several, limits, token, epoch + token, tokens, positions, batch, watch, block, first_step, decided,
-                going, NB, TOKENS, XW,
+                several, limits, draws, head, out, out_stride, token, epoch + token, tokens, positions, batch,
+                watch, block, first_step, decided, going, NB, R, TOKENS, DRAWS, XW,
             )  # fmt: skip
             if goes > 0:
                 chunks_before, results = exchange_steps(

@@ -269,12 +269,12 @@ def wanted_sums(acc, NB: gl.constexpr, R: gl.constexpr):
 def wave_kernel(
     weights, easy, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
     tokens, positions, slots, places, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
-    skipped, limits, asked,
+    skipped, limits, asked, draws,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
     PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr,
     FLIGHT: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr,
+    SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr, DRAWS: gl.constexpr,
 ):  # fmt: skip
     """Run every block's steps once, or up to TOKENS times, each after the token that the one before has chosen.
 
@@ -284,8 +284,8 @@ def wave_kernel(
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
     sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64
     [batch], places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py, and PAGE as in cached.py. skipped: the step
-    record whose results a test build keeps back (-1: none). several, limits, asked: see choose.py, if
-    TOKENS > 1; positions are those of the first token.
+    record whose results a test build keeps back (-1: none). several, limits, asked, and draws if DRAWS: see choose.py
+    and draw.py, if TOKENS > 1; positions are those of the first token.
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -341,10 +341,10 @@ def wave_kernel(
                 exchange_partition,
                 (
                     mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
-                    trace, tokens, positions, slots, places, several, limits, asked, block, batch, source_stride,
+                    trace, tokens, positions, slots, places, several, limits, asked, draws, block, batch, source_stride,
                     out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
                     DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS,
-                    SCALE, TOKENS, PAGE,
+                    SCALE, TOKENS, PAGE, DRAWS,
                 ),
             ),
             (

@@ -201,7 +201,7 @@ def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0, column
 def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:
     """Where the tokens of a launch of several lie in what it keeps (see choose.py), and all of that, in int64 words.
     batch: padded."""
-    first = blocks * batch * 6
+    first = blocks * batch * 10 + batch * 4
     return first, first + tokens * batch + blocks * batch * 3
 
 

@@ -1,0 +1,132 @@
+"""Drawing a token at random inside a launch of several, token for token as ops.sampling draws without top_k and top_p.
+
+A probability is a whole number of 2^-44ths of the best one's, as there, so that sums are exact in any order. Every
+block weighs the rows of the head that it has made, against the best logit of all; shows their sum; and reads those of
+all others. Where the sequence's uniform number falls, the block whose rows are there finds out which, and shows it: two
+hops more than the likeliest token takes.
+
+draws, float64 [batch, 2 + TOKENS]: a sequence's temperature, 0 for its likeliest token; its min_p; its uniform numbers
+in [0, 1) token by token.
+
+In `several` behind the candidates (choose.py), each two sets by token: packets of the sums, [blocks, NB] of four int32
+words (31 bits of the sum, 31 more, the first row, 0); packets of the rows drawn, [NB] of (the row, 0, 0, 0). A block
+clears its own, and block 0 the rows drawn, at the beginning of the token: whoever reads them has read the candidates of
+that token before, and so seen that; and nobody reads those of two tokens before any more.
+"""
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from onewave.wave.spin import ABSENT, poll_words
+
+__all__ = ["clear_draws", "draw_row"]
+
+_BITS31 = gl.constexpr(0x7FFFFFFF)
+# Of a probability of 1, and the number that, added, leaves no bits behind the point of what is at most that.
+_UNIT = gl.constexpr(2.0**44)
+_ROUNDER = gl.constexpr(2.0**52)
+
+
+@gluon.jit
+def sums_of(several, number, NB: gl.constexpr):
+    """The packets of the sums of the token of that number, counted over all launches."""
+    words = gl.num_programs(0) * NB * 4
+    return several.to(gl.pointer_type(gl.int32)) + words * 3 + (number & 1) * words
+
+
+@gluon.jit
+def rows_of(several, number, NB: gl.constexpr):
+    """The packets of the rows drawn, likewise."""
+    return several.to(gl.pointer_type(gl.int32)) + gl.num_programs(0) * (NB * 20) + (number & 1) * (NB * 4)
+
+
+@gluon.jit
+def clear_draws(several, number, wanted, block, NB: gl.constexpr, XW: gl.constexpr):
+    """Say that nothing of a token has been drawn yet, if wanted."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
+    lane = gl.arange(0, XW * 32, layout=LANES)
+    absent = gl.full([XW * 32], ABSENT, gl.int32, LANES)
+    mine = (lane < NB * 4) & wanted
+    gl.store(sums_of(several, number, NB) + block * (NB * 4) + lane, absent, mask=mine)
+    gl.store(rows_of(several, number, NB) + lane, absent, mask=mine & (block == 0))
+
+
+@gluon.jit
+def weights_of(logits, at, rows, temperature, best, least, LAYOUT: gl.constexpr, SIZE: gl.constexpr):
+    """Weights of SIZE rows of logits (words of float32) from `at` on, int64; 0 from `rows` on, and for those below
+    `least` (float64)."""
+    row = at + gl.arange(0, SIZE, layout=LAYOUT)
+    logit = gl.load(logits + row, mask=row < rows, other=0, cache_modifier=".cg").to(gl.float32, bitcast=True)
+    scaled = gl.div_rn(logit, temperature + logit * 0)
+    weight = gl.exp((scaled - best).to(gl.float64)) * _UNIT
+    weight = (weight + _ROUNDER) - _ROUNDER
+    return gl.where((row < rows) & (weight >= least), weight, 0.0).to(gl.int64)
+
+
+@gluon.jit
+def added(a, b):
+    return a + b
+
+
+@gluon.jit
+def draw_row(
+    several, draws, head, out, out_stride, number, token, b, best_logit, watch, block, step,
+    NB: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr, XW: gl.constexpr,
+):  # fmt: skip
+    """The row, int64, of a sequence's token of that number in the launch, drawn. head: the record of the block's step
+    that has made logits. best_logit: of all. number: of the token, over all launches."""
+    ROWS: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
+    SIZE: gl.constexpr = XW * 128
+    mine = draws + b * (2 + TOKENS)
+    temperature = gl.load(mine).to(gl.float32)
+    least = gl.load(mine + 1) * _UNIT
+    uniform = gl.load(mine + 2 + token)
+    best = gl.div_rn(best_logit, temperature)
+    first = gl.load(head + 8) * R
+    rows = gl.minimum(gl.load(head + 1) * R, out_stride - first)
+    logits = out + b * out_stride + first
+    own = (first * 0).to(gl.int64)
+    for at in range(0, rows, SIZE):
+        own += gl.sum(weights_of(logits, at, rows, temperature, best, least, ROWS, SIZE), axis=0)
+    sums = sums_of(several, number, NB) + b * 4
+    which = gl.arange(0, 4, layout=gl.BlockedLayout([4], [32], [XW], [0]))
+    low = (own & _BITS31).to(gl.int32)
+    high = (own >> 31).to(gl.int32)
+    packet = gl.where(which == 0, low, gl.where(which == 1, high, gl.where(which == 2, first, 0)))
+    gl.store(sums + block * (NB * 4) + which, packet)
+    word = gl.arange(0, SIZE, layout=ROWS)
+    pointers = gl.where(word // 4 < gl.num_programs(0), (sums + word // 4 * (NB * 4) + word % 4).to(gl.int64), 0)
+    words = poll_words(pointers, watch, block, step, 4)
+    even, odd = gl.split(gl.reshape(words, [XW * 32, 2, 2]))
+    lows, firsts = gl.split(even)
+    highs, nothing = gl.split(odd)
+    theirs = (highs.to(gl.int64) << 31) + lows
+    total = gl.sum(theirs, axis=0)
+    before = gl.sum(gl.where(firsts < first, theirs, 0), axis=0)
+    # Rounding may carry the product up to the total itself, where nobody is.
+    goal = gl.minimum((uniform * total.to(gl.float64)).to(gl.int64), total - 1) - before
+    drawn = rows_of(several, number, NB) + b * 4
+    # Of logits that are no numbers none weighs anything: block 0 then says something, lest all wait for ever.
+    if ((goal >= 0) & (goal < own)) | ((total <= 0) & (block == 0)):
+        passed = first * 0
+        sofar = own * 0
+        for at in range(0, rows, SIZE):
+            weights = weights_of(logits, at, rows, temperature, best, least, ROWS, SIZE)
+            up_to = gl.associative_scan(weights, 0, added) + sofar
+            there = at + gl.arange(0, SIZE, layout=ROWS) < rows
+            passed += gl.sum(((up_to <= goal) & there).to(gl.int32), axis=0)
+            sofar += gl.sum(weights, axis=0)
+        gl.store(drawn + which, gl.where(which == 0, gl.minimum(first + passed, out_stride - 1), 0))
+    found = poll_words(gl.where(word < 4, (drawn + word % 4).to(gl.int64), 0), watch, block, step, 4)
+    # A launch that gives up may have seen nothing.
+    return gl.maximum(gl.sum(gl.where(word == 0, found, 0), axis=0), 0).to(gl.int64)
