@@ -64,7 +64,9 @@ class FakeRunner:
         ends = range(1, len(token_ids) + 1) if all_logits else [len(token_ids)]
         return torch.from_numpy(np.stack([hash_logits(token_ids[:end]) for end in ends]))
 
-    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor) -> Tensor:
+    def produce(
+        self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor, draws: Tensor | None
+    ) -> Tensor:
         assert self.tokens_per_launch > 1
         self.launches += 1
         made = torch.full((self.tokens_per_launch, len(slots)), -1, dtype=torch.int64)
@@ -75,7 +77,9 @@ class FakeRunner:
                 if token < 0 or token in stops or position >= last:
                     break
                 fed = torch.tensor([token]), torch.tensor([position])
-                token = int(self.decode(slots[row : row + 1], *fed).argmax())
+                logits = self.decode(slots[row : row + 1], *fed)[0].numpy().astype(np.float64)
+                drawn = [0.0] * (step + 3) if draws is None else draws[row].tolist()
+                token = reference.sample(logits, drawn[2 + step], temperature=drawn[0], min_p=drawn[1])
                 made[step, row], position = token, position + 1
         return made
 

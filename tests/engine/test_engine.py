@@ -79,10 +79,13 @@ def generate(params: SamplingParams, prompt: list[int] = PROMPT, *, run_ahead: i
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
-def test_greedy_rows_get_several_tokens_a_launch_and_others_one_by_one(run_ahead: int) -> None:
+def test_rows_that_fit_a_launch_get_several_tokens_at_once_and_others_one_by_one(run_ahead: int) -> None:
     for changes, launches in (
         ({}, 4),  # one token from the prompt, fourteen left
-        ({"temperature": 0.7, "seed": 3}, 0),
+        ({"temperature": 0.7, "seed": 3}, 4),
+        ({"temperature": 0.7, "seed": 3, "min_p": 0.1}, 4),
+        ({"temperature": 0.7, "seed": 3, "top_k": 5}, 0),
+        ({"temperature": 0.7, "seed": 3, "top_p": 0.5}, 0),
         ({"logprobs": 2}, 0),
         ({"repetition_penalty": 1.2}, 0),
         ({"logit_bias": {3: 1.0}}, 0),

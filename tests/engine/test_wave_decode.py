@@ -17,6 +17,7 @@ from onewave.base.errors import CapacityError, InvalidArgumentError, Unsupported
 from onewave.engine.engine import Engine
 from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
+from onewave.engine.request import Request
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveDecoder, WaveLoad, load_for, load_wave, self_check, unsuited
 from onewave.memory.kv_cache import StaticKVCache
@@ -25,6 +26,7 @@ from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.models.loading import ModelParts, load_model
+from onewave.ops.sampling import RowParameters, sample
 from onewave.wave import launch
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.weights.sources import ModelLocation
@@ -168,6 +170,14 @@ def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_
     assert found[0] == found[1]
 
 
+def drawn(logits: Tensor, draws: Tensor, step: int) -> Tensor:
+    """What a launch draws from these logits."""
+    off = len(draws) * [0]
+    temperature, min_p = (draws[:, place].tolist() for place in (0, 1))
+    rows = RowParameters.build(temperature=temperature, top_k=off, top_p=[1] * len(off), min_p=min_p, device=CPU)
+    return sample(logits, draws[:, 2 + step], rows)
+
+
 class SeveralSteps(PlainWave):
     """As many plain steps as one launch would make, or too many of the same."""
 
@@ -176,7 +186,14 @@ class SeveralSteps(PlainWave):
         made.count = tokens
         return made
 
-    def produce(self, tokens: Tensor, positions: Tensor, slots: Tensor, limits: Tensor | None = None) -> Tensor:
+    def produce(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        limits: Tensor | None = None,
+        draws: Tensor | None = None,
+    ) -> Tensor:
         produced = torch.full((self.count, len(tokens)), -1)
         for step in range(self.count):
             if limits is not None and self.broken != "goes on":
@@ -184,13 +201,18 @@ class SeveralSteps(PlainWave):
                 tokens = torch.where(ends, -1, tokens)
             alive = (tokens >= 0).nonzero()[:, 0]
             if len(alive) and not (self.broken == "stutters" and step):
-                chosen = self(tokens[alive], positions[alive] + step, slots[alive]).argmax(1)
+                logits = self(tokens[alive], positions[alive] + step, slots[alive])
+                chosen = (
+                    logits.argmax(1)
+                    if draws is None or self.broken == "is never random"
+                    else drawn(logits, draws[alive], step)
+                )
                 tokens = torch.full_like(tokens, -1).index_copy(0, alive, chosen)
             produced[step] = tokens
         return produced
 
 
-@pytest.mark.parametrize("broken", ["", "stutters", "goes on"])
+@pytest.mark.parametrize("broken", ["", "stutters", "goes on", "is never random"])
 def test_several_tokens_a_launch_are_checked_against_as_many_launches(
     card: list[str], broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,8 +227,10 @@ def test_several_tokens_a_launch_are_checked_against_as_many_launches(
         runner = ModelRunner(model, max_num_seqs=3, max_model_len=64, wave=step)
         assert runner.tokens_per_launch == launches
         engine = Engine(runner)
-        params = SamplingParams(max_tokens=19, temperature=0.0, ignore_eos=True, detokenize=False)
-        requests = [engine.add(None, prompt, params) for prompt in ([5, 9, 80], [3], [44, 45, 46, 47, 48], [90, 2])]
+        requests: list[Request] = []
+        for i, prompt in enumerate(([5, 9, 80], [3], [44, 45, 46, 47, 48], [90, 2])):
+            params = SamplingParams(max_tokens=19, temperature=0.7 * i, seed=i, ignore_eos=True, detokenize=False)
+            requests.append(engine.add(None, prompt, params))
         while engine.has_work:
             engine.step()
         texts.append([request.output().outputs[0].token_ids for request in requests])

@@ -143,6 +143,16 @@ def test_several_tokens_a_launch_change_no_token(cache: Path) -> None:
         assert tokens(model, PROMPTS) == expected
 
 
+def test_drawn_tokens_are_the_same_however_many_a_launch_makes(cache: Path) -> None:
+    params = [SamplingParams(temperature=t, seed=7, max_tokens=24, detokenize=False) for t in (1.0, 0.0, 0.6, 1.3)]
+    found: list[list[list[int]]] = []
+    for count in (1, 5):
+        with llm(tokens_per_launch=count) as model:
+            outputs = model.generate(PROMPTS, params)  # type: ignore[arg-type]
+            found.append([list(output.outputs[0].token_ids) for output in outputs])
+    assert found[0] == found[1]
+
+
 def test_rows_of_one_launch_end_by_themselves_and_a_closed_stream_leaves_nothing_behind(cache: Path) -> None:
     with llm() as model:
         whole = tokens(model, PROMPTS)

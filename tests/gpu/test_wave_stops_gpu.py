@@ -15,6 +15,7 @@ from onewave.bench.wave import in_pages
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import DecodeWave
+from onewave.ops.sampling import RowParameters, sample, uniforms
 from onewave.wave.launch import runs_here
 from onewave.wave.layout import limit_words
 
@@ -168,3 +169,38 @@ def test_the_host_ends_a_launch_and_what_it_has_made_is_right() -> None:
     wave.wave.check()
     assert [row[: count - made] for row in found] == [row[made:] for row in expected]
     assert all(token >= 0 for row in found for token in row)
+
+
+def test_drawn_tokens_are_those_of_the_sampler() -> None:
+    count, rows = 9, 4
+    model = on_card(random_model(replace(BASE, qkv_bias=True, vocab_size=50000)))
+    before = filled(model, rows)
+    slots = torch.tensor([1, 3, 0, 2], device="cuda")
+    temperature, min_p = [0.7, 0.0, 1.0, 2.5], [0.0, 0.0, 0.01, 0.0]
+    numbers = uniforms([21, 22, 23, 24], [0] * rows, 3 * count)
+    how = RowParameters.build(temperature=temperature, top_k=[0] * rows, top_p=[1.0] * rows, min_p=min_p, device=CARD)
+    one = DecodeWave(model, batch=rows)
+    several = one.several(count)
+    whole = copied(model, before)
+    one.bind_cache(whole)
+    tokens, positions, expected = slots + 5, slots * 60 + 17, list[Tensor]()
+    for step in range(3 * count):
+        logits = one(tokens, positions + step, slots)
+        tokens = sample(logits, torch.from_numpy(numbers[:, step].copy()).cuda(), how)
+        expected.append(tokens)
+    kv = copied(model, before)
+    several.bind_cache(kv)
+    tokens, found = slots + 5, list[Tensor]()
+    for begin in range(0, 3 * count, count):
+        fixed = torch.tensor([temperature, min_p], dtype=torch.float64).T
+        draws = torch.cat((fixed, torch.from_numpy(numbers[:, begin : begin + count].copy())), dim=1).cuda()
+        found.append(several.produce(tokens, positions + begin, slots, draws=draws))
+        tokens = found[-1][-1]
+        # A launch that makes nothing and draws nothing comes between.
+        nothing = torch.tensor([limit_words(0)] * rows, device="cuda")
+        assert (several.produce(tokens, positions, slots, nothing) == -1).all()
+    several.wave.check()
+    assert torch.equal(torch.cat(found), torch.stack(expected))
+    assert len({tuple(row.tolist()) for row in expected}) == len(expected)
+    assert torch.equal(kv.k, whole.k)
+    assert torch.equal(kv.v, whole.v)

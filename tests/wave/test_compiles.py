@@ -33,6 +33,8 @@ VARIANTS = {
     "a decode step from pages, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "PAGE": 16},
     "a decode step from pages, head_dim 128": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "PAGE": 256},
     "several decode steps from pages": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8, "PAGE": 64},
+    "several drawn decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "TOKENS": 8, "DRAWS": True},
+    "several drawn decode steps, head_dim 128": {"batch": 4, "D": 128, "GP": 4, "TOKENS": 8, "DRAWS": True},
     "several decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "TOKENS": 8},
     "several decode steps, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8},
 }
@@ -41,6 +43,8 @@ REGISTERS_AT_START = 128
 SHARED_BYTES = 227 * 1024
 # Addresses that every step shares; none inside a loop over tiles or keys. By (head_dim, several tokens a launch).
 SPILLED_BYTES = {(128, False): 8, (128, True): 32}
+# What draws tokens keeps in registers from one token to the next is spilled: more, but once a token for the most part.
+SPILLED_BYTES_DRAWING = 144
 
 
 def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_copies() -> None:
@@ -53,7 +57,8 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
     assert len(reports) == len(VARIANTS)
     for name, report in zip(VARIANTS, reports, strict=True):
         kind = VARIANTS[name].get("D", 0), VARIANTS[name].get("TOKENS", 1) != 1
-        assert report["stack"] <= SPILLED_BYTES.get(kind, 0), f"{name} spills: {report}"
+        most = SPILLED_BYTES_DRAWING if VARIANTS[name].get("DRAWS") else SPILLED_BYTES.get(kind, 0)
+        assert report["stack"] <= most, f"{name} spills: {report}"
         assert report["registers"] <= REGISTERS_AT_START, name
         assert report["shared"] <= SHARED_BYTES, name
         assert not report["torn"], f"{name}: {report['torn']}"

@@ -67,10 +67,12 @@ class Runner(Protocol):
         """Feed one token a row (int64 [rows] each). Returns float32 [rows, vocab], valid until the next call."""
         ...
 
-    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor) -> Tensor:
-        """Feed one token a row, and then the likeliest, up to tokens_per_launch times. Returns them, int64 [tokens,
+    def produce(
+        self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor, draws: Tensor | None
+    ) -> Tensor:
+        """Feed one token a row, and then what comes of it, up to tokens_per_launch times. Returns them, int64 [tokens,
         rows]. limits: int64 [rows, LIMIT_WORDS], wave.layout.limit_words of each row; behind a row's last token, or for
-        a row whose given token is negative, -1 is returned and nothing written."""
+        a row whose given token is negative, -1 is returned and nothing written. draws: SamplingPlan.draws."""
         ...
 
     def interrupt(self) -> None:
@@ -266,7 +268,7 @@ class Engine:
         if rows is None:
             return False
         count = self._runner.tokens_per_launch
-        if count > 1 and rows.plan.takes_likeliest:
+        if count > 1 and rows.plan.fits_a_launch:
             self._produce(rows, count)
             return True
         self._runner.reserve(rows.longest)
@@ -284,11 +286,12 @@ class Engine:
     def _produce(self, rows: _Rows, count: int) -> None:
         """Launch up to `count` steps of all rows at once; a row that ends before makes fewer."""
         self._runner.reserve(min(rows.longest + count - 1, rows.most))
-        produced = self._runner.produce(rows.slots, rows.token_ids, rows.positions, rows.limits)
+        draws = rows.plan.draws(count)
+        produced = self._runner.produce(rows.slots, rows.token_ids, rows.positions, rows.limits, draws)
         rows.plan.skip(count)
         # At an address of its own, aligned as all others. Of a row that has ended the last token is an end, or -1: the
         # next launch, which may be on its way before the host knows, makes nothing of it. No other kind of step sees
-        # it: rows that take the likeliest go on doing so, and new ones join when everything has been read.
+        # it: rows that fit a launch go on doing so, and new ones join when everything has been read.
         rows.token_ids = produced[-1].clone()
         rows.positions += count
         rows.longest += count

@@ -135,16 +135,19 @@ class ModelRunner:
         return step.logits[:rows]
 
     @torch.inference_mode()
-    def produce(self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor) -> Tensor:
-        """Up to tokens_per_launch steps at once, each row's next token its likeliest.
+    def produce(
+        self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor, draws: Tensor | None
+    ) -> Tensor:
+        """Up to tokens_per_launch steps at once.
 
         As decode; positions are the first step's, and what was reserved reaches as far as limits let a row come.
-        limits: int64 [rows, LIMIT_WORDS], wave.layout.limit_words of each row. Returns int64 [tokens_per_launch, rows],
-        -1 behind a row's last token.
+        limits: int64 [rows, LIMIT_WORDS], wave.layout.limit_words of each row. draws: float64 [rows, 2 +
+        tokens_per_launch], see SamplingPlan.draws; None: each row's next token is its likeliest. Returns int64
+        [tokens_per_launch, rows], -1 behind a row's last token.
         """
         assert self._kv is not None, "reserve() comes first"
         assert self._wave is not None, "only a wave makes several"
-        return self._wave.produce(token_ids, positions, slots, limits)
+        return self._wave.produce(token_ids, positions, slots, limits, draws)
 
     def interrupt(self) -> None:
         """Have what `produce` has launched end with the token that it is making."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,9 +106,22 @@ class SamplingPlan:
         self._as_is = self._biases is None and self._bans is None and self._penalties is None
 
     @property
-    def takes_likeliest(self) -> bool:
-        """Whether every row's next tokens are its likeliest ones as they are, and nothing else is asked for."""
-        return self._all_greedy and self._as_is and self._num_logprobs is None
+    def fits_a_launch(self) -> bool:
+        """Whether a launch of several tokens can choose them: as they are, drawn from the whole vocabulary or the
+        likeliest, and nothing else asked for."""
+        drawn = self._parameters is None or self._parameters.ordered is None
+        return drawn and self._as_is and self._num_logprobs is None
+
+    def draws(self, count: int) -> Tensor | None:
+        """How the next `count` tokens are drawn, float64 [rows, 2 + count] on the device: temperature, min_p and the
+        uniform numbers of each row; None if all are the likeliest."""
+        if self._all_greedy:
+            return None
+        params = [row.params for row in self._rows]
+        fixed = [[0.0 if p.is_greedy else p.temperature, p.min_p] for p in params]
+        steps = [row.step + self._step for row in self._rows]
+        numbers = uniforms([row.key for row in self._rows], steps, count)
+        return self._send(np.concatenate((np.array(fixed), numbers), axis=1), torch.float64)
 
     def skip(self, steps: int) -> None:
         """Note that this many steps were sampled elsewhere."""

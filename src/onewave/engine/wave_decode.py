@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from onewave.models.batch import Batch
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.loading import load_model, open_parts
+from onewave.ops.sampling import RowParameters, greedy, sample, uniforms
 from onewave.wave.layout import limit_words
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
@@ -104,12 +106,14 @@ class WaveDecoder:
         if self._several is not None:
             self._several.bind_cache(kv)
 
-    def produce(self, token_ids: Tensor, positions: Tensor, slots: Tensor, limits: Tensor) -> Tensor:
-        """Feed one token a row, int64 [rows] each, and then the likeliest, up to tokens_per_launch times and as far as
-        limits (wave.layout.limit_words of each row) let it. Returns int64 [tokens_per_launch, rows]. Raises
-        WaveStalled."""
+    def produce(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, limits: Tensor, draws: Tensor | None
+    ) -> Tensor:
+        """Feed one token a row, int64 [rows] each, and then what comes of it, up to tokens_per_launch times and as far
+        as limits (wave.layout.limit_words of each row) let it. draws: as Wave.decode_several. Returns int64
+        [tokens_per_launch, rows]. Raises WaveStalled."""
         assert self._several is not None
-        return self._several.produce(token_ids, positions, slots, limits)
+        return self._several.produce(token_ids, positions, slots, limits, draws)
 
     def interrupt(self) -> None:
         """Have what `produce` has launched end with the token that it is making."""
@@ -292,7 +296,7 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
 @torch.inference_mode()
 def check_several(model: Llama, one: DecodeWave, several: DecodeWave, sequences: int, count: int) -> None:
     """Raise UnsupportedError unless a launch of `count` tokens gives those of as many launches, and the same caches,
-    and one whose sequences end at different tokens as much of both as it should."""
+    and if its sequences end one after the other as much of both as it should; likeliest tokens and drawn ones."""
     most = min(_CHECKED_CAPACITY, model.max_model_len) - count
     if most < 1:
         raise UnsupportedError(
@@ -303,32 +307,59 @@ def check_several(model: Llama, one: DecodeWave, several: DecodeWave, sequences:
     dice = torch.Generator(model.device).manual_seed(0)
     for cache in (before.k, before.v):
         cache.normal_(generator=dice)
-    theirs.copy_from(before)
     first = torch.randint(model.config.vocab_size, (sequences,), generator=dice, device=model.device)
     positions = torch.tensor(lengths, device=model.device)
     slots = torch.arange(sequences, device=model.device)
-    one.bind_cache(theirs)
-    tokens, expected = first, list[Tensor]()
-    for step in range(count):
-        tokens = one(tokens, positions + step, slots).argmax(dim=1)
-        expected.append(tokens)
-    rows = cast("list[list[int]]", torch.stack(expected).T.tolist())
-    several.bind_cache(ours)
-    for limits, kept in (([limit_words(most + count)] * sequences, [count] * sequences), _some_limits(rows, lengths)):
-        ours.copy_from(before)
-        found = several.produce(first, positions, slots, torch.tensor(limits, device=model.device))
-        several.wave.check()
-        same = found.T.tolist() == [
-            row[:length] + [-1] * (count - length) for row, length in zip(rows, kept, strict=True)
-        ]
-        for mine, old, new in ((ours.k, before.k, theirs.k), (ours.v, before.v, theirs.v)):
-            for slot, (length, more) in enumerate(zip(lengths, kept, strict=True)):
-                end = length + more
-                same = same and torch.equal(mine[:, slot, :, :end], new[:, slot, :, :end])
-                same = same and torch.equal(mine[:, slot, :, end:], old[:, slot, :, end:])
-        if not same:
-            got = f"{count} tokens of one launch, all or up to some limits, differ from those of {count} launches"
-            raise UnsupportedError("self-check of the wave", got=got, next="Use tokens_per_launch=1.")
+    whole = [limit_words(most + count)] * sequences, [count] * sequences
+    for draws in (None, _some_draws(sequences, count)):
+        theirs.copy_from(before)
+        one.bind_cache(theirs)
+        tokens, expected = first, list[Tensor]()
+        for step in range(count):
+            logits = one(tokens, positions + step, slots)
+            tokens = greedy(logits) if draws is None else _drawn(logits, draws, step)
+            expected.append(tokens)
+        rows = cast("list[list[int]]", torch.stack(expected).T.tolist())
+        several.bind_cache(ours)
+        for limits, kept in (whole, _some_limits(rows, lengths)):
+            ours.copy_from(before)
+            given = torch.tensor(limits, device=model.device)
+            found = several.produce(first, positions, slots, given, None if draws is None else draws.to(model.device))
+            several.wave.check()
+            cut = [row[:more] + [-1] * (count - more) for row, more in zip(rows, kept, strict=True)]
+            ends = [length + more for length, more in zip(lengths, kept, strict=True)]
+            if found.T.tolist() != cut or not _holds_up_to(ends, ours, theirs, before):
+                got = f"{count} tokens of one launch differ from those of {count} launches"
+                got += "" if (limits, kept) == whole else " up to some limits"
+                got += "" if draws is None else " where they are drawn"
+                raise UnsupportedError("self-check of the wave", got=got, next="Use tokens_per_launch=1.")
+
+
+def _holds_up_to(ends: list[int], ours: StaticKVCache, new: StaticKVCache, old: StaticKVCache) -> bool:
+    """Whether each slot holds what is new up to its end, and what is old behind."""
+    for mine, made, left in ((ours.k, new.k, old.k), (ours.v, new.v, old.v)):
+        for slot, end in enumerate(ends):
+            if not torch.equal(mine[:, slot, :, :end], made[:, slot, :, :end]):
+                return False
+            if not torch.equal(mine[:, slot, :, end:], left[:, slot, :, end:]):
+                return False
+    return True
+
+
+def _some_draws(sequences: int, count: int) -> Tensor:
+    """Draws of sequences with temperatures and min_p of different kinds, as SamplingPlan.draws has them."""
+    fixed = [[(0.8, 1.0, 0.0, 1.5)[i % 4], (0.0, 0.02)[i // 4 % 2]] for i in range(sequences)]
+    return torch.from_numpy(np.concatenate((fixed, uniforms(range(sequences), [0] * sequences, count)), axis=1))
+
+
+def _drawn(logits: Tensor, draws: Tensor, step: int) -> Tensor:
+    """What the sampler draws at a step of these draws."""
+    off = len(draws) * [0]
+    temperature, min_p = (cast("list[float]", draws[:, place].tolist()) for place in (0, 1))
+    rows = RowParameters.build(
+        temperature=temperature, top_k=off, top_p=[1.0] * len(off), min_p=min_p, device=logits.device
+    )
+    return sample(logits, draws[:, 2 + step].to(logits.device), rows)
 
 
 def _some_limits(rows: list[list[int]], lengths: list[int]) -> tuple[list[list[int]], list[int]]:

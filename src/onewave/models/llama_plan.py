@@ -264,12 +264,20 @@ class DecodeWave:
         for. Raises ShapeError."""
         self.wave.bind_cache(kv.k, kv.v, kv.block_table if isinstance(kv, PagedKVCache) else None)
 
-    def produce(self, tokens: Tensor, positions: Tensor, slots: Tensor, limits: Tensor | None = None) -> Tensor:
+    def produce(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        limits: Tensor | None = None,
+        draws: Tensor | None = None,
+    ) -> Tensor:
         """Feed one token a sequence, int64 [rows] each, and what comes of it as often as `several` says, or until its
-        limits stop it: int64 [rows, LIMIT_WORDS], layout.limit_words of each (None: nothing does). Returns the tokens,
-        int64 [tokens, rows], -1 behind a sequence's last one. The cache holds as many positions more."""
+        limits stop it: int64 [rows, LIMIT_WORDS], layout.limit_words of each (None: nothing does). draws: as
+        Wave.decode_several (None: the likeliest token comes). Returns the tokens, int64 [tokens, rows], -1 behind a
+        sequence's last one. The cache holds as many positions more."""
         logits = torch.empty(len(tokens), self.vocab_size, device=self.device)
-        return self.wave.decode_several(tokens, positions, slots, logits, limits=limits)
+        return self.wave.decode_several(tokens, positions, slots, logits, limits=limits, draws=draws)
 
     def interrupt(self) -> None:
         """Have launches of `produce` that are on their way end with the token that they are making."""

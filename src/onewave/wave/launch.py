@@ -16,8 +16,9 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.base.settings import Settings
 from onewave.tiles.trace import Trace
 from onewave.wave.block_table import check_entries, check_pages
+from onewave.wave.launch_checks import check_rows, check_tokens
 from onewave.wave.launch_state import LaunchState
-from onewave.wave.layout import LIMIT_WORDS, MOST_TOKENS, Flag, Word, limit_words, several_words
+from onewave.wave.layout import limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls
@@ -104,7 +105,7 @@ class Wave:
         if program.workers > co_resident(device):
             allowed = f"up to {co_resident(device)}, what {device} holds at once"
             raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
-        _check_tokens(program, tokens, attention is not None)
+        check_tokens(program, tokens, decodes=attention is not None, threads=_EXCHANGE_WARPS * 32)
         if activation not in ACTIVATIONS:
             raise InvalidArgumentError("activation", got=repr(activation), allowed="'silu', 'gelu', None")
         self.program, self.device, self._stream = program, device, stream
@@ -127,6 +128,7 @@ class Wave:
         # Of a sequence that nothing stops.
         endless = [limit_words(2**62)] * (program.shape.batch if tokens > 1 else 1)
         self._endless = torch.tensor(endless, dtype=torch.int64, device=device)
+        self._likeliest = torch.zeros(1, dtype=torch.float64, device=device)
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
@@ -206,28 +208,35 @@ class Wave:
         return logits
 
     def decode_several(
-        self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, *, limits: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        logits: Tensor,
+        *,
+        limits: Tensor | None = None,
+        draws: Tensor | None = None,
     ) -> Tensor:
         """Up to `self.tokens` decode steps in one launch, each sequence's next token its likeliest, the first of them.
 
         As decode; positions are the first step's, and the cache holds as many more. limits: int64 [batch, LIMIT_WORDS]
         on the device, layout.limit_words of each sequence; None: nothing stops any. A token below 0 is that of a
         sequence that has stopped before. Returns the tokens, int64 [self.tokens, batch]: behind a sequence's last one,
-        which it reports but does not feed, and behind an early end, -1. Nothing is written to the cache for these. The
+        which it reports but does not feed, and behind an early end, -1. Nothing is written to the cache for these.
+        draws: float64 [batch, 2 + self.tokens] on the device: of each sequence its temperature (0: the likeliest), its
+        min_p and its uniform numbers token by token, as ops.sampling's `sample` takes them; None: all likeliest. The
         launch ends with the token with which the last sequence stops, or after interrupt. logits are the last step's
         of the sequences that it fed. Raises ShapeError, and WaveStalled if an earlier launch has stalled.
         """
         assert self._attention is not None
         assert self.tokens > 1, "made for one token a launch"
-        if limits is not None and (limits.shape != (len(tokens), LIMIT_WORDS) or limits.dtype is not torch.int64):
-            got = f"{limits.dtype} {tuple(limits.shape)}"
-            raise ShapeError("wave: limits", got=got, allowed=f"int64 ({len(tokens)}, {LIMIT_WORDS})")
+        check_rows(limits, draws, len(tokens), self.tokens)
         limits = self._endless[: len(tokens)] if limits is None else limits.contiguous()
         last = torch.minimum(positions + self.tokens, limits[:, 0]) - 1
         self._check_table(slots, torch.where(tokens < 0, -1, last))
         state = self._state()
         state.whole_again()
-        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits)
+        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits, draws)
         padded = self.program.shape.batch
         first, _ = several_words(self.tokens, padded, self.program.workers)
         produced = state.several[first : first + self.tokens * padded].view(self.tokens, padded)
@@ -293,6 +302,7 @@ class Wave:
         trace: Tensor | None,
         sequences: tuple[Tensor, Tensor, Tensor] | None,
         limits: Tensor | None = None,
+        draws: Tensor | None = None,
     ) -> None:
         from onewave.wave.kernel import wave_kernel
 
@@ -327,6 +337,8 @@ class Wave:
             -1 if keep_back is None else self.program.step_of(keep_back),
             self._endless if limits is None else limits,
             state.asked,
+            self._likeliest if draws is None else draws.contiguous(),
+            DRAWS=draws is not None,
             DTYPE=_gluon_dtype(dtype),
             TEST=2 if self._delays else 1 if test else 0,
             TRACE=trace is not None,
@@ -353,20 +365,6 @@ class Wave:
             found,
             next="Its results are void; the next launch works.",
         )
-
-
-def _check_tokens(program: WaveProgram, tokens: int, decodes: bool) -> None:
-    if not (1 <= tokens <= MOST_TOKENS and (decodes or tokens == 1)):
-        allowed = f"1 to {MOST_TOKENS}" if decodes else "1, as no decode step"
-        raise UnsupportedError("wave: tokens of a launch", got=str(tokens), allowed=allowed)
-    if tokens == 1:
-        return
-    worker = np.repeat(np.arange(program.workers), program.lanes[:, 3])
-    heads = np.bincount(worker[(program.steps[:, Word.FLAGS] & Flag.LOGITS) > 0], minlength=program.workers)
-    most = _EXCHANGE_WARPS * 32  # one poll reads a candidate of each
-    if program.workers > most or (heads != 1).any():
-        got = f"{program.workers} workers, {int((heads > 0).sum())} of which make logits"
-        raise UnsupportedError("wave: several tokens of a launch", got=got, allowed=f"up to {most}, all of which do")
 
 
 def _padded(words: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.int32]]:
