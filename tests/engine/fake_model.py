@@ -46,7 +46,7 @@ class FakeRunner:
         self.vocab_size = VOCAB
         self.max_num_seqs, self.max_model_len, self.run_ahead = max_num_seqs, max_model_len, run_ahead
         self.tokens_per_launch, self.launches = tokens_per_launch, 0
-        self.interrupts = 0
+        self.interrupts, self.draws_in_launch = 0, True
         self.cache: dict[int, list[int]] = {}
         self.reserved = 0
         self.batch_sizes: list[int] = []

@@ -102,6 +102,17 @@ def test_rows_that_fit_a_launch_get_several_tokens_at_once_and_others_one_by_one
         assert request.samples[0].token_ids == generate(params).samples[0].token_ids, changes
 
 
+def test_a_runner_that_does_not_draw_gets_drawn_rows_one_by_one() -> None:
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=15)
+    runner = FakeRunner(tokens_per_launch=4)
+    runner.draws_in_launch = False
+    engine = make_engine(runner)
+    request = engine.add(None, PROMPT, params)
+    run_all(engine)
+    assert runner.launches == 0
+    assert request.samples[0].token_ids == generate(params).samples[0].token_ids
+
+
 def test_rows_of_one_launch_end_by_their_own_lengths_and_stop_tokens() -> None:
     greedy = {"temperature": 0, "ignore_eos": True}
     whole = generate(SamplingParams(max_tokens=20, **greedy)).samples[0].token_ids  # type: ignore[arg-type] # mixed values
@@ -347,7 +358,7 @@ class InstantRunner:
     def __init__(self, vocab_size: int) -> None:
         self.device = torch.device("cpu")
         self.vocab_size, self.max_model_len, self.max_num_seqs, self.run_ahead = vocab_size, 100_000, 4, 0
-        self.tokens_per_launch = 1
+        self.tokens_per_launch, self.draws_in_launch = 1, False
         self.logits = torch.zeros(1, vocab_size)
 
     def reserve(self, num_tokens: int) -> None:

@@ -49,7 +49,7 @@ class Runner(Protocol):
     """Runs the model. Sequences are known by their slot.
 
     run_ahead: launches of decode steps before an earlier one's tokens are read: 0 on CPU, 1 on CUDA. tokens_per_launch:
-    that `produce` makes of each row; 1 where there is no such thing.
+    that `produce` makes of each row; 1 where there is no such thing. draws_in_launch: whether it draws tokens, too.
     """
 
     device: torch.device
@@ -58,6 +58,7 @@ class Runner(Protocol):
     max_num_seqs: int
     run_ahead: int
     tokens_per_launch: int
+    draws_in_launch: bool
 
     def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
         """Run a whole prompt. Returns float32 [1, vocab] of the last token, or [tokens, vocab] with all_logits."""
@@ -268,7 +269,7 @@ class Engine:
         if rows is None:
             return False
         count = self._runner.tokens_per_launch
-        if count > 1 and rows.plan.fits_a_launch:
+        if count > 1 and rows.plan.fits_a_launch(draws=self._runner.draws_in_launch):
             self._produce(rows, count)
             return True
         self._runner.reserve(rows.longest)

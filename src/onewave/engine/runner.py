@@ -60,6 +60,7 @@ class ModelRunner:
         self._use_graphs = self._on_cuda and decode == "graph"
         self._wave = wave
         self.tokens_per_launch = 1 if wave is None else wave.tokens_per_launch
+        self.draws_in_launch = wave is not None and wave.draws_in_launch
         self.decode_path = "wave" if wave is not None else decode if self._on_cuda else "eager"
         self._graphs: dict[int, _DecodeGraph] = {}
         self._bound: tuple[_DecodeGraph, Tensor] | None = None

@@ -105,11 +105,10 @@ class SamplingPlan:
         self._build_bans()
         self._as_is = self._biases is None and self._bans is None and self._penalties is None
 
-    @property
-    def fits_a_launch(self) -> bool:
-        """Whether a launch of several tokens can choose them: as they are, drawn from the whole vocabulary or the
-        likeliest, and nothing else asked for."""
-        drawn = self._parameters is None or self._parameters.ordered is None
+    def fits_a_launch(self, *, draws: bool) -> bool:
+        """Whether a launch of several tokens can choose them: as they are, the likeliest or, if it draws, from the
+        whole vocabulary, and nothing else asked for."""
+        drawn = self._parameters is None or (draws and self._parameters.ordered is None)
         return drawn and self._as_is and self._num_logprobs is None
 
     def draws(self, count: int) -> Tensor | None:

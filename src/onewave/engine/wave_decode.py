@@ -77,7 +77,8 @@ class WaveDecoder:
 
     stream: where the model's matrices are packed for it; None packs them here, beside the plain ones. However many
     sequences a step has, it runs through the program for max_num_seqs: its bits do not depend on their number.
-    tokens_per_launch: that `produce` makes; checked against as many single steps.
+    tokens_per_launch: that `produce` makes; checked against as many single steps. draws_in_launch: whether drawn
+    tokens passed that check, too; if not, a line is logged that says why, and they are drawn one step at a time.
     Raises UnsupportedError when the card or the model does not suit the wave, or when the self-check fails.
     """
 
@@ -96,9 +97,22 @@ class WaveDecoder:
             got = f"logits {self.difference:.1%} from the plain operators'"
             raise UnsupportedError("self-check of the wave", got=got, next='Use decode="graph".')
         self.tokens_per_launch = tokens_per_launch
+        self.draws_in_launch = False
         self._several = self._wave.several(tokens_per_launch) if tokens_per_launch > 1 else None
         if self._several is not None:
             check_several(model, self._wave, self._several, max_num_seqs, tokens_per_launch)
+            self.draws_in_launch = self._checked_draws(model, max_num_seqs)
+
+    def _checked_draws(self, model: Llama, sequences: int) -> bool:
+        assert self._several is not None
+        draws = _some_draws(sequences, self.tokens_per_launch)
+        try:
+            check_several(model, self._wave, self._several, sequences, self.tokens_per_launch, draws)
+        except Exception as error:
+            # Whatever it was, a compiler's error too: this build is one of its own, and nothing else needs it.
+            _log.warning("tokens are drawn one step at a time, not in launches of several: %s", _in_short(error))
+            return False
+        return True
 
     def bind_cache(self, kv: StaticKVCache) -> None:
         """Use this cache from now on."""
@@ -294,9 +308,12 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
 
 
 @torch.inference_mode()
-def check_several(model: Llama, one: DecodeWave, several: DecodeWave, sequences: int, count: int) -> None:
+def check_several(
+    model: Llama, one: DecodeWave, several: DecodeWave, sequences: int, count: int, draws: Tensor | None = None
+) -> None:
     """Raise UnsupportedError unless a launch of `count` tokens gives those of as many launches, and the same caches,
-    and if its sequences end one after the other as much of both as it should; likeliest tokens and drawn ones."""
+    and if its sequences end one after the other as much of both as it should. draws: as SamplingPlan.draws; what is
+    drawn is compared with the sampler's."""
     most = min(_CHECKED_CAPACITY, model.max_model_len) - count
     if most < 1:
         raise UnsupportedError(
@@ -310,29 +327,28 @@ def check_several(model: Llama, one: DecodeWave, several: DecodeWave, sequences:
     first = torch.randint(model.config.vocab_size, (sequences,), generator=dice, device=model.device)
     positions = torch.tensor(lengths, device=model.device)
     slots = torch.arange(sequences, device=model.device)
+    theirs.copy_from(before)
+    one.bind_cache(theirs)
+    tokens, expected = first, list[Tensor]()
+    for step in range(count):
+        logits = one(tokens, positions + step, slots)
+        tokens = greedy(logits) if draws is None else _drawn(logits, draws, step)
+        expected.append(tokens)
+    rows = cast("list[list[int]]", torch.stack(expected).T.tolist())
+    several.bind_cache(ours)
     whole = [limit_words(most + count)] * sequences, [count] * sequences
-    for draws in (None, _some_draws(sequences, count)):
-        theirs.copy_from(before)
-        one.bind_cache(theirs)
-        tokens, expected = first, list[Tensor]()
-        for step in range(count):
-            logits = one(tokens, positions + step, slots)
-            tokens = greedy(logits) if draws is None else _drawn(logits, draws, step)
-            expected.append(tokens)
-        rows = cast("list[list[int]]", torch.stack(expected).T.tolist())
-        several.bind_cache(ours)
-        for limits, kept in (whole, _some_limits(rows, lengths)):
-            ours.copy_from(before)
-            given = torch.tensor(limits, device=model.device)
-            found = several.produce(first, positions, slots, given, None if draws is None else draws.to(model.device))
-            several.wave.check()
-            cut = [row[:more] + [-1] * (count - more) for row, more in zip(rows, kept, strict=True)]
-            ends = [length + more for length, more in zip(lengths, kept, strict=True)]
-            if found.T.tolist() != cut or not _holds_up_to(ends, ours, theirs, before):
-                got = f"{count} tokens of one launch differ from those of {count} launches"
-                got += "" if (limits, kept) == whole else " up to some limits"
-                got += "" if draws is None else " where they are drawn"
-                raise UnsupportedError("self-check of the wave", got=got, next="Use tokens_per_launch=1.")
+    for limits, kept in (whole, _some_limits(rows, lengths)):
+        ours.copy_from(before)
+        given = torch.tensor(limits, device=model.device)
+        found = several.produce(first, positions, slots, given, None if draws is None else draws.to(model.device))
+        several.wave.check()
+        cut = [row[:more] + [-1] * (count - more) for row, more in zip(rows, kept, strict=True)]
+        ends = [length + more for length, more in zip(lengths, kept, strict=True)]
+        if found.T.tolist() != cut or not _holds_up_to(ends, ours, theirs, before):
+            got = f"{count} tokens of one launch differ from those of {count} launches"
+            got += "" if (limits, kept) == whole else " up to some limits"
+            got += "" if draws is None else " where they are drawn"
+            raise UnsupportedError("self-check of the wave", got=got, next="Use tokens_per_launch=1.")
 
 
 def _holds_up_to(ends: list[int], ours: StaticKVCache, new: StaticKVCache, old: StaticKVCache) -> bool:

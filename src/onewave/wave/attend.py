@@ -138,13 +138,16 @@ def attend(
     block's own (choose.py)."""
     b = gl.load(record + 8)
     position, begin, end = keys_of_split(record, positions, batch)
+    stopped = 0
+    if TOKENS > 1:
+        stopped = has_stopped(positions, b, NB)
     if (b < batch) & (begin < end):
         layer = gl.load(record + 18)
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
         new = ours + gl.load(record + 4) + b * gl.load(record + 5)
         attend_keys(
-            record, new, k_rows, v_rows, table, begin, end, position, layer, positions, places, watch, block, step,
-            keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, TOKENS, PAGE,
+            record, new, k_rows, v_rows, table, begin, end, position, layer, stopped, places, watch, block, step,
+            keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
         )  # fmt: skip
         merge_warps(record, ours, theirs, keep_back, heads, xs, D, GP, XW)
     else:
@@ -225,9 +228,9 @@ def first_rows(score, KW: gl.constexpr, XW: gl.constexpr):
 
 @gluon.jit
 def attend_keys(
-    record, new, k_rows, v_rows, table, begin, end, position, layer, positions, places, watch, block, step, keep_back,
+    record, new, k_rows, v_rows, table, begin, end, position, layer, stopped, places, watch, block, step, keep_back,
     heads, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, TOKENS: gl.constexpr,
+    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, TOKENS: gl.constexpr,
     PAGE: gl.constexpr,
 ):  # fmt: skip
     """Each warp goes over its own keys and leaves its maxima, sums and weighted values in shared memory."""
@@ -270,7 +273,7 @@ def attend_keys(
             target = target + position * (D // 2) + word
         writes = (gl.load(record + 21) > 0) & (keep_back == 0)
         if TOKENS > 1:
-            writes = writes & (has_stopped(positions, gl.load(record + 8), NB) == 0)
+            writes = writes & (stopped == 0)
         gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
     gl.thread_barrier()
     LS: gl.constexpr = first_rows(gl.zeros([XW, 16, KW], gl.float32, ACC), KW, XW).type.layout

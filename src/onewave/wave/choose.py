@@ -50,8 +50,8 @@ def own_values(several, block, NB: gl.constexpr, TOKENS: gl.constexpr):
 
 @gluon.jit
 def has_stopped(positions, b, NB: gl.constexpr):
-    """Whether a dummy stands in a sequence's place. positions: the block's own."""
-    return gl.load(positions + NB + b) != 0
+    """Whether a dummy stands in a sequence's place: not 0. positions: the block's own."""
+    return gl.load(positions + NB + b).to(gl.int32)
 
 
 @gluon.jit
