@@ -23,7 +23,7 @@ __all__ = ["Access", "Block", "Program", "plain"]
 Values = Any
 KINDS: dict[str, Any] = {
     "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
-    "f32": np.float32, "s64": np.int64, "u64": np.uint64, "b64": np.uint64, "pred": np.bool_,
+    "f32": np.float32, "f64": np.float64, "s64": np.int64, "u64": np.uint64, "b64": np.uint64, "pred": np.bool_,
 }  # fmt: skip
 LANE = np.arange(32)
 # Row, and first of two columns, of what a lane holds of an 8 x 8 block.
@@ -90,11 +90,17 @@ def rounded(kind: str, values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.uint32(0x7FFF), up).astype(np.uint16)
 
 
+def _one_word(found: re.Match[str]) -> str:
+    return found[1] + found[2].replace("tmp", "%tmp") + found[3]
+
+
 def plain(text: str) -> str:
     """PTX without what this parser does not know: inline assembly's braces and declarations, and branches over a few
     instructions, which become guards."""
     lines: list[str] = []
     inside = False
+    # One of the two words of a 64-bit register.
+    text = re.sub(r"\{ \.reg \.b32 tmp; (mov\.b64 \{)(tmp, %\w+|%\w+, tmp)(\}, %\w+;) \}", _one_word, text)
     for line in text.splitlines():
         bare = line.strip()
         if bare.startswith(("// begin inline", "// end inline")):
@@ -122,7 +128,7 @@ class Block:
 
     def __init__(self, program: Program, memory: Global, arguments: dict[str, Any], block: int, shared: int) -> None:
         self.program, self.memory, self.arguments = program, memory, arguments
-        self.threads, self.block = program.threads, block
+        self.threads, self.block, self.blocks = program.threads, block, 1
         self.registers: dict[str, np.ndarray] = {}
         self.shared = Shared(shared, self.threads)
         self.accesses: set[Access] = set()
@@ -153,7 +159,7 @@ class Block:
         """An operand as an array of its kind, one number a thread."""
         dtype = KINDS[kind]
         if name.startswith("%"):
-            special = {"%tid.x": self.all, "%ctaid.x": self.block}
+            special = {"%tid.x": self.all, "%ctaid.x": self.block, "%nctaid.x": self.blocks}
             if name in special:
                 return np.broadcast_to(np.asarray(special[name], dtype=dtype), self.threads)
             raw = self.registers[name]
@@ -165,6 +171,8 @@ class Block:
         elif name.startswith("0f"):
             number = np.uint32(int(name[2:], 16)).view(np.float32)
             return np.full(self.threads, number, np.float32).view(dtype)
+        elif name.startswith("0d"):
+            return np.full(self.threads, np.uint64(int(name[2:], 16))).view(dtype)
         else:
             number = int(name, 0)
         bits = np.dtype(dtype).itemsize * 8
@@ -232,7 +240,15 @@ def multiply(block: Block, one: Instruction, active: Any) -> None:
 
 
 def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return (a.astype(np.float64) * b + c).astype(np.float32)
+    wider = np.float64 if a.dtype == np.float32 else np.longdouble
+    return (a.astype(wider) * b + c).astype(a.dtype)
+
+
+def reduced(block: Block, one: Instruction, active: Any) -> None:
+    """redux.sync.add: a warp's sum."""
+    assert ".add." in one.op
+    x = block.value(one.args[1], kind_of(one)).reshape(-1, 32)
+    block.set(one.args[0], np.repeat(x.sum(1, dtype=x.dtype), 32), active)
 
 
 def divide(block: Block, one: Instruction, active: Any) -> None:
@@ -261,7 +277,16 @@ def convert(block: Block, one: Instruction, active: Any) -> None:
 
 def move(block: Block, one: Instruction, active: Any) -> None:
     kind, (to, source) = kind_of(one), one.args
-    if source.startswith("{"):
+    if kind == "b64" and "{" in to + source:
+        words = to if to.startswith("{") else source
+        if words is source:
+            low, high = (block.value(part, "u32").astype(np.uint64) for part in vector(source))
+            block.set(to, high << np.uint64(32) | low, active)
+        else:
+            x = block.value(source, "u64")
+            for part, bits in zip(vector(to), (x & np.uint64(0xFFFFFFFF), x >> np.uint64(32)), strict=True):
+                block.set(part, bits.astype(np.uint32), active)
+    elif source.startswith("{"):
         low, high = (block.value(part, "u16").astype(np.uint32) for part in vector(source))
         block.set(to, high << 16 | low, active)
     elif to.startswith("{"):
@@ -276,7 +301,7 @@ def compare(block: Block, one: Instruction, active: Any) -> None:
     relation, kind = one.op.split(".")[1], kind_of(one)
     a, b = (block.value(arg, kind) for arg in one.args[1:3])
     functions = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater}
-    functions |= {"ge": np.greater_equal, "neu": np.not_equal}
+    functions |= {"ge": np.greater_equal, "neu": np.not_equal, "geu": lambda a, b: ~np.less(a, b)}
     block.set(one.args[0], functions[relation](a, b), active)
 
 
@@ -300,10 +325,13 @@ def field(block: Block, one: Instruction, active: Any) -> None:
 
 
 def shuffle(block: Block, one: Instruction, active: Any) -> None:
-    assert ".bfly." in one.op or ".idx." in one.op
+    assert any(kind in one.op for kind in (".bfly.", ".idx.", ".up."))
     x = block.value(one.args[1], "b32").reshape(-1, 32)
     lanes = block.value(one.args[2], "u32").reshape(-1, 32).astype(np.int64)
-    lanes = LANE ^ lanes if ".bfly." in one.op else lanes & 31
+    if ".up." in one.op:
+        lanes = np.where(lanes <= LANE, LANE - lanes, LANE)
+    else:
+        lanes = LANE ^ lanes if ".bfly." in one.op else lanes & 31
     block.set(one.args[0], np.take_along_axis(x, lanes, 1).reshape(-1), active)
 
 
@@ -332,7 +360,7 @@ def load(block: Block, one: Instruction, active: Any) -> None:
         at = block.address(one.args[1], "u32")
         block.shared.check(at[mask], width, block.all[mask], store=False)
         block.note(one, at, width)
-        spans, bytes_ = block.shared.spans(at, width), block.shared.bytes
+        spans, bytes_ = block.shared.spans(np.where(mask, at, 0), width), block.shared.bytes
     else:
         at = block.address(one.args[1], "u64")
         spans, bytes_ = np.where(mask, at, 0)[:, None] + np.arange(width), block.memory.bytes
@@ -464,6 +492,7 @@ OPERATIONS: dict[str, Callable[[Block, Instruction, Any], None]] = {
     "and": whole(np.bitwise_and), "or": whole(np.bitwise_or), "xor": whole(np.bitwise_xor), "not": whole(np.invert),
     "ex2": whole(np.exp2), "lg2": whole(np.log2), "fma": whole(fused), "rem": whole(np.fmod), "min": lowest,
     "abs": whole(np.abs), "rcp": whole(np.reciprocal), "shl": shift, "shr": shift, "mul": multiply, "mad": multiply,
+    "popc": whole(np.bitwise_count), "redux": reduced,
     "div": divide, "cvt": convert, "mov": move, "setp": compare, "selp": select, "bfe": field, "shfl": shuffle,
     "ld": load, "st": store, "cp": copy, "bar": barrier, "barrier": barrier, "ldmatrix": matrices,
     "prmt": permute, "sqrt": whole(np.sqrt), "prefetch": lambda block, one, active: None,

@@ -1,0 +1,57 @@
+"""Compiles what draws a token, as a kernel of its own, for sm_90; prints its PTX and shared memory as JSON.
+
+A script, as kernels under test run in Triton's interpreter, which compiles nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from onewave.wave import draw
+from onewave.wave.spin import load_words
+
+
+@gluon.jit
+def there(pointers, watch, block, step, WORDS: gl.constexpr):
+    """poll_words of words that are there already."""
+    return load_words(pointers, WORDS)
+
+
+@gluon.jit
+def draw_alone(
+    several, draws, head, out, best, drawn, out_stride, b, NB: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr
+):  # fmt: skip
+    """One block's part of a launch's first token of sequence b."""
+    none = b * 0
+    row = draw.draw_row(
+        several, draws, head, out, out_stride, none, none, b, gl.load(best), several, gl.program_id(0), none, NB, R,
+        TOKENS, 8,
+    )  # fmt: skip
+    gl.store(drawn, row)
+
+
+TYPES = {
+    "several": "*i64",
+    "draws": "*fp64",
+    "head": "*i32",
+    "out": "*i32",
+    "best": "*fp32",
+    "drawn": "*i64",
+    "out_stride": "i32",
+    "b": "i32",
+} | dict.fromkeys(("NB", "R", "TOKENS"), "constexpr")
+
+if __name__ == "__main__":
+    draw.poll_words = there
+    names = draw_alone.arg_names
+    constants = {(names.index(name),): value for name, value in (("NB", 2), ("R", 16), ("TOKENS", 4))}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if TYPES[name].startswith("*")}
+    source = GluonASTSource(draw_alone, TYPES, constants, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    print(json.dumps({"ptx": made.asm["ptx"], "shared": made.metadata.shared}))
