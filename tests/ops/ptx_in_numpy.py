@@ -244,6 +244,11 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return (a.astype(wider) * b + c).astype(a.dtype)
 
 
+def ones(x: np.ndarray) -> np.ndarray:
+    """How many bits of each are set."""
+    return np.unpackbits(x.view(np.uint8).reshape(len(x), -1), axis=1).sum(1).astype(x.dtype)
+
+
 def reduced(block: Block, one: Instruction, active: Any) -> None:
     """redux.sync.add: a warp's sum."""
     assert ".add." in one.op
@@ -492,7 +497,7 @@ OPERATIONS: dict[str, Callable[[Block, Instruction, Any], None]] = {
     "and": whole(np.bitwise_and), "or": whole(np.bitwise_or), "xor": whole(np.bitwise_xor), "not": whole(np.invert),
     "ex2": whole(np.exp2), "lg2": whole(np.log2), "fma": whole(fused), "rem": whole(np.fmod), "min": lowest,
     "abs": whole(np.abs), "rcp": whole(np.reciprocal), "shl": shift, "shr": shift, "mul": multiply, "mad": multiply,
-    "popc": whole(np.bitwise_count), "redux": reduced,
+    "popc": whole(ones), "redux": reduced,
     "div": divide, "cvt": convert, "mov": move, "setp": compare, "selp": select, "bfe": field, "shfl": shuffle,
     "ld": load, "st": store, "cp": copy, "bar": barrier, "barrier": barrier, "ldmatrix": matrices,
     "prmt": permute, "sqrt": whole(np.sqrt), "prefetch": lambda block, one, active: None,

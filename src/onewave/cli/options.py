@@ -64,7 +64,7 @@ TokensPerLaunch = Annotated[
     int,
     typer.Option(
         "--tokens-per-launch",
-        help="With the wave: steps that one launch makes of greedy sequences; their tokens come in groups.",
+        help="With the wave: steps that one launch makes of sequences without top-k, top-p and the like.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
