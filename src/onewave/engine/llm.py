@@ -59,8 +59,8 @@ class LLM:
     keep_unpacked: with the wave, keep the matrices that the first prompt has unpacked: as much memory again, for a
     faster prefill; the same bits. None: where they take at most half of what is free then.
     tokens_per_launch: with the wave, steps that one launch makes while all running sequences are greedy or drawn from
-    the whole vocabulary (temperature, min_p, seed) and ask for nothing else; the same tokens, which then come in groups.
-    More than 1 needs decode="wave" or "auto".
+    the whole vocabulary (temperature, min_p, seed) and ask for nothing else; the same tokens, which then come in
+    groups. More than 1 needs decode="wave" or "auto".
     progress: draw progress bars on stderr while loading.
 
     A context manager; `close()` frees the model. May be called from several threads: their requests run together.
