@@ -1,7 +1,7 @@
 """Runs a compiled kernel's PTX in NumPy, all threads of a block in step: what a card would compute, without one.
 
 Registers are arrays of one number a thread. Instructions are those that LLVM makes of this project's mma kernels: whole
-numbers, float32, 16-bit pairs, ldmatrix, stmatrix, movmatrix, mma.sync m16n8k16, cp.async, shuffles and barriers.
+numbers, floats, 16-bit pairs, ldmatrix, stmatrix, movmatrix, mma.sync m16n8k16, cp.async, shuffles and barriers.
 Branches must go one way for all threads, but for one over a few plain instructions (`plain`). Found on the way are:
 - reads and writes outside the tensors (`Global`);
 - races in shared memory: what another thread wrote or read since the last barrier, and copies still in flight;
@@ -17,14 +17,11 @@ from typing import Any
 
 import numpy as np
 from ptx_memories import Global, Shared
+from ptx_numbers import KINDS, fused, ones, rounded, widened
 
 __all__ = ["Access", "Block", "Program", "plain"]
 
 Values = Any
-KINDS: dict[str, Any] = {
-    "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
-    "f32": np.float32, "f64": np.float64, "s64": np.int64, "u64": np.uint64, "b64": np.uint64, "pred": np.bool_,
-}  # fmt: skip
 LANE = np.arange(32)
 # Row, and first of two columns, of what a lane holds of an 8 x 8 block.
 ROW, PAIR = LANE // 4, LANE % 4 * 2
@@ -72,22 +69,6 @@ class Program:
         assert found is not None, line
         args = tuple(part.strip() for part in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{\[][^,]*", found[4]))
         self.instructions.append(Instruction(number, found[3], args, found[2], found[1] != "!"))
-
-
-def widened(kind: str, bits: np.ndarray) -> np.ndarray:
-    """16-bit floats as float32."""
-    if kind == "f16":
-        return bits.view(np.float16).astype(np.float32)
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def rounded(kind: str, values: np.ndarray) -> np.ndarray:
-    """float32 to 16 bits, to the nearest even."""
-    if kind == "f16":
-        return values.astype(np.float16).view(np.uint16)
-    raw = values.view(np.uint32)
-    up = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(values), np.uint32(0x7FFF), up).astype(np.uint16)
 
 
 def _one_word(found: re.Match[str]) -> str:
@@ -237,16 +218,6 @@ def multiply(block: Block, one: Instruction, active: Any) -> None:
     if one.op.startswith("mad"):
         result = result + block.value(one.args[3], kind)
     block.set(one.args[0], result, active)
-
-
-def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    wider = np.float64 if a.dtype == np.float32 else np.longdouble
-    return (a.astype(wider) * b + c).astype(a.dtype)
-
-
-def ones(x: np.ndarray) -> np.ndarray:
-    """How many bits of each are set."""
-    return np.unpackbits(x.view(np.uint8).reshape(len(x), -1), axis=1).sum(1).astype(x.dtype)
 
 
 def reduced(block: Block, one: Instruction, active: Any) -> None:
