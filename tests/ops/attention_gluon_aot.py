@@ -15,7 +15,6 @@ __all__: list[str] = []
 
 CASES: dict[str, dict[str, Any]] = {
     "128": {"head_dim": 128},
-    "128 by reduction": {"head_dim": 128, "BARRIER_VOTE": False},
     "128 causal": {"head_dim": 128, "RIGHT": True},
     "64": {"head_dim": 64},
     "64 causal packed": {"head_dim": 64, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 2},

@@ -24,7 +24,13 @@ from test_attention_gluon_launch import load, rows_of
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.ops.attention import fp8_kernel_impl, gluon_kernel_impl, gluon_load_impl, gluon_tiles_impl
+from onewave.ops.attention import (
+    fp8_kernel_impl,
+    gluon_kernel_impl,
+    gluon_load_impl,
+    gluon_softmax_impl,
+    gluon_tiles_impl,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from gluon_in_numpy import FAILED, Array, Barrier, Barriers, Gluon, Patience, run_side_by_side, wrapped
@@ -33,8 +39,8 @@ __all__ = ["NumpyKernel"]
 
 _ACROSS = 64
 MODULES = {
-    "attention_kernel": (gluon_tiles_impl, gluon_load_impl, gluon_kernel_impl),
-    "fp8_kernel": (gluon_tiles_impl, gluon_kernel_impl, fp8_kernel_impl),
+    "attention_kernel": (gluon_tiles_impl, gluon_softmax_impl, gluon_load_impl, gluon_kernel_impl),
+    "fp8_kernel": (gluon_tiles_impl, gluon_softmax_impl, fp8_kernel_impl),
 }
 
 
@@ -77,6 +83,29 @@ class Tile:
 
     def store(self, values: Any) -> None:
         self.cells[...] = np.asarray(values).reshape(self.cells.shape)
+
+
+class Words:
+    """Shared memory of single numbers, which nobody may read before they are written."""
+
+    def __init__(self, count: int):
+        self.values: list[int | None] = [None] * count
+
+    def index(self, at: Any) -> Word:
+        return Word(self, int(at))
+
+
+class Word:
+    def __init__(self, words: Words, at: int):
+        self.words, self.at = words, at
+
+    def load(self, _: object = None) -> Array:
+        found = self.words.values[self.at]
+        assert found is not None, "a word that nobody has written"
+        return wrapped(np.array([found], dtype=np.int64))
+
+    def store(self, values: Any) -> None:
+        self.words.values[self.at] = int(np.asarray(values)[0])
 
 
 class Described:
@@ -138,6 +167,8 @@ class Language(Gluon):
     def allocate_shared_memory(self, _: Any, shape: Sequence[int], layout: Any) -> Any:
         if layout == "barrier":
             return Barriers(Barrier() for _ in range(shape[0]))
+        if layout == "rows":
+            return Words(int(shape[0]))
         return Tile(np.full(int(np.prod(shape)), np.nan, dtype=np.float32), shape)
 
     def load(self, place: Place, mask: Any = True, other: Any = 0, **_: Any) -> Array:
@@ -236,7 +267,7 @@ def namespace(gl: Language, modules: Sequence[types.ModuleType]) -> dict[str, An
             init=lambda barrier, count: setattr(barrier, "count", count),
             expect=lambda barrier, size: barrier.add(1, int(size), 0),
             wait=lambda barrier, parity, pred=True: barrier.wait(int(parity)) if np.all(pred) else None,
-            arrive=lambda barrier, count: barrier.add(count, 0, 0),
+            arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if np.all(pred) else None,
         ),
         "min": min,
     }  # fmt: skip

@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from onewave.ops.attention.gluon_kernel_impl import barrier_arrive, barrier_sync, capped, hidden, partial_sums
+from onewave.ops.attention.gluon_softmax_impl import barrier_arrive, barrier_sync, capped, hidden, partial_sums
 from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, place_of_keys, tile_of
 
 __all__ = ["fp8_kernel", "turn_values"]
@@ -309,10 +309,10 @@ def fp8_kernel(
     fence_async_shared()
     gl.thread_barrier()
     problem = Problem(
-        q, k, v, out, lse, sinks, starts_q, starts_k, order, starts_q, sq, sk, sv, bq, bk, bv, bv, v_tiles, v_tiles,
+        q, k, v, out, lse, sinks, starts_q, starts_k, order, starts_q, sq, sk, sv, bq, bk, bv, bv, bv, bv, v_tiles, v_tiles,
         v_tiles, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences,
         search_steps, slots, tiles, rounds, shift, left, right, v_tiles, scale_log2, inner, outer, D, BN, W, K_STAGES,
-        V_STAGES, 2, True, False, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        V_STAGES, 2, True, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
     gl.warp_specialize(
         [

@@ -21,9 +21,28 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from onewave.ops.attention.gluon_tiles_impl import boxed, first_seen, place, place_in_page, place_of_keys, tile_of
+from onewave.ops.attention.gluon_tiles_impl import (
+    BATCH,
+    BEGIN,
+    COUNT,
+    EXISTS,
+    FIRST,
+    HEAD,
+    NUM_KEYS,
+    ROWS,
+    SHIFT,
+    START_Q,
+    boxed,
+    first_seen,
+    place,
+    place_in_page,
+    place_of_keys,
+    post,
+    posted,
+    tile_of,
+)
 
-__all__ = ["load_all"]
+__all__ = ["load_all", "store_all"]
 
 # Columns and rows of the blocks in which swizzled shared memory repeats.
 _ACROSS, _DOWN = gl.constexpr(64), gl.constexpr(8)
@@ -105,6 +124,18 @@ def load_all(problem):
                     b = tile % QS * W
                     for w in gl.static_range(W):
                         mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
+                    post(problem, tile % QS, EXISTS, 1)
+                    post(problem, tile % QS, BATCH, batch)
+                    post(problem, tile % QS, HEAD, head)
+                    post(problem, tile % QS, FIRST, first)
+                    post(problem, tile % QS, START_Q, start_q)
+                    post(problem, tile % QS, ROWS, rows)
+                    post(problem, tile % QS, NUM_KEYS, num_keys)
+                    post(problem, tile % QS, SHIFT, shift)
+                    post(problem, tile % QS, BEGIN, begin)
+                    post(problem, tile % QS, COUNT, count)
+                    gl.thread_barrier()
+                    for w in gl.static_range(W):
                         mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
                         at_q = place(problem, batch, head, start_q, rows, first + w * 64)
                         tma.async_copy_global_to_shared(
@@ -135,3 +166,44 @@ def load_all(problem):
                         )  # fmt: skip
                     jv += 1
             tile += 1
+    b = tile % QS * W
+    for w in gl.static_range(W):
+        mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
+    post(problem, tile % QS, EXISTS, 0)
+    # Nobody shall have to ask whether the other words mean anything.
+    post(problem, tile % QS, FIRST, 0)
+    post(problem, tile % QS, SHIFT, 0)
+    post(problem, tile % QS, BEGIN, 0)
+    post(problem, tile % QS, COUNT, 1)
+    gl.thread_barrier()
+    for w in gl.static_range(W):
+        mbarrier.arrive(bq.index(b + w), count=1)
+
+
+@gluon.jit
+def store_all(problem):
+    """The warp that stores outputs, from where Q was, and then hands Q's buffers back to the loading warp."""
+    W: gl.constexpr = problem.WARPGROUPS
+    QS: gl.constexpr = problem.Q_STAGES
+    tile = 0
+    mbarrier.wait(problem.bq.index(0), 0)
+    exists = posted(problem, 0, EXISTS, 1)
+    while exists != 0:
+        slot = tile % QS
+        batch = posted(problem, slot, BATCH, 1)
+        head = posted(problem, slot, HEAD, 1)
+        first = posted(problem, slot, FIRST, 1)
+        start_q = posted(problem, slot, START_Q, 1)
+        rows = posted(problem, slot, ROWS, 1)
+        for w in gl.static_range(W):
+            b = slot * W + w
+            mbarrier.wait(problem.bo.index(b), (tile // QS) & 1)
+            if first + w * 64 < rows:
+                at = place(problem, batch, head, start_q, rows, first + w * 64)
+                tma.async_copy_shared_to_global(problem.out, at, boxed(problem.sq.index(b), problem.out))
+        tma.store_wait(0)
+        for w in gl.static_range(W):
+            mbarrier.arrive(problem.bq.index(QS * W + slot * W + w), count=1)
+        tile += 1
+        mbarrier.wait(problem.bq.index(tile % QS * W), (tile // QS) & 1)
+        exists = posted(problem, tile % QS, EXISTS, 1)

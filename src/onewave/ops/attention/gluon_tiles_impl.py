@@ -16,9 +16,33 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate as aggregate
 
-__all__ = ["Problem", "boxed", "first_seen", "place", "place_in_page", "place_of_keys", "tile_of"]
+__all__ = [
+    "BATCH",
+    "BEGIN",
+    "COUNT",
+    "EXISTS",
+    "FIRST",
+    "HEAD",
+    "NUM_KEYS",
+    "ROWS",
+    "SHIFT",
+    "START_Q",
+    "Problem",
+    "allocate_posts",
+    "boxed",
+    "first_seen",
+    "place",
+    "place_in_page",
+    "place_of_keys",
+    "post",
+    "posted",
+    "tile_of",
+]
 
 _RAGGED_END = gl.constexpr(0x40000000)
+# A tile's post: which word says what.
+EXISTS, BATCH, HEAD, FIRST, START_Q, ROWS, NUM_KEYS, SHIFT, BEGIN, COUNT = (gl.constexpr(at) for at in range(10))
+_WORDS = gl.constexpr(16)
 
 
 @aggregate
@@ -47,6 +71,8 @@ class Problem:
     bk: gl.shared_memory_descriptor
     bv: gl.shared_memory_descriptor
     bz: gl.shared_memory_descriptor
+    bo: gl.shared_memory_descriptor
+    posts: gl.shared_memory_descriptor
     pages_a_row: gl.tensor
     k_page_rows: gl.tensor
     v_page_rows: gl.tensor
@@ -78,7 +104,6 @@ class Problem:
     Q_STAGES: gl.constexpr
     PING_PONG: gl.constexpr
     Q_REGISTERS: gl.constexpr
-    BARRIER_VOTE: gl.constexpr
     HEADROOM: gl.constexpr
     ORDER: gl.constexpr
     PAGE: gl.constexpr
@@ -92,10 +117,10 @@ class Problem:
 
     @gluon.constexpr_function
     def __init__(
-        self, q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, pages_a_row,
+        self, q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, bo, posts, pages_a_row,
         k_page_rows, v_page_rows, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped,
         sequences, search_steps, slots, tiles, rounds, shift, left, right, phases, scale_log2, inner, outer, D, BN,
-        WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, BARRIER_VOTE, HEADROOM, ORDER, PAGE, RAGGED,
+        WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, HEADROOM, ORDER, PAGE, RAGGED,
         TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     ):  # fmt: skip
         self.q, self.k, self.v, self.out = q, k, v, out
@@ -114,10 +139,32 @@ class Problem:
         self.K_STAGES, self.V_STAGES = gl.constexpr(K_STAGES), gl.constexpr(V_STAGES)
         self.Q_STAGES, self.PING_PONG = gl.constexpr(Q_STAGES), gl.constexpr(PING_PONG)
         self.Q_REGISTERS, self.HEADROOM = gl.constexpr(Q_REGISTERS), gl.constexpr(HEADROOM)
-        self.BARRIER_VOTE, self.ORDER, self.PAGE = gl.constexpr(BARRIER_VOTE), gl.constexpr(ORDER), gl.constexpr(PAGE)
+        self.bo, self.posts = bo, posts
+        self.ORDER, self.PAGE = gl.constexpr(ORDER), gl.constexpr(PAGE)
         self.RAGGED, self.TOP_LEFT = gl.constexpr(RAGGED), gl.constexpr(TOP_LEFT)
         self.LEFT, self.RIGHT, self.SOFTCAP = gl.constexpr(LEFT), gl.constexpr(RIGHT), gl.constexpr(SOFTCAP)
         self.SINKS, self.LSE = gl.constexpr(SINKS), gl.constexpr(LSE)
+
+
+@gluon.jit
+def allocate_posts(SLOTS: gl.constexpr):
+    """Shared memory where the loading warp writes what a tile is, for all: a slot for each of Q's buffers."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return gl.allocate_shared_memory(gl.int32, [SLOTS * _WORDS, 1], layout)
+
+
+@gluon.jit
+def post(problem, slot, word: gl.constexpr, value):
+    """Written by the loading warp before it arrives at Q's barriers; free again with Q's buffer."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    problem.posts.index(slot * _WORDS + word).store(gl.full([1], value, gl.int32, layout))
+
+
+@gluon.jit
+def posted(problem, slot, word: gl.constexpr, WARPS: gl.constexpr):
+    """What the post in a slot says, for a partition of WARPS warps that has waited for Q."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    return gl.max(problem.posts.index(slot * _WORDS + word).load(layout), 0)
 
 
 @gluon.jit
