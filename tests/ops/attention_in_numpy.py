@@ -68,6 +68,9 @@ class Tile:
     def _reinterpret(self, _: object, shape: Sequence[int], __: object) -> Tile:
         return Tile(self.flat, shape)
 
+    def slice(self, start: int, length: int) -> Rows:
+        return Rows(self, int(start), int(length))
+
     def permute(self, order: list[int]) -> Tile:
         assert list(order) == [1, 0]
         return Tile(self.flat, self.shape, turned=True)
@@ -83,6 +86,21 @@ class Tile:
 
     def store(self, values: Any) -> None:
         self.cells[...] = np.asarray(values).reshape(self.cells.shape)
+
+
+class Rows:
+    """Some rows of a tile, to read."""
+
+    def __init__(self, tile: Tile, start: int, length: int, turned: bool = False):
+        self.tile, self.start, self.length, self.turned = tile, start, length, turned
+
+    def permute(self, order: list[int]) -> Rows:
+        assert list(order) == [1, 0]
+        return Rows(self.tile, self.start, self.length, turned=True)
+
+    def load(self) -> Array:
+        found = self.tile.load()[self.start :][: self.length]
+        return found.T if self.turned else found
 
 
 class Words:
@@ -218,7 +236,7 @@ def namespace(gl: Language, modules: Sequence[types.ModuleType]) -> dict[str, An
     """The kernel's modules with NumPy under their names."""
     named, pending = Named(), threading.local()
 
-    def product(a: Any, b: Tile, acc: Array, use_acc: bool = True, is_async: bool = False) -> Array:
+    def product(a: Any, b: Tile | Rows, acc: Array, use_acc: bool = True, is_async: bool = False) -> Array:
         left = a.load() if isinstance(a, Tile) else a
         found = np.asarray(left, np.float32) @ np.asarray(b.load(), np.float32)
         return wrapped(np.asarray(acc) + found if use_acc else found)

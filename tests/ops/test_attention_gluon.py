@@ -132,7 +132,7 @@ def dealt(
     if plan.order == "table" and wanted.right is not None:
         order = 1
         table = dealt_table(
-            plan=plan, columns=columns, num_queries=num_queries, num_keys=num_keys, shift=shift, left=wanted.left,
+            plan=plan, num_queries=num_queries, num_keys=num_keys, shift=shift, left=wanted.left,
             right=wanted.right,
         )  # fmt: skip
         rounds = len(table[0])

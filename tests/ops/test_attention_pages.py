@@ -214,8 +214,8 @@ def test_tables_are_kept_a_shape_and_dropped_when_there_are_many(monkeypatch: py
     from onewave.ops.attention.gluon_plan import schedule
     from onewave.ops.attention.masks import Options
 
-    shape = {"num_queries": 4096, "num_keys": 4096, "shift": 0, "columns": 128}
-    plan = schedule(heads=64, group=1, processors=132, left=None, right=0, **shape)
+    shape = {"num_queries": 4096, "num_keys": 4096, "shift": 0}
+    plan = schedule(heads=64, group=1, processors=132, left=None, right=0, columns=128, **shape)
     assert plan.order == "table"
     order, which, rounds = gluon_order_impl.order_of(
         plan, torch.device("cpu"), Options(1.0, right=0), starts_q=None, starts_k=None, longest=4096, **shape

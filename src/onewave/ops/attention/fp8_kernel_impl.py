@@ -184,7 +184,7 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
     bq, bk, bv, sk, sv = problem.bq, problem.bk, problem.bv, problem.sk, problem.sv
     tile = 0
     j = 0
-    if wg == W - 1:
+    if problem.PING_PONG and wg == W - 1:
         barrier_arrive(_FIRST_BARRIER)
     for turn in range(problem.rounds):
         batch, head, first, start_q, rows, _, num_keys, shift, begin, count, exists = tile_of(problem, turn)
@@ -216,11 +216,13 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
             for i in range(count):
                 s = j % KS
                 mbarrier.wait(bk.index(s), (j // KS) & 1)
-                barrier_sync(_FIRST_BARRIER + wg)
+                if problem.PING_PONG:
+                    barrier_sync(_FIRST_BARRIER + wg)
                 z = gl.zeros([64, BN], gl.float32, LS)
                 sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
                 sn = warpgroup_mma_wait(0, deps=[sn])
-                barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
+                if problem.PING_PONG:
+                    barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
                 mbarrier.arrive(bk.index(KS + s), count=1)
                 if problem.SOFTCAP:
                     sn = capped(problem, sn * both)
@@ -266,7 +268,7 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
                 tma.async_copy_shared_to_global(problem.out, at, boxed(so.index(wg), problem.out))
             tile += 1
     tma.store_wait(0)
-    if wg == 0:
+    if problem.PING_PONG and wg == 0:
         barrier_sync(_FIRST_BARRIER)
 
 
@@ -280,7 +282,7 @@ def fp8_kernel(
     q, k, v, out, q_scale, k_scale, v_scale, lse, sinks, starts_q, starts_k, order, v_tiles, lse_batch, lse_head,
     num_heads, group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, rounds, shift,
     left, right, scale_log2, inner, outer,
-    D: gl.constexpr, BN: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, ORDER: gl.constexpr,
+    D: gl.constexpr, BN: gl.constexpr, WARPGROUPS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, ORDER: gl.constexpr,
     RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, SOFTCAP: gl.constexpr,
     SINKS: gl.constexpr, LSE: gl.constexpr,
 ):  # fmt: skip
@@ -288,7 +290,7 @@ def fp8_kernel(
 
     q_scale: float32 [heads]; k_scale, v_scale: [kv_heads]. v_tiles: tiles of one head.
     """
-    W: gl.constexpr = 2
+    W: gl.constexpr = WARPGROUPS
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     wide: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sq = gl.allocate_shared_memory(q.dtype, [2 * W, 64, D], flat)
@@ -312,14 +314,26 @@ def fp8_kernel(
         q, k, v, out, lse, sinks, starts_q, starts_k, order, starts_q, sq, sk, sv, bq, bk, bv, bv, bv, bv, v_tiles, v_tiles,
         v_tiles, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences,
         search_steps, slots, tiles, rounds, shift, left, right, v_tiles, scale_log2, inner, outer, D, BN, W, K_STAGES,
-        V_STAGES, 2, True, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        V_STAGES, 2, W == 2, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
-    gl.warp_specialize(
-        [
-            (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
-            (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
-            (load_bytes, (problem, v_tiles)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    if W == 2:
+        gl.warp_specialize(
+            [
+                (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
+                (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
+                (load_bytes, (problem, v_tiles)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
+                (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
+                (consume_bytes, (2, problem, so, q_scale, k_scale, v_scale)),
+                (load_bytes, (problem, v_tiles)),
+            ],
+            [4, 4, 1],
+            [160, 160, 32],
+        )

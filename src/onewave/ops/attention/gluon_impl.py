@@ -114,7 +114,7 @@ def attention(
         sequences=sequences,
     )  # fmt: skip
     order, which, rounds = order_of(
-        plan_of_tiles, q.device, wanted, columns=columns, num_queries=num_queries, num_keys=num_keys, shift=shift,
+        plan_of_tiles, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift,
         starts_q=starts_q, starts_k=starts_k, longest=longest,
     )  # fmt: skip
     if not packed:

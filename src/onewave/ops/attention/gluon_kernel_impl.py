@@ -94,6 +94,75 @@ def key_tiles_beyond(wg: gl.constexpr, problem, slot):
 
 
 @gluon.jit
+def nothing_yet(problem):
+    """Output, maximum and sums of a tile before its first key: (o [64, D], m [64], total [64, 4])."""
+    BN: gl.constexpr = problem.BN
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
+    o = gl.zeros([64, problem.D], gl.float32, LO)
+    m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
+    return o, m, partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
+
+
+@gluon.jit
+def first_one(problem, s, j, unit, first, shift, num_keys, last, steps, cut_right, whole_steps):
+    """A tile's first step: scores s of its last keys. Returns (o, m, total, p)."""
+    BN: gl.constexpr = problem.BN
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
+    o, m, total = nothing_yet(problem)
+    s = capped(problem, s)
+    if (cut_right > 0) | (whole_steps <= 0):
+        row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
+        lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
+        s = hidden(problem, s, row_place, last * BN + lane, num_keys)
+    pn, m, total, _ = lazy_softmax(problem, s, m, total, unit, BN)
+    p = gl.convert_layout(pn.to(problem.q.dtype), gl.DotOperandLayout(0, LO, 2))
+    KS: gl.constexpr = problem.K_STAGES
+    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
+    return o, m, total, p
+
+
+@gluon.jit
+def first_half(problem, s, j, unit, first, shift, num_keys, last, steps):
+    """The same where no row sees more than the first half of the last key tile: scores s [64, BN / 2]."""
+    BN: gl.constexpr = problem.BN
+    HALF: gl.constexpr = BN // 2
+    KS: gl.constexpr = problem.K_STAGES
+    LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
+    o, m, total = nothing_yet(problem)
+    row = first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LH))
+    lane = gl.arange(0, HALF, layout=gl.SliceLayout(0, LH))[None, :]
+    s = hidden(problem, capped(problem, s), row[:, None], last * BN + lane, num_keys)
+    pn, m, total, _ = lazy_softmax(problem, s, gl.convert_layout(m, gl.SliceLayout(1, LH)), total, unit, HALF)
+    p = beside(pn.to(problem.q.dtype), gl.zeros([64, HALF], problem.q.dtype, LH))
+    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
+    return o, gl.convert_layout(m, gl.SliceLayout(1, LS)), total, gl.convert_layout(p, gl.DotOperandLayout(0, LO, 2))
+
+
+@gluon.jit
+def beside(left, right):
+    """[64, N] twice -> [64, 2 N]; nothing leaves its thread."""
+    return gl.permute(gl.join(left, right), [0, 2, 1]).reshape([64, 2 * left.shape[1]])
+
+
+@gluon.jit
+def halves(p):
+    """[64, N] -> the first and the last N / 2 columns; nothing leaves its thread."""
+    return gl.split(gl.permute(p.reshape([64, 2, p.shape[1] // 2]), [0, 2, 1]))
+
+
+@gluon.jit
+def hand_over(problem, buffer):
+    """Give the output in Q's buffer to the warp that stores."""
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(problem.bo.index(buffer), count=1)
+
+
+@gluon.jit
 def consume(wg: gl.constexpr, problem):
     """Warpgroup wg."""
     W: gl.constexpr = problem.WARPGROUPS
@@ -106,8 +175,15 @@ def consume(wg: gl.constexpr, problem):
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     LP: gl.constexpr = gl.DotOperandLayout(0, LO, 2)
     LQ: gl.constexpr = gl.DotOperandLayout(0, LS, 2)
+    HALF: gl.constexpr = BN // 2
+    LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     # A tile's first product runs under the last one's end, unless that end has Q's only buffer.
     CHAIN: gl.constexpr = QS > 1
+    # With a limit to the right a warpgroup may see no more than half of its last key tile. The last warpgroup of an even
+    # number sees all of it, unless lengths are odd.
+    NARROW: gl.constexpr = problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
+    AT_FIRST: gl.constexpr = HALF if NARROW else BN
+    LF: gl.constexpr = LH if NARROW else LS
     dtype: gl.constexpr = problem.q.dtype
     # A sum of 32 exponentials below 2^HEADROOM may exceed it: then the vote is for nothing, and harmless.
     TOO_MUCH: gl.constexpr = 2.0**problem.HEADROOM
@@ -122,7 +198,7 @@ def consume(wg: gl.constexpr, problem):
     j = 0
     mbarrier.wait(bq.index(wg), 0)
     exists = posted(problem, 0, EXISTS, 4)
-    sn = gl.zeros([64, BN], gl.float32, LS)
+    sf = gl.zeros([64, AT_FIRST], gl.float32, LF)
     if CHAIN:
         for _ in range(key_tiles_beyond(wg, problem, 0)):
             mbarrier.wait(bk.index(j % KS), (j // KS) & 1)
@@ -130,10 +206,12 @@ def consume(wg: gl.constexpr, problem):
             j += 1
         s = j % KS
         mbarrier.wait(bk.index(s), (j // KS) & 1, pred=exists != 0)
-        z = gl.zeros([64, BN], gl.float32, LS)
-        sn = warpgroup_mma(problem.sq.index(wg), sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
-        sn = warpgroup_mma_wait(0, deps=[sn])
-        mbarrier.arrive(bk.index(KS + s), count=1, pred=exists != 0)
+        zf = gl.zeros([64, AT_FIRST], gl.float32, LF)
+        keys = sk.index(s).slice(0, AT_FIRST).permute([1, 0])
+        sf = warpgroup_mma(problem.sq.index(wg), keys, zf, use_acc=False, is_async=True)
+        sf = warpgroup_mma_wait(0, deps=[sf])
+        if not NARROW:
+            mbarrier.arrive(bk.index(KS + s), count=1, pred=exists != 0)
     while exists != 0:
         slot = tile % QS
         q = problem.sq.index(slot * W + wg)
@@ -141,8 +219,8 @@ def consume(wg: gl.constexpr, problem):
             s = j % KS
             mbarrier.wait(bk.index(s), (j // KS) & 1)
             z = gl.zeros([64, BN], gl.float32, LS)
-            sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
-            sn = warpgroup_mma_wait(0, deps=[sn])
+            sf = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
+            sf = warpgroup_mma_wait(0, deps=[sf])
             mbarrier.arrive(bk.index(KS + s), count=1)
         if problem.Q_REGISTERS:
             q = q.load(LQ)
@@ -173,16 +251,44 @@ def consume(wg: gl.constexpr, problem):
         if problem.LEFT:
             whole_start = (gl.maximum(first + 63 + shift - problem.left, 0) + BN - 1) // BN
             whole_steps = gl.minimum(steps, last + 1 - whole_start)
-        m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
-        o = gl.zeros([64, D], gl.float32, LO)
-        total = partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
-        sn = capped(problem, sn)
-        if (cut_right > 0) | (whole_steps <= 0):
-            sn = hidden(problem, sn, row_place, last * BN + lane, num_keys)
-        pn, m, total, _ = lazy_softmax(problem, sn, m, total, unit)
-        p = gl.convert_layout(pn.to(dtype), LP)
-        mbarrier.wait(bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
+        bounds = (first, shift, num_keys, last, steps, cut_right, whole_steps)
+        if NARROW:
+            seen_end = gl.minimum(num_keys, first + 64 + shift + problem.right)
+            if seen_end <= last * BN + HALF:
+                mbarrier.arrive(bk.index(KS + j % KS), count=1)
+                o, m, total, p = first_half(problem, sf, j, unit, first, shift, num_keys, last, steps)
+            else:
+                zf = gl.zeros([64, HALF], gl.float32, LF)
+                keys = sk.index(j % KS).slice(HALF, HALF).permute([1, 0])
+                # From registers: where loops share the descriptor of Q in shared memory with this branch, ptxas 12.8
+                # leaves part of it unset in the other one.
+                own_q = q
+                if not problem.Q_REGISTERS:
+                    own_q = q.load(LQ)
+                rest = warpgroup_mma(own_q, keys, zf, use_acc=False, is_async=True)
+                rest = warpgroup_mma_wait(0, deps=[rest])
+                mbarrier.arrive(bk.index(KS + j % KS), count=1)
+                sn = gl.convert_layout(beside(sf, rest), LS)
+                o, m, total, p = first_one(problem, sn, j, unit, *bounds)
+        else:
+            o, m, total, p = first_one(problem, sf, j, unit, *bounds)
         i = 1
+        if CHAIN:
+            if tile > 0:
+                # Here and not where it was written: by now nobody waits for the stores to shared memory.
+                hand_over(problem, (tile - 1) % QS * W + wg)
+        if first >= posted(problem, slot, ROWS, 4):
+            # Rows beyond the last query: nothing more to compute.
+            while i < steps:
+                if problem.PING_PONG:
+                    barrier_sync(_FIRST_BARRIER + wg)
+                    barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
+                mbarrier.wait(bk.index((j + 1) % KS), ((j + 1) // KS) & 1)
+                mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
+                mbarrier.wait(bv.index(j % VS), (j // VS) & 1)
+                mbarrier.arrive(bv.index(VS + j % VS), count=1)
+                j += 1
+                i += 1
         slow = gl.minimum(slow, steps)
         for _ in range(problem.phases):
             while i < slow:
@@ -193,14 +299,20 @@ def consume(wg: gl.constexpr, problem):
                 sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
                 v = j % VS
                 mbarrier.wait(bv.index(v), (j // VS) & 1)
-                oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
                 if problem.PING_PONG:
+                    # The other one begins to issue before this one's products have ended.
+                    early, late = halves(p)
+                    oa = warpgroup_mma(gl.convert_layout(early, LP), sv.index(v).slice(0, HALF), o, is_async=True)
                     barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
-                sn = warpgroup_mma_wait(1, deps=[sn])
+                    oa = warpgroup_mma(gl.convert_layout(late, LP), sv.index(v).slice(HALF, HALF), oa, is_async=True)
+                    sn = warpgroup_mma_wait(2, deps=[sn])
+                else:
+                    oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
+                    sn = warpgroup_mma_wait(1, deps=[sn])
                 sn = capped(problem, sn)
                 if (i < cut_right) | (i >= whole_steps):
                     sn = hidden(problem, sn, row_place, (last - i) * BN + lane, num_keys)
-                pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit)
+                pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, BN)
                 mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
                 o = warpgroup_mma_wait(0, deps=[oa])
                 mbarrier.arrive(bk.index(KS + s), count=1)
@@ -218,10 +330,16 @@ def consume(wg: gl.constexpr, problem):
                 sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
                 v = j % VS
                 mbarrier.wait(bv.index(v), (j // VS) & 1)
-                oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
                 if problem.PING_PONG:
+                    # The other one begins to issue before this one's products have ended.
+                    early, late = halves(p)
+                    oa = warpgroup_mma(gl.convert_layout(early, LP), sv.index(v).slice(0, HALF), o, is_async=True)
                     barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
-                sn = warpgroup_mma_wait(1, deps=[sn])
+                    oa = warpgroup_mma(gl.convert_layout(late, LP), sv.index(v).slice(HALF, HALF), oa, is_async=True)
+                    sn = warpgroup_mma_wait(2, deps=[sn])
+                else:
+                    oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
+                    sn = warpgroup_mma_wait(1, deps=[sn])
                 sn = capped(problem, sn)
                 pn = gl.exp2(sn * unit - m[:, None])
                 sums = partial_sums(pn, BN)
@@ -235,7 +353,7 @@ def consume(wg: gl.constexpr, problem):
                     z = gl.zeros([64, BN], gl.float32, LS)
                     sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
                     sn = capped(problem, warpgroup_mma_wait(0, deps=[sn]))
-                    pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit)
+                    pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, BN)
                     o = o * gl.convert_layout(kept, gl.SliceLayout(1, LO))[:, None]
                 else:
                     total = total + sums
@@ -262,8 +380,9 @@ def consume(wg: gl.constexpr, problem):
                 j += 1
             s = j % KS
             mbarrier.wait(bk.index(s), (j // KS) & 1, pred=exists != 0)
-            z = gl.zeros([64, BN], gl.float32, LS)
-            sn = warpgroup_mma(problem.sq.index(after * W + wg), sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
+            zf = gl.zeros([64, AT_FIRST], gl.float32, LF)
+            keys = sk.index(s).slice(0, AT_FIRST).permute([1, 0])
+            sf = warpgroup_mma(problem.sq.index(after * W + wg), keys, zf, use_acc=False, is_async=True)
         if problem.PING_PONG:
             barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
         sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
@@ -292,16 +411,18 @@ def consume(wg: gl.constexpr, problem):
         mbarrier.arrive(bv.index(VS + v), count=1)
         own = slot * W + wg
         problem.sq.index(own).store((o * share[:, None]).to(dtype))
-        fence_async_shared()
-        gl.thread_barrier()
-        mbarrier.arrive(problem.bo.index(own), count=1)
         if CHAIN:
-            sn = warpgroup_mma_wait(0, deps=[sn])
-            mbarrier.arrive(bk.index(KS + s), count=1, pred=exists != 0)
+            sf = warpgroup_mma_wait(0, deps=[sf])
+            if not NARROW:
+                mbarrier.arrive(bk.index(KS + s), count=1, pred=exists != 0)
         else:
+            hand_over(problem, own)
             mbarrier.wait(bq.index(after * W + wg), ((tile + 1) // QS) & 1)
             exists = posted(problem, after, EXISTS, 4)
         tile += 1
+    if CHAIN:
+        if tile > 0:
+            hand_over(problem, (tile - 1) % QS * W + wg)
     if problem.PING_PONG and wg == 0:
         barrier_sync(_FIRST_BARRIER)
 
@@ -361,7 +482,7 @@ def attention_kernel(
     if W == 2:
         # Looking up pages takes more registers than a loader otherwise needs.
         OWN: gl.constexpr = 232 if PAGE > 0 else 240
-        OTHERS: gl.constexpr = 40 if PAGE > 0 else 24
+        OTHERS: gl.constexpr = 48 if PAGE > 0 else 32
         gl.warp_specialize(
             [(consume, (0, problem)), (consume, (1, problem)), (load_all, (problem,)), (store_all, (problem,))],
             [4, 1, 1],

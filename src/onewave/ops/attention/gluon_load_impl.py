@@ -31,6 +31,7 @@ from onewave.ops.attention.gluon_tiles_impl import (
     NUM_KEYS,
     ROWS,
     SHIFT,
+    START_K,
     START_Q,
     boxed,
     first_seen,
@@ -46,6 +47,8 @@ __all__ = ["load_all", "store_all"]
 
 # Columns and rows of the blocks in which swizzled shared memory repeats.
 _ACROSS, _DOWN = gl.constexpr(64), gl.constexpr(8)
+# Key tiles of a tile that are asked for before the next tile's queries.
+_STEPS_AHEAD = gl.constexpr(3)
 
 
 @gluon.jit
@@ -91,93 +94,124 @@ def zero_rows(problem, buffer, count):
 
 
 @gluon.jit
+def post_next(problem, turn, tile):
+    """Find the next tile from round `turn` on, post it as this program's tile `tile` and load its Q; or post the end.
+
+    Returns the round after. Waits until Q's buffers of tile - Q_STAGES are free.
+    """
+    W: gl.constexpr = problem.WARPGROUPS
+    QS: gl.constexpr = problem.Q_STAGES
+    bq = problem.bq
+    slot = tile % QS
+    b = slot * W
+    found = 0
+    while (turn < problem.rounds) & (found == 0):
+        batch, head, first, start_q, rows, start_k, num_keys, shift, begin, count, exists = tile_of(problem, turn)
+        if exists:
+            for w in gl.static_range(W):
+                mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
+            post(problem, slot, EXISTS, 1)
+            post(problem, slot, BATCH, batch)
+            post(problem, slot, HEAD, head)
+            post(problem, slot, FIRST, first)
+            post(problem, slot, START_Q, start_q)
+            post(problem, slot, ROWS, rows)
+            post(problem, slot, START_K, start_k)
+            post(problem, slot, NUM_KEYS, num_keys)
+            post(problem, slot, SHIFT, shift)
+            post(problem, slot, BEGIN, begin)
+            post(problem, slot, COUNT, count)
+            gl.thread_barrier()
+            for w in gl.static_range(W):
+                mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
+                at_q = place(problem, batch, head, start_q, rows, first + w * 64)
+                tma.async_copy_global_to_shared(
+                    problem.q, at_q, bq.index(b + w), boxed(problem.sq.index(b + w), problem.q)
+                )
+            found = 1
+        turn += 1
+    if found == 0:
+        for w in gl.static_range(W):
+            mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
+        post(problem, slot, EXISTS, 0)
+        # Nobody shall have to ask whether the other words mean anything.
+        post(problem, slot, FIRST, 0)
+        post(problem, slot, SHIFT, 0)
+        post(problem, slot, BEGIN, 0)
+        post(problem, slot, COUNT, 1)
+        gl.thread_barrier()
+        for w in gl.static_range(W):
+            mbarrier.arrive(bq.index(b + w), count=1)
+    return turn
+
+
+@gluon.jit
 def load_all(problem):
     """The loading warp."""
-    W: gl.constexpr = problem.WARPGROUPS
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
     QS: gl.constexpr = problem.Q_STAGES
     BYTES: gl.constexpr = problem.BN * problem.D * 2
-    bk, bv, bq = problem.bk, problem.bv, problem.bq
+    bk, bv = problem.bk, problem.bv
     tile = 0
     jk = 0
     jv = 0
     cleared = 0
-    for turn in range(problem.rounds):
-        batch, head, first, start_q, rows, start_k, num_keys, shift, begin, count, exists = tile_of(problem, turn)
-        if exists:
-            kv_head = head // problem.group
-            first_key = batch * 0
-            if problem.RAGGED:
-                first_key = first_seen(problem, shift, num_keys)
-            for i in range(count + 1):
-                if i < count:
-                    s = jk % KS
-                    mbarrier.wait(bk.index(KS + s), ((jk // KS) & 1) ^ 1)
-                    mbarrier.expect(bk.index(s), BYTES)
+    turn = 0
+    turn = post_next(problem, turn, tile)
+    while posted(problem, tile % QS, EXISTS, 1) != 0:
+        slot = tile % QS
+        batch = posted(problem, slot, BATCH, 1)
+        kv_head = posted(problem, slot, HEAD, 1) // problem.group
+        start_k = posted(problem, slot, START_K, 1)
+        num_keys = posted(problem, slot, NUM_KEYS, 1)
+        begin = posted(problem, slot, BEGIN, 1)
+        count = posted(problem, slot, COUNT, 1)
+        first_key = batch * 0
+        if problem.RAGGED:
+            first_key = first_seen(problem, posted(problem, slot, SHIFT, 1), num_keys)
+        for i in range(count + 1):
+            if i < count:
+                s = jk % KS
+                mbarrier.wait(bk.index(KS + s), ((jk // KS) & 1) ^ 1)
+                mbarrier.expect(bk.index(s), BYTES)
+                fetch(
+                    problem, problem.k, problem.k_page_rows, problem.sk.index(s), bk.index(s), batch, kv_head,
+                    start_k, num_keys, first_key, begin + count - 1 - i,
+                )  # fmt: skip
+                jk += 1
+            if QS > 1:
+                # Early enough that no warpgroup waits for the next tile's queries, late enough that their buffer,
+                # which the last tile's output leaves by, is free.
+                if i == gl.minimum(count, _STEPS_AHEAD):
+                    turn = post_next(problem, turn, tile + 1)
+            if i > 0:
+                s = jv % VS
+                mbarrier.wait(bv.index(VS + s), ((jv // VS) & 1) ^ 1)
+                unseen = 0
+                if problem.RAGGED and problem.LEFT:
+                    unseen = first_key - (begin + count - i) * problem.BN
+                if unseen > 0:
+                    mbarrier.expect(problem.bz.index(0), BYTES)
                     fetch(
-                        problem, problem.k, problem.k_page_rows, problem.sk.index(s), bk.index(s), batch, kv_head,
-                        start_k, num_keys, first_key, begin + count - 1 - i,
+                        problem, problem.v, problem.v_page_rows, problem.sv.index(s), problem.bz.index(0), batch,
+                        kv_head, start_k, num_keys, first_key, begin + count - i,
                     )  # fmt: skip
-                    jk += 1
-                if i == 0:
-                    b = tile % QS * W
-                    for w in gl.static_range(W):
-                        mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
-                    post(problem, tile % QS, EXISTS, 1)
-                    post(problem, tile % QS, BATCH, batch)
-                    post(problem, tile % QS, HEAD, head)
-                    post(problem, tile % QS, FIRST, first)
-                    post(problem, tile % QS, START_Q, start_q)
-                    post(problem, tile % QS, ROWS, rows)
-                    post(problem, tile % QS, NUM_KEYS, num_keys)
-                    post(problem, tile % QS, SHIFT, shift)
-                    post(problem, tile % QS, BEGIN, begin)
-                    post(problem, tile % QS, COUNT, count)
-                    gl.thread_barrier()
-                    for w in gl.static_range(W):
-                        mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
-                        at_q = place(problem, batch, head, start_q, rows, first + w * 64)
-                        tma.async_copy_global_to_shared(
-                            problem.q, at_q, bq.index(b + w), boxed(problem.sq.index(b + w), problem.q)
-                        )
+                    mbarrier.wait(problem.bz.index(0), cleared & 1)
+                    cleared += 1
+                    zero_rows(problem, problem.sv.index(s), unseen)
+                    fence_async_shared()
+                    mbarrier.arrive(bv.index(s), count=1)
                 else:
-                    s = jv % VS
-                    mbarrier.wait(bv.index(VS + s), ((jv // VS) & 1) ^ 1)
-                    unseen = 0
-                    if problem.RAGGED and problem.LEFT:
-                        unseen = first_key - (begin + count - i) * problem.BN
-                    if unseen > 0:
-                        mbarrier.expect(problem.bz.index(0), BYTES)
-                        fetch(
-                            problem, problem.v, problem.v_page_rows, problem.sv.index(s), problem.bz.index(0), batch,
-                            kv_head, start_k, num_keys, first_key, begin + count - i,
-                        )  # fmt: skip
-                        mbarrier.wait(problem.bz.index(0), cleared & 1)
-                        cleared += 1
-                        zero_rows(problem, problem.sv.index(s), unseen)
-                        fence_async_shared()
-                        mbarrier.arrive(bv.index(s), count=1)
-                    else:
-                        mbarrier.expect(bv.index(s), BYTES)
-                        fetch(
-                            problem, problem.v, problem.v_page_rows, problem.sv.index(s), bv.index(s), batch, kv_head,
-                            start_k, num_keys, first_key, begin + count - i,
-                        )  # fmt: skip
-                    jv += 1
-            tile += 1
-    b = tile % QS * W
-    for w in gl.static_range(W):
-        mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
-    post(problem, tile % QS, EXISTS, 0)
-    # Nobody shall have to ask whether the other words mean anything.
-    post(problem, tile % QS, FIRST, 0)
-    post(problem, tile % QS, SHIFT, 0)
-    post(problem, tile % QS, BEGIN, 0)
-    post(problem, tile % QS, COUNT, 1)
-    gl.thread_barrier()
-    for w in gl.static_range(W):
-        mbarrier.arrive(bq.index(b + w), count=1)
+                    mbarrier.expect(bv.index(s), BYTES)
+                    fetch(
+                        problem, problem.v, problem.v_page_rows, problem.sv.index(s), bv.index(s), batch, kv_head,
+                        start_k, num_keys, first_key, begin + count - i,
+                    )  # fmt: skip
+                jv += 1
+        if QS == 1:
+            turn = post_next(problem, turn, tile + 1)
+        tile += 1
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.ops.attention.gluon_plan import Schedule, config, dealt
+from onewave.ops.attention.gluon_plan import Schedule, dealt
 from onewave.ops.attention.masks import Options
 from onewave.ops.scratch import scratch
 
@@ -42,7 +42,6 @@ def order_of(
     device: torch.device,
     wanted: Options,
     *,
-    columns: int,
     num_queries: int,
     num_keys: int,
     shift: int,
@@ -55,18 +54,16 @@ def order_of(
     order: int32, [programs, rounds] positions of a table, or [slots] sorted slots. Its memory is the operator's own.
     """
     if plan.order == "table" and wanted.right is not None:
-        table = _table(plan, device, columns, num_queries, num_keys, shift, wanted.left, wanted.right)
+        table = _table(plan, device, num_queries, num_keys, shift, wanted.left, wanted.right)
         if table is not None:
             return table, TABLE, table.shape[1]
     if plan.order == "sorted" and starts_q is not None and starts_k is not None:
-        constants = config(columns)
         order = scratch(device, plan.slots).view(torch.int32)
         sequences = starts_q.shape[0] - 1
         programs = -(-plan.slots // _SLOTS_A_PROGRAM)
         sort_slots[(programs,)](
             order, starts_q, starts_k, sequences, sequences.bit_length() + 1, plan.slots, min(longest, num_queries),
-            min(wanted.left or 0, _MOST_KEYS), min(wanted.right or 0, _MOST_KEYS), BM=64 * constants["WARPGROUPS"],
-            BN=constants["BN"], TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,
+            min(wanted.left or 0, _MOST_KEYS), min(wanted.right or 0, _MOST_KEYS), BM=plan.rows, BN=plan.keys, TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,
             MINE=_SLOTS_A_PROGRAM, OTHERS=128, num_warps=4,
         )  # fmt: skip
         return order, SORTED, plan.turns
@@ -74,12 +71,12 @@ def order_of(
 
 
 def _table(
-    plan: Schedule, device: torch.device, columns: int, num_queries: int, num_keys: int, shift: int, left: int | None,
+    plan: Schedule, device: torch.device, num_queries: int, num_keys: int, shift: int, left: int | None,
     right: int,
 ) -> Tensor | None:  # fmt: skip
-    key: _Key = (device, plan, columns, num_queries, num_keys, shift, left, right)
+    key: _Key = (device, plan, num_queries, num_keys, shift, left, right)
     if device.type != "cuda":
-        return _host_table(plan, columns, num_queries, num_keys, shift, left, right)
+        return _host_table(plan, num_queries, num_keys, shift, left, right)
     if torch.cuda.is_current_stream_capturing():
         # Recording begins with a synchronisation, so what an earlier call made is there on every stream.
         for table, _ in _tables.get(key, {}).values():
@@ -89,7 +86,7 @@ def _table(
     _tables.move_to_end(key)
     stream = torch.cuda.current_stream(device).cuda_stream
     if stream not in made:
-        pinned = _host_table(plan, columns, num_queries, num_keys, shift, left, right).pin_memory()
+        pinned = _host_table(plan, num_queries, num_keys, shift, left, right).pin_memory()
         made[stream] = (pinned.to(device, non_blocking=True), pinned)
     if len(_tables) > _MOST_TABLES:
         _tables.popitem(last=False)
@@ -97,10 +94,10 @@ def _table(
 
 
 def _host_table(
-    plan: Schedule, columns: int, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
+    plan: Schedule, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
 ) -> Tensor:
     rows = dealt(
-        plan=plan, columns=columns, num_queries=num_queries, num_keys=num_keys, shift=shift, left=left, right=right
+        plan=plan, num_queries=num_queries, num_keys=num_keys, shift=shift, left=left, right=right
     )
     return torch.tensor(rows, dtype=torch.int32, device="cpu")
 

@@ -70,6 +70,7 @@ class HopperCall:
 class Schedule:
     """section: heads walked together; slots: tiles of a head, at most; programs: SMs that take turns over the tiles.
 
+    rows, keys: queries of a tile, and keys of a key tile.
     order: who takes which tile: "turns", closed form; "table", as `dealt` says; "sorted", turns over packed tiles from
     the longest on.
     """
@@ -78,6 +79,8 @@ class Schedule:
     slots: int
     heads: int
     programs: int
+    rows: int
+    keys: int
     order: str = "turns"
 
     @property
@@ -148,8 +151,11 @@ def schedule(
     left: int | None = None,
     right: int | None = None,
     sequences: int | None = None,
+    rows: int | None = None,
 ) -> Schedule:
     """Deal the tiles. heads: of all batch rows; sequences: of a packed batch, whose num_queries count all tokens.
+
+    rows: queries of a tile where they are not tuned.json's.
 
     Program p takes tile turn * programs + p, or + programs - 1 - p every other turn. Without a limit to the right all
     tiles are as long, and follow head by head. With one, a section's tiles go by from the longest to the shortest;
@@ -158,24 +164,24 @@ def schedule(
     tiles are few enough to be dealt one by one. Packed lengths are unknown here: a kernel sorts their tiles.
     """
     constants = config(columns)
-    rows = 64 * constants["WARPGROUPS"]
+    rows, keys = rows or 64 * constants["WARPGROUPS"], constants["BN"]
     slots = -(-num_queries // rows) if sequences is None else num_queries // rows + sequences
     programs = min(slots * heads, processors)
     if sequences is not None:
         section = max(n for n in range(group, max(group, _PACKED_SECTION) + 1, group) if heads % n == 0)
-        plain = Schedule(section, slots, heads, programs)
+        plain = Schedule(section, slots, heads, programs, rows, keys)
         sorts = plain.turns >= _SORTED_TURNS and slots <= _MOST_SORTED
-        return Schedule(section, slots, heads, programs, "sorted") if sorts else plain
+        return Schedule(section, slots, heads, programs, rows, keys, "sorted") if sorts else plain
     if right is None:
-        return Schedule(1, slots, heads, programs)
+        return Schedule(1, slots, heads, programs, rows, keys)
     head_bytes = 4 * num_keys * columns // group
     most = max(group, min(heads, _SECTION_BYTES // max(1, head_bytes)))
     sections = [n for n in range(group, most + 1, group) if heads % n == 0]
-    blocks = blocks_of_tiles(slots, rows, constants["BN"], num_queries, num_keys, shift, left, right)
+    blocks = blocks_of_tiles(slots, rows, keys, num_queries, num_keys, shift, left, right)
     fewer = {n for n in (programs, programs - programs % 32) if n > 0}
     tried = [(n, p) for n in reversed(sections) for p in sorted(fewer, reverse=True)]
     section, fewest = min(tried, key=lambda pair: busiest(blocks, heads, *pair))
-    plain = Schedule(section, slots, heads, fewest)
+    plain = Schedule(section, slots, heads, fewest, rows, keys)
     if not 1 < plain.turns <= _MOST_TURNS or slots * heads > _MOST_DEALT:
         return plain
     best = busiest(blocks, heads, section, fewest)
@@ -184,7 +190,7 @@ def schedule(
         loads = _deal(blocks, heads, candidate, programs)[1]
         share = max(loads) / sum(loads)
         if share < best * _WORTH_A_TABLE:
-            plain, best = Schedule(candidate, slots, heads, programs, "table"), share
+            plain, best = Schedule(candidate, slots, heads, programs, rows, keys, "table"), share
     return plain
 
 
@@ -218,12 +224,10 @@ def _deal(blocks: list[int], heads: int, section: int, programs: int) -> tuple[l
 
 @lru_cache(maxsize=256)
 def dealt(
-    *, plan: Schedule, columns: int, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
+    *, plan: Schedule, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
 ) -> tuple[tuple[int, ...], ...]:
     """The table of a Schedule whose order is "table": each program's positions, -1 after its last."""
-    constants = config(columns)
-    rows, keys = 64 * constants["WARPGROUPS"], constants["BN"]
-    blocks = blocks_of_tiles(plan.slots, rows, keys, num_queries, num_keys, shift, left, right)
+    blocks = blocks_of_tiles(plan.slots, plan.rows, plan.keys, num_queries, num_keys, shift, left, right)
     positions, _ = _deal(blocks, plan.heads, plan.section, plan.programs)
     turns = max(map(len, positions))
     return tuple(tuple(row + [-1] * (turns - len(row))) for row in positions)

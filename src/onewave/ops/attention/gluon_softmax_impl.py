@@ -98,7 +98,7 @@ def hidden(problem, s, row_place, key, num_keys):
 
 
 @gluon.jit
-def lazy_softmax(problem, s, m, total, unit):
+def lazy_softmax(problem, s, m, total, unit, BN: gl.constexpr):
     """One step that moves m where a row's scores exceed it by more than HEADROOM.
 
     Returns (p, m, total, factor of what was accumulated before: exactly 1 for a row whose m stays).
@@ -109,4 +109,4 @@ def lazy_softmax(problem, s, m, total, unit):
     kept = gl.exp2(m - reference)
     p = gl.exp2(s * unit - reference[:, None])
     kept_in_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
-    return p, moved, total * kept_in_total[:, None] + partial_sums(p, problem.BN), kept
+    return p, moved, total * kept_in_total[:, None] + gl.convert_layout(partial_sums(p, BN), total.type.layout), kept

@@ -26,6 +26,7 @@ __all__ = [
     "NUM_KEYS",
     "ROWS",
     "SHIFT",
+    "START_K",
     "START_Q",
     "Problem",
     "allocate_posts",
@@ -41,7 +42,7 @@ __all__ = [
 
 _RAGGED_END = gl.constexpr(0x40000000)
 # A tile's post: which word says what.
-EXISTS, BATCH, HEAD, FIRST, START_Q, ROWS, NUM_KEYS, SHIFT, BEGIN, COUNT = (gl.constexpr(at) for at in range(10))
+EXISTS, BATCH, HEAD, FIRST, START_Q, ROWS, START_K, NUM_KEYS, SHIFT, BEGIN, COUNT = map(gl.constexpr, range(11))
 _WORDS = gl.constexpr(16)
 
 
