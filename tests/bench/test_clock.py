@@ -64,13 +64,14 @@ def test_what_is_far_too_slow_for_its_turn_gets_fewer(monkeypatch):
     asked = []
 
     def timed(runs, device, *, reps, warmup, graph):
-        asked.append((runs[0](), reps))
+        asked.append((runs[0](), reps, warmup))
         return summarize([{"slow": 1.0, "quick": 0.01}[asked[-1][0]]])
 
     monkeypatch.setattr(clock, "time_calls", timed)
     found = time_in_rounds({"slow": (lambda: "slow", 1), "quick": (lambda: "quick", 1)}, CPU, rounds=8)
     assert (found["slow"].n, found["quick"].n) == (3, 8)
-    assert {reps for name, reps in asked[2:] if name == "quick"} == {5}
+    # Half a turn goes by untimed: its clock is that of whoever came before.
+    assert {(reps, warmup) for name, reps, warmup in asked[2:] if name == "quick"} == {(5, 2)}
 
 
 def test_without_a_card_what_is_recorded_makes_the_calls():

@@ -1,13 +1,15 @@
 """Compile Hopper's attention kernel without a card: `python attention_gluon_aot.py`, one JSON line a case.
 
-Each line: name, registers, stack and shared (bytes), and how often instructions occur. Not under Triton's interpreter:
-TRITON_INTERPRET must be unset.
+Each line: name, registers, shared (bytes), how often instructions occur, reads of unset uniform registers. Not under
+Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from sass_registers import reads_before_writes
 
 from onewave.ops.attention.resources_impl import Resources, fp8, hopper, portable
 
@@ -17,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "128": {"head_dim": 128},
     "128 causal": {"head_dim": 128, "RIGHT": True},
     "64": {"head_dim": 64},
+    "64 causal": {"head_dim": 64, "RIGHT": True, "LSE": True},
     "64 causal packed": {"head_dim": 64, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 2},
     "128 window packed": {"head_dim": 128, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "ORDER": 2},
     "64 pages": {"head_dim": 64, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "PAGE": 16},
@@ -27,9 +30,10 @@ INSTRUCTIONS = ("HGMMA", "QGMMA", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "B
 
 
 def report(name: str, found: Resources) -> dict[str, Any]:
-    sizes = {"registers": found.registers, "stack": found.stack, "shared": found.shared, "threads": found.threads}
+    sizes = {"registers": found.registers, "shared": found.shared, "threads": found.threads}
     counts = {word: found.count(word) for word in INSTRUCTIONS}
-    return {"name": name, "programs": found.programs_an_sm} | sizes | counts
+    unset = reads_before_writes(found.code) if "HGMMA" in found.code or "QGMMA" in found.code else []
+    return {"name": name, "programs": found.programs_an_sm, "unset": unset} | sizes | counts
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from onewave.ops.attention import (
     gluon_kernel_impl,
     gluon_load_impl,
     gluon_softmax_impl,
+    gluon_start_impl,
     gluon_tiles_impl,
 )
 
@@ -39,7 +40,7 @@ __all__ = ["NumpyKernel"]
 
 _ACROSS = 64
 MODULES = {
-    "attention_kernel": (gluon_tiles_impl, gluon_softmax_impl, gluon_load_impl, gluon_kernel_impl),
+    "attention_kernel": (gluon_tiles_impl, gluon_softmax_impl, gluon_start_impl, gluon_load_impl, gluon_kernel_impl),
     "fp8_kernel": (gluon_tiles_impl, gluon_softmax_impl, fp8_kernel_impl),
 }
 
@@ -232,13 +233,15 @@ def eight_bits(p: Array, _: object, BN: int) -> Array:
     return wrapped(rounded.reshape(64, BN // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(64, BN))
 
 
-def namespace(gl: Language, modules: Sequence[types.ModuleType]) -> dict[str, Any]:
-    """The kernel's modules with NumPy under their names."""
+def namespace(gl: Language, modules: Sequence[types.ModuleType], count: Callable[[int], None]) -> dict[str, Any]:
+    """The kernel's modules with NumPy under their names. count: told every product's multiplications."""
     named, pending = Named(), threading.local()
 
     def product(a: Any, b: Tile | Rows, acc: Array, use_acc: bool = True, is_async: bool = False) -> Array:
         left = a.load() if isinstance(a, Tile) else a
-        found = np.asarray(left, np.float32) @ np.asarray(b.load(), np.float32)
+        right = np.asarray(b.load(), np.float32)
+        count(left.shape[0] * right.size)
+        found = np.asarray(left, np.float32) @ right
         return wrapped(np.asarray(acc) + found if use_acc else found)
 
     def bring(descriptor: Described, at: Sequence[Any], barrier: Barrier, box: Tile) -> None:
@@ -296,7 +299,8 @@ class NumpyKernel:
     """Stands for a compiled kernel: kernel[(programs,)](*arguments)."""
 
     def __init__(self, name: str, names: Sequence[str]):
-        self.name, self.names, self.launches = name, list(names), 0
+        self.name, self.names, self.launches, self.multiplications = name, list(names), 0, 0
+        self.lock = threading.Lock()
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*values: Any, num_warps: int, **constants: Any) -> None:
@@ -307,10 +311,14 @@ class NumpyKernel:
             arguments = {name: self._argument(value) for name, value in arguments.items()}
             for program in range(grid[0]):
                 FAILED.clear()
-                space = namespace(Language(program, grid[0]), MODULES[self.name])
+                space = namespace(Language(program, grid[0]), MODULES[self.name], self._count)
                 space[self.name](**arguments)
 
         return launch
+
+    def _count(self, multiplications: int) -> None:
+        with self.lock:
+            self.multiplications += multiplications
 
     @staticmethod
     def _argument(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from sass_registers import reads_before_writes
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention import fp8_impl, gluon_impl, gluon_plan, gluon_tiles_impl, mma_impl, op
@@ -60,8 +61,30 @@ def test_it_compiles_for_hopper_to_asynchronous_products_and_tma(ours: dict[str,
 
 
 def test_nothing_spills_where_auto_uses_it_most_and_little_elsewhere(ours: dict[str, Any]) -> None:
-    assert {name for name, report in ours.items() if report["stack"]} <= {"256 causal"}
-    assert ours["256 causal"]["stack"] <= 32
+    spills = {name: report["STL"] + report["LDL"] for name, report in ours.items()}
+    assert {name for name, count in spills.items() if count} <= {"64 pages", "fp8 causal", "fp8 packed"}
+    assert spills["64 pages"] < 400
+    assert max(spills["fp8 causal"], spills["fp8 packed"]) < 60
+
+
+def test_no_descriptor_is_read_that_only_another_branch_has_set(ours: dict[str, Any]) -> None:
+    """ptxas 12.8 made such a kernel of head_dim 64: right on one path, and on the other whatever lay there before."""
+    assert {name: report["unset"] for name, report in ours.items() if report["unset"]} == {}
+
+
+def test_a_register_that_one_of_two_branches_sets_is_found() -> None:
+    code = """
+        /*0000*/ @P0 BRA `(.L_x_1) ;
+        /*0010*/ UMOV UR4, 0x1 ;
+        /*0020*/ BRA `(.L_x_2) ;
+    .L_x_1:
+        /*0030*/ UIADD3.64 UR4, UR63, 0x2, URZ ;
+    .L_x_2:
+        /*0040*/ HGMMA.64x64x16.F32.BF16 R24, R8, gdesc[UR2], R24 ;
+        /*0050*/ EXIT ;
+    """
+    assert reads_before_writes(code) == ["HGMMA.64x64x16.F32.BF16 R24, R8, gdesc[UR2], R24"]
+    assert reads_before_writes(code.replace("UMOV UR4, 0x1", "ULDC.64 UR4, c[0x0][0x8]")) == []
 
 
 def test_the_vote_is_one_barrier(ours: dict[str, Any]) -> None:

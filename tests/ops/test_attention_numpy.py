@@ -75,6 +75,31 @@ def test_scores_that_outgrow_the_first_tile_are_computed_anew(kernels: dict[str,
     near(out, in_torch(q.float(), k.float(), v.float(), causal=causal)[0])
 
 
+def multiplications(kernel: NumpyKernel, num_queries: int, num_keys: int, **options: Any) -> int:
+    """Of one head's attention, which has to be right."""
+    q, k, v = (randn(1, 1, n, 128, seed=seed) for seed, n in enumerate((num_queries, num_keys, num_keys)))
+    before = kernel.multiplications
+    out = cast("Tensor", attention(q, k, v, backend="gluon", **options))
+    near(out, in_torch(q.float(), k.float(), v.float(), **options)[0])
+    return kernel.multiplications - before
+
+
+def test_a_warpgroup_without_rows_multiplies_one_tile_of_keys(kernels: dict[str, NumpyKernel]) -> None:
+    kernel = kernels["attention_kernel"]
+    assert multiplications(kernel, 64, 1024) < 0.65 * multiplications(kernel, 128, 1024)
+
+
+def test_half_of_a_causal_tiles_last_keys_is_not_multiplied_for_its_first_rows(
+    kernels: dict[str, NumpyKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, tuned = kernels["attention_kernel"], gluon_impl.config(128)
+    with_halves = multiplications(kernel, 128, 256, causal=True)
+    monkeypatch.setattr(gluon_impl, "config", lambda _: tuned | {"HALF_TILES": False})
+    tile_rows, half, head_dim = 64, 64, 128
+    # One more where nothing comes after the last tile.
+    assert multiplications(kernel, 128, 256, causal=True) - with_halves == 2 * tile_rows * half * head_dim
+
+
 LENGTHS, KEY_LENGTHS = [3, 0, 200, 64], [130, 5, 300, 64]
 
 

@@ -282,9 +282,9 @@ def fp8_kernel(
     q, k, v, out, q_scale, k_scale, v_scale, lse, sinks, starts_q, starts_k, order, v_tiles, lse_batch, lse_head,
     num_heads, group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, rounds, shift,
     left, right, scale_log2, inner, outer,
-    D: gl.constexpr, BN: gl.constexpr, WARPGROUPS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, ORDER: gl.constexpr,
-    RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, SOFTCAP: gl.constexpr,
-    SINKS: gl.constexpr, LSE: gl.constexpr,
+    D: gl.constexpr, BN: gl.constexpr, WARPGROUPS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    ORDER: gl.constexpr, RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
 ):  # fmt: skip
     """As gluon_kernel_impl.attention_kernel; v: descriptor of turn_values' tiles, [rows, BN] in boxes of [D, BN].
 
@@ -311,10 +311,10 @@ def fp8_kernel(
     fence_async_shared()
     gl.thread_barrier()
     problem = Problem(
-        q, k, v, out, lse, sinks, starts_q, starts_k, order, starts_q, sq, sk, sv, bq, bk, bv, bv, bv, bv, v_tiles, v_tiles,
-        v_tiles, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences,
+        q, k, v, out, lse, sinks, starts_q, starts_k, order, starts_q, sq, sk, sv, bq, bk, bv, bv, bv, bv, v_tiles,
+        v_tiles, v_tiles, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences,
         search_steps, slots, tiles, rounds, shift, left, right, v_tiles, scale_log2, inner, outer, D, BN, W, K_STAGES,
-        V_STAGES, 2, W == 2, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        V_STAGES, 2, W == 2, False, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
     if W == 2:
         gl.warp_specialize(

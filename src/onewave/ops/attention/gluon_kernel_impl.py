@@ -6,11 +6,17 @@ program gets as much (LPT's effect in closed form); packed sequences' tiles are 
 tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G heads whose K and V fit the L2, longest
 first inside.
 
-One warp loads (gluon_load_impl): K0 Q K1 V0 K2 V1 ..., the order in which they are used, into a ring of K and one of V
-(mbarriers "full" and "free" a slot), Q into two buffers that alternate over tiles. The warpgroups each own 64 rows: Q,
-S, P and the output stay in registers; the product of the next K tile runs under the exponentials and under P V of the
-last one. Outputs leave through Q's buffer and TMA while the next tile is loaded. Ping-pong: named barriers let one
-warpgroup issue its products while another computes exponentials.
+One warp loads (gluon_load_impl): Q K0 K1 V0 K2 V1 ..., the order in which they are used, into a ring of K and one of V
+(mbarriers "full" and "free" a slot), Q into two buffers that alternate over tiles. It alone looks for tiles, and posts
+what it finds in shared memory before Q's barriers; a tile's successor is found, and its Q asked for, when the tile has
+begun. Another warp stores: outputs leave through Q's buffer and TMA, and nobody else waits for them. The warpgroups
+each own 64 rows: Q, S, P and the output stay in registers; the product of the next K tile runs under the exponentials
+and under P V of the last one, and the first product of the next tile under the end of this one. One without rows (the
+last of a sequence) only keeps step. Ping-pong: named barriers let one warpgroup issue its products while another
+computes exponentials; the turn is passed on half way through P V, as the other one needs a moment to begin.
+
+With HALF_TILES, a warpgroup that sees no more than half of its last key tile multiplies and exponentiates that half
+alone: of a causal tile's 128 rows the first 64. (With three warpgroups the two halves of a whole one cost more.)
 
 Softmax without a running max: a row keeps its reference m until a score exceeds it by more than 2^HEADROOM, and only
 then is the accumulator rescaled ("lazy", exact: bf16 P and float32 sums keep their relative precision). m is the max of
@@ -31,7 +37,7 @@ bounds wherever the sequence lies. Bound: the tensor cores. Source: Shah et al. 
 # pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: SIM102
 # (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
@@ -55,6 +61,14 @@ from onewave.ops.attention.gluon_softmax_impl import (
     hidden,
     lazy_softmax,
     partial_sums,
+)
+from onewave.ops.attention.gluon_start_impl import (
+    beside,
+    first_half,
+    first_one,
+    halves,
+    hand_over,
+    key_tiles_beyond,
 )
 from onewave.ops.attention.gluon_tiles_impl import (
     BATCH,
@@ -80,89 +94,6 @@ _LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
-def key_tiles_beyond(wg: gl.constexpr, problem, slot):
-    """Last key tiles of a posted tile that lie above a warpgroup's diagonal as a whole."""
-    beyond = problem.shift * 0
-    # Only with more rows than keys in a tile. Ping-pong wants equal steps.
-    if problem.RIGHT and 64 * problem.WARPGROUPS > problem.BN and not problem.PING_PONG:
-        begin = posted(problem, slot, BEGIN, 4)
-        last = begin + posted(problem, slot, COUNT, 4) - 1
-        end = posted(problem, slot, FIRST, 4) + wg * 64 + 63 + posted(problem, slot, SHIFT, 4) + problem.right
-        own_last = gl.maximum(gl.minimum(last, gl.maximum(end, 0) // problem.BN), begin)
-        beyond = last - own_last
-    return beyond
-
-
-@gluon.jit
-def nothing_yet(problem):
-    """Output, maximum and sums of a tile before its first key: (o [64, D], m [64], total [64, 4])."""
-    BN: gl.constexpr = problem.BN
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
-    o = gl.zeros([64, problem.D], gl.float32, LO)
-    m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
-    return o, m, partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
-
-
-@gluon.jit
-def first_one(problem, s, j, unit, first, shift, num_keys, last, steps, cut_right, whole_steps):
-    """A tile's first step: scores s of its last keys. Returns (o, m, total, p)."""
-    BN: gl.constexpr = problem.BN
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
-    o, m, total = nothing_yet(problem)
-    s = capped(problem, s)
-    if (cut_right > 0) | (whole_steps <= 0):
-        row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
-        lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
-        s = hidden(problem, s, row_place, last * BN + lane, num_keys)
-    pn, m, total, _ = lazy_softmax(problem, s, m, total, unit, BN)
-    p = gl.convert_layout(pn.to(problem.q.dtype), gl.DotOperandLayout(0, LO, 2))
-    KS: gl.constexpr = problem.K_STAGES
-    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
-    return o, m, total, p
-
-
-@gluon.jit
-def first_half(problem, s, j, unit, first, shift, num_keys, last, steps):
-    """The same where no row sees more than the first half of the last key tile: scores s [64, BN / 2]."""
-    BN: gl.constexpr = problem.BN
-    HALF: gl.constexpr = BN // 2
-    KS: gl.constexpr = problem.K_STAGES
-    LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
-    o, m, total = nothing_yet(problem)
-    row = first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LH))
-    lane = gl.arange(0, HALF, layout=gl.SliceLayout(0, LH))[None, :]
-    s = hidden(problem, capped(problem, s), row[:, None], last * BN + lane, num_keys)
-    pn, m, total, _ = lazy_softmax(problem, s, gl.convert_layout(m, gl.SliceLayout(1, LH)), total, unit, HALF)
-    p = beside(pn.to(problem.q.dtype), gl.zeros([64, HALF], problem.q.dtype, LH))
-    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
-    return o, gl.convert_layout(m, gl.SliceLayout(1, LS)), total, gl.convert_layout(p, gl.DotOperandLayout(0, LO, 2))
-
-
-@gluon.jit
-def beside(left, right):
-    """[64, N] twice -> [64, 2 N]; nothing leaves its thread."""
-    return gl.permute(gl.join(left, right), [0, 2, 1]).reshape([64, 2 * left.shape[1]])
-
-
-@gluon.jit
-def halves(p):
-    """[64, N] -> the first and the last N / 2 columns; nothing leaves its thread."""
-    return gl.split(gl.permute(p.reshape([64, 2, p.shape[1] // 2]), [0, 2, 1]))
-
-
-@gluon.jit
-def hand_over(problem, buffer):
-    """Give the output in Q's buffer to the warp that stores."""
-    fence_async_shared()
-    gl.thread_barrier()
-    mbarrier.arrive(problem.bo.index(buffer), count=1)
-
-
-@gluon.jit
 def consume(wg: gl.constexpr, problem):
     """Warpgroup wg."""
     W: gl.constexpr = problem.WARPGROUPS
@@ -179,9 +110,9 @@ def consume(wg: gl.constexpr, problem):
     LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     # A tile's first product runs under the last one's end, unless that end has Q's only buffer.
     CHAIN: gl.constexpr = QS > 1
-    # With a limit to the right a warpgroup may see no more than half of its last key tile. The last warpgroup of an even
-    # number sees all of it, unless lengths are odd.
-    NARROW: gl.constexpr = problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
+    # With a limit to the right a warpgroup may see no more than half of its last key tile. Of two warpgroups the last
+    # sees all of it, unless lengths are odd.
+    NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
     AT_FIRST: gl.constexpr = HALF if NARROW else BN
     LF: gl.constexpr = LH if NARROW else LS
     dtype: gl.constexpr = problem.q.dtype
@@ -439,8 +370,8 @@ def attention_kernel(
     lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, rounds,
     shift, left, right, phases, scale_log2, inner, outer,
     D: gl.constexpr, BN: gl.constexpr, WARPGROUPS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, PING_PONG: gl.constexpr, Q_REGISTERS: gl.constexpr, HEADROOM: gl.constexpr,
-    ORDER: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr,
+    Q_STAGES: gl.constexpr, PING_PONG: gl.constexpr, Q_REGISTERS: gl.constexpr, HALF_TILES: gl.constexpr,
+    HEADROOM: gl.constexpr, ORDER: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr,
     LEFT: gl.constexpr, RIGHT: gl.constexpr, SOFTCAP: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
 ):  # fmt: skip
     """See the top of this file; descriptors q, k, v, out of [.., rows, D] boxes (k, v by page: [.., rows, 64]).
@@ -473,11 +404,11 @@ def attention_kernel(
     fence_async_shared()
     gl.thread_barrier()
     problem = Problem(
-        q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, bo, posts, pages_a_row,
-        k_page_rows, v_page_rows, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped,
-        sequences, search_steps, slots, tiles, rounds, shift, left, right, phases, scale_log2, inner, outer, D, BN,
-        WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, HEADROOM, ORDER, PAGE, RAGGED,
-        TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, bo, posts,
+        pages_a_row, k_page_rows, v_page_rows, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys,
+        skipped, sequences, search_steps, slots, tiles, rounds, shift, left, right, phases, scale_log2, inner, outer, D,
+        BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, HALF_TILES, HEADROOM, ORDER, PAGE,
+        RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
     if W == 2:
         # Looking up pages takes more registers than a loader otherwise needs.

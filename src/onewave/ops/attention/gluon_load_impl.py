@@ -1,4 +1,4 @@
-"""The warp of gluon_kernel_impl that loads: K0 Q K1 V0 K2 V1 ..., the order of use, by TMA into rings.
+"""The warps of gluon_kernel_impl that load (Q K0 K1 V0 K2 V1 ..., the order of use, by TMA into rings) and store.
 
 Keys and values lie one after another, or in pages that a block table names: then a tile is fetched in pieces of a page
 (of BN keys where a page holds more) by 64 columns, each to where the whole tile would have it. Rows beyond a sequence's
@@ -13,7 +13,8 @@ are spoilt, and those are masked.)
 # pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# (Triton ships no type information.)
+# ruff: noqa: SIM102
+# (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ def order_of(
         programs = -(-plan.slots // _SLOTS_A_PROGRAM)
         sort_slots[(programs,)](
             order, starts_q, starts_k, sequences, sequences.bit_length() + 1, plan.slots, min(longest, num_queries),
-            min(wanted.left or 0, _MOST_KEYS), min(wanted.right or 0, _MOST_KEYS), BM=plan.rows, BN=plan.keys, TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,
+            min(wanted.left or 0, _MOST_KEYS), min(wanted.right or 0, _MOST_KEYS), BM=plan.rows, BN=plan.keys,
+            TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,
             MINE=_SLOTS_A_PROGRAM, OTHERS=128, num_warps=4,
         )  # fmt: skip
         return order, SORTED, plan.turns
@@ -93,12 +94,8 @@ def _table(
     return made[stream][0]
 
 
-def _host_table(
-    plan: Schedule, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
-) -> Tensor:
-    rows = dealt(
-        plan=plan, num_queries=num_queries, num_keys=num_keys, shift=shift, left=left, right=right
-    )
+def _host_table(plan: Schedule, num_queries: int, num_keys: int, shift: int, left: int | None, right: int) -> Tensor:
+    rows = dealt(plan=plan, num_queries=num_queries, num_keys=num_keys, shift=shift, left=left, right=right)
     return torch.tensor(rows, dtype=torch.int32, device="cpu")
 
 

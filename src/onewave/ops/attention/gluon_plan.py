@@ -164,7 +164,7 @@ def schedule(
     tiles are few enough to be dealt one by one. Packed lengths are unknown here: a kernel sorts their tiles.
     """
     constants = config(columns)
-    rows, keys = rows or 64 * constants["WARPGROUPS"], constants["BN"]
+    rows, keys = int(rows or 64 * constants["WARPGROUPS"]), int(constants["BN"])
     slots = -(-num_queries // rows) if sequences is None else num_queries // rows + sequences
     programs = min(slots * heads, processors)
     if sequences is not None:

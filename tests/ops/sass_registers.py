@@ -1,0 +1,103 @@
+"""Uniform registers that a kernel may read before it has written them, from its disassembly.
+
+ptxas 12.8 once kept a product's descriptor in uniform registers that only one of two branches set, and read them after
+both. A forward analysis finds such reads: a register counts as written where every path to a place has written it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["reads_before_writes"]
+
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/\s+(\S.*?);")
+_LABEL = re.compile(r"\s*(\.L_x_\d+):")
+_WRITERS = ("U", "R2UR", "S2UR", "VOTEU")
+# They begin with U, and their first operand is read or is a predicate.
+_NO_WRITERS = ("UTMA", "USETMAXREG", "UISETP", "UPLOP3", "UFSETP")
+_ZERO = 63
+
+
+@dataclass
+class _Instruction:
+    text: str
+    next: list[int]
+    reads: set[int]
+    writes: set[int]
+
+
+def reads_before_writes(code: str) -> list[str]:
+    """Instructions of nvdisasm's listing that may read an unset uniform register."""
+    instructions = _parse(code)
+    before: list[set[int] | None] = [None] * len(instructions)
+    before[0] = set()
+    waiting = [0]
+    while waiting:
+        at = waiting.pop()
+        known = before[at]
+        assert known is not None
+        after = known | instructions[at].writes
+        for to in instructions[at].next:
+            found = before[to]
+            both = after if found is None else found & after
+            if both != found:
+                before[to] = set(both)
+                waiting.append(to)
+    return [
+        each.text
+        for each, known in zip(instructions, before, strict=True)
+        if known is not None and each.reads - known - {_ZERO}
+    ]
+
+
+def _parse(code: str) -> list[_Instruction]:
+    texts: list[str] = []
+    labels: dict[str, int] = {}
+    for line in code.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(texts)
+        elif found := _INSTRUCTION.search(line):
+            texts.append(found[1].strip())
+    return [_Instruction(text, _next(at, text, labels, len(texts)), *_registers(text)) for at, text in enumerate(texts)]
+
+
+def _next(at: int, text: str, labels: dict[str, int], count: int) -> list[int]:
+    body = re.sub(r"^@!?U?P\w+ ", "", text)
+    goes_on = [at + 1] if at + 1 < count else []
+    if body.startswith("BRA"):
+        target = re.search(r"`\((\.L_x_\d+)\)", body)
+        assert target is not None, text
+        conditional = body != text or re.match(r"BRA\S*\s+!?U?P\d", body)
+        to = labels[target[1]]
+        return [*([to] if to < count else []), *(goes_on if conditional else [])]
+    if body.startswith(("EXIT", "RET")):
+        return goes_on if body != text else []
+    if body.startswith(("BRX", "JMX")):
+        return [labels[target] for target in re.findall(r"\.L_x_\d+", body)]
+    return goes_on
+
+
+def _registers(text: str) -> tuple[set[int], set[int]]:
+    """(read, written)."""
+    body = re.sub(r"^@!?U?P\w+ ", "", text)
+    name, _, rest = body.partition(" ")
+    operands = [operand.strip() for operand in rest.split(",")]
+    writes: set[int] = set()
+    if name.startswith(_WRITERS) and not name.startswith(_NO_WRITERS):
+        # A carry or a vote's predicate may stand before the register.
+        first = 1 if re.fullmatch(r"U?P\w+", operands[0]) else 0
+        found = re.fullmatch(r"UR(\d+)", operands[first])
+        if found is not None:
+            wide = ".64" in name or "WIDE" in name
+            writes = {int(found[1]) + step for step in range(2 if wide else 1)}
+            operands = operands[first + 1 :]
+    reads: set[int] = set()
+    for at, operand in enumerate(operands):
+        if descriptor := re.match(r"gdesc\[UR(\d+)\]", operand):
+            # A pair for either operand; where the first one lies in registers, its pair is not looked at.
+            number = int(descriptor[1])
+            reads |= {number + step for step in range(0 if at == 1 else 2, 4)}
+        else:
+            reads |= {int(number) for number in re.findall(r"\bUR(\d+)", operand)}
+    return reads, writes
