@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_decode_in_numpy import LONG, Simulated
 from tiny_decoders import random_model
 
-BATCH, COUNT = 3, 6
+BATCH, COUNT = 3, 5
 FED, FIRST, SLOTS = [5, 6, 7], [0, 4, 2], [2, 0, 1]
 NEVER = 1 << 40
 # With biases, so that the head is not drawn as the embedding is, and tokens differ from one to the next.
