@@ -20,8 +20,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
-from onewave.wave.launch import ATTENTION_REGISTERS, EXCHANGE_REGISTERS
-from onewave.wave.layout import tile_shape
+from onewave.wave.launch import ATTENTION_REGISTERS, BYTE_REGISTERS, EXCHANGE_REGISTERS
+from onewave.wave.layout import TILE_BYTES, tile_shape
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
@@ -30,24 +30,28 @@ LONGS = ("tokens", "positions", "slots", "places", "several", "limits")
 
 def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[str, object]:
     head_dim = int(str(changes.get("D", 0)))
-    shape = tile_shape(batch, head_dim=head_dim)
+    bytewide = bool(changes.get("FORMAT"))
+    images = int(str(changes.get("IMAGES", 2 if bytewide else 1)))
+    shape = tile_shape(batch, head_dim=head_dim, weight_bytes=1 if bytewide else 2, images=images)
     constants: dict[str, object] = {
         "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
+        "FORMAT": 0,
+        "IMAGES": images,
         "NB": shape.batch,
         "R": shape.rows,
         "G": shape.group,
         "S": shape.ring,
         "XS": shape.slots,
-        "PC": shape.chunk,
+        "PC": shape.chunk * images,
         "SPLITS": 1,
         "ACT": 1,
         "GATED": True,
         "SYNC": 0,
-        "FLIGHT": 3,
+        "FLIGHT": 3 * TILE_BYTES // shape.tile_bytes,
         "TEST": 0,
         "TRACE": False,
         "XW": 8,
-        "XREGS": ATTENTION_REGISTERS if head_dim else EXCHANGE_REGISTERS,
+        "XREGS": BYTE_REGISTERS if bytewide else ATTENTION_REGISTERS if head_dim else EXCHANGE_REGISTERS,
         "D": 0,
         "GP": 1,
         "CH": 1,
@@ -62,7 +66,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     names = wave_kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
     types["draws"] = "*fp64"
-    types["weights"] = f"tensordesc<{dtype}[128, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    types["weights"] = f"tensordesc<{dtype}[{shape.tile_rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
     types |= dict.fromkeys(constants, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
     values = {(names.index(name),): value for name, value in constants.items()}
@@ -74,7 +78,9 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
         code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True).stdout
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
-    counts = {name: len(re.findall(name, code)) for name in ("HGMMA", "UTMALDG", "USETMAXREG", "STL", "LDL")}
+    counts = {
+        name: len(re.findall(name, code)) for name in ("HGMMA", "HMMA", "LDSM", "UTMALDG", "USETMAXREG", "STL", "LDL")
+    }
     torn = torn_reductions(kernel.asm["ttgir"])
     return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, "torn": torn, **counts}
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel
+from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, widen
 
 sys.path.insert(0, str(Path(__file__).parent))
 from numpy_memory import Array, Memory, Pointer, PointerType, wrapped
@@ -88,6 +89,11 @@ class Shared:
 
     def _reinterpret(self, item: Any, shape: Sequence[int], layout: Any) -> Shared:
         return Shared(self.data, item, [int(n) for n in shape], layout)
+
+    def slice(self, start: int, length: int) -> Shared:
+        row = self.shape[1] * self.item.itemsize
+        assert row == 128  # longer rows of the swizzled layout do not lie side by side
+        return Shared(self.data[start * row :][: length * row], self.item, (length, self.shape[1]), self.layout)
 
     def permute(self, order: tuple[int, ...]) -> Shared:
         assert order == (1, 0)
@@ -327,7 +333,18 @@ def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
         raise min(errors, key=lambda error: isinstance(error, TimeoutError))
 
 
-WAVE = (draw, choose, finish, combine, cached, attend, exchange, kernel)
+def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
+    """What widen.widened says in PTX: the bits of float16 numbers, from each word's lowest byte on."""
+    raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
+    if FORMAT == 1:
+        values = raw.view(np.int8).astype(np.float16)
+    else:
+        values = torch.from_numpy(raw).view(torch.float8_e4m3fn).half().numpy()
+    assert DTYPE is np.float16
+    return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))
+
+
+WAVE = (draw, choose, finish, combine, cached, attend, exchange, widen, kernel)
 """The modules of the wave kernel."""
 
 
@@ -393,6 +410,7 @@ def _namespace(
         "prefetch_bytes": lambda pointers, wanted, BYTES: gl.memory.prefetched.extend(
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),
+        "widened": widened,
         "nanoseconds": lambda after: 0,
         "host_asks": lambda asked, wanted: gl.load(asked, mask=wanted),
         "fence": lambda: None,

@@ -10,16 +10,16 @@ from numpy_memory import Memory, Pointer
 
 
 class Descriptor:
-    """A tensor map of boxes [128, 64] over the packed stream."""
+    """A tensor map of boxes [rows, 64] over the packed stream."""
 
     layout = "rows"
 
-    def __init__(self, stream: np.ndarray):
-        self.stream = stream
+    def __init__(self, stream: np.ndarray, rows: int = 128):
+        self.stream, self.rows = stream, rows
 
     def box(self, at: Sequence[Any]) -> np.ndarray:
         """What a copy of one box brings."""
-        return self.stream[int(at[0]) : int(at[0]) + 128]
+        return self.stream[int(at[0]) : int(at[0]) + self.rows]
 
 
 class Matrix:

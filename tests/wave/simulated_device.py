@@ -23,7 +23,7 @@ class Bench:
         steps = np.concatenate((program.steps, np.zeros((1, program.steps.shape[1]), dtype=np.int32)))
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
         self.arguments: dict[str, Any] = {
-            "weights": Descriptor(stream.numpy()),
+            "weights": Descriptor(stream.numpy(), program.shape.tile_rows),
             "easy": put(program.easy),
             "easy_words": program.easy.shape[1],
             "steps": put(steps),
@@ -35,13 +35,14 @@ class Bench:
             "epochs": put(np.zeros(program.workers, dtype=np.int32)),
             "watch": put(np.zeros(16 + 8 * program.workers, dtype=np.int32)),
             "trace": put(np.zeros(4, dtype=np.int32)),
-            "row_step": program.workers * 128,
+            "row_step": program.workers * program.shape.tile_rows,
             "set_words": program.set_words,
             "skipped": -1,
             "limits": put(np.zeros(1, dtype=np.int64)),
             "asked": self.asked,
             "draws": put(np.zeros((program.shape.batch, 2 + MOST_TOKENS), dtype=np.float64)),
             "DTYPE": np.float16,
+            "FORMAT": 0,
             **program.constants,
             "ACT": 1,
             "SYNC": 0,

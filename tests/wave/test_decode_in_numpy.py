@@ -20,7 +20,8 @@ from onewave.models.config_file import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
 from onewave.wave.layout import TILE_BYTES, Kind, Word, limit_words, several_words
-from onewave.wave.pack import pack_stream
+from onewave.wave.pack import WeightStream
+from onewave.wave.rounding import Rounding
 from onewave.weights.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -45,13 +46,19 @@ FAMILIES = {
 class Simulated:
     """A decode wave on the simulated device, with caches of its own."""
 
-    def __init__(self, model: Llama, batch: int, workers: int, slots: int, **constants: Any):
-        plan = plan_decode(model.config, batch=batch, workers=workers)
+    def __init__(
+        self, model: Llama, batch: int, workers: int, slots: int, *, rounding: Rounding | None = None, **constants: Any
+    ):
+        plan = plan_decode(model.config, batch=batch, workers=workers, weight_bytes=2 if rounding is None else 1)
         config, groups = model.config, plan.groups
-        stream = pack_stream(plan.program, wave_weights(model), CPU)
+        stream = WeightStream(plan.program, torch.float16, CPU, rounding)
+        for name, weight in wave_weights(model).items():
+            stream.put(name, weight)
+        if rounding is not None:
+            constants |= {"FORMAT": rounding.number}
         self.bench = Bench(
             plan.program,
-            stream,
+            stream.tensor,
             **{
                 "D": groups.head_dim,
                 "GP": groups.size,
@@ -87,7 +94,8 @@ class Simulated:
             put(stacked("k_norm")),
         ]
         strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
-        known = [*(int(p.address) for p in pointers), *strides, STREAM]
+        scales = put(np.zeros(1, dtype=np.float32) if stream.scales is None else stream.scales.numpy())
+        known = [*(int(p.address) for p in pointers), *strides, STREAM, int(scales.address)]
         self.places = put(np.array(known + [0] * (16 - len(known)), dtype=np.int64))
 
     def fill(self, slots: list[int], contexts: list[int]) -> None:

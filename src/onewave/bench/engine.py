@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -151,6 +151,7 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
         "prompt_tokens": case.prompt,
         "generated_tokens": case.generate,
         "dtype": str(llm.dtype).removeprefix("torch."),
+        "quantization": llm.quantization,
         "threads": threads if llm.device.type == "cpu" else None,
         "cuda_graphs": result.decode_path == "graph",
         "decode_path": result.decode_path,
@@ -164,12 +165,19 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
     yield Measurement(llm.name, metric, "ms", result.step_ms, None if case.is_prefill else result.ceiling, extra)
 
 
-def decode_weight_bytes(weights: LlamaWeights) -> int:
-    """Bytes of weights that one decode step reads: all but an embedding that is not the output head too."""
-    total = weights.norm.nbytes + weights.head.nbytes
+def decode_weight_bytes(weights: LlamaWeights, *, unpacked: bool = False) -> int:
+    """Bytes of weights that one decode step reads: all but an embedding that is not the output head too.
+
+    unpacked: matrices in a stream count as what they are unpacked to, as plain operators read them.
+    """
+
+    def size(part: Any) -> int:
+        return part.shape.numel() * weights.norm.itemsize if unpacked and hasattr(part, "stream") else part.nbytes
+
+    total = weights.norm.nbytes + size(weights.head)
     for layer in weights.layers:
         parts = (getattr(layer, name) for name in layer.__dataclass_fields__)
-        total += sum(part.nbytes for part in parts if part is not None)
+        total += sum(size(part) for part in parts if part is not None)
     return total
 
 

@@ -20,6 +20,7 @@ from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import DecodeWave, unsupported_because
 from onewave.tiles.trace import Trace
+from onewave.wave.pack import WeightStream
 
 __all__ = ["WaveResult", "in_pages", "measure_wave"]
 
@@ -27,7 +28,7 @@ __all__ = ["WaveResult", "in_pages", "measure_wave"]
 @dataclass(frozen=True)
 class WaveResult:
     """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave.
-    page: keys of a page, where the cache is paged."""
+    page: keys of a page, where the cache is paged. quantization: what the weights are rounded to."""
 
     path: str
     batch: int
@@ -36,6 +37,7 @@ class WaveResult:
     step_bytes: int
     difference: float | None = None
     page: int | None = None
+    quantization: str | None = None
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -49,6 +51,7 @@ class WaveResult:
             "batch_size": self.batch,
             "context": self.context,
             "dtype": dtype,
+            "quantization": self.quantization,
             "bytes_per_step": self.step_bytes,
             "ceiling_share": self.gigabytes_per_second / ceiling.value,
             "self_check": self.difference,
@@ -58,19 +61,29 @@ class WaveResult:
 
 @torch.inference_mode()
 def measure_wave(
-    model: Llama, *, batch: int, context: int, reps: int, trace: bool = False, page: int | None = None
+    model: Llama,
+    *,
+    batch: int,
+    context: int,
+    reps: int,
+    trace: bool = False,
+    page: int | None = None,
+    stream: WeightStream | None = None,
 ) -> tuple[list[WaveResult], Trace | None]:
     """Time one step of `batch` sequences that hold `context` tokens each; all paths as replays of CUDA graphs.
 
     trace: also run the wave once with times of every task. page: also time the wave with the same cache in pages of so
-    many keys, in any order. Raises UnsupportedError where the wave does not run, ShapeError for another page size.
+    many keys, in any order. stream: where the model's matrices lie, for this batch; then the plain operators read them
+    unpacked, as 16-bit values. Raises UnsupportedError where the wave does not run, ShapeError for another page size.
     """
     reason = unsupported_because(model.config, batch)
     if reason is not None:
         raise UnsupportedError("bench wave", got=reason)
     if context >= model.max_model_len:
         raise UnsupportedError("context", got=str(context), allowed=f"below {model.max_model_len}")
-    wave = DecodeWave(model, batch=batch)
+    if stream is not None:
+        stream.keep()
+    wave = DecodeWave(model, batch=batch, stream=stream)
     difference = self_check(model, wave, batch)
     wave.wave.check()
     config, device = model.config, model.device
@@ -82,13 +95,16 @@ def measure_wave(
     positions, slots = torch.full_like(tokens, context), torch.arange(batch, device=device)
     logits = torch.empty(batch, config.vocab_size, device=device)
     per_key = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
-    step_bytes = decode_weight_bytes(model.weights) + batch * context * per_key
+    kv_bytes = batch * context * per_key
+    rounding = None if stream is None or stream.rounding is None else stream.rounding.name
 
     def step() -> Tensor:
         return wave.wave.decode(tokens, positions, slots, logits)
 
     def timed(name: str, call: Callable[[], Tensor], **more: Any) -> WaveResult:
-        return WaveResult(name, batch, context, time_calls([call], device, reps=reps), step_bytes, **more)
+        step_bytes = decode_weight_bytes(model.weights, unpacked=name == "graph") + kv_bytes
+        seconds = time_calls([call], device, reps=reps)
+        return WaveResult(name, batch, context, seconds, step_bytes, quantization=rounding, **more)
 
     wave.bind_cache(kv)
     results = [

@@ -42,6 +42,7 @@ def latency(
     decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
     tokens_per_launch: options.TokensPerLaunch = 1,
+    quantization: options.Quantization = None,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -74,6 +75,7 @@ def latency(
             decode=decode,
             keep_unpacked=keep_unpacked,
             tokens_per_launch=tokens_per_launch,
+            quantization=quantization,
         )
         if ceiling is None:
             from onewave.bench.ceilings import read_bandwidth
@@ -118,7 +120,8 @@ def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result
     from rich.table import Table
 
     dtype = str(llm.dtype).removeprefix("torch.")
-    table = Table(title=f"{llm.name}, {dtype} on {llm.device}", title_justify="left")
+    weights = "" if llm.quantization is None else f", {llm.quantization} weights"
+    table = Table(title=f"{llm.name}, {dtype}{weights} on {llm.device}", title_justify="left")
     table.add_column("test", no_wrap=True)
     table.add_column("decoding", no_wrap=True)
     for heading in ("batch", "t/s", "ms/token", "GB/s", "of ceiling"):
@@ -145,6 +148,7 @@ def _as_json(
     return {
         "model": llm.name,
         "dtype": str(llm.dtype).removeprefix("torch."),
+        "quantization": llm.quantization,
         "device": str(llm.device),
         "load_s": load_seconds,
         "ceiling": asdict(ceiling),

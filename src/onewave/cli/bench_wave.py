@@ -30,6 +30,7 @@ def wave(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     load_format: options.LoadFormat = "auto",
+    quantization: options.Quantization = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write the wave's tasks with their times (the last case) here.")
     ] = None,
@@ -46,12 +47,16 @@ def wave(
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
     batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
     chosen = "dummy" if model in sources.builtin_names() else load_format
-    location = sources.resolve(model, Settings.from_env(), load_format=chosen)
+    settings = Settings.from_env()
+    location = sources.resolve(model, settings, load_format=chosen)
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.wave import measure_wave
     from onewave.engine.options import check_dtype, choose_device, choose_dtype
+    from onewave.engine.wave_decode import WaveLoad, load_streamed
     from onewave.models.loading import load_config, load_model
+    from onewave.wave.rounding import find_rounding
 
+    rounding = find_rounding(quantization)
     check_dtype(dtype)
     where = choose_device(device)
     if where.type != "cuda":
@@ -59,18 +64,40 @@ def wave(
     config = load_config(location)
     kind = choose_dtype(dtype, config, where)
     most = max(contexts) + 1
-    network = load_model(
-        location, config, dtype=kind, device=where, load_format=chosen, max_model_len=max(most, 64), progress=False
-    )
+    network, stream = None, None
+    if rounding is None:
+        network = load_model(
+            location, config, dtype=kind, device=where, load_format=chosen, max_model_len=max(most, 64), progress=False
+        )
     show_status("measuring the read ceiling")
     ceiling = read_bandwidth(where)
     results: list[WaveResult] = []
     traced = None
     for batch in batches:
+        if rounding is not None:  # a stream of bytes is packed for its batch, and is the model's only copy
+            made = network = stream = None
+            how = WaveLoad(
+                dtype=kind,
+                device=where,
+                max_num_seqs=batch,
+                max_model_len=max(most, 64),
+                cache_dir=settings.cache_dir,
+                load_format=chosen,
+                rounding=rounding,
+            )
+            made = load_streamed(location, config, how)
+            network, stream = made.model, made.stream
+        assert network is not None
         for length in contexts:
             show_status(f"batch {batch}, context {length}")
             found, traced = measure_wave(
-                network, batch=batch, context=length, reps=reps, trace=trace is not None, page=page_size
+                network,
+                batch=batch,
+                context=length,
+                reps=reps,
+                trace=trace is not None,
+                page=page_size,
+                stream=stream,
             )
             results += found
     show_status("")
@@ -85,7 +112,8 @@ def wave(
         return
     from rich.table import Table
 
-    table = Table(title=f"{location.name}, {name} on {where}", title_justify="left")
+    weights = "" if rounding is None else f", {rounding.name} weights (graph: the same in 16 bits)"
+    table = Table(title=f"{location.name}, {name}{weights} on {where}", title_justify="left")
     for heading in ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "self-check"):
         table.add_column(heading, justify="left" if heading == "path" else "right", no_wrap=True)
     for result in results:

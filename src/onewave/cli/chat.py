@@ -53,6 +53,7 @@ def chat(
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
+    quantization: options.Quantization = None,
     tokens_per_launch: options.TokensPerLaunch = 1,
     stats: options.Stats = False,
 ) -> None:
@@ -87,6 +88,7 @@ def chat(
         enforce_eager=enforce_eager,
         decode=decode,
         keep_unpacked=keep_unpacked,
+        quantization=quantization,
         tokens_per_launch=tokens_per_launch,
     )
     conversation = Conversation(opened, params, system_prompt, show_stats=stats)

@@ -61,6 +61,7 @@ def generate(
     decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
     tokens_per_launch: options.TokensPerLaunch = 1,
+    quantization: options.Quantization = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt and line.")] = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is whole.")] = False,
     stats: options.Stats = False,
@@ -102,6 +103,7 @@ def generate(
         decode=decode,
         keep_unpacked=keep_unpacked,
         tokens_per_launch=tokens_per_launch,
+        quantization=quantization,
     )
     plain = not (as_json or no_stream) and len(prompts) == 1 and n == 1 and logprobs is None
     if plain:

@@ -22,6 +22,7 @@ __all__ = [
     "MaxModelLen",
     "MinP",
     "Model",
+    "Quantization",
     "RepetitionPenalty",
     "Revision",
     "Seed",
@@ -57,7 +58,15 @@ KeepUnpacked = Annotated[
     bool | None,
     typer.Option(
         "--keep-unpacked/--no-keep-unpacked",
-        help="With the wave: twice the memory, for a faster prefill. Default: where they take half the free memory.",
+        help="With the wave: prefill's 16-bit matrices too, for its speed. Default: where they take half the free "
+        "memory, but not with --quantization.",
+    ),
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        help="int8 or fp8: round the matrices to one byte a weight, one scale a row; the wave then reads half as much.",
     ),
 ]
 TokensPerLaunch = Annotated[

@@ -30,6 +30,7 @@ from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveLoad, load_for
 from onewave.models.loading import load_config
 from onewave.wave.layout import MOST_TOKENS
+from onewave.wave.rounding import find_rounding
 from onewave.weights.sources import resolve
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class LLM:
     "graph" (a CUDA graph of plain operators) or "eager". auto takes the wave where it runs, else graphs, and logs a
     line that says why; on a CPU eager. What is named never falls back. decode_path says which one runs.
     keep_unpacked: with the wave, keep the matrices that the first prompt has unpacked: as much memory again, for a
-    faster prefill; the same bits. None: where they take at most half of what is free then.
+    faster prefill; the same bits. None: where they take at most half of what is free then, and are not quantized.
+    quantization: None, or what the matrices are rounded to as the model loads, one scale a row: "int8" or "fp8" (e4m3).
+    The wave then reads one byte a weight; activations, sums, cache and embedding keep their types. Other decode paths
+    and a CPU keep the same rounded weights in the model's dtype, and save no memory.
     tokens_per_launch: with the wave, steps that one launch makes while all running sequences are greedy or drawn from
     the whole vocabulary (temperature, min_p, seed) and ask for nothing else; the same tokens, which then come in
     groups. More than 1 needs decode="wave" or "auto".
@@ -83,8 +87,10 @@ class LLM:
         decode: str = "auto",
         keep_unpacked: bool | None = None,
         tokens_per_launch: int = 1,
+        quantization: str | None = None,
         progress: bool = False,
     ) -> None:
+        rounding = find_rounding(quantization)
         whole("tokens_per_launch", tokens_per_launch, 1, MOST_TOKENS)
         whole("max_num_seqs", max_num_seqs, 1)
         whole("seed", seed, 0, 2**64 - 1)
@@ -96,7 +102,7 @@ class LLM:
         check_dtype(dtype)
         settings = Settings.from_env()
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
-        self.name = location.name
+        self.name, self.quantization = location.name, quantization
         self.config: ModelConfig = load_config(location)
         self.dtype = choose_dtype(dtype, self.config, self.device)
         self.max_model_len = choose_max_model_len(max_model_len, self.config)
@@ -113,6 +119,7 @@ class LLM:
                 seed=seed,
                 keep_unpacked=keep_unpacked,
                 tokens_per_launch=tokens_per_launch,
+                rounding=rounding,
                 progress=progress,
             )
             network, wave = load_for(path, location, self.config, how)

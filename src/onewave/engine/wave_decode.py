@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -29,13 +30,25 @@ from onewave.ops.sampling import RowParameters, greedy, sample, uniforms
 from onewave.wave.layout import limit_words
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
+from onewave.wave.rounding import Rounding
 from onewave.weights.progress import byte_progress
 from onewave.weights.sources import ModelLocation
 
 if TYPE_CHECKING:
     from onewave.models.llama_plan import DecodeWave
+    from onewave.models.streamed import StreamedModel
 
-__all__ = ["Step", "WaveDecoder", "WaveLoad", "check_several", "load_for", "load_wave", "self_check", "unsuited"]
+__all__ = [
+    "Step",
+    "WaveDecoder",
+    "WaveLoad",
+    "check_several",
+    "load_for",
+    "load_streamed",
+    "load_wave",
+    "self_check",
+    "unsuited",
+]
 
 _log = logging.getLogger("onewave")
 # Lengths of the self-check's sequences, in turn: several splits of 128 keys, one key, a few, a split and a little.
@@ -56,8 +69,10 @@ class Step(Protocol):
 class WaveLoad:
     """How a model is loaded.
 
-    keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory.
-    cache_dir: where finished programs are kept. tokens_per_launch: of greedy sequences. progress: draw a bar on stderr.
+    keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory,
+    and never of rounded ones, which are there to save memory. cache_dir: where finished programs are kept.
+    tokens_per_launch: of greedy sequences. rounding: of the matrices, to one byte; None: none. progress: draw a bar on
+    stderr.
     """
 
     dtype: torch.dtype
@@ -69,7 +84,13 @@ class WaveLoad:
     seed: int = 0
     keep_unpacked: bool | None = None
     tokens_per_launch: int = 1
+    rounding: Rounding | None = None
     progress: bool = False
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a weight in the stream."""
+        return self.dtype.itemsize if self.rounding is None else 1
 
 
 class WaveDecoder:
@@ -206,26 +227,37 @@ def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tu
         return _load_wave(location, config, how)
 
 
-def _load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tuple[Llama, WaveDecoder]:
-    total = _matrix_bytes(config, how.dtype)
-    with byte_progress("Packing for one wave", total, enabled=how.progress) as report:
-        program = _program(config, how)
-        from onewave.models.streamed import stream_model
+def load_streamed(
+    location: ModelLocation, config: ModelConfig, how: WaveLoad, report: Callable[[int], None] = lambda done: None
+) -> StreamedModel:
+    """Load a model's weights into the stream of its decode step, on the current device. report: told the bytes packed.
 
-        with open_parts(
-            location, config, dtype=how.dtype, device=how.device, load_format=how.load_format, seed=how.seed
-        ) as parts:
-            made = stream_model(
-                parts,
-                config,
-                program,
-                dtype=how.dtype,
-                device=how.device,
-                max_model_len=how.max_model_len,
-                report=report,
-            )
+    Raises what load_model raises.
+    """
+    program = _program(config, how)
+    from onewave.models.streamed import stream_model
+
+    with open_parts(
+        location, config, dtype=how.dtype, device=how.device, load_format=how.load_format, seed=how.seed
+    ) as parts:
+        return stream_model(
+            parts,
+            config,
+            program,
+            dtype=how.dtype,
+            device=how.device,
+            max_model_len=how.max_model_len,
+            rounding=how.rounding,
+            report=report,
+        )
+
+
+def _load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tuple[Llama, WaveDecoder]:
+    total = _matrix_bytes(config, how.weight_bytes)
+    with byte_progress("Packing for one wave", total, enabled=how.progress) as report:
+        made = load_streamed(location, config, how, report)
         wave = WaveDecoder(made.model, how.max_num_seqs, stream=made.stream, tokens_per_launch=how.tokens_per_launch)
-    if how.keep_unpacked or (how.keep_unpacked is None and _has_room(made.stream)):
+    if how.keep_unpacked or (how.keep_unpacked is None and how.rounding is None and _has_room(made.stream)):
         made.stream.keep()
     return made.model, wave
 
@@ -240,7 +272,7 @@ def _has_room(stream: WeightStream) -> bool:
 
 
 def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> Llama:
-    return load_model(
+    found = load_model(
         location,
         config,
         dtype=how.dtype,
@@ -248,9 +280,16 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
         load_format=how.load_format,
         seed=how.seed,
         progress=how.progress,
-        packed=how.device.type == "cpu" and how.dtype is torch.float32,
+        packed=how.device.type == "cpu" and how.dtype is torch.float32 and how.rounding is None,
         max_model_len=how.max_model_len,
     )
+    if how.rounding is not None:
+        from onewave.models.rounded import round_weights
+
+        name = str(how.dtype).removeprefix("torch.")
+        _log.warning("%s weights are kept in %s: only the wave holds them in one byte", how.rounding.name, name)
+        found.weights = round_weights(found.weights, how.rounding)
+    return found
 
 
 def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
@@ -259,24 +298,28 @@ def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
     from onewave.models.plan_cache import load_program, program_path, save_program
     from onewave.wave.launch import co_resident
 
-    workers = workers_for(config, batch=how.max_num_seqs, available=co_resident(how.device))
-    path = program_path(config, batch=how.max_num_seqs, workers=workers, cache_dir=how.cache_dir)
+    batch, width = how.max_num_seqs, how.weight_bytes
+    workers = workers_for(config, batch=batch, available=co_resident(how.device), weight_bytes=width)
+    path = program_path(config, batch=batch, workers=workers, cache_dir=how.cache_dir, weight_bytes=width)
     found = load_program(path)
     if found is None:
         from onewave.models.warm_wave import compile_ahead
 
+        def compiled() -> None:
+            compile_ahead(config, batch=batch, dtype=how.dtype, device=how.device, rounding=how.rounding)
+
         with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-            thread.submit(compile_ahead, config, batch=how.max_num_seqs, dtype=how.dtype, device=how.device)
-            found = plan_decode(config, batch=how.max_num_seqs, workers=workers).program
+            thread.submit(compiled)
+            found = plan_decode(config, batch=batch, workers=workers, weight_bytes=width).program
             save_program(found, path)
     return found
 
 
-def _matrix_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def _matrix_bytes(config: ModelConfig, weight_bytes: int) -> int:
     from onewave.models.streamed import layer_matrices
 
     layer = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
-    return (config.num_layers * layer + config.vocab_size * config.hidden_size) * dtype.itemsize
+    return (config.num_layers * layer + config.vocab_size * config.hidden_size) * weight_bytes
 
 
 @torch.inference_mode()

@@ -48,6 +48,8 @@ _MOST_BATCH = 16
 # So many row blocks leave one for most multiprocessors: then a long sum over K need not be cut in slices, which would
 # have to be added up, for its activations to fit shared memory.
 _FEW_BLOCKS = (97, 128)
+# Of the bytes of a layer, by which filling rows up to larger tiles may lengthen the stream.
+_MOST_FILLING = 1.03
 # What one combining task keeps in registers.
 _MOST_SPLITS = 16
 
@@ -94,12 +96,29 @@ def _groups(config: ModelConfig, padded: int) -> HeadGroups:
     return replace(one, splits=1 << (splits.bit_length() - 1), merged=merged)
 
 
-def _shape(config: ModelConfig, padded: int) -> TileShape:
+def _shape(config: ModelConfig, padded: int, weight_bytes: int = 2) -> TileShape:
     columns = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
-    return tile_shape(padded, head_dim=config.head_dim, columns=columns)
+
+    def made(images: int) -> TileShape:
+        sizes = {"weight_bytes": weight_bytes, "images": images}
+        return tile_shape(padded, head_dim=config.head_dim, columns=columns, **sizes)
+
+    if weight_bytes == 2:
+        return made(1)
+    # The larger tile passes faster, unless much of it were only filling up rows.
+    small, large = made(1), made(2)
+    return large if _padded_values(config, large) <= _MOST_FILLING * _padded_values(config, small) else small
 
 
-def workers_for(config: ModelConfig, *, batch: int, available: int) -> int:
+def _padded_values(config: ModelConfig, shape: TileShape) -> int:
+    """Weights of a layer with their rows filled up to whole tiles."""
+    hidden, inner, width = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    qkv = width + 2 * config.num_kv_heads * config.head_dim
+    sizes = ((qkv, hidden), (hidden, width), (2 * inner, hidden), (hidden, inner))
+    return sum(rows * -(-cols // shape.cols) * shape.cols for rows, cols in sizes)
+
+
+def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes: int = 2) -> int:
     """Blocks of a launch, of `available` that the device runs side by side.
 
     One or two sequences take all: their rings are what rides out a hand-off. More take the fewest, of the upper 15
@@ -109,23 +128,26 @@ def workers_for(config: ModelConfig, *, batch: int, available: int) -> int:
     padded = 1 << (batch - 1).bit_length()
     if padded <= 2:
         return available
-    shape = _shape(config, padded)
+    shape = _shape(config, padded, weight_bytes)
     products = [o for o in _operations(config, shape, _groups(config, padded)).values() if isinstance(o, Operation)]
     blocks = {o.rows // shape.rows * o.slices for o in products if o.weight is not None and not o.logits}
     fewest = max(-(-count // -(-count // available)) for count in blocks)
     return max(fewest, available * 15 // 16)
 
 
-def plan_decode(config: ModelConfig, *, batch: int, workers: int, policy: str = "none") -> DecodePlan:
+def plan_decode(
+    config: ModelConfig, *, batch: int, workers: int, policy: str = "none", weight_bytes: int = 2
+) -> DecodePlan:
     """Plan one step of up to `batch` sequences (rounded up to a power of two), prove it and lower it.
 
-    policy: how tasks share counters in the proof; the kernel itself waits for the data. Raises UnsupportedError.
+    policy: how tasks share counters in the proof; the kernel itself waits for the data. weight_bytes: 2, or 1 of
+    rounded weights. Raises UnsupportedError.
     """
     reason = unsupported_because(config, batch)
     if reason is not None:
         raise UnsupportedError("one wave", got=reason)
     padded = 1 << (batch - 1).bit_length()
-    groups, shape = _groups(config, padded), _shape(config, padded)
+    groups, shape = _groups(config, padded), _shape(config, padded, weight_bytes)
     operations = _operations(config, shape, groups)
     deal = Deal(operations, shape, workers, padded, by_writer=True)
     stream_shares = deal.shares(config.hidden_size // shape.rows)
@@ -238,19 +260,30 @@ class DecodeWave:
             if progress is not None:
                 progress(done * TILE_BYTES)
 
+        scales = None
         if stream is None:
             count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
             program = plan_decode(config, batch=batch, workers=count).program
             tiles = pack_stream(program, wave_weights(model), model.device, progress=told)
         else:
-            program, tiles = stream.program, stream.tensor
+            program, tiles, scales = stream.program, stream.tensor, stream.scales
         groups = _groups(config, 1 << (batch - 1).bit_length())
-        self._made_of = (program, tiles, _setup(model, groups), delays)
+        rounding = None if stream is None else stream.rounding
+        self._made_of = (program, tiles, _setup(model, groups), delays, rounding, scales)
         self.wave = self._bound(tokens=1)
 
     def _bound(self, *, tokens: int) -> Wave:
-        program, tiles, setup, delays = self._made_of
-        return Wave(program, tiles, activation="silu", delays=delays, attention=setup, tokens=tokens)
+        program, tiles, setup, delays, rounding, scales = self._made_of
+        return Wave(
+            program,
+            tiles,
+            activation="silu",
+            delays=delays,
+            attention=setup,
+            tokens=tokens,
+            rounding=rounding,
+            scales=scales,
+        )
 
     def several(self, tokens: int) -> DecodeWave:
         """The same steps, so many in one launch, each sequence's next token its likeliest (`produce`); the weights lie

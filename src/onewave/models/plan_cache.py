@@ -35,10 +35,11 @@ _DIGEST_BYTES = 32
 _MOST_FILES = 16
 
 
-def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path) -> Path:
+def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: int = 2) -> Path:
     """Where the cache keeps the program of a step, whether or not it is there."""
     padded = 1 << (batch - 1).bit_length()
-    facts = {"config": asdict(config), "batch": padded, "workers": workers, "sources": _sources_digest()}
+    sizes = {"batch": padded, "workers": workers, "weight_bytes": weight_bytes}
+    facts = {"config": asdict(config), **sizes, "sources": _sources_digest()}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     return cache_dir / "wave" / f"{key[:32]}.program"
 
@@ -52,7 +53,8 @@ def save_program(program: WaveProgram, path: Path) -> bool:
         "regions": [vars(region) for region in program.regions],
         "names": program.names,
         "phases": program.phases,
-        "numbers": [program.stream_tiles, program.set_words, program.most_splits],
+        "numbers": [program.stream_tiles, program.set_words, program.most_splits, program.num_scales],
+        "first_scale": dict(program.first_scale),
     }
     buffer = io.BytesIO()
     np.savez(
@@ -108,7 +110,7 @@ def _program(arrays: dict[str, NDArray[Any]]) -> WaveProgram:
     pieces = np.split(arrays["stream"].astype(np.int64), ends)
     if arrays["steps"].shape[1] != STEP_WORDS or len(text["weights"]) != len(pieces):
         raise ValueError("a program of another layout")
-    stream_tiles, set_words, most_splits = text["numbers"]
+    stream_tiles, set_words, most_splits, num_scales = text["numbers"]
     return WaveProgram(
         shape=TileShape(**text["shape"]),
         steps=arrays["steps"],
@@ -123,6 +125,8 @@ def _program(arrays: dict[str, NDArray[Any]]) -> WaveProgram:
         names=tuple(text["names"]),
         phases=tuple(text["phases"]),
         most_splits=most_splits,
+        first_scale=text["first_scale"],
+        num_scales=num_scales,
     )
 
 

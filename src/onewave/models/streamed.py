@@ -22,8 +22,9 @@ from onewave.base.errors import UnsupportedError
 from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.loading import ModelParts
-from onewave.wave.pack import Weight, WeightStream
+from onewave.wave.pack import StreamMatrix, Weight, WeightStream
 from onewave.wave.program import WaveProgram
+from onewave.wave.rounding import Rounding
 
 __all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
 
@@ -61,15 +62,17 @@ def stream_model(
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
+    rounding: Rounding | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> StreamedModel:
     """Load a model straight into a program's stream.
 
-    dtype: bf16|fp16. report: told the bytes packed so far. On the device there are never more than the weights, the
-    stream's padding, the head of a model whose tables are tied a second time, and at most 1 GiB beside (an untied head
-    may alone be more). Raises WeightsError, UnsupportedError, CapacityError.
+    dtype: bf16|fp16. rounding: of the matrices, of a program for one-byte weights. report: told the bytes packed so
+    far. On the device there are never more than the weights, the stream's padding, the head of a model whose tables are
+    tied a second time, and at most 1 GiB beside (an untied head may alone be more). Raises WeightsError,
+    UnsupportedError, CapacityError.
     """
-    return _Packer(parts, config, WeightStream(program, dtype, device), report).run(max_model_len)
+    return _Packer(parts, config, WeightStream(program, dtype, device, rounding), report).run(max_model_len)
 
 
 class _Packer:
@@ -86,7 +89,7 @@ class _Packer:
         config, stream = self._config, self._stream
         norm, ones = self._parts.norm(), torch.ones(config.hidden_size, dtype=stream.dtype, device=stream.device)
         embedding, head = self._tables(norm)
-        layers = self._layers(embedding.nbytes if head is embedding else 0, ones)
+        layers = self._layers(embedding.nbytes if self._parts.tied else 0, ones)
         if bool(self._wrong):  # the only time that the host waits
             raise UnsupportedError("packing for one wave", got="weights that read back otherwise")
         weights = LlamaWeights(embedding, layers, norm if head is embedding else ones, head)
@@ -94,14 +97,16 @@ class _Packer:
 
     def _tables(self, norm: Tensor) -> tuple[Tensor, MatrixWeight]:
         """The embedding, plain because tokens look rows up in it, and the head."""
-        config = self._config
         if self._parts.tied:
             embedding = _dense(self._parts.embedding())
             self._put("head", Weight((embedding,), norm))
-            return embedding, embedding
+            return embedding, embedding if self._stream.rounding is None else self._head()
         # The head first and alone: with the embedding there already it could be too much.
         self._put("head", Weight((_dense(self._parts.head()),), norm))
-        return _dense(self._parts.embedding()), self._stream.matrix("head", config.vocab_size, config.hidden_size)
+        return _dense(self._parts.embedding()), self._head()
+
+    def _head(self) -> StreamMatrix:
+        return self._stream.matrix("head", self._config.vocab_size, self._config.hidden_size)
 
     def _layers(self, beside: int, ones: Tensor) -> tuple[LayerWeights, ...]:
         """Build matrices in several threads, as many at once as there is room for, and pack them in turn.
@@ -111,7 +116,7 @@ class _Packer:
         stream, config = self._stream, self._config
         packed = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
         total = config.num_layers * packed + config.vocab_size * config.hidden_size
-        padding = stream.images.nbytes - total * stream.dtype.itemsize
+        padding = stream.images.nbytes - total * stream.shape.weight_bytes
         room = _ROOM_BYTES - beside - padding
         vectors = [self._parts.vectors(index) for index in range(config.num_layers)]
         pending: deque[tuple[int, str, int, Future[MatrixWeight]]] = deque()
@@ -152,7 +157,7 @@ class _Packer:
             return self._parts.matrix(index, name)
 
     def _put(self, name: str, weight: Weight) -> None:
-        self._done += self._stream.put(name, weight) * 2 * self._stream.images.shape[1]
+        self._done += self._stream.put(name, weight) * self._stream.shape.tile_bytes
         self._wrong |= self._stream.differs(name, weight)
         self._report(self._done)
 

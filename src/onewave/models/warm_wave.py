@@ -16,9 +16,10 @@ from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.llama_plan import DecodeWave, plan_decode
 from onewave.models.streamed import layer_matrices
-from onewave.wave.layout import TILE_BYTES, Word
+from onewave.wave.layout import Word
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.wave.program import WaveProgram
+from onewave.wave.rounding import Rounding
 
 __all__ = ["compile_ahead", "one_layer", "sketch"]
 
@@ -34,12 +35,14 @@ def one_layer(config: ModelConfig) -> ModelConfig:
 class _NoWeights(WeightStream):
     """A stream of one tile of zeros: a launch reads zeros beyond a tensor's end as well."""
 
-    def __init__(self, program: WaveProgram, dtype: torch.dtype, device: torch.device):
-        super().__init__(replace(program, stream={}, stream_tiles=1), dtype, device)
+    def __init__(
+        self, program: WaveProgram, dtype: torch.dtype, device: torch.device, rounding: Rounding | None = None
+    ):
+        super().__init__(replace(program, stream={}, stream_tiles=1), dtype, device, rounding)
         steps = program.steps.copy()
         steps[:, Word.AHEAD_TILES] = 0  # what brings tiles nearer goes by their addresses
         self.program = replace(program, steps=steps)
-        assert self.images.nbytes == TILE_BYTES
+        assert self.images.nbytes == program.shape.tile_bytes
 
 
 def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
@@ -61,14 +64,22 @@ def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
 
 
 @torch.inference_mode()
-def compile_ahead(config: ModelConfig, *, batch: int, dtype: torch.dtype, device: torch.device) -> None:
+def compile_ahead(
+    config: ModelConfig,
+    *,
+    batch: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    rounding: Rounding | None = None,
+) -> None:
     """Compile the kernel of a model's decode step and launch it once on zeros. Raises UnsupportedError."""
     from onewave.wave.launch import co_resident
 
     small = one_layer(config)
     with torch.cuda.device(device):
-        program = plan_decode(small, batch=batch, workers=co_resident(device)).program
-        stream = _NoWeights(program, dtype, device)
+        width = dtype.itemsize if rounding is None else 1
+        program = plan_decode(small, batch=batch, workers=co_resident(device), weight_bytes=width).program
+        stream = _NoWeights(program, dtype, device, rounding)
         model = sketch(small, stream)
         wave = DecodeWave(model, batch=batch, stream=stream)
         wave.bind_cache(model.new_cache(num_slots=batch, capacity=_CAPACITY))
@@ -80,9 +91,17 @@ def compile_ahead(config: ModelConfig, *, batch: int, dtype: torch.dtype, device
 
 def _compile_packing(stream: WeightStream) -> None:
     """Compile what packs and unpacks a model's matrices, on a tile of zeros."""
-    from onewave.wave.pack_impl import pack_tiles, unpack_tiles
+    from onewave.wave.pack_impl import pack_tiles, unpack_bytes, unpack_tiles
 
     shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)
+    if stream.rounding is not None:  # what rounds and packs is PyTorch's
+        assert stream.scales is not None
+        out = torch.empty(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)
+        for count in (1, 2):
+            halves = out.view(count, -1, shape.cols)
+            number = stream.rounding.number
+            unpack_bytes(stream.images, place, stream.scales, halves, count, 0, 0, 1, shape, number)
+        return
     gain = torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)
     for count, gained in ((1, gain), (1, None), (2, gain)):
         zeros = torch.zeros(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)

@@ -22,7 +22,6 @@ from onewave.tiles.machine import Machine
 from onewave.tiles.simulate import simulate
 from onewave.tiles.timeline import stage_of
 from onewave.tiles.trace import Trace
-from onewave.wave.layout import TILE_BYTES
 
 __all__ = ["WaveCosts", "fit_costs", "kept_costs", "predict_step"]
 
@@ -92,7 +91,7 @@ def _simulated(plan: DecodePlan, costs: WaveCosts) -> Trace:
             task.name: 0.0 if task.name.endswith("_sum") else costs.hand_offs.get(stage_of(task.phase), 0.0)
             for task in tasks
         },
-        ahead_bytes=plan.program.shape.ring * TILE_BYTES,
+        ahead_bytes=plan.program.shape.ring * plan.program.shape.tile_bytes,
     )
     queues = [plan.table.task[queue].tolist() for queue in plan.table.queues]
     return simulate(plan.graph, np.arange(len(tasks)), machine, queues=queues)

@@ -146,7 +146,7 @@ class Deal:
             bounds = slice_bounds(operation.cols, operation.slices, self.shape)
             width = max(b - a for a, b in pairwise(bounds))
             shape = (operation.rows, width * operation.slices)
-            self.build.tensor(tensor, shape, (self.shape.rows, width))
+            self.build.tensor(tensor, shape, (self.shape.rows, width), self.shape.weight_bytes)
         return tensor
 
     def _reads(self, source: str, low: int, high: int) -> list[Tile]:

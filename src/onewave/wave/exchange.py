@@ -41,8 +41,9 @@ def exchange_partition(
     steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
     tokens, positions, slots, places, several, limits, asked, draws, block, batch, source_stride, out_stride, set_words,
     skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
-    SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
+    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
+    G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
+    SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
     PAGE: gl.constexpr, DRAWS: gl.constexpr,
@@ -53,8 +54,9 @@ def exchange_partition(
         chunks_before, results = exchange_steps(
             steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
             epoch, watch, trace, tokens, positions, slots, places, several, asked, block, batch, source_stride,
-            out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, NB, R, G, XS, PC,
-            SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
+            out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, FORMAT, IMAGES,
+            NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE,
+            TOKENS, PAGE,
         )  # fmt: skip
         gl.store(epochs + block, epoch + 1)
     else:
@@ -72,8 +74,8 @@ def exchange_partition(
                     steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters,
                     totals, epoch + token, watch, trace, own, own + NB, slots, places, several, asked, block, batch,
                     source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
-                    DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM,
-                    EPS, SCALE, TOKENS, PAGE,
+                    DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH,
+                    KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
                 )  # fmt: skip
                 token += 1
         gl.store(epochs + block, epoch + token)
@@ -84,8 +86,9 @@ def exchange_steps(
     steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals, epoch, watch,
     trace, tokens, positions, slots, places, several, asked, block, batch, source_stride, out_stride, set_words,
     skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
-    SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
+    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
+    G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
+    SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
     PAGE: gl.constexpr,
@@ -118,7 +121,9 @@ def exchange_steps(
                 prefetch_split(record + coming * 32, positions, slots, places, batch, D, XW, PAGE)
             ahead = gl.load(record + 28)
             if ahead > 0:
-                prefetch_tiles(places, block, gl.load(record + 27), ahead, XW)
+                prefetch_tiles(
+                    places, block, gl.load(record + 27), ahead, 8192 * IMAGES if FORMAT > 0 else 16384, XW
+                )  # fmt: skip
         if TRACE:
             gl.store(trace + (first_step + step) * 4 + 1, nanoseconds(chunks))
         if TEST == 2:
@@ -131,7 +136,8 @@ def exchange_steps(
                 shown_at = candidates_of(several, epoch, NB) + block * (NB * 4)
             results = finish_blocks(
                 record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
-                pfull, pempty, results, shown_at, asked, block, DTYPE, NB, R, G, SPLITS, ACT, GATED, XW, D, TOKENS,
+                pfull, pempty, results, shown_at, asked, block, DTYPE, FORMAT, NB, R, G, SPLITS, ACT, GATED, XW, D,
+                TOKENS,
             )  # fmt: skip
         elif kind < 6:
             if SPLITS > 1:
@@ -164,12 +170,12 @@ def exchange_steps(
 
 
 @gluon.jit
-def prefetch_tiles(places, block, first, count, XW: gl.constexpr):
+def prefetch_tiles(places, block, first, count, TILE: gl.constexpr, XW: gl.constexpr):
     """Have some of the block's weight tiles, at most one a thread, brought into the second-level cache."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
     tile = (first + lane).to(gl.int64) * gl.num_programs(0) + block
-    prefetch_bytes(gl.load(places + 11) + tile * 16384, lane < count, 16384)
+    prefetch_bytes(gl.load(places + 11) + tile * TILE, lane < count, TILE)
 
 
 @gluon.constexpr_function

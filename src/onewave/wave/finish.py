@@ -152,9 +152,18 @@ def addend_of(loaded, DTYPE: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW:
 
 
 @gluon.jit
+def load_scales(places, record, number, R: gl.constexpr, G: gl.constexpr, LZ: gl.constexpr):
+    """The scales of the rows of the step's row blocks from that number on, on their way: float32 [G * R]."""
+    row = number * R + gl.arange(0, G * R, layout=gl.SliceLayout(0, LZ))
+    first = place_of(places, 12, gl.float32) + gl.load(record + 29) + gl.load(record + 8) * R
+    return gl.load(gl.multiple_of(first, 16) + row, mask=row < gl.load(record + 1) * R, other=0.0)
+
+
+@gluon.jit
 def finish_blocks(
     record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
-    results, candidates, asked, block, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
+    results, candidates, asked, block, DTYPE: gl.constexpr, FORMAT: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
+    G: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
     TOKENS: gl.constexpr,
 ):  # fmt: skip
@@ -183,6 +192,9 @@ def finish_blocks(
     ends = 0
     if TOKENS > 1:
         ends = host_asks(asked, ((flags & 16) > 0) & (block == 0))
+    coming = 0
+    if FORMAT > 0:
+        coming = load_scales(places, record, 0, R, G, LZ)
     for i in range(0, blocks, G):
         row = (b * 0)[:, None] + ((first_block + i) * R + r)[None, :]
         # The last group may be short of a block: what stands in its place is no sequence's.
@@ -192,9 +204,14 @@ def finish_blocks(
             extra = addend_of(loaded, DTYPE, R, G, XW)
             if adds & (i + G < blocks):  # the next group's is on its way while this one is being made
                 loaded = load_addend(record, i + G, batch, keep_back, tokens, places, NB, R, G, XW)
+        if FORMAT > 0:
+            scales = coming
+            coming = load_scales(places, record, i + G, R, G, LZ)
         place = results % 2
         mbarrier.wait(pfull.index(place), (results // 2) & 1)
         y = gl.sum(parts.index(place)._reinterpret(gl.float32, [NB, Q, GR], PARTS).load(LP), axis=1)
+        if FORMAT > 0:
+            y = y * scales[None, :]
         if D > 0:
             y = y * inverse_rms[:, None] + extra
             if flags & 8:

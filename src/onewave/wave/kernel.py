@@ -38,6 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from onewave.wave.attend import heads_memory
 from onewave.wave.choose import is_decided
 from onewave.wave.exchange import exchange_partition
+from onewave.wave.widen import multiply_byte_steps, wanted_part
 
 __all__ = ["wave_kernel"]
 
@@ -45,7 +46,7 @@ __all__ = ["wave_kernel"]
 @gluon.jit
 def load_partition(
     weights, easy, ring, full, empty, num_tiles, first_row, row_step, decided, going,
-    S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr,
+    TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
     coming = easy
     first_easy = gl.load(easy)
@@ -53,8 +54,8 @@ def load_partition(
     if TOKENS == 1:
         for number in range(num_tiles):
             coming, first_easy, last_easy = load_tile(
-                weights, coming, first_easy, last_easy, ring, full, empty, number, number, first_row, row_step, S,
-                FLIGHT,
+                weights, coming, first_easy, last_easy, ring, full, empty, number, number, first_row, row_step,
+                TILE, S, FLIGHT,
             )  # fmt: skip
     else:
         # While nobody knows yet whether there is another token, a ring's worth of its tiles. Never all of them: what is
@@ -68,8 +69,8 @@ def load_partition(
         while goes > 0:
             for tile in range(begin, end):
                 coming, first_easy, last_easy = load_tile(
-                    weights, coming, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step, S,
-                    FLIGHT,
+                    weights, coming, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
+                    TILE, S, FLIGHT,
                 )  # fmt: skip
                 number += 1
                 if number == num_tiles:
@@ -91,7 +92,7 @@ def load_partition(
 @gluon.jit
 def load_tile(
     weights, easy, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
-    S: gl.constexpr, FLIGHT: gl.constexpr,
+    TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """Stream one tile, as soon as a slot is free. tile: its number in the launch; number: in its token. first_easy,
     last_easy: of the run of tiles that have time that easy points to. Returns these three for the next tile."""
@@ -107,7 +108,7 @@ def load_tile(
                 last_easy = gl.load(easy + 1)
         if landed >= 0:
             mbarrier.wait(full.index(landed % S), (landed // S) & 1)
-    mbarrier.expect(full.index(slot), 16384)
+    mbarrier.expect(full.index(slot), TILE)
     row = first_row + number * row_step
     tma.async_copy_global_to_shared(weights, [row, 0], full.index(slot), ring.index(slot))
     return easy, first_easy, last_easy
@@ -116,28 +117,47 @@ def load_tile(
 @gluon.jit
 def multiply_partition(
     steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
-    PC: gl.constexpr, TOKENS: gl.constexpr,
+    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
     slot = 0
     phase = 0
     chunks_before = 0
     results = 0
     if TOKENS == 1:
-        multiply_steps(
+        multiply_any(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, NB, R, G, S, XS, PC,
+            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC,
         )  # fmt: skip
     else:
         token = 0
         goes = is_decided(decided, going, token, 4)
         while goes > 0:
-            slot, phase, chunks_before, results = multiply_steps(
+            slot, phase, chunks_before, results = multiply_any(
                 steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts,
-                pfull, pempty, DTYPE, NB, R, G, S, XS, PC,
+                pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC,
             )  # fmt: skip
             token += 1
             goes = is_decided(decided, going, token, 4)
+
+
+@gluon.jit
+def multiply_any(
+    steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+):  # fmt: skip
+    """multiply_steps of 16-bit weights, multiply_byte_steps of one-byte ones."""
+    if FORMAT > 0:
+        return multiply_byte_steps(
+            steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
+            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC,
+        )  # fmt: skip
+    else:
+        return multiply_steps(
+            steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
+            pempty, DTYPE, NB, R, G, S, XS, PC,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -197,12 +217,12 @@ def multiply_steps(
                 # Those that do not fit at once have been let go one by one, but for the last.
                 for used in range(gl.where(chunks > XS, chunks - 1, 0), chunks):
                     mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
-            result = wanted_sums(acc0, NB, R)
+            result = wanted_part(acc0, NB, R)
             if G == 2:
-                result = gl.join(result, wanted_sums(acc1, NB, R))
+                result = gl.join(result, wanted_part(acc1, NB, R))
             if G == 4:
-                last = gl.join(wanted_sums(acc1, NB, R), wanted_sums(acc3, NB, R))
-                result = gl.join(gl.join(result, wanted_sums(acc2, NB, R)), last)
+                last = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
+                result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), last)
             place = results % 2
             mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
             PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
@@ -252,35 +272,23 @@ def multiply_block(
     return acc, slot, phase, before
 
 
-@gluon.jit
-def wanted_sums(acc, NB: gl.constexpr, R: gl.constexpr):
-    """Of a block's product the part that is wanted, [64, NB]: see layout.py."""
-    Q: gl.constexpr = 64 // R
-    if Q > 1:
-        row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
-        column = gl.arange(0, Q * NB, layout=gl.SliceLayout(0, acc.type.layout))
-        wanted = (row // R)[:, None] == (column // NB)[None, :]
-        return gl.sum(gl.reshape(gl.where(wanted, acc, 0.0), [64, Q, NB]), axis=1)
-    else:
-        return acc
-
-
 @gluon.jit(do_not_specialize=["row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped"])
 def wave_kernel(
     weights, easy, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
     tokens, positions, slots, places, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
     skipped, limits, asked, draws,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
-    PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr,
+    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    GATED: gl.constexpr, SYNC: gl.constexpr,
     FLIGHT: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr, DRAWS: gl.constexpr,
 ):  # fmt: skip
     """Run every block's steps once, or up to TOKENS times, each after the token that the one before has chosen.
 
-    weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of [128, 64]. easy: see program.py,
-    easy_words a block. steps, lanes: see program.py.
-    source: the caller's activations as int32 words. exchange: two sets of set_words words. out: the
+    weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile: [128, 64], or [IMAGES * 64, 64]
+    of one-byte weights (FORMAT 1: int8, 2: fp8 e4m3). easy: see program.py, easy_words a block. steps, lanes: see
+    program.py. source: the caller's activations as int32 words. exchange: two sets of set_words words. out: the
     caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
     sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64
     [batch], places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py, and PAGE as in cached.py. skipped: the step
@@ -289,7 +297,7 @@ def wave_kernel(
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    ring = gl.allocate_shared_memory(DTYPE, [S, 128, 64], weights.layout)
+    ring = gl.allocate_shared_memory(DTYPE, [S, 64 * IMAGES if FORMAT > 0 else 128, 64], weights.layout)
     xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
     parts = gl.allocate_shared_memory(gl.float32, [2, NB, G * 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     if D > 0:
@@ -334,7 +342,7 @@ def wave_kernel(
                 multiply_partition,
                 (
                     mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    decided, going, DTYPE, NB, R, G, S, XS, PC, TOKENS,
+                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, TOKENS,
                 ),
             ),
             (
@@ -343,15 +351,15 @@ def wave_kernel(
                     mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
                     trace, tokens, positions, slots, places, several, limits, asked, draws, block, batch, source_stride,
                     out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
-                    DTYPE, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS,
-                    SCALE, TOKENS, PAGE, DRAWS,
+                    DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH,
+                    KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE, DRAWS,
                 ),
             ),
             (
                 load_partition,
                 (
                     weights, easy + block * easy_words, ring, full, empty, num_tiles, first_row, row_step, decided,
-                    going, S, FLIGHT, TOKENS,
+                    going, 8192 * IMAGES if FORMAT > 0 else 16384, S, FLIGHT, TOKENS,
                 ),
             ),
         ],

@@ -18,14 +18,16 @@ from onewave.tiles.trace import Trace
 from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.launch_checks import check_rows, check_tokens
 from onewave.wave.launch_state import LaunchState
-from onewave.wave.layout import limit_words, several_words
+from onewave.wave.layout import TILE_BYTES, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
+from onewave.wave.rounding import Rounding
 from onewave.wave.watch import stalls
 
 __all__ = [
     "ACTIVATIONS",
     "ATTENTION_REGISTERS",
+    "BYTE_REGISTERS",
     "EXCHANGE_REGISTERS",
     "POLLS",
     "AttentionSetup",
@@ -43,7 +45,9 @@ POLLS = 1 << 18
 _EXCHANGE_WARPS = 8
 EXCHANGE_REGISTERS = 168
 ATTENTION_REGISTERS = 208
-# Tiles in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
+BYTE_REGISTERS = 192
+"""Of an exchange thread beside products of one-byte weights, which need more registers than 16-bit ones do."""
+# Tiles of 16 KiB in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
 _FLIGHT = 3
 
 
@@ -79,7 +83,8 @@ class AttentionSetup:
 class Wave:
     """A program bound to a device and its packed weights. Calls are launches on the current stream.
 
-    stream: what pack_stream returned. activation: silu, gelu or None, for the operations that have one. counters: hand
+    stream: what pack_stream returned, or of a WeightStream `tensor`, and with rounded weights its rounding and scales
+    (of decode steps only). activation: silu, gelu or None, for the operations that have one. counters: hand
     off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
     delays: a test build that sleeps at random before every task. tokens: of a decode step, the most that one launch
     makes of each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its
@@ -98,6 +103,8 @@ class Wave:
         delays: bool = False,
         attention: AttentionSetup | None = None,
         tokens: int = 1,
+        rounding: Rounding | None = None,
+        scales: Tensor | None = None,
     ):
         device = stream.device
         if not runs_here(device):
@@ -108,7 +115,10 @@ class Wave:
         check_tokens(program, tokens, decodes=attention is not None, threads=_EXCHANGE_WARPS * 32)
         if activation not in ACTIVATIONS:
             raise InvalidArgumentError("activation", got=repr(activation), allowed="'silu', 'gelu', None")
+        assert (rounding is None) == (scales is None) == (program.shape.weight_bytes == 2)
+        assert rounding is None or attention is not None, "only decode steps take rounded weights"
         self.program, self.device, self._stream = program, device, stream
+        self._rounding, self._scales = rounding, scales
         self._budget, self._counters, self._delays, self.tokens = budget, counters, delays, tokens
         self._steps, self._lanes, self._totals = (
             torch.from_numpy(words).to(device)
@@ -122,7 +132,7 @@ class Wave:
         self._places = torch.zeros(16, dtype=torch.int64, device=device)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
-        self._descriptor = _descriptor(stream)
+        self._descriptor = _descriptor(stream, program.shape.tile_rows)
         self._states: dict[int, LaunchState] = {}
         self._graphs = self._new_state()
         # Of a sequence that nothing stops.
@@ -136,9 +146,10 @@ class Wave:
             **self.program.constants,
             "ACT": ACTIVATIONS[activation],
             "SYNC": int(self._counters),
-            "FLIGHT": _FLIGHT,
+            "FORMAT": 0 if self._rounding is None else self._rounding.number,
+            "FLIGHT": _FLIGHT * TILE_BYTES // self.program.shape.tile_bytes,
             "XW": _EXCHANGE_WARPS,
-            "XREGS": EXCHANGE_REGISTERS if self._attention is None else ATTENTION_REGISTERS,
+            "XREGS": self._exchange_registers(),
             "D": 0,
             "GP": 1,
             "CH": 1,
@@ -150,6 +161,11 @@ class Wave:
             "PAGE": 0,
             **self._attention_constants(),
         }
+
+    def _exchange_registers(self) -> int:
+        if self._rounding is not None:
+            return BYTE_REGISTERS
+        return EXCHANGE_REGISTERS if self._attention is None else ATTENTION_REGISTERS
 
     def _attention_constants(self) -> dict[str, Any]:
         setup = self._attention
@@ -179,7 +195,8 @@ class Wave:
         norms = [0 if norm is None else norm.data_ptr() for norm in (setup.q_norm, setup.k_norm)]
         pointers = [setup.embedding, setup.rotary, k, v, self._residual, setup.biases]
         strides = [k.stride(dim) // 2 for dim in range(3)]
-        words = [*(tensor.data_ptr() for tensor in pointers), *norms, *strides, self._stream.data_ptr()]
+        scales = 0 if self._scales is None else self._scales.data_ptr()
+        words = [*(tensor.data_ptr() for tensor in pointers), *norms, *strides, self._stream.data_ptr(), scales]
         words += [0] * (len(self._places) - len(words))
         if table is not None:
             check_pages(k, v, table)
@@ -328,7 +345,7 @@ class Wave:
             *(sequences or (self._places,) * 3),
             self._places,
             state.several,
-            self.program.workers * 128,
+            self.program.workers * self.program.shape.tile_rows,
             self.program.easy.shape[1],
             len(x if sequences is None else sequences[0]),
             x.stride(0) // 2,
@@ -378,11 +395,11 @@ def _gluon_dtype(dtype: torch.dtype) -> Any:
     return gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
 
 
-def _descriptor(stream: Tensor) -> Any:
+def _descriptor(stream: Tensor, rows: int) -> Any:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    return TensorDescriptor.from_tensor(stream, [128, 64], gl.NVMMASharedLayout(128, 16, 2))
+    return TensorDescriptor.from_tensor(stream, [rows, 64], gl.NVMMASharedLayout(128, 16, 2))
 
 
 def _trace(program: WaveProgram, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:

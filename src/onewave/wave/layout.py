@@ -1,10 +1,11 @@
 """Sizes and word places that the host and the kernel share. Pure Python.
 
-A weight tile is `rows` rows of a matrix times `cols` columns, 16 KiB, stored as operand A [64, 128] of a wgmma: A's
-row q * rows + r holds row r, columns q * 128 to q * 128 + 127 of the tile. The activations are operand B [128, N]:
-column q * batch + b holds sequence b, the same columns. Of the product only blocks with equal q are wanted; their sum
-over q is the result. So narrow batches get tiles of few rows, which can be dealt out to workers evenly, and the tensor
-core's work on the unwanted blocks costs nothing, as a wgmma this narrow is bound by reading A.
+A weight tile is `rows` rows of a matrix times `cols` columns, 16 KiB (or 8 of one-byte weights), operand A [64, 128]
+of a product, or two side by side: A's row q * rows + r holds row r, columns q * 128 to q * 128 + 127 of its part of the
+tile. The activations are operand B [128, N]: column q * batch + b holds sequence b, the same columns. Of the product
+only blocks with equal q are wanted; their sum over q is the result. So narrow batches get tiles of few rows, which can
+be dealt out to workers evenly, and the tensor core's work on the unwanted blocks costs nothing, as a product this
+narrow is bound by reading A.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "PAGES",
     "STEP_WORDS",
     "TILE_BYTES",
+    "TILE_VALUES",
     "Flag",
     "Kind",
     "TileShape",
@@ -32,7 +34,10 @@ __all__ = [
     "tile_shape",
 ]
 
-TILE_BYTES = 16384
+TILE_VALUES = 8192
+"""Of operand A."""
+TILE_BYTES = 2 * TILE_VALUES
+"""Of a tile of 16-bit weights."""
 STEP_WORDS = 32
 MOST_BATCH = 64
 MOST_TOKENS = 64
@@ -114,6 +119,8 @@ class Word:
     PREFETCH = 26
     # Of any step: the first of the lane's tiles that it has brought nearer, and how many; 0: none.
     AHEAD, AHEAD_TILES = 27, 28
+    # Of a product of one-byte weights: the first of its matrix's scales among all scales.
+    SCALES = 29
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,9 @@ class TileShape:
     """How a batch of at most `batch` sequences is multiplied.
 
     rows, cols: of a weight tile. chunk: tiles that one load of activations covers. slots: chunks that fit shared
-    memory. ring: weight tiles that fit beside them. piece: rows that a reduction finishes at a time.
+    memory. ring: weight tiles that fit beside them. piece: rows that a reduction finishes at a time. weight_bytes: of a
+    packed weight: 2, or 1 of rounded ones (rounding.py). images: operands A that make up a tile, side by side; 2 of
+    one-byte weights make a tile as large as one of 16-bit weights.
     """
 
     batch: int
@@ -129,6 +138,18 @@ class TileShape:
     chunk: int
     slots: int
     ring: int
+    weight_bytes: int = 2
+    images: int = 1
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a weight tile."""
+        return TILE_VALUES * self.weight_bytes * self.images
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a weight tile in the stream, 128 bytes each."""
+        return self.tile_bytes // 128
 
     @property
     def quarters(self) -> int:
@@ -138,7 +159,7 @@ class TileShape:
     @property
     def cols(self) -> int:
         """Columns of a weight tile."""
-        return 128 * self.quarters
+        return 128 * self.quarters * self.images
 
     @property
     def width(self) -> int:
@@ -148,7 +169,7 @@ class TileShape:
     @property
     def chunk_bytes(self) -> int:
         """Shared memory of a chunk of activations."""
-        return self.chunk * self.width * 256
+        return self.chunk * self.images * self.width * 256
 
     @property
     def group(self) -> int:
@@ -170,10 +191,18 @@ class TileShape:
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
 
 
-def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0, columns: int = 16384) -> TileShape:
+def tile_shape(
+    batch: int,
+    *,
+    rows: int | None = None,
+    head_dim: int = 0,
+    columns: int = 16384,
+    weight_bytes: int = 2,
+    images: int = 1,
+) -> TileShape:
     """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide. head_dim:
     of a decode step, whose attention takes shared memory too (0: none). columns: of the longest activations; the
-    ring is as deep as they allow.
+    ring is as deep as they allow. weight_bytes, images: 2 and 1, or of one-byte weights 1 and 1 or 2.
 
     Raises UnsupportedError.
     """
@@ -194,8 +223,8 @@ def tile_shape(batch: int, *, rows: int | None = None, head_dim: int = 0, column
     # Of one sequence 16,384 columns are enough: a deeper ring serves more.
     slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
     results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
-    ring = (_SHARED_BYTES - results - slots * chunk_bytes) // TILE_BYTES
-    return TileShape(padded, rows, chunk, slots, ring)
+    ring = (_SHARED_BYTES - results - slots * chunk_bytes) // (TILE_VALUES * weight_bytes * images)
+    return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images)
 
 
 def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:

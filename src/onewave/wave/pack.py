@@ -1,8 +1,9 @@
-"""Weights in the order in which the wave's blocks use them: one stream of 16 KiB tiles, dealt out worker by worker.
+"""Weights in the order in which the wave's blocks use them: one stream of tiles, dealt out worker by worker.
 
 The stream is the only copy of the matrices that a card needs: they are packed one by one as they come, and whoever
 wants one in plain form has it unpacked into a buffer that the next one reuses, or, where there is room, into one that
-is kept.
+is kept. Weights that are rounded to one byte (rounding.py) are rounded as they come, the gain in them, and unpacked as
+16-bit values.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.wave.layout import TILE_BYTES, TileShape
+from onewave.wave.layout import TILE_BYTES, TILE_VALUES, TileShape
 from onewave.wave.program import WaveProgram
+from onewave.wave.rounding import Rounding, byte_images, place_in_image, restore_rows, round_rows
 
 __all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images"]
 
@@ -50,6 +52,16 @@ def _rows_of(images: Tensor, cols: int, shape: TileShape) -> Tensor:
     return cut.reshape(-1, tiles * shape.cols)[:, :cols]
 
 
+def _bytes_of(images: Tensor, cols: int, shape: TileShape) -> Tensor:
+    """Undo byte_images: [blocks * shape.rows, cols]."""
+    row = torch.arange(64, device=images.device)[:, None]
+    at = place_in_image(row, torch.arange(128, device=images.device)[None, :])
+    tiles = -(-cols // shape.cols)
+    operand = images.view(-1, 8192)[:, at]
+    cut = operand.view(-1, tiles * shape.images, shape.quarters, shape.rows, 128).permute(0, 3, 1, 2, 4)
+    return cut.reshape(-1, tiles * shape.cols)[:, :cols].contiguous()
+
+
 @dataclass(frozen=True)
 class Weight:
     """A matrix of a program: [rows, cols] 16-bit, or several of one shape whose rows take turns.
@@ -60,13 +72,17 @@ class Weight:
     matrices: tuple[Tensor, ...]
     gain: Tensor | None = None
 
-    def block(self, first: int, last: int, device: torch.device) -> Tensor:
-        """Rows first to last of the whole, zeros beyond its end. Both are multiples of the number of matrices."""
+    def block(self, first: int, last: int, device: torch.device, *, wide: bool = False) -> Tensor:
+        """Rows first to last of the whole, zeros beyond its end. Both are multiples of the number of matrices.
+
+        wide: in float32, the product with the gain not rounded."""
         count = len(self.matrices)
         cut = torch.stack([matrix[first // count : last // count].to(device) for matrix in self.matrices], dim=1)
         cut = cut.reshape(-1, cut.shape[-1])
+        dtype = torch.float32 if wide else cut.dtype
         if self.gain is not None:
-            cut = (cut.float() * self.gain.to(device).float()).to(cut.dtype)
+            cut = cut.float() * self.gain.to(device).float()
+        cut = cut.to(dtype)
         missing = last - first - len(cut)
         return torch.nn.functional.pad(cut, (0, 0, 0, missing)) if missing else cut
 
@@ -76,12 +92,19 @@ class WeightStream:
 
     tensor: [stream tiles * 128, 64], what the kernel streams; tiles that no worker reads (the shorter lanes' ends) are
     zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked last: or, after
-    keep(), a second buffer all that was ever unpacked.
+    keep(), a second buffer all that was ever unpacked. rounding: what the matrices are rounded to, of a program for
+    one-byte weights; then `scales` holds a float32 a row, and dtype is what they are unpacked as.
     """
 
-    def __init__(self, program: WaveProgram, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, program: WaveProgram, dtype: torch.dtype, device: torch.device, rounding: Rounding | None = None
+    ):
+        assert program.shape.weight_bytes == (dtype.itemsize if rounding is None else 1)
         self.program, self.shape, self.dtype, self.device = program, program.shape, dtype, device
-        self.images = torch.zeros(program.stream_tiles, TILE_BYTES // 2, dtype=dtype, device=device)
+        self.rounding = rounding
+        kind = dtype if rounding is None else torch.uint8
+        self.images = torch.zeros(program.stream_tiles, TILE_VALUES * self.shape.images, dtype=kind, device=device)
+        self.scales = None if rounding is None else torch.zeros(program.num_scales, device=device)
         self._grids: dict[str, tuple[int, int, int]] = {}  # first place, row blocks, tiles a row block
         tables: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
         first = 0
@@ -106,7 +129,7 @@ class WeightStream:
     @property
     def tensor(self) -> Tensor:
         """The stream as the kernel reads it."""
-        return self.images.view(-1, 64)
+        return self.images.view(self.dtype).view(-1, 64)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,6 +147,9 @@ class WeightStream:
             allowed = f"{blocks} x {tiles} tiles of {self.shape.rows} x {self.shape.cols}"
             raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
         places = self._places[start : start + blocks * tiles]
+        if self.rounding is not None:
+            self._put_rounded(name, weight, places, blocks, tiles, self.rounding)
+            return blocks * tiles
         if all(matrix.is_cuda and matrix.device == self.device for matrix in weight.matrices) and _fits(weight):
             from onewave.wave.pack_impl import pack_tiles
 
@@ -136,6 +162,21 @@ class WeightStream:
             block = weight.block(low * self.shape.rows, high * self.shape.rows, self.device)
             self.images.index_copy_(0, places[low * tiles : high * tiles].long(), tile_images(block, self.shape))
         return blocks * tiles
+
+    def _put_rounded(
+        self, name: str, weight: Weight, places: Tensor, blocks: int, tiles: int, rounding: Rounding
+    ) -> None:
+        assert self.scales is not None
+        height = self.shape.rows
+        # Beside the rows in float32 a few copies of them.
+        step = max(1, _WORKING_BYTES // (20 * tiles * TILE_VALUES * self.shape.images))
+        for low in range(0, blocks, step):
+            high = min(blocks, low + step)
+            rows = weight.block(low * height, high * height, self.device, wide=True)
+            made, scales = round_rows(rows, rounding)
+            self.images.index_copy_(0, places[low * tiles : high * tiles].long(), byte_images(made, self.shape))
+            first = self.program.first_scale[name] + low * height
+            self.scales[first : first + len(scales)] = scales
 
     def matrix(self, name: str, height: int, cols: int, count: int = 1) -> StreamMatrix:
         """A packed matrix as plain operators want it: `count` matrices [height, cols] below one another."""
@@ -199,7 +240,14 @@ class WeightStream:
         rows, (start, _, tiles) = last - first, self._grids[name]
         low, high = first * count // self.shape.rows, -(-last * count // self.shape.rows)
         places = self._places[start : start + self._grids[name][1] * tiles]
-        if self.images.is_cuda:
+        if self.images.is_cuda and self.rounding is not None:
+            from onewave.wave.pack_impl import unpack_bytes
+
+            assert self.scales is not None
+            scales = self.scales[self.program.first_scale[name] :]
+            number = self.rounding.number
+            unpack_bytes(self.images, places, scales, out, count, first, low, high - low, self.shape, number)
+        elif self.images.is_cuda:
             from onewave.wave.pack_impl import unpack_tiles
 
             unpack_tiles(self.images, places, out, count, first, low, high - low, self.shape)
@@ -212,7 +260,14 @@ class WeightStream:
         """Row blocks low to high as Weight.block has them, with plain indexing on any device: the check of `unpack`."""
         start, _, tiles = self._grids[name]
         places = self._places[start + low * tiles : start + high * tiles]
-        return _rows_of(self.images[places.long()], cols, self.shape)
+        images = self.images[places.long()]
+        if self.rounding is None:
+            return _rows_of(images, cols, self.shape)
+        assert self.scales is not None
+        height = self.shape.rows
+        first = self.program.first_scale[name]
+        scales = self.scales[first + low * height : first + high * height]
+        return restore_rows(_bytes_of(images, cols, self.shape), scales, self.rounding, self.dtype)
 
     def differs(self, name: str, weight: Weight) -> Tensor:
         """Whether some rows of a matrix that was packed read back otherwise: a flag on the device, so nobody waits.
@@ -223,7 +278,9 @@ class WeightStream:
         wrong = torch.zeros((), dtype=torch.bool, device=self.device)
         step, cols = self.shape.rows, weight.matrices[0].shape[1]
         for block in sorted({0, blocks // 2, blocks - 1}):
-            expected = weight.block(block * step, (block + 1) * step, self.device)
+            expected = weight.block(block * step, (block + 1) * step, self.device, wide=self.rounding is not None)
+            if self.rounding is not None:
+                expected = restore_rows(*round_rows(expected, self.rounding), self.rounding, self.dtype)
             wrong |= (self.read_blocks(name, cols, block, block + 1) != expected).any()
         return wrong
 
@@ -248,8 +305,9 @@ class StreamMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values."""
-        return self.shape.numel() * self.stream.dtype.itemsize
+        """Bytes in the stream: its values, and the scales of rounded ones."""
+        scales = 0 if self.stream.rounding is None else 4 * self.shape[0]
+        return self.shape.numel() * self.stream.shape.weight_bytes + scales
 
     def dense(self) -> Tensor:
         """The whole matrix: where none are kept, in the scratch buffer, valid until the next one is asked for."""

@@ -1,4 +1,4 @@
-"""Packing and unpacking of weight tiles in Triton.
+"""Packing and unpacking of weight tiles in Triton; unpacking of one-byte ones too.
 
 One program a tile: 16 KiB of the stream on one side, rows x cols of a matrix (or of two whose rows take turns) on the
 other, in runs of 64 values (128 bytes) on both. Bound: reading and writing each weight once.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onewave.wave.layout import TileShape
 
-__all__ = ["pack_tiles", "unpack_tiles"]
+__all__ = ["pack_tiles", "unpack_bytes", "unpack_tiles"]
 
 _PARTS = 4  # programs a tile: 2,048 values each, 16 a thread
 
@@ -64,6 +64,34 @@ def _unpack_kernel(
     tl.store(out + (matrix.to(tl.int64) * height + row) * cols + column, value, mask=inside)
 
 
+@triton.jit(do_not_specialize=["height", "first_block", "tiles", "first_row"])
+def _unpack_bytes_kernel(
+    stream, places, scales, out, height, cols, first_block, tiles, first_row,
+    R: tl.constexpr, COUNT: tl.constexpr, FORMAT: tl.constexpr, IMAGES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
+    place = tl.program_id(1) * PART + tl.arange(0, PART)
+    line, column = place // 128, place % 128
+    # As rounding.place_in_image says: the gather stays within a tile, which the first-level cache holds.
+    at = (column // 32 * 4 + line // 16) * 8 + line % 8
+    at = ((at * 4 + column // 2 % 4) * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
+    source = (tl.load(places + first_block * tiles + number).to(tl.int64) * IMAGES + image) * 8192
+    byte = tl.load(stream + source + at).to(tl.int32)
+    whole = (first_block + number // tiles) * R + line % R
+    scale = tl.load(scales + whole)
+    if FORMAT == 1:
+        value = ((byte ^ 128) - 128).to(tl.float32)
+    else:
+        # Exponent and mantissa in float32's places make a number that is too small by the biases' difference.
+        bits = ((byte & 128) << 24) | ((byte & 127) << 20)
+        value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    matrix, row = whole % COUNT, whole // COUNT - first_row
+    column += (number % tiles * IMAGES + image) * (8192 // R) + line // R * 128
+    inside = (row >= 0) & (row < height) & (column < cols)
+    target = out + (matrix.to(tl.int64) * height + row) * cols + column
+    tl.store(target, (value * scale).to(out.dtype.element_ty), mask=inside)
+
+
 def pack_tiles(
     stream: Tensor, places: Tensor, matrices: tuple[Tensor, ...], gain: Tensor | None, shape: TileShape
 ) -> None:
@@ -90,4 +118,20 @@ def unpack_tiles(
     _unpack_kernel[(blocks * tiles, _PARTS)](
         stream, places, out, height, cols, first_block, tiles, first_row,
         R=shape.rows, COUNT=count, PART=8192 // _PARTS, num_warps=4,
+    )  # fmt: skip
+
+
+def unpack_bytes(
+    stream: Tensor, places: Tensor, scales: Tensor, out: Tensor, count: int, first_row: int, first_block: int,
+    blocks: int, shape: TileShape, number: int,
+) -> None:  # fmt: skip
+    """unpack_tiles of rounded weights: each value times its row's scale, rounded once to out's dtype.
+
+    scales: float32, of the rows of all blocks. number: of the rounding (1: int8, 2: fp8).
+    """
+    _, height, cols = out.shape
+    tiles = -(-cols // shape.cols)
+    _unpack_bytes_kernel[(blocks * tiles * shape.images, _PARTS)](
+        stream, places, scales, out, height, cols, first_block, tiles, first_row,
+        R=shape.rows, COUNT=count, FORMAT=number, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
     )  # fmt: skip

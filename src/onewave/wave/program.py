@@ -19,12 +19,12 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.tiles.graph import EdgeKind, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
-from onewave.wave.layout import STEP_WORDS, Flag, Kind, TileShape, Word
+from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
 __all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
 
-# Tiles of a worker in a step that counts as short: it takes about as long as the hand-off before it.
+# Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
 
 Words = npt.NDArray[np.int32]
@@ -49,7 +49,8 @@ class WaveProgram:
     steps: int32 [steps, 32]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
     totals: int32 [counters]. easy: int32 [workers, 2 n], the first and the last of each run of tiles that have time,
     then 2^31 - 1 twice. stream: weight -> [tiles, 3] of (row block, column tile, place); place is a tile's number in
-    the packed stream, of stream_tiles. names: each step's task, for people. regions: the exchange's tensors.
+    the packed stream, of stream_tiles. first_scale: weight -> the first of its rows' scales among num_scales, if its
+    weights have one byte. names: each step's task, for people. regions: the exchange's tensors.
     """
 
     shape: TileShape
@@ -65,6 +66,8 @@ class WaveProgram:
     names: tuple[str, ...]
     phases: tuple[str, ...]
     most_splits: int
+    first_scale: Mapping[str, int]
+    num_scales: int
 
     @property
     def workers(self) -> int:
@@ -81,7 +84,8 @@ class WaveProgram:
             "G": self.shape.group,
             "S": self.shape.ring,
             "XS": self.shape.slots,
-            "PC": self.shape.chunk,
+            "PC": self.shape.chunk * self.shape.images,
+            "IMAGES": self.shape.images,
             "SPLITS": 1 << (self.most_splits - 1).bit_length(),
             "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
         }
@@ -124,6 +128,8 @@ def build_program(
     phases: list[str] = []
     tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
     attended = {operation.target for operation in operations.values() if isinstance(operation, Combination)}
+    first_scale, num_scales = _scales(operations, shape)
+    short = _SHORT * TILE_BYTES // shape.tile_bytes
     easy: list[list[int]] = []
     at = 0
     for worker, queue in enumerate(table.queues):
@@ -139,6 +145,7 @@ def build_program(
             first, blocks, part = task.index
             if isinstance(operation, Operation):
                 record = _record(operation, first, blocks, part, place, shape)
+                record[Word.SCALES] = first_scale.get(operation.weight or "", 0)
             else:
                 record = _attention_record(operation, first, part, place)
             entries = slice(int(table.waits.start[row]), int(table.waits.start[row + 1]))
@@ -151,8 +158,8 @@ def build_program(
                     # While attention runs the ring fills up and waits for this step. If the steps on either side of
                     # attention are short, there is time as well for the tiles of the one and those behind the other.
                     mine = blocks * int(record[Word.TILES])
-                    last = count + shape.ring - 1 + (mine if mine <= _SHORT else 0)
-                    easy[-1] += [count - (before if before <= _SHORT else 0), last]
+                    last = count + shape.ring - 1 + (mine if mine <= short else 0)
+                    easy[-1] += [count - (before if before <= short else 0), last]
                 before = blocks * int(record[Word.TILES])
                 begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
                 for block in range(first, first + blocks):
@@ -169,7 +176,7 @@ def build_program(
     _check_hand_offs(graph, table, {region.name for region in regions})
     # Tile i of worker w is the stream's i * workers + w: what all read at one time lies side by side.
     workers = len(lanes)
-    lanes[:, 1] = np.arange(workers) * 128
+    lanes[:, 1] = np.arange(workers) * shape.tile_rows
     return WaveProgram(
         shape=shape,
         steps=steps,
@@ -186,7 +193,20 @@ def build_program(
         most_splits=max(
             (o.slices for o in operations.values() if isinstance(o, Operation) and o.weight is None), default=1
         ),
+        first_scale=first_scale,
+        num_scales=num_scales,
     )
+
+
+def _scales(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[dict[str, int], int]:
+    """Give every row of a one-byte matrix its place among the scales, whole row blocks each."""
+    found: dict[str, int] = {}
+    first = 0
+    for operation in operations.values():
+        if isinstance(operation, Operation) and operation.weight is not None and shape.weight_bytes == 1:
+            found[operation.weight] = first
+            first += -(-operation.rows // shape.rows) * shape.rows
+    return found, first
 
 
 def _mark_prefetches(steps: Words) -> None:

@@ -1,0 +1,88 @@
+"""Weights rounded to one byte: int8 or fp8 (e4m3) values with one float32 scale a row.
+
+A row's scale is its largest magnitude over the format's largest, so each value is off by at most half a step of the
+format. The bytes' images in a stream are what widen.operand_a reads; the scale multiplies the float32 sum of a
+row's product, so nothing else is rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.wave.layout import TileShape
+
+__all__ = ["ROUNDINGS", "Rounding", "byte_images", "find_rounding", "place_in_image", "restore_rows", "round_rows"]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A one-byte format. number: the kernel's FORMAT. largest: its largest magnitude that is used."""
+
+    name: str
+    number: int
+    largest: float
+
+
+ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 127.0), Rounding("fp8", 2, 448.0))}
+"""What weights may be rounded to."""
+
+_SMALLEST_NORMAL = 2.0**-126
+
+
+def find_rounding(name: str | None) -> Rounding | None:
+    """The rounding of that name; None for None. Raises InvalidArgumentError."""
+    if name is None:
+        return None
+    if name not in ROUNDINGS:
+        raise InvalidArgumentError("quantization", got=repr(name), allowed=f"{', '.join(ROUNDINGS)} or None")
+    return ROUNDINGS[name]
+
+
+def round_rows(rows: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    """Round each row: float32 [n, cols] to (uint8 [n, cols], the formats' bits; float32 [n], scales).
+
+    Ties to even. A row that is zero, or too small for its scale to be a normal number, becomes zeros. A row with a
+    value that is no number, or infinite, gets such a scale, so that its products show it.
+    """
+    largest = rows.abs().amax(dim=1)
+    scales = largest / rounding.largest
+    scales = torch.where(scales < _SMALLEST_NORMAL, 1.0, scales)
+    values = torch.nan_to_num(rows / scales[:, None]).clamp(-rounding.largest, rounding.largest)
+    made = values.round().to(torch.int8) if rounding.name == "int8" else values.to(torch.float8_e4m3fn)
+    return made.view(torch.uint8), scales
+
+
+def restore_rows(made: Tensor, scales: Tensor, rounding: Rounding, dtype: torch.dtype) -> Tensor:
+    """What the bytes stand for, rounded once to dtype: uint8 [n, cols], float32 [n]. Returns [n, cols]."""
+    values = made.view(torch.int8 if rounding.name == "int8" else torch.float8_e4m3fn).to(torch.float32)
+    return (values * scales[:, None]).to(dtype)
+
+
+def byte_images(made: Tensor, shape: TileShape) -> Tensor:
+    """Whole row blocks as tiles of images of operand A. made: uint8 [blocks * shape.rows, cols].
+
+    Returns uint8 [blocks * tiles, shape.images * 8192]: tile by tile along a row block, columns padded with zeros to
+    whole tiles. The order of an image's bytes is that of place_in_image.
+    """
+    count, cols = made.shape
+    tiles = -(-cols // shape.cols)
+    if tiles * shape.cols != cols:
+        made = torch.nn.functional.pad(made, (0, tiles * shape.cols - cols))
+    operand = made.view(count // shape.rows, shape.rows, tiles * shape.images, shape.quarters, 128)
+    cut = operand.permute(0, 2, 3, 1, 4).reshape(-1, 4, 2, 8, 4, 4, 4, 2)
+    return cut.permute(0, 4, 1, 3, 6, 5, 7, 2).reshape(-1, shape.images * 8192)
+
+
+def place_in_image(row: Tensor, column: Tensor) -> Tensor:
+    """Where operand A's value [row, column] lies among an image's bytes; int64, any shape.
+
+    From the slowest: 32 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32, column of a pair, half of 16
+    rows: so a thread's 16 bytes are two 16-column steps of its own part of A, four bytes two registers.
+    """
+    at = (column // 32 * 4 + row // 16) * 8 + row % 8
+    at = (at * 4 + column // 2 % 4) * 4 + column // 8 % 4
+    return at * 4 + column % 2 * 2 + row // 8 % 2

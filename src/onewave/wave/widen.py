@@ -1,0 +1,216 @@
+"""Products of one-byte weights: bytes from the ring become operand A in registers.
+
+A tile is one or two images of 8 KiB, side by side: each operand A [64, 128], a byte an element, int8 or an fp8 e4m3
+number's bits. Both formats' values are exact in bfloat16 and in float16. An image (rounding.byte_images) is laid so
+that a thread's 16-byte loads, without bank conflicts, bring the very bytes of which its own registers of A are made:
+nothing crosses threads. Four bytes become four 16-bit values in seven or nine instructions, among which mma.sync fits
+in; wgmma would wait for each of its operands in registers (ptxas says so), as nothing may write any while it runs.
+
+int8: the low seven bits u under an exponent at which they count whole units, 2^e + u, less 2^e, or 2^e + 128 if the
+sign is set. fp8: sign, exponent and mantissa moved to their places in 16 bits make a number that is too small by the
+difference of the biases, subnormal ones included; one multiplication by a power of two makes up for it.
+"""
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+__all__ = ["multiply_byte_steps", "wanted_part", "widened"]
+
+
+def _int8_text(unit: str, kind: str) -> str:
+    """unit: 2^7 (bfloat16) or 2^10 (float16), twice: the last mantissa bit counts 1, and bit 7 counts 128."""
+    text = ["{", ".reg .b32 w, x, y;"]
+    for first, word in ((0, "$4"), (1, "w")):
+        if first:
+            text += ["shr.u32 w, $4, 8;"]
+        text += [
+            f"lop3.b32 x, {word}, 0x007f007f, {unit}, 0xEA;",  # (word & mask) | unit
+            f"lop3.b32 y, {word}, 0x00800080, {unit}, 0xEA;",
+            f"sub.rn.{kind} x, x, y;",
+            f"mov.b32 {{${first}, ${first + 2}}}, x;",
+        ]
+    return "\n".join([*text, "}"])
+
+
+def _fp8_text(shift: int, mask: str, factor: str, kind: str) -> str:
+    """Bytes in the upper halves of their lanes: the sign is in place, the rest comes down by `shift`."""
+    text = ["{", ".reg .b32 w, x, f;", f"mov.b32 f, {factor};"]
+    for first, word in ((0, "w"), (1, "$4")):
+        if not first:
+            text += ["shl.b32 w, $4, 8;"]
+        text += [
+            f"shr.u32 x, {word}, {shift};",
+            f"and.b32 x, x, {mask};",
+            f"lop3.b32 x, {word}, 0x80008000, x, 0xEA;",
+            f"mul.rn.{kind} x, x, f;",
+            f"mov.b32 {{${first}, ${first + 2}}}, x;",
+        ]
+    return "\n".join([*text, "}"])
+
+
+_WITH = gl.constexpr("=h,=h,=h,=h,r")
+_INT8_BF16 = gl.constexpr(_int8_text("0x43004300", "bf16x2"))
+_INT8_FP16 = gl.constexpr(_int8_text("0x64006400", "f16x2"))
+_FP8_BF16 = gl.constexpr(_fp8_text(4, "0x07f007f0", "0x7b807b80", "bf16x2"))  # times 2^120
+_FP8_FP16 = gl.constexpr(_fp8_text(1, "0x3f803f80", "0x5c005c00", "f16x2"))  # times 2^8
+
+
+@gluon.jit
+def widened(words, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
+    """The bits of the four values of each word's bytes, from the lowest, int16 each."""
+    INT8: gl.constexpr = _INT8_FP16 if DTYPE == gl.float16 else _INT8_BF16  # noqa: SIM300
+    FP8: gl.constexpr = _FP8_FP16 if DTYPE == gl.float16 else _FP8_BF16  # noqa: SIM300
+    TEXT: gl.constexpr = INT8 if FORMAT == 1 else FP8
+    return gl.inline_asm_elementwise(
+        TEXT, _WITH, [words], dtype=(gl.int16, gl.int16, gl.int16, gl.int16), is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@gluon.jit
+def operand_a(words, OPERAND: gl.constexpr, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
+    """Half of operand A, [64, 64], of half an image's words, int32 [32, 32], without a move between threads."""
+    byte0, byte1, byte2, byte3 = widened(words, DTYPE, FORMAT)
+    # [32 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32, half of 16 rows, column of a pair]
+    a = gl.join(gl.join(byte0, byte1), gl.join(byte2, byte3)).to(DTYPE, bitcast=True)
+    a = gl.reshape(a, [2, 4, 8, 4, 4, 2, 2])
+    a = gl.reshape(gl.permute(a, (1, 5, 2, 0, 4, 3, 6)), [64, 64])
+    return gl.convert_layout(a, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def multiply_byte_steps(
+    steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+):  # fmt: skip
+    """Make all products of the block's steps once, as kernel.multiply_steps does.
+
+    Returns the next tile's slot and phase, and chunks and results of this launch so far.
+    """
+    N: gl.constexpr = 64 // R * NB
+    PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    for step in range(num_steps):
+        record = steps + step * 32
+        kind = gl.load(record)
+        blocks = gl.load(record + 1)
+        tiles = gl.load(record + 2)
+        chunks = gl.load(record + 3)
+        if kind >= 4:
+            blocks = 0
+        for block in range(0, blocks, G):
+            acc0, slot, phase = multiply_bytes(
+                tiles, block == 0, chunks > XS, chunks_before, slot, phase, ring, full, empty, xs, xfull, xempty,
+                DTYPE, FORMAT, IMAGES, N, S, XS, PC,
+            )  # fmt: skip
+            acc1 = acc0
+            acc2 = acc0
+            acc3 = acc0
+            if G > 1:
+                acc1, slot, phase = multiply_bytes(
+                    gl.where(block + 1 < blocks, tiles, 0), False, False, chunks_before, slot, phase, ring, full,
+                    empty, xs, xfull, xempty, DTYPE, FORMAT, IMAGES, N, S, XS, PC,
+                )  # fmt: skip
+            if G > 2:
+                acc2, slot, phase = multiply_bytes(
+                    gl.where(block + 2 < blocks, tiles, 0), False, False, chunks_before, slot, phase, ring, full,
+                    empty, xs, xfull, xempty, DTYPE, FORMAT, IMAGES, N, S, XS, PC,
+                )  # fmt: skip
+                acc3, slot, phase = multiply_bytes(
+                    gl.where(block + 3 < blocks, tiles, 0), False, False, chunks_before, slot, phase, ring, full,
+                    empty, xs, xfull, xempty, DTYPE, FORMAT, IMAGES, N, S, XS, PC,
+                )  # fmt: skip
+            result = wanted_part(acc0, NB, R)
+            if G == 2:
+                result = gl.join(result, wanted_part(acc1, NB, R))
+            if G == 4:
+                last = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
+                result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), last)
+            place = results % 2
+            mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
+            where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
+            where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
+            gl.thread_barrier()
+            mbarrier.arrive(pfull.index(place), count=1)
+            if block + G >= blocks:
+                # Those that do not fit at once have been let go one by one, but for the last.
+                for used in range(gl.where(chunks > XS, chunks - 1, 0), chunks):
+                    mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
+            results += 1
+        chunks_before += chunks
+    return slot, phase, chunks_before, results
+
+
+@gluon.jit
+def multiply_bytes(
+    tiles, waits, passes, chunks_before, slot, phase, ring, full, empty, xs, xfull, xempty, DTYPE: gl.constexpr,
+    FORMAT: gl.constexpr, IMAGES: gl.constexpr, N: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+):  # fmt: skip
+    """The sum of the products of a row block's tiles, [64, N].
+
+    waits, passes: as in kernel.multiply_block. Returns the next tile's slot and phase, too.
+    """
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
+    WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    TILES: gl.constexpr = PC // IMAGES
+    acc = gl.zeros([64, N], gl.float32, ACC)
+    # A narrow product is a chain of sums, each waiting for the one before: two chains go side by side.
+    other = gl.zeros([64, N], gl.float32, ACC)
+    for tile in range(tiles):
+        chunk = chunks_before + tile // TILES
+        place = chunk % XS
+        if waits & (tile % TILES == 0):
+            mbarrier.wait(xfull.index(place), (chunk // XS) & 1)
+        mbarrier.wait(full.index(slot), phase)
+        image = ring.index(slot)._reinterpret(gl.int32, [IMAGES * 64, 32], STORED)
+        x = xs.index(place)._reinterpret(DTYPE, [PC * 2, N, 64], OPERAND)
+        for half in gl.static_range(IMAGES * 2):
+            words = image.slice(half * 32, 32).load(WORDS)
+            if N == 8 and half % 2 == 1:
+                other = add_product(other, words, x.index(tile % TILES * (2 * IMAGES) + half), DTYPE, FORMAT)
+            else:
+                acc = add_product(acc, words, x.index(tile % TILES * (2 * IMAGES) + half), DTYPE, FORMAT)
+        gl.thread_barrier()
+        mbarrier.arrive(empty.index(slot), count=1)
+        if passes & (tile > 0) & (tile % TILES == 0):
+            mbarrier.arrive(xempty.index((chunk - 1) % XS), count=1)
+        wraps = slot == S - 1
+        phase = gl.where(wraps, phase ^ 1, phase)
+        slot = gl.where(wraps, 0, slot + 1)
+    if N == 8:
+        acc += other
+    return acc, slot, phase
+
+
+@gluon.jit
+def add_product(acc, words, x, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
+    """acc plus half a tile's product with activations x, [N, 64] in shared memory."""
+    B: gl.constexpr = gl.DotOperandLayout(1, acc.type.layout, 2)
+    A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    return mma_v2(operand_a(words, A, DTYPE, FORMAT), x.permute((1, 0)).load(B), acc)
+
+
+@gluon.jit
+def wanted_part(acc, NB: gl.constexpr, R: gl.constexpr):
+    """Of a block's product the part that is wanted, [64, NB]: see layout.py."""
+    Q: gl.constexpr = 64 // R
+    if Q > 1:
+        row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
+        column = gl.arange(0, Q * NB, layout=gl.SliceLayout(0, acc.type.layout))
+        wanted = (row // R)[:, None] == (column // NB)[None, :]
+        return gl.sum(gl.reshape(gl.where(wanted, acc, 0.0), [64, Q, NB]), axis=1)
+    else:
+        return acc

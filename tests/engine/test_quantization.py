@@ -1,0 +1,141 @@
+"""`quantization=`: checked first, carried to whatever holds the weights, and said where it saves nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.engine.engine import Engine
+from onewave.engine.llm import LLM
+from onewave.engine.params import SamplingParams
+from onewave.engine.runner import ModelRunner
+from onewave.engine.wave_decode import WaveLoad, load_for, load_wave
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models import llama_plan, warm_wave
+from onewave.models.batch import Batch
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import plan_decode
+from onewave.wave import launch
+from onewave.wave.pack import StreamMatrix, WeightStream
+from onewave.wave.rounding import ROUNDINGS
+from onewave.weights.sources import ModelLocation
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from tiny_decoders import BASE
+
+CPU = torch.device("cpu")
+LOCATION = ModelLocation("builtin", None, "tiny")
+BOTH = pytest.mark.parametrize("name", ROUNDINGS)
+
+
+def how(tmp_path: Path, name: str | None, **changes: Any) -> WaveLoad:
+    given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 2, "max_model_len": 64}
+    rounding = None if name is None else ROUNDINGS[name]
+    return WaveLoad(**given | {"cache_dir": tmp_path, "load_format": "dummy", "rounding": rounding} | changes)
+
+
+class PlainWave:
+    """DecodeWave on a card that is not there: plain operators on what the stream holds."""
+
+    made: ClassVar[list[PlainWave]] = []
+
+    def __init__(self, model: Llama, *, batch: int, stream: WeightStream):
+        self.model, self.stream, self.wave = model, stream, self
+        self.made.append(self)
+
+    def check(self) -> None:
+        pass
+
+    def bind_cache(self, kv: StaticKVCache) -> None:
+        self.kv = kv
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        return self.model.forward(Batch.decode(tokens, positions, slots), self.kv)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A CPU that passes for a card; for which roundings a kernel was compiled."""
+    seen: list[Any] = []
+    monkeypatch.setattr(launch, "runs_here", lambda device: True)
+    monkeypatch.setattr(launch, "co_resident", lambda device: 3)
+    monkeypatch.setattr(llama_plan, "DecodeWave", PlainWave)
+    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *given, rounding, **named: seen.append(rounding))
+    monkeypatch.setattr(PlainWave, "made", [])
+    return seen
+
+
+def tokens_of(model: Llama, wave: Any) -> list[list[int]]:
+    engine = Engine(ModelRunner(model, max_num_seqs=2, max_model_len=64, wave=wave))
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, detokenize=False)
+    requests = [engine.add(None, prompt, params) for prompt in ([5, 9, 80], [3], [44, 45, 46])]
+    while engine.has_work:
+        engine.step()
+    return [list(request.output().outputs[0].token_ids) for request in requests]
+
+
+@BOTH
+def test_a_wave_and_plain_operators_generate_the_same_of_the_same_rounded_weights(
+    compiled: list[Any], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, wave = load_wave(LOCATION, BASE, how(tmp_path, name))
+    assert compiled == [ROUNDINGS[name]]
+    (made,) = PlainWave.made
+    assert made.stream.images.dtype is torch.uint8
+    assert isinstance(model.weights.head, StreamMatrix)
+    assert not caplog.records
+    plain, none = load_for("eager", LOCATION, BASE, how(tmp_path, name))
+    assert none is None
+    assert isinstance(plain.weights.head, Tensor)
+    (record,) = caplog.records
+    assert record.getMessage() == f"{name} weights are kept in float16: only the wave holds them in one byte"
+    assert tokens_of(model, wave) == tokens_of(plain, None)
+    assert tokens_of(plain, None) != tokens_of(load_for("eager", LOCATION, BASE, how(tmp_path, None))[0], None)
+
+
+def test_a_program_for_bytes_is_none_for_16_bits_and_serves_both_roundings(compiled: list[Any], tmp_path: Path) -> None:
+    for name in (None, "int8", None, "fp8", "int8"):
+        load_wave(LOCATION, BASE, how(tmp_path, name))
+    assert compiled == [None, ROUNDINGS["int8"]]
+    assert len(list((tmp_path / "wave").glob("*.program"))) == 2
+
+
+def test_a_cpu_rounds_float32_weights_too(tmp_path: Path) -> None:
+    model, _ = load_for("eager", LOCATION, BASE, how(tmp_path, "int8", dtype=torch.float32))
+    values = model.weights.layers[0].qkv
+    assert isinstance(values, Tensor)  # not the CPU's own packed rows
+    steps = values / (values.abs().amax(1, keepdim=True) / 127)
+    assert (steps - steps.round()).abs().max() < 1e-4
+
+
+@BOTH
+def test_the_bytes_that_a_step_reads_are_those_of_its_path(compiled: list[Any], name: str, tmp_path: Path) -> None:
+    from onewave.bench.engine import decode_weight_bytes
+
+    model, _ = load_wave(LOCATION, BASE, how(tmp_path, name))
+    plain, _ = load_for("eager", LOCATION, BASE, how(tmp_path, name))
+    whole = decode_weight_bytes(plain.weights)
+    rows = 2 * (256 + 128 + 2 * 192 + 128) + 131
+    matrices = 2 * 128 * (256 + 128 + 2 * 192 + 192) + 131 * 128
+    assert decode_weight_bytes(model.weights, unpacked=True) == whole
+    assert decode_weight_bytes(model.weights) == whole - 2 * matrices + matrices + 4 * rows
+
+
+def test_an_unknown_quantization_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"quantization.*'int4'.*int8, fp8 or None"):
+        LLM("no-such-model", quantization="int4")
+
+
+def test_planning_bytes_changes_no_sum(tmp_path: Path) -> None:
+    """Row blocks, slices and splits are those of 16-bit weights: only the rounding makes a difference."""
+    for batch in (1, 4, 16):
+        plans = [plan_decode(BASE, batch=batch, workers=3, weight_bytes=size) for size in (2, 1)]
+        assert plans[0].groups == plans[1].groups
+        assert plans[0].program.regions == plans[1].program.regions
+        assert plans[0].program.names == plans[1].program.names

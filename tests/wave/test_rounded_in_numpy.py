@@ -1,0 +1,121 @@
+"""Decode steps on one-byte weights of tiny models: the kernel's own source in NumPy against the plain forward pass."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.models import llama_plan
+from onewave.models.batch import Batch
+from onewave.models.config import RopeConfig
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import plan_decode
+from onewave.models.rounded import round_weights
+from onewave.wave.layout import TILE_BYTES
+from onewave.wave.rounding import ROUNDINGS
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_decode_in_numpy import BASE, CAPACITY, FAMILIES, LONG, Simulated
+from tiny_decoders import in_float32, randn, random_model
+
+BIASED = FAMILIES["seven heads a KV head, biases"]
+WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))
+
+
+def exact_of(model: Llama, name: str) -> Llama:
+    """The rounded weights in float32: what a step is to come to."""
+    wide = in_float32(model)
+    weights = round_weights(wide.weights, ROUNDINGS[name])
+    return Llama(model.config, weights, max_model_len=model.max_model_len)
+
+
+def agree(model: Llama, name: str, batch: int, workers: int, steps: int) -> None:
+    exact = exact_of(model, name)
+    wave = Simulated(model, batch, workers, batch, rounding=ROUNDINGS[name])
+    kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)
+    dice = torch.Generator().manual_seed(3)
+    for step in range(steps):
+        alive = [b for b in range(batch) if step >= b]
+        tokens = torch.randint(131, (len(alive),), generator=dice).tolist()
+        positions = [step - b for b in alive]
+        expected = exact.forward(Batch.decode(*torch.tensor([tokens, positions, alive])), kv)
+        found = wave.step(tokens, positions, alive)
+        assert (found - expected).norm() < 4e-3 * expected.norm(), f"step {step}"
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize("config", [BASE, BIASED, WIDE], ids=["llama", "biases", "head_dim 128"])
+def test_a_step_on_rounded_weights_is_the_plain_forward_pass_on_them(config: object, name: str) -> None:
+    agree(random_model(config), name, batch=1, workers=3, steps=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "batch"), [("int8", 2), ("fp8", 3), ("int8", 8), ("fp8", 16)])
+def test_every_width_of_the_products(name: str, batch: int) -> None:
+    agree(random_model(LONG), name, batch, workers=3, steps=batch if batch < 4 else 2)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("int8", 1), ("fp8", 4), ("int8", 16)])
+def test_tiles_of_two_operands(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
+    model = random_model(replace(LONG, intermediate_size=2112))
+    shape = plan_decode(model.config, batch=batch, workers=3, weight_bytes=1).program.shape
+    assert (shape.images, shape.tile_bytes) == (2, TILE_BYTES)
+    agree(model, name, batch, workers=3, steps=2)
+
+
+def test_large_tiles_are_for_models_whose_rows_fill_them() -> None:
+    def images(**sizes: int) -> int:
+        return plan_decode(replace(LONG, **sizes), batch=1, workers=3, weight_bytes=1).program.shape.images
+
+    assert images(hidden_size=2048, num_heads=64, num_kv_heads=8, intermediate_size=4096) == 2
+    assert images(hidden_size=3072, num_heads=64, num_kv_heads=8, intermediate_size=4096) == 1
+
+
+def test_slices_of_a_long_row_carry_their_rows_scales() -> None:
+    model = random_model(replace(LONG, intermediate_size=4672))
+    assert plan_decode(model.config, batch=5, workers=3, weight_bytes=1).program.most_splits == 2
+    agree(model, "int8", batch=5, workers=3, steps=2)
+
+
+def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
+    model = random_model(LONG)
+    contexts, tokens = [40, 3, 299, 16], [5, 6, 7, 8]
+    caches = [randn(1, 4, 2, CAPACITY, 32, seed=seed).half().numpy().view("int32") for seed in (1, 2)]
+
+    def step(workers: int, rows: list[int]) -> Tensor:
+        wave = Simulated(model, 4, workers, 4, rounding=ROUNDINGS["int8"])
+        for cache, pointer in zip(caches, (wave.k, wave.v), strict=True):
+            wave.bench.memory.set(pointer, cache)
+        return wave.step([tokens[i] for i in rows], [contexts[i] for i in rows], rows)
+
+    together = step(3, [0, 1, 2, 3])
+    for workers in (1, 7):
+        assert torch.equal(step(workers, [0, 1, 2, 3]), together)
+    assert torch.equal(step(3, [2])[0], together[2])
+
+
+def test_several_tokens_of_one_launch_are_those_of_as_many_launches() -> None:
+    model = random_model(BASE)
+    one, many = (Simulated(model, 2, 3, 2, rounding=ROUNDINGS["fp8"]) for _ in range(2))
+    tokens, positions = [5, 6], [0, 0]
+    expected: list[list[int]] = [[], []]
+    for _ in range(4):
+        tokens = one.step(tokens, positions, [0, 1]).argmax(dim=1).tolist()
+        positions = [position + 1 for position in positions]
+        for row, token in zip(expected, tokens, strict=True):
+            row.append(token)
+    assert many.several([5, 6], [0, 0], [0, 1], 4) == expected
+
+
+def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
+    for batch in (1, 8, 16):
+        plain, rounded = (plan_decode(BASE, batch=batch, workers=3, weight_bytes=size).program for size in (2, 1))
+        assert rounded.stream_tiles == plain.stream_tiles
+        assert rounded.shape.tile_bytes == TILE_BYTES // 2
+        assert rounded.shape.ring // 2 in (plain.shape.ring, plain.shape.ring + 1)
+        assert rounded.num_scales >= sum((4 + 2 * 2) * 32 + 2 * 128 + 2 * 192 for _ in range(2)) + 131
