@@ -38,15 +38,7 @@ VARIANTS = {
     "several decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "TOKENS": 8},
     "several decode steps, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8},
     "int8, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FORMAT": 1},
-    "fp8, one operand a tile, float16": {
-        "batch": 1,
-        "D": 64,
-        "GP": 4,
-        "KSPLITS": 16,
-        "FORMAT": 2,
-        "IMAGES": 1,
-        "dtype": "fp16",
-    },  # fmt: skip
+    "fp8, small tiles, float16": {"batch": 1, "D": 64, "GP": 4, "FORMAT": 2, "IMAGES": 1, "dtype": "fp16"},
     "fp8, several, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8, "FORMAT": 2},
     "int8, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8, "FORMAT": 1},
     "int8, eight rows": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2, "FORMAT": 1},
