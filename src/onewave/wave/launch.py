@@ -205,12 +205,16 @@ class Wave:
         self._bound = (k, v, table)
         self._places.copy_(torch.tensor(words, dtype=torch.int64))
 
-    def _check_table(self, slots: Tensor, last: Tensor) -> None:
+    def _check_table(self, tokens: Tensor, positions: Tensor, slots: Tensor, limits: Tensor | None = None) -> None:
         """In debug mode (ONEWAVE_DEBUG=1), look at what a launch will take from the block table; waits for the device.
-        last: the position up to which each row will be written. Raises InvalidArgumentError."""
+        Raises InvalidArgumentError."""
         k, _, table = self._bound
-        if table is not None and Settings.from_env().debug and not torch.cuda.is_current_stream_capturing():
-            check_entries(table, k.shape[1], k.shape[3], slots, last)
+        if table is None or not Settings.from_env().debug or torch.cuda.is_current_stream_capturing():
+            return
+        last = positions + (self.tokens - 1)
+        if limits is not None:
+            last = torch.where(tokens < 0, -1, torch.minimum(last, limits[:, 0] - 1))
+        check_entries(table, k.shape[1], k.shape[3], slots, last)
 
     def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
         """One decode step: int64 [batch] each; writes float32 logits [batch, vocab], contiguous, and returns them.
@@ -220,7 +224,7 @@ class Wave:
         """
         assert self._attention is not None
         assert self.tokens == 1, "made for several tokens a launch"
-        self._check_table(slots, positions)
+        self._check_table(tokens, positions, slots)
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
         return logits
 
@@ -249,8 +253,7 @@ class Wave:
         assert self.tokens > 1, "made for one token a launch"
         check_rows(limits, draws, len(tokens), self.tokens)
         limits = self._endless[: len(tokens)] if limits is None else limits.contiguous()
-        last = torch.minimum(positions + self.tokens, limits[:, 0]) - 1
-        self._check_table(slots, torch.where(tokens < 0, -1, last))
+        self._check_table(tokens, positions, slots, limits)
         state = self._state()
         state.whole_again()
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits, draws)
