@@ -23,8 +23,8 @@ from onewave.ops.scratch import scratch
 __all__ = ["TILE", "attention", "undescribable"]
 
 _LOG2E = math.log2(math.e)
-_COLUMNS, _KEYS, _ROWS = 128, 128, 64
-TILE = {"D": _COLUMNS, "BN": _KEYS, "WARPGROUPS": 3, "K_STAGES": 3, "V_STAGES": 3}
+_COLUMNS, _KEYS, _ROWS, _WARPGROUPS = 128, 128, 64, 3
+TILE = {"D": _COLUMNS, "BN": _KEYS, "K_STAGES": 3, "V_STAGES": 3}
 """Constants of fp8_kernel_impl's kernel."""
 # A place plus a side stays inside 32 bits.
 _MOST_KEYS = 1 << 30
@@ -80,7 +80,7 @@ def attention(
     plan = schedule(
         heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
         num_keys=num_keys, columns=_COLUMNS, processors=num_sms(q.device), shift=shift, left=wanted.left,
-        right=wanted.right, sequences=sequences, rows=_ROWS * TILE["WARPGROUPS"],
+        right=wanted.right, sequences=sequences, rows=_ROWS * _WARPGROUPS,
     )  # fmt: skip
     # Sorting would write where the values lie: both use the operator's scratch.
     order, which, rounds = (None, 0, plan.turns)

@@ -9,8 +9,8 @@ own rounding and uses most of e4m3's range; the sums are taken before rounding.
 Tensor cores add fp8 products with some 14 bits, so no accumulator may live long: each tile's P V starts from zero and
 is added to the output in float32, by the multiply-add that rescales it to the new maximum. Per-head scales stand in the
 exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and exponentials as long
-as ever, so a warpgroup does one thing after another, and its products run under the other one's exponentials: named
-barriers hold them half a turn apart, and no operand of fp8 lives from one turn to the next (such a one would be taken
+as ever, so a warpgroup does one thing after another, and its products run under the others' exponentials: there are
+three, and nothing holds them in step. No operand of fp8 lives from one step to the next (such a one would be taken
 apart into bytes). Bound: exponentials and tensor cores about alike.
 Source: Shah et al. 2024, arXiv:2407.08608.
 """
@@ -36,12 +36,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from onewave.ops.attention.gluon_softmax_impl import barrier_arrive, barrier_sync, capped, hidden, partial_sums
+from onewave.ops.attention.gluon_softmax_impl import capped, hidden, partial_sums
 from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, place_of_keys, tile_of
 
 __all__ = ["fp8_kernel", "turn_values"]
 
-_FIRST_BARRIER = gl.constexpr(13)
+# fp8_impl deals tiles of as many times 64 rows.
+_WARPGROUPS = gl.constexpr(3)
 _OFFSET = gl.constexpr(8.0)
 _ROUND = gl.constexpr(
     "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
@@ -184,8 +185,6 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
     bq, bk, bv, sk, sv = problem.bq, problem.bk, problem.bv, problem.sk, problem.sv
     tile = 0
     j = 0
-    if problem.PING_PONG and wg == W - 1:
-        barrier_arrive(_FIRST_BARRIER)
     for turn in range(problem.rounds):
         batch, head, first, start_q, rows, _, num_keys, shift, begin, count, exists = tile_of(problem, turn)
         if exists:
@@ -216,13 +215,9 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
             for i in range(count):
                 s = j % KS
                 mbarrier.wait(bk.index(s), (j // KS) & 1)
-                if problem.PING_PONG:
-                    barrier_sync(_FIRST_BARRIER + wg)
                 z = gl.zeros([64, BN], gl.float32, LS)
                 sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
                 sn = warpgroup_mma_wait(0, deps=[sn])
-                if problem.PING_PONG:
-                    barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
                 mbarrier.arrive(bk.index(KS + s), count=1)
                 if problem.SOFTCAP:
                     sn = capped(problem, sn * both)
@@ -268,8 +263,6 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
                 tma.async_copy_shared_to_global(problem.out, at, boxed(so.index(wg), problem.out))
             tile += 1
     tma.store_wait(0)
-    if problem.PING_PONG and wg == 0:
-        barrier_sync(_FIRST_BARRIER)
 
 
 @gluon.jit(
@@ -282,15 +275,15 @@ def fp8_kernel(
     q, k, v, out, q_scale, k_scale, v_scale, lse, sinks, starts_q, starts_k, order, v_tiles, lse_batch, lse_head,
     num_heads, group, section, num_queries, num_keys, skipped, sequences, search_steps, slots, tiles, rounds, shift,
     left, right, scale_log2, inner, outer,
-    D: gl.constexpr, BN: gl.constexpr, WARPGROUPS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    ORDER: gl.constexpr, RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
-    SOFTCAP: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
+    D: gl.constexpr, BN: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, ORDER: gl.constexpr,
+    RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, SOFTCAP: gl.constexpr,
+    SINKS: gl.constexpr, LSE: gl.constexpr,
 ):  # fmt: skip
     """As gluon_kernel_impl.attention_kernel; v: descriptor of turn_values' tiles, [rows, BN] in boxes of [D, BN].
 
     q_scale: float32 [heads]; k_scale, v_scale: [kv_heads]. v_tiles: tiles of one head.
     """
-    W: gl.constexpr = WARPGROUPS
+    W: gl.constexpr = _WARPGROUPS
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     wide: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sq = gl.allocate_shared_memory(q.dtype, [2 * W, 64, D], flat)
@@ -314,26 +307,15 @@ def fp8_kernel(
         q, k, v, out, lse, sinks, starts_q, starts_k, order, starts_q, sq, sk, sv, bq, bk, bv, bv, bv, bv, v_tiles,
         v_tiles, v_tiles, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences,
         search_steps, slots, tiles, rounds, shift, left, right, v_tiles, scale_log2, inner, outer, D, BN, W, K_STAGES,
-        V_STAGES, 2, W == 2, False, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        V_STAGES, 2, False, False, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
-    if W == 2:
-        gl.warp_specialize(
-            [
-                (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
-                (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
-                (load_bytes, (problem, v_tiles)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
-                (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
-                (consume_bytes, (2, problem, so, q_scale, k_scale, v_scale)),
-                (load_bytes, (problem, v_tiles)),
-            ],
-            [4, 4, 1],
-            [160, 160, 32],
-        )
+    gl.warp_specialize(
+        [
+            (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
+            (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
+            (consume_bytes, (2, problem, so, q_scale, k_scale, v_scale)),
+            (load_bytes, (problem, v_tiles)),
+        ],
+        [4, 4, 1],
+        [160, 160, 32],
+    )

@@ -128,7 +128,7 @@ def fp8(dtype: str = "bf16", **given: Any) -> Resources:
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     hints = {(at,): _ALIGNED for at, name in enumerate(names) if signature[name].startswith("*")}
     fixed = {(names.index(name),): value for name, value in constants.items()}
-    return _compiled("fp8", GluonASTSource(fp8_kernel, signature, fixed, hints), 90, 3 * 128, num_warps=4)
+    return _compiled("fp8", GluonASTSource(fp8_kernel, signature, fixed, hints), 90, 4 * 128, num_warps=4)
 
 
 def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) -> Resources:
