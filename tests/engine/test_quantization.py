@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.engine import Engine
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
@@ -139,3 +139,14 @@ def test_planning_bytes_changes_no_sum(tmp_path: Path) -> None:
         assert plans[0].groups == plans[1].groups
         assert plans[0].program.regions == plans[1].program.regions
         assert plans[0].program.names == plans[1].program.names
+
+
+def test_rounded_weights_that_are_wrong_are_refused_when_the_model_loads(
+    compiled: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled(self: PlainWave, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        return 1.12 * self.model.forward(Batch.decode(tokens, positions, slots), self.kv)
+
+    monkeypatch.setattr(PlainWave, "__call__", scaled)
+    with pytest.raises(UnsupportedError, match="self-check of the wave"):
+        load_wave(LOCATION, BASE, how(tmp_path, "int8"))

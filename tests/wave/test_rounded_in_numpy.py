@@ -119,3 +119,21 @@ def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
         assert rounded.shape.tile_bytes == TILE_BYTES // 2
         assert rounded.shape.ring // 2 in (plain.shape.ring, plain.shape.ring + 1)
         assert rounded.num_scales >= sum((4 + 2 * 2) * 32 + 2 * 128 + 2 * 192 for _ in range(2)) + 131
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> None:
+    model, batch = random_model(BASE), 3
+    exact = exact_of(model, name)
+    plain = Llama(model.config, round_weights(random_model(BASE).weights, ROUNDINGS[name]), max_model_len=320)
+    wave = Simulated(model, batch, 3, batch, rounding=ROUNDINGS[name])
+    caches = [network.new_cache(num_slots=batch, capacity=CAPACITY) for network in (exact, plain)]
+    dice = torch.Generator().manual_seed(5)
+    for position in range(3):
+        tokens = torch.randint(131, (batch,), generator=dice)
+        rows = (tokens, torch.full((batch,), position), torch.arange(batch))
+        right, ordinary = (
+            network.forward(Batch.decode(*rows), kv) for network, kv in zip((exact, plain), caches, strict=True)
+        )
+        found = wave.step(*(row.tolist() for row in rows))
+        assert (found - right).abs().max() <= 2 * (ordinary - right).abs().max() + 1e-5
