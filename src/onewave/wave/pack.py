@@ -27,6 +27,8 @@ __all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images
 
 # Bytes that packing holds beside the weights and the stream at any time, where the kernel does not do it in place.
 _WORKING_BYTES = 256 << 20
+# The same of rounding, for which matrices wait on the card already.
+_ROUNDING_BYTES = 128 << 20
 # Rows of a large matrix that are unpacked together: the scratch of a model with a large vocabulary stays small.
 _PART_BYTES = 256 << 20
 
@@ -169,7 +171,7 @@ class WeightStream:
         assert self.scales is not None
         height = self.shape.rows
         # Beside the rows in float32 a few copies of them.
-        step = max(1, _WORKING_BYTES // (20 * tiles * TILE_VALUES * self.shape.images))
+        step = max(1, _ROUNDING_BYTES // (20 * tiles * TILE_VALUES * self.shape.images))
         for low in range(0, blocks, step):
             high = min(blocks, low + step)
             rows = weight.block(low * height, high * height, self.device, wide=True)
