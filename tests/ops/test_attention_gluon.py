@@ -63,7 +63,7 @@ def test_it_compiles_for_hopper_to_asynchronous_products_and_tma(ours: dict[str,
 def test_nothing_spills_where_auto_uses_it_most_and_little_elsewhere(ours: dict[str, Any]) -> None:
     spills = {name: report["STL"] + report["LDL"] for name, report in ours.items()}
     assert {name for name, count in spills.items() if count} <= {"64 pages", "fp8 causal", "fp8 packed"}
-    assert spills["64 pages"] < 400
+    assert spills["64 pages"] < 600
     assert max(spills["fp8 causal"], spills["fp8 packed"]) < 60
 
 

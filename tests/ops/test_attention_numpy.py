@@ -75,6 +75,25 @@ def test_scores_that_outgrow_the_first_tile_are_computed_anew(kernels: dict[str,
     near(out, in_torch(q.float(), k.float(), v.float(), causal=causal)[0])
 
 
+@pytest.mark.parametrize("head_dim", [40, 80, 96, 192, 256])
+def test_heads_that_are_padded_in_shared_memory_leave_their_neighbours_alone(
+    kernels: dict[str, NumpyKernel], head_dim: int
+) -> None:
+    q, k, v = (
+        torch.full((1, 2, n + 3, head_dim + 16), NAN).bfloat16()[:, :heads, 1 : n + 1, 8 : head_dim + 8]
+        for n, heads in ((150, 2), (200, 1), (200, 1))
+    )
+    for seed, tensor in enumerate((q, k, v)):
+        tensor.copy_(randn(*tensor.shape, seed=seed))
+    frame = torch.full((1, 2, 153, head_dim + 16), 7.0).bfloat16()
+    out = frame[:, :, 1:151, 8 : head_dim + 8]
+    attention(q, k, v, causal=True, out=out, backend="gluon")
+    near(out, in_torch(q.float(), k.float(), v.float(), causal=True)[0])
+    out.fill_(7.0)
+    assert (frame == 7.0).all()
+    assert kernels["attention_kernel"].launches == 1
+
+
 def multiplications(kernel: NumpyKernel, num_queries: int, num_keys: int, **options: Any) -> int:
     """Of one head's attention, which has to be right."""
     q, k, v = (randn(1, 1, n, 128, seed=seed) for seed, n in enumerate((num_queries, num_keys, num_keys)))
