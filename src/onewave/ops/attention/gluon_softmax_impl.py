@@ -5,7 +5,6 @@
 # pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# ruff: noqa: SIM108
 # (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
