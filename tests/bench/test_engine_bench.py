@@ -44,7 +44,7 @@ class FakeLLM:
     """Prefills a prompt in PREFILL_S seconds and decodes a step in STEP_S, whatever it is asked."""
 
     name, device, dtype, max_model_len = "fake", torch.device("cpu"), torch.float32, 64
-    decode_path = "eager"
+    decode_path, quantization = "eager", None
 
     def __init__(self) -> None:
         head = torch.zeros(32, 8)

@@ -101,7 +101,7 @@ class WeightStream:
     def __init__(
         self, program: WaveProgram, dtype: torch.dtype, device: torch.device, rounding: Rounding | None = None
     ):
-        assert program.shape.weight_bytes == (dtype.itemsize if rounding is None else 1)
+        assert (program.shape.weight_bytes == 1) == (rounding is not None)
         self.program, self.shape, self.dtype, self.device = program, program.shape, dtype, device
         self.rounding = rounding
         kind = dtype if rounding is None else torch.uint8
