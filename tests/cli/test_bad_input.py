@@ -281,3 +281,9 @@ def change_config(model: Path, **changes: object) -> None:
 
 def change_tensors(model: Path, changes: dict[str, np.ndarray]) -> None:
     save_file(load_file(model / "model.safetensors") | changes, model / "model.safetensors")
+
+
+def test_a_benchmark_refuses_an_unknown_quantization_before_it_looks_for_a_model(onewave):
+    for command in ("wave", "latency"):
+        message = onewave("bench", command, "--model", "no-such-model", "--quantization", "int4").error()
+        assert "quantization: 'int4'" in message

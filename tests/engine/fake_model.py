@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import reference, uniforms
@@ -47,6 +48,7 @@ class FakeRunner:
         self.max_num_seqs, self.max_model_len, self.run_ahead = max_num_seqs, max_model_len, run_ahead
         self.tokens_per_launch, self.launches = tokens_per_launch, 0
         self.interrupts, self.draws_in_launch = 0, True
+        self.stalls_at = -1
         self.cache: dict[int, list[int]] = {}
         self.reserved = 0
         self.batch_sizes: list[int] = []
@@ -82,6 +84,11 @@ class FakeRunner:
                 token = reference.sample(logits, drawn[2 + step], temperature=drawn[0], min_p=drawn[1])
                 made[step, row], position = token, position + 1
         return made
+
+    def check(self) -> None:
+        if 0 <= self.stalls_at <= len(self.batch_sizes):
+            self.stalls_at = -1
+            raise WaveStalled("wave stalled", [])
 
     def interrupt(self) -> None:
         self.interrupts += 1

@@ -12,6 +12,7 @@ from fake_model import EOS, PIECES, VOCAB, FakeRunner, expected_tokens, hash_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
@@ -338,6 +339,24 @@ def test_a_failing_step_aborts_everything_and_the_engine_goes_on(run_ahead: int,
         assert sample.token_ids == expected_tokens(PROMPT, params, stream_key(0, 9, i))
 
 
+@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("together", [1, 4])
+def test_what_a_stalled_launch_gave_reaches_nobody(run_ahead: int, together: int) -> None:
+    runner = FakeRunner(run_ahead=run_ahead, tokens_per_launch=together)
+    engine = make_engine(runner)
+    params = SamplingParams(max_tokens=1 + 2 * together, temperature=0, ignore_eos=True)
+    request = engine.add(None, PROMPT, params)
+    runner.stalls_at = 2 * together  # with the very last token, after which nothing is launched that would find out
+    with pytest.raises(WaveStalled):
+        run_all(engine)
+    assert not engine.has_work
+    assert request.samples[0].finish_reason == "abort"
+    assert len(request.samples[0].token_ids) <= 1 + together
+    again = engine.add(None, PROMPT, params)
+    run_all(engine)
+    assert again.samples[0].token_ids == expected_tokens(PROMPT, params, stream_key(0, 0, 0))
+
+
 def test_metrics_count_tokens_and_seconds() -> None:
     request = generate(SamplingParams(max_tokens=5, n=2, ignore_eos=True))
     metrics = request.metrics()
@@ -362,6 +381,9 @@ class InstantRunner:
         self.logits = torch.zeros(1, vocab_size)
 
     def reserve(self, num_tokens: int) -> None:
+        pass
+
+    def check(self) -> None:
         pass
 
     def prefill(self, slot: int, token_ids: object, *, all_logits: bool = False) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -127,9 +128,15 @@ def test_the_bytes_that_a_step_reads_are_those_of_its_path(compiled: list[Any], 
     assert decode_weight_bytes(model.weights) == whole - 2 * matrices + matrices + 4 * rows
 
 
-def test_an_unknown_quantization_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"quantization.*'int4'.*int8, fp8 or None"):
-        LLM("no-such-model", quantization="int4")
+@pytest.mark.parametrize("wrong", ["int4", "", 8, ["int8"]])
+def test_an_unknown_quantization_is_refused_before_anything_is_loaded(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"quantization: {re.escape(repr(wrong))}; .*int8, fp8 or None"):
+        LLM("no-such-model", quantization=wrong)
+
+
+def test_whether_to_keep_unpacked_matrices_is_a_yes_or_a_no() -> None:
+    with pytest.raises(InvalidArgumentError, match="keep_unpacked: 'no'; allowed: True, False or None"):
+        LLM("no-such-model", keep_unpacked="no")  # type: ignore[arg-type] # that is the point
 
 
 def test_planning_bytes_changes_no_sum(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -19,7 +19,15 @@ from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
 from onewave.engine.runner import ModelRunner
-from onewave.engine.wave_decode import WaveDecoder, WaveLoad, load_for, load_wave, self_check, unsuited
+from onewave.engine.wave_decode import (
+    WaveDecoder,
+    WaveLoad,
+    check_several,
+    load_for,
+    load_wave,
+    self_check,
+    unsuited,
+)
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models import llama_plan, warm_wave
 from onewave.models.batch import Batch
@@ -236,6 +244,19 @@ def test_several_tokens_a_launch_are_checked_against_as_many_launches(
             engine.step()
         texts.append([request.output().outputs[0].token_ids for request in requests])
     assert texts[0] == texts[1]
+
+
+def test_a_model_that_says_its_input_again_passes_the_check_of_several_tokens(model: Llama) -> None:
+    """Then a sequence of the check is given its own stop token, and rightly makes nothing of it."""
+
+    class Echo(SeveralSteps):
+        def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+            for cache in (self.kv.k, self.kv.v):
+                cache[:, slots, :, positions] = (tokens + positions)[:, None, None, None].to(cache.dtype)
+            return torch.nn.functional.one_hot(tokens, self.model.config.vocab_size).float()
+
+    one = Echo(model, batch=4, stream=cast("WeightStream", None))
+    check_several(model, one, one.several(3), 4, 3)  # type: ignore[arg-type] # as DecodeWave
 
 
 def test_several_tokens_a_launch_without_a_wave_are_refused() -> None:

@@ -45,6 +45,9 @@ def wave(
     check_count("--reps", reps)
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
+    from onewave.wave.rounding import find_rounding
+
+    rounding = find_rounding(quantization)  # before a model is looked for, which may mean a download
     batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     settings = Settings.from_env()
@@ -54,9 +57,7 @@ def wave(
     from onewave.engine.options import check_dtype, choose_device, choose_dtype
     from onewave.engine.wave_decode import WaveLoad, load_streamed
     from onewave.models.loading import load_config, load_model
-    from onewave.wave.rounding import find_rounding
 
-    rounding = find_rounding(quantization)
     check_dtype(dtype)
     where = choose_device(device)
     if where.type != "cuda":

@@ -58,8 +58,8 @@ KeepUnpacked = Annotated[
     bool | None,
     typer.Option(
         "--keep-unpacked/--no-keep-unpacked",
-        help="With the wave: prefill's 16-bit matrices too, for its speed. Default: where they take half the free "
-        "memory, but not with --quantization.",
+        help="With the wave: prefill's 16-bit matrices too, for its speed. Default: where they take at most half "
+        "of the free memory, but not with --quantization.",
     ),
 ]
 Quantization = Annotated[

@@ -80,6 +80,11 @@ class Runner(Protocol):
         """Have what `produce` has launched end with the token that it is making; the next launch is a whole one."""
         ...
 
+    def check(self) -> None:
+        """Raise WaveStalled if something launched so far has stalled, as far as the host knows: once a launch has
+        ended, whether it did. What it gave is void then."""
+        ...
+
     def reserve(self, num_tokens: int) -> None:
         """Make room for sequences of this length. Raises CapacityError."""
         ...
@@ -363,6 +368,7 @@ class Engine:
             step = self._in_flight.popleft()
             if step.ready is not None:
                 step.ready.synchronize()
+            self._runner.check()  # before anybody sees a token of a launch that gave up
             logprobs = None if step.sampled.logprobs is None else HostLogprobs(step.sampled.logprobs)
             tokens = step.sampled.tokens
             launched: list[list[int]] = to_list(tokens if tokens.ndim == 2 else tokens[None])

@@ -20,6 +20,7 @@ from onewave.engine.options import (
     choose_dtype,
     choose_max_model_len,
     find_tokenizer,
+    flag_or_none,
     whole,
 )
 from onewave.engine.output import RequestOutput
@@ -91,6 +92,7 @@ class LLM:
         progress: bool = False,
     ) -> None:
         rounding = find_rounding(quantization)
+        flag_or_none("keep_unpacked", keep_unpacked)
         whole("tokens_per_launch", tokens_per_launch, 1, MOST_TOKENS)
         whole("max_num_seqs", max_num_seqs, 1)
         whole("seed", seed, 0, 2**64 - 1)

@@ -24,6 +24,7 @@ __all__ = [
     "choose_dtype",
     "choose_max_model_len",
     "find_tokenizer",
+    "flag_or_none",
     "whole",
 ]
 
@@ -55,6 +56,13 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         span = f"from {low}" if high is None else f"from {low} to {high}"
         raise InvalidArgumentError(name, got=repr(value), allowed=f"a whole number {span}")
+    return value
+
+
+def flag_or_none(name: str, value: object) -> bool | None:
+    """Pass on True, False or None. Raises InvalidArgumentError."""
+    if value is not None and not isinstance(value, bool):
+        raise InvalidArgumentError(name, got=repr(value), allowed="True, False or None")
     return value
 
 

@@ -150,6 +150,11 @@ class ModelRunner:
         assert self._wave is not None, "only a wave makes several"
         return self._wave.produce(token_ids, positions, slots, limits, draws)
 
+    def check(self) -> None:
+        """Raise WaveStalled if a launch of the wave has stalled, as far as the host knows; the next one works."""
+        if self._wave is not None:
+            self._wave.check()
+
     def interrupt(self) -> None:
         """Have what `produce` has launched end with the token that it is making."""
         if self._wave is not None:

@@ -158,6 +158,12 @@ class WaveDecoder:
         if self._several is not None:
             self._several.interrupt()
 
+    def check(self) -> None:
+        """Raise WaveStalled if a launch has stalled, as far as the host knows; the next one works."""
+        self._wave.wave.check()
+        if self._several is not None:
+            self._several.wave.check()
+
     def release(self) -> bool:
         """Give back memory that only makes prefill faster; whether there was any."""
         return self._stream is not None and self._stream.release()
@@ -383,7 +389,7 @@ def check_several(
     rows = cast("list[list[int]]", torch.stack(expected).T.tolist())
     several.bind_cache(ours)
     whole = [limit_words(most + count)] * sequences, [count] * sequences
-    for limits, kept in (whole, _some_limits(rows, lengths)):
+    for limits, kept in (whole, _some_limits(rows, lengths, first.tolist())):
         ours.copy_from(before)
         given = torch.tensor(limits, device=model.device)
         found = several.produce(first, positions, slots, given, None if draws is None else draws.to(model.device))
@@ -424,16 +430,16 @@ def _drawn(logits: Tensor, draws: Tensor, step: int) -> Tensor:
     return sample(logits, draws[:, 2 + step].to(logits.device), rows)
 
 
-def _some_limits(rows: list[list[int]], lengths: list[int]) -> tuple[list[list[int]], list[int]]:
+def _some_limits(rows: list[list[int]], lengths: list[int], first: list[int]) -> tuple[list[list[int]], list[int]]:
     """Limits at which sequences with these tokens end one after the other, by their length or by a token, and how many
-    tokens each then has. lengths: before the first token."""
+    tokens each then has. lengths: before the first token that is fed, which may be that very token: then none."""
     limits: list[list[int]] = []
     kept: list[int] = []
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         last = i % len(row)
         by_token = i % 2 == 1
         limits.append(limit_words(length + (len(row) if by_token else last + 1), [row[last]] if by_token else []))
-        kept.append(row.index(row[last]) + 1 if by_token else last + 1)
+        kept.append([first[i], *row].index(row[last]) if by_token else last + 1)
     return limits, kept
 
 

@@ -264,8 +264,8 @@ class Wave:
 
     def interrupt(self) -> None:
         """Have launches of several tokens that are on their way, but for recorded ones, end with the token that each is
-        making; what they have made is valid. From any thread, without waiting. The next launch is a whole one, and
-        begins when the request has been heard."""
+        making; what they have made is valid. Does not wait; not beside a launch by another thread. The next launch is a
+        whole one, and begins when the request has been heard."""
         for state in tuple(self._states.values()):
             state.ask_for_end()
 

@@ -33,11 +33,11 @@ ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 127.0), Roundin
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def find_rounding(name: str | None) -> Rounding | None:
+def find_rounding(name: object) -> Rounding | None:
     """The rounding of that name; None for None. Raises InvalidArgumentError."""
     if name is None:
         return None
-    if name not in ROUNDINGS:
+    if not isinstance(name, str) or name not in ROUNDINGS:
         raise InvalidArgumentError("quantization", got=repr(name), allowed=f"{', '.join(ROUNDINGS)} or None")
     return ROUNDINGS[name]
 
