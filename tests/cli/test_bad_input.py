@@ -284,6 +284,5 @@ def change_tensors(model: Path, changes: dict[str, np.ndarray]) -> None:
 
 
 def test_a_benchmark_refuses_an_unknown_quantization_before_it_looks_for_a_model(onewave):
-    for command in ("wave", "latency"):
-        message = onewave("bench", command, "--model", "no-such-model", "--quantization", "int4").error()
-        assert "quantization: 'int4'" in message
+    message = onewave("bench", "wave", "--model", "no-such-model", "--quantization", "int4").error()
+    assert "quantization: 'int4'" in message

@@ -45,9 +45,11 @@ def wave(
     check_count("--reps", reps)
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
-    from onewave.wave.rounding import find_rounding
+    rounding = None
+    if quantization is not None:  # before a model is looked for, which may mean a download
+        from onewave.wave.rounding import find_rounding
 
-    rounding = find_rounding(quantization)  # before a model is looked for, which may mean a download
+        rounding = find_rounding(quantization)
     batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     settings = Settings.from_env()
