@@ -110,7 +110,7 @@ class Model:
         scores = scores.masked_fill(~seen, -math.inf)
         empty = ~seen.any(1)
         if problem.SINKS:
-            scores = torch.cat((scores, problem.sinks[head].double().expand(64, 1)), 1)
+            scores = torch.cat((scores, problem.sinks.as_strided((head + 1,), (1,))[head].double().expand(64, 1)), 1)
         weights = scores.softmax(1)[:, : len(key)].masked_fill(empty[:, None], 0)
         view, at = rows_of(problem.out, place)
         view.copy_((weights @ torch.cat(values))[at : at + len(view), : view.shape[1]])
@@ -181,6 +181,21 @@ def test_every_argument_is_the_one_that_the_kernel_expects(
     out.fill_(7.0)
     assert (frame == 7.0).all()
     assert model.launches == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_sinks_that_lie_apart_reach_the_kernel_side_by_side(model: Model, packed: bool) -> None:
+    q, k, v = (randn(1, 4, 70, 64, seed=seed) for seed in range(3))
+    sinks = randn(4, 3, seed=3).float()[:, 1]
+    exact, _ = in_torch(q.double(), k.double(), v.double(), sinks=sinks)
+    if packed:
+        starts = torch.tensor([0, 70]).int()
+        rows = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
+        out = cast("Tensor", attention_varlen(*rows, starts, starts, 70, 70, sinks=sinks, backend="gluon"))
+        out = out.transpose(0, 1)[None]
+    else:
+        out = cast("Tensor", attention(q, k, v, sinks=sinks, backend="gluon"))
+    torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("mask", [MASKS[0], MASKS[4], {"causal": True, "window": 9}])

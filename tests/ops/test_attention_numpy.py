@@ -157,6 +157,16 @@ def test_packed_sequences_and_pages_see_no_neighbours(
     torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
 
 
+def test_without_a_single_page_every_sequence_gives_zeros(kernels: dict[str, NumpyKernel]) -> None:
+    starts, none = torch.tensor([0, 2, 5]).int(), torch.zeros(3).int()
+    pages, table = randn(0, 16, 1, 128, seed=1), torch.full((2, 3), -1, dtype=torch.int32)
+    given: dict[str, Any] = {"block_table": table, "return_lse": True, "backend": "gluon"}
+    out, lse = attention_varlen(randn(5, 2, 128, seed=0), pages, pages, starts, none, 3, 40, **given)
+    assert not cast("Tensor", out).any()
+    assert (lse == -torch.inf).all()
+    assert kernels["attention_kernel"].launches == 1
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("packed", [False, True])
 def test_float8_rounds_nothing_but_its_weights(

@@ -67,6 +67,16 @@ def test_its_registration_is_sound() -> None:
     torch.library.opcheck(torch.ops.onewave.attention_varlen.default, (*tensors, *plain))
 
 
+def test_there_may_be_no_page_where_no_sequence_has_keys() -> None:
+    pages, table = randn(0, 16, 1, 32, seed=1), torch.full((2, 3), -1, dtype=torch.int32)
+    given: dict[str, Any] = {"block_table": table, "return_lse": True}
+    out, lse = attention_varlen(
+        randn(5, 2, 32, seed=0), pages, pages, starts_of([2, 3]), starts_of([0, 0]), 3, 40, **given
+    )
+    assert not cast("Tensor", out).any()
+    assert (lse == -torch.inf).all()
+
+
 def test_a_copy_of_no_keys_is_empty() -> None:
     pages, table = torch.zeros(3, 4, 2, 8), torch.zeros(2, 1, dtype=torch.int32)
     k, v = ragged_from_pages(pages, pages, table, torch.zeros(3, dtype=torch.int32), 0)

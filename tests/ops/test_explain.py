@@ -103,12 +103,12 @@ def test_the_grid_and_the_split_of_a_decode_step_are_the_launchs(monkeypatch, le
 
     monkeypatch.setattr(triton_impl, "split_kv_kernel", Kernel())
     monkeypatch.setattr(triton_impl, "num_sms", lambda _: 132)
-    q, cache = torch.zeros(Q), torch.zeros(2, 2, length, 64)
+    q, cache = torch.zeros(Q).half(), torch.zeros(2, 2, length, 64).half()
     triton_impl.decode_attention(
         torch.empty_like(q), None, q, cache, cache, torch.tensor([length, 1]), block_table=None, k_scale=None,
         v_scale=None, scale=None, window=None, softcap=None, sinks=None, split_size=split_size,
     )  # fmt: skip
-    answer = explain("decode_attention", Q, cache.shape, device="cuda:sm_90", dtype="fp32", split_size=split_size)
+    answer = explain("decode_attention", Q, cache.shape, device="cuda:sm_90", dtype="fp16", split_size=split_size)
     grid, constants = seen["launch"]
     assert answer.programs is not None
     assert tuple(int(size) for size in re.findall(r"\d+", answer.programs)) == (*grid, 132)
@@ -141,8 +141,53 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
         (("rms_norm", (1, 2)), {"dtype": "fp4"}, UnsupportedError, "bf16"),
         (("attention", Q, Q), {"device": "cuda:sm_90", "dtype": "fp32"}, UnsupportedError, "float16, bfloat16"),
         (("attention", Q, Q), {"casual": True}, InvalidArgumentError, "causal"),
+        (("attention", Q, Q), {"backend": "gluno"}, InvalidArgumentError, "gluon"),
+        (("attention", Q, Q), {"device": "cpu", "backend": "gluon"}, UnsupportedError, "backend=gluon"),
+        (("attention", Q, Q), {"device": "cuda:sm_90", "backend": "gluon", "scale": -1.0}, UnsupportedError, "scale"),
+        (
+            ("attention", Q, Q),
+            {"device": "cuda:sm_90", "backend": "torch", "softcap": 1.0},
+            UnsupportedError,
+            "softcap",
+        ),
+        (("decode_attention", Q, CACHE), {"backend": "gluno"}, InvalidArgumentError, "gluon"),
+        (("decode_attention", Q, CACHE), {"device": "cpu", "backend": "gluon"}, UnsupportedError, "backend=gluon"),
+        (("decode_attention", Q, CACHE), {"device": "cpu", "backend": "cpu"}, UnsupportedError, "float32"),
+        (
+            ("decode_attention", Q, CACHE),
+            {"device": "cuda:sm_90", "dtype": "fp32"},
+            UnsupportedError,
+            "float32 on a card",
+        ),
+        (("decode_attention", Q, CACHE), {"device": "cuda:sm_80", "kv_dtype": "fp8"}, UnsupportedError, "sm_89"),
+        (("masked_multihead_attention", (2, 12, 64), CACHE), {"backend": "cpu"}, InvalidArgumentError, "reference"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(arguments, options, error, says):
     with pytest.raises(error, match=says):
         explain(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "backend", "says"),
+    [
+        ([(1, 8, 300, 128)] * 2, {}, "gluon", "sm_90"),
+        ([(1, 8, 300, 128)] * 2, {"scale": -1.0}, "triton", "positive scale"),
+        ([(1, 8, 0, 128), (1, 8, 300, 128)], {"causal": True}, "gluon", "no launch"),
+        ([(0, 8, 300, 128)] * 2, {"causal": True}, "gluon", "no launch"),
+        ([(1, 8, 300, 128), (1, 8, 0, 128)], {}, "gluon", "zeros are written"),
+        ([(1, 8, 300, 64), (1, 8, 50, 64)], {"causal": True, "align": "top-left"}, "gluon", "longest rows"),
+    ],
+)
+def test_attention_on_hopper_is_explained_to_its_edges(shapes, options, backend, says):
+    answer = explain("attention", *shapes, device="cuda:sm_90", **options)
+    assert answer.backend == backend
+    assert any(says in reason for reason in answer.why)
+
+
+def test_a_projection_in_int32_runs_on_the_portable_kernel():
+    shapes = ((2, 12, 64), CACHE)
+    assert explain("masked_multihead_attention", *shapes, device="cuda:sm_90").backend == "gluon"
+    answer = explain("masked_multihead_attention", *shapes, device="cuda:sm_90", qkv_out_scale=True)
+    assert answer.backend == "triton"
+    assert any("queries in int32 and a cache in bfloat16" in reason for reason in answer.why)

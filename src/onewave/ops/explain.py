@@ -19,12 +19,14 @@ import torch
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
 from onewave.ops.backends import num_sms
+from onewave.ops.decode_attention.op import CPU_TAKES, DECODE_BACKENDS
 from onewave.ops.decode_attention.plan import plan_decode
 from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, stream_tile
 from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
 from onewave.ops.ffn.op import suits as ffn_suits
 from onewave.ops.ffn.plan import DATA, FFNSizes, plan_ffn
+from onewave.ops.masked_multihead_attention.op import MMHA_BACKENDS
 from onewave.wave.layout import MOST_BATCH
 
 __all__ = ["Explanation", "explain"]
@@ -163,7 +165,7 @@ def _attention_varlen(question: _Question) -> Explanation:
 
 def _flags(question: _Question) -> dict[str, Any]:
     """The options of a call as the plan of attention takes them."""
-    options = {name: value for name, value in question.options.items() if name not in ("scale", "align", "out")}
+    options = {name: value for name, value in question.options.items() if name != "out"}
     if (
         question.cuda
         and question.dtype not in (torch.float16, torch.bfloat16)
@@ -205,6 +207,10 @@ def _decode(question: _Question) -> Explanation:
     q, cache = question.take((3, 4), (4, 5))
     options = question.options
     kv_dtype = _DTYPES.get(options.get("kv_dtype", ""), question.dtype)
+    if question.cuda and question.dtype is torch.float32:
+        raise UnsupportedError(f"{question.operator}: dtype", got="float32 on a card", allowed="float16, bfloat16")
+    if kv_dtype is torch.float8_e4m3fn and question.sm is not None and question.sm < 89:
+        raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     # A packed key is [.., head_dim / x, capacity, x].
     block_size = cache[2] if len(cache) == 4 else cache[3]
     table = options.get("block_table")
@@ -221,22 +227,25 @@ def _decode(question: _Question) -> Explanation:
         windowed=options.get("window") is not None,
         smallest_split=options.get("steps_per_block"),
     )
-    backend = options.get("backend", "auto")
-    if backend == "auto":
-        extras = any(options.get(name) is not None for name in ("softcap", "sinks", "k_scale", "v_scale"))
-        simple = num_queries == 1 and len(cache) == 4 and not extras and not options.get("return_lse")
-        whole_rows = table is None or table[1] == 1
-        loops = question.dtype is kv_dtype is torch.float32 and simple and whole_rows
-        backend = "auto" if question.cuda else "cpu" if loops else "reference"
+    backend = _backend(question, DECODE_BACKENDS)
+    extras = any(options.get(name) is not None for name in ("softcap", "sinks", "k_scale", "v_scale"))
+    simple = num_queries == 1 and len(cache) == 4 and not extras and not options.get("return_lse")
+    whole_rows = table is None or table[1] == 1
+    loops = not question.cuda and question.dtype is kv_dtype is torch.float32 and simple and whole_rows
+    if backend == "cpu" and not loops:
+        got, advice = question.text(), 'Use backend="auto".'
+        raise UnsupportedError("decode_attention (backend=cpu)", got=got, allowed=CPU_TAKES, next=advice)
+    if backend == "auto" and not question.cuda:
+        backend = "cpu" if loops else "reference"
     if backend not in ("auto", "gluon", "triton"):
-        return _elsewhere(question, backend, "one query a row, float32, whole rows of an unpacked cache, no extras")
+        return _elsewhere(question, backend, CPU_TAKES)
     sms = num_sms(torch.device("cuda", 0)) if torch.cuda.is_available() else _SMS_OF_AN_H200
     length = min(int(options.get("seq_len", capacity)), capacity)
     split = plan.split or _split_of(length, plan.smallest, plan.doublings, plan.target)
     splits = max(1, -(-length // split))
     capability = divmod(question.sm or 90, 10)
     names = [str(dtype).removeprefix("torch.") for dtype in (question.dtype, kv_dtype)]
-    paged = table is not None and table[1] > 1
+    paged = table is not None and table[1] != 1
     call = StreamCall((capability[0], capability[1]), q[0], names[0], names[1], len(cache) == 5, block_size, paged)
     refused = refusal(call, plan)
     if backend == "gluon" and refused is not None:
@@ -267,13 +276,29 @@ def _mmha(question: _Question) -> Explanation:
     qkv, cache = question.take((2, 3, 4), (4, 5))
     head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
     width = qkv[1] // head_dim if len(qkv) == 2 else qkv[-2]
-    if not question.cuda or question.options.get("backend") == "reference":
+    if _backend(question, MMHA_BACKENDS) == "reference" or not question.cuda:
         return _elsewhere(question, "reference", None)
     options = {"steps_per_block": 128} | question.options
-    asked = replace(question, shapes=((qkv[0], width - 2 * cache[1], 1, head_dim), cache), options=options)
+    dtype = question.dtype
+    if options.get("qkv_out_scale") is not None:
+        # Which goes with a projection in int32; the cache is in the type that was named.
+        options, dtype = {"kv_dtype": str(dtype).removeprefix("torch.")} | options, torch.int32
+    shapes = ((qkv[0], width - 2 * cache[1], 1, head_dim), cache)
+    asked = replace(question, shapes=shapes, options=options, dtype=dtype)
     found = _decode(asked)
     why = "decode attention's kernel with a prologue (bias, rotation, append) and an epilogue (smoothing, rounding)"
     return replace(found, operator=question.operator, question=question.text(), why=(why, *found.why))
+
+
+def _backend(question: _Question, known: tuple[str, ...]) -> str:
+    """The call's; ours only on a card."""
+    backend = question.options.get("backend", "auto")
+    if backend not in known:
+        raise InvalidArgumentError(f"{question.operator}: backend", got=repr(backend), allowed=", ".join(known))
+    if backend in ("gluon", "triton") and not question.cuda:
+        what = f"{question.operator} (backend={backend})"
+        raise UnsupportedError(what, got="a CPU", next='Use backend="auto".')
+    return backend
 
 
 def _split_of(length: int, smallest: int, doublings: int, target: int) -> int:

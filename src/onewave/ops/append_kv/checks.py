@@ -81,7 +81,7 @@ def check_arguments(
 
 def _check_heads(qkv: Tensor, k_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     width = (num_heads + 2 * num_kv_heads) * head_dim
-    if qkv.shape[1] != width or num_heads <= 0 or num_heads % num_kv_heads:
+    if qkv.shape[1] != width or num_heads <= 0 or not num_kv_heads or num_heads % num_kv_heads:
         raise ShapeError(
             f"{_NAME}: qkv",
             got=f"{tuple(qkv.shape)} with {num_heads} query heads",

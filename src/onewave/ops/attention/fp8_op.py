@@ -182,7 +182,8 @@ def _run(
         row_lse = lse[None]
         packing = {"starts_q": cu_seqlens_q, "starts_k": cu_seqlens_k, "longest": max_seqlen_q}
     launch = load("attention", "fp8_impl").attention
-    launch(rows[0], row_lse, *rows[1:], (q_scale, k_scale, v_scale), wanted, sinks=sinks, **packing)
+    dense = None if sinks is None else sinks.contiguous()
+    launch(rows[0], row_lse, *rows[1:], (q_scale, k_scale, v_scale), wanted, sinks=dense, **packing)
     return out, lse
 
 

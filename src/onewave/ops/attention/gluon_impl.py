@@ -99,7 +99,7 @@ def attention(
     sequences = None if starts_q is None else starts_q.shape[0] - 1
     if packed and k.numel() == 0:
         # No memory to describe; no sequence has keys, so nothing is read.
-        k = v = q.transpose(1, 2) if paged else q
+        k = v = k.new_empty(1, *k.shape[1:]) if paged else q
     elif num_keys <= 0 or sequences == 0:
         out.zero_()
         if lse is not None:

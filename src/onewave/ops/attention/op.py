@@ -11,14 +11,13 @@ from onewave.ops.attention.gluon_plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.mma_plan import mma_refusal
 from onewave.ops.attention.pages import check_pages, ragged_from_pages
-from onewave.ops.attention.plan import AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
+from onewave.ops.attention.plan import BACKENDS, AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
 from onewave.ops.backends import load, num_sms
 from onewave.ops.library import checks_contents, is_watched, register
 
 __all__ = ["attention", "attention_varlen"]
 
 _NAME, _VARLEN = "attention", "attention_varlen"
-_BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
 # Which of our kernels, the plan says.
 _PLANNED = "planned"
 
@@ -127,7 +126,8 @@ def attention_varlen(
     flat_k, flat_v = k, v
     if block_table is not None:
         check_pages(_VARLEN, k, v, block_table, cu_seqlens_k, contents=contents)
-        flat_k, flat_v = k[0], v[0]
+        # Of their shapes; there may be no page.
+        flat_k, flat_v = k[:, 0], v[:, 0]
     check_qkv(_VARLEN, q, flat_k, flat_v, layout="tokens, heads, head_dim")
     keys = None if block_table is None else block_table.shape[1] * k.shape[1]
     check_cu_seqlens(_VARLEN, q, flat_k, cu_seqlens_q, cu_seqlens_k, longest, keys=keys, contents=contents)
@@ -160,8 +160,8 @@ def attention_varlen(
 
 
 def _checked_backend(name: str, backend: str) -> str:
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{name}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
+    if backend not in BACKENDS:
+        raise InvalidArgumentError(f"{name}: backend", got=repr(backend), allowed=", ".join(BACKENDS))
     return backend
 
 
@@ -227,6 +227,7 @@ def _dense(
         if lse is not None:
             lse.copy_(result_lse)
         return out
+    sinks = _dense_sinks(sinks)
     if backend == "mma":
         _run_on_mma(out, lse, q, k, v, wanted, sinks=sinks, alibi=alibi_slopes is not None, bias=bias is not None)
         return out
@@ -237,6 +238,11 @@ def _dense(
     extra = {"sinks": sinks, "alibi_slopes": alibi_slopes, "bias": bias}
     load(_NAME, "triton_impl").attention(out, lse, q, k, v, wanted, plan, **extra)
     return out
+
+
+def _dense_sinks(sinks: Tensor | None) -> Tensor | None:
+    """As all kernels count them: one after another."""
+    return None if sinks is None else sinks.contiguous()
 
 
 def _takes_hopper(
@@ -331,6 +337,7 @@ def _ragged(
     # One sequence after another is one batch row with heads first.
     out_row, q_row = (tensor.transpose(0, 1)[None] for tensor in (out, q))
     row_lse = None if lse is None else lse[None]
+    sinks = _dense_sinks(sinks)
     packed = {"sinks": sinks, "starts_q": cu_seqlens_q, "starts_k": cu_seqlens_k}
     if block_table is not None:
         paged = chosen == _PLANNED and backend != "mma" and sequences > 0 and max_seqlen_q > 0

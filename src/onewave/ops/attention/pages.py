@@ -58,7 +58,7 @@ def ragged_from_pages(
     """
     rows = len(cu_seqlens) - 1
     longest = min(longest, block_table.shape[1] * k.shape[1])
-    if rows * longest == 0:
+    if rows * longest * len(k) == 0:
         return k.flatten(0, 1)[:0], v.flatten(0, 1)[:0]
     token = torch.arange(rows * longest, device=cu_seqlens.device)
     row = torch.searchsorted(cu_seqlens.long(), token, right=True).sub_(1).clamp_(0, max(rows - 1, 0))

@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from onewave.base.errors import UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, refusal, schedule
 from onewave.ops.attention.masks import Window, options
 from onewave.ops.attention.mma_plan import mma_refusal, mma_tile
 
-__all__ = ["AttentionPlan", "explain_attention", "plan_attention", "plan_on_hopper", "plan_on_mma", "plan_on_torch"]
+__all__ = [
+    "BACKENDS",
+    "AttentionPlan",
+    "explain_attention",
+    "plan_attention",
+    "plan_on_hopper",
+    "plan_on_mma",
+    "plan_on_torch",
+]
 
+BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
 _FIRST_WITH_DESCRIPTORS = (9, 0)
 # Bytes of shared memory that a program may hold; other cards from sm_80 on have 99 KiB.
 _LARGE_SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
@@ -214,11 +223,13 @@ def explain_attention(
     k_shape: Sequence[int],
     *,
     causal: bool = False,
+    scale: float | None = None,
     window: object = None,
     softcap: object = None,
     sinks: object = None,
     alibi_slopes: object = None,
     bias: object = None,
+    align: str = "bottom-right",
     return_lse: bool = False,
     device: str = "cuda",
     capability: tuple[int, int] = (9, 0),
@@ -230,15 +241,21 @@ def explain_attention(
 ) -> AttentionPlan:
     """What attention(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D] on a device of this capability.
 
-    Only whether an option is None matters. descriptors: whether the strides of K and V allow tensor descriptors
-    (multiples of 16 bytes, none of them 0); of Q and the output as well for Hopper's kernel. packed: attention_varlen;
-    page_size: of its keys, where block_table is given.
+    Of softcap to bias only whether they are None matters. descriptors: whether the strides of K and V allow tensor
+    descriptors (multiples of 16 bytes, none of them 0); of Q and the output as well for Hopper's kernel. packed:
+    attention_varlen; page_size: of its keys, where block_table is given.
     """
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
+    if backend not in BACKENDS:
+        raise InvalidArgumentError("attention: backend", got=repr(backend), allowed=", ".join(BACKENDS))
+    wanted = options(
+        "attention", head_dim=head_dim, causal=causal, scale=scale, window=cast("Window", window), softcap=None,
+        align=align,
+    )  # fmt: skip
     if backend == "reference":
         return AttentionPlan("reference", "float32 PyTorch", "asked for")
-    hides_keys = causal or window is not None
+    hides_keys = wanted.hides_keys
     if backend == "mma":
         why_not = mma_refusal(capability, alibi=alibi_slopes is not None, bias=bias is not None)
         if device == "cpu" or why_not is not None:
@@ -247,32 +264,40 @@ def explain_attention(
             batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, num_queries=num_queries, head_dim=head_dim,
             hides_keys=hides_keys,
         )  # fmt: skip
-    if device == "cpu" or backend == "torch":
+    extras = any(x is not None for x in (softcap, sinks, alibi_slopes)) or return_lse or packed
+    if backend == "torch":
+        if extras or 0 in (batch, num_heads, num_queries, num_keys):
+            what = "softcap, sinks, ALiBi, LSE, packed or empty sequences"
+            raise UnsupportedError("attention (backend=torch)", got=what, next='Use backend="auto".')
+        return AttentionPlan("torch", "scaled_dot_product_attention", "asked for")
+    if device == "cpu":
+        if backend != "auto":
+            raise UnsupportedError(f"attention (backend={backend})", got="a CPU", next='Use backend="auto".')
         return plan_on_torch(
-            num_queries=num_queries,
-            num_keys=num_keys,
-            hides_keys=hides_keys,
-            extras=any(x is not None for x in (softcap, sinks, alibi_slopes)) or return_lse,
-            bias=bias is not None,
+            num_queries=num_queries, num_keys=num_keys, hides_keys=hides_keys, extras=extras, bias=bias is not None
         )
     strides = None if descriptors else "strides forbid descriptors"
-    wanted = options(
-        "attention", head_dim=head_dim, causal=causal, scale=None, window=cast("Window", window), softcap=None,
-        align="bottom-right",
-    )  # fmt: skip
     call = HopperCall(
-        capability, dtype, head_dim, alibi=alibi_slopes is not None, bias=bias is not None,
-        left=wanted.left is not None, packed=packed, page_size=page_size, strides=strides,
+        capability, dtype, head_dim, positive_scale=wanted.scale > 0, alibi=alibi_slopes is not None,
+        bias=bias is not None, left=wanted.left is not None, packed=packed, page_size=page_size, strides=strides,
     )  # fmt: skip
     why_not = refusal(call, asked_for=backend == "gluon") if backend != "triton" else None
+    if why_not is not None and backend == "gluon":
+        raise UnsupportedError("attention (backend=gluon)", got=why_not, next='Use backend="auto".')
+    if 0 in (batch, num_heads, num_queries):
+        return AttentionPlan("triton" if why_not or backend == "triton" else "gluon", "none", "no queries: no launch")
     if why_not is None and backend != "triton":
+        shift = wanted.shift(num_queries, num_keys)
+        # As the launch leaves out keys that no query sees.
+        if wanted.right is not None and not packed:
+            num_keys = min(num_keys, num_queries + shift + wanted.right)
+        if num_keys <= 0 and not packed:
+            return AttentionPlan("gluon", "none", "no query sees a key: zeros are written")
         return plan_on_hopper(
             batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, num_keys=num_keys, head_dim=head_dim,
             num_queries=num_queries * batch if packed else num_queries, right=wanted.right, left=wanted.left,
-            shift=num_keys - num_queries, sequences=batch if packed else None,
+            shift=shift, sequences=batch if packed else None,
         )  # fmt: skip
-    if why_not is not None and backend == "gluon":
-        raise UnsupportedError("attention (backend=gluon)", got=why_not, next='Use backend="auto".')
     return plan_attention(
         batch=batch,
         num_heads=num_heads,

@@ -40,6 +40,8 @@ def cache_shape(operator: str, k_cache: Tensor, v_cache: Tensor, block_table: Te
             allowed="[rows, kv_heads, capacity, head_dim], or k packed as [rows, kv_heads, head_dim / x, capacity, x]",
         )
     blocks, num_kv_heads, block_size, head_dim = v_cache.shape
+    if num_kv_heads == 0:
+        raise ShapeError(f"{operator}: v_cache", got=str(tuple(v_cache.shape)), allowed="at least one KV head")
     chunk = head_dim if k_cache.ndim == 4 else 16 // k_cache.element_size()
     right = (blocks, num_kv_heads, block_size, head_dim)
     if k_cache.ndim == 5:

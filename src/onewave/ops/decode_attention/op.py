@@ -11,10 +11,11 @@ from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_l
 from onewave.ops.decode_attention.plan import MAX_QUERIES
 from onewave.ops.library import checks_contents, is_watched, register
 
-__all__ = ["decode_attention"]
+__all__ = ["CPU_TAKES", "DECODE_BACKENDS", "decode_attention"]
 
 _NAME = "decode_attention"
-_BACKENDS = ("auto", "gluon", "triton", "cpu", "reference")
+DECODE_BACKENDS = ("auto", "gluon", "triton", "cpu", "reference")
+CPU_TAKES = "one query a row, float32, whole rows of an unpacked cache, no extras"
 
 
 def decode_attention(
@@ -72,7 +73,9 @@ def decode_attention(
         )
         return result
     queries = q if q.ndim == 4 else q[:, :, None]
-    shape = _check(queries, k_cache, v_cache, seq_lens, block_table, window, softcap, split_size, backend)
+    shape = _check(queries, k_cache, v_cache, seq_lens, block_table, window, softcap, split_size)
+    extras = return_lse or any(option is not None for option in (softcap, sinks, k_scale, v_scale))
+    _check_backend(backend, queries, k_cache, v_cache, block_table, extras=extras)
     _check_extras(shape.num_kv_heads, q, k_scale, v_scale, sinks, out)
     _check_devices(q, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks, out)
     if not watched and checks_contents():
@@ -172,9 +175,10 @@ def _run_out(
 
 
 def _is_cpu_case(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> bool:
-    """Whether the compiled CPU loops take it: float32, whole rows of the cache, no gaps inside a head."""
+    """Whether the compiled CPU loops take it: float32, one query a row, whole rows of the cache, no gaps in a head."""
     return (
         q.dtype is torch.float32
+        and q.shape[2] == 1
         and k_cache.dtype is torch.float32
         and (block_table is None or block_table.shape[1] == 1)
         and k_cache.stride() == v_cache.stride()
@@ -191,7 +195,6 @@ def _check(
     window: int | None,
     softcap: float | None,
     split_size: int | None,
-    backend: str,
 ) -> CacheShape:
     rows, num_heads, num_queries, head_dim = q.shape
     shape = cache_shape(_NAME, k_cache, v_cache, block_table, rows)
@@ -221,15 +224,23 @@ def _check(
     for name, value in (("window", window), ("split_size", split_size), ("softcap", softcap)):
         if value is not None and not value > 0:
             raise InvalidArgumentError(f"{_NAME}: {name}", got=str(value), allowed="greater than 0, or None")
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
-    if (backend == "cpu" and not _is_cpu_case(q, k_cache, v_cache, block_table)) or (
-        backend in ("gluon", "triton") and not q.is_cuda
-    ):
-        raise UnsupportedError(
-            f"{_NAME} (backend={backend})", got=f"{q.dtype} on {q.device}", next='Use backend="auto".'
-        )
     return shape
+
+
+def _check_backend(
+    backend: str, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None, *, extras: bool
+) -> None:
+    """extras: softcap, sinks, the cache's scales or the LSE."""
+    if backend not in DECODE_BACKENDS:
+        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(DECODE_BACKENDS))
+    what = f"{q.dtype} on {q.device}"
+    if backend == "cpu" and (extras or q.is_cuda or not _is_cpu_case(q, k_cache, v_cache, block_table)):
+        what += f", {q.shape[2]} queries a row, a {k_cache.dtype} cache" + (
+            ", softcap, sinks, scales or the LSE" if extras else ""
+        )
+        raise UnsupportedError(f"{_NAME} (backend=cpu)", got=what, allowed=CPU_TAKES, next='Use backend="auto".')
+    if backend in ("gluon", "triton") and not q.is_cuda:
+        raise UnsupportedError(f"{_NAME} (backend={backend})", got=what, next='Use backend="auto".')
 
 
 def _check_extras(

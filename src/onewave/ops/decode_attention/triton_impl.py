@@ -118,8 +118,11 @@ def launch(
     Raises UnsupportedError where "gluon" is asked for and refused.
     """
     rows, num_heads, num_queries, head_dim = out.shape
-    if rows == 0:
+    if out.numel() == 0:
         return
+    # The kernels count these one after another.
+    seq_lens = seq_lens.contiguous()
+    block_table, k_scale, v_scale, sinks = map(_dense, (block_table, k_scale, v_scale, sinks))
     num_kv_heads, block_size = v_cache.shape[1], v_cache.shape[2]
     capacity = block_size if block_table is None else block_table.shape[1] * block_size
     plan = plan_decode(
@@ -209,6 +212,11 @@ def launch(
     )  # fmt: skip
 
 
+def _dense(tensor: Tensor | None) -> Tensor | None:
+    """The same with its last axis contiguous."""
+    return tensor if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
 def _stream_call(
     out: Tensor,
     q: Tensor | None,
@@ -222,7 +230,7 @@ def _stream_call(
     return StreamCall(
         _capability(out.device), len(out), str(given.dtype).removeprefix("torch."),
         str(k_cache.dtype).removeprefix("torch."), k_cache.ndim == 5, v_cache.shape[2],
-        block_table is not None and block_table.shape[1] > 1, undescribable(k_cache, v_cache),
+        block_table is not None and block_table.shape[1] != 1, undescribable(k_cache, v_cache),
     )  # fmt: skip
 
 

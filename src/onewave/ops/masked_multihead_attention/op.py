@@ -10,12 +10,12 @@ from onewave.ops.backends import load
 from onewave.ops.library import checks_contents, is_watched, register
 from onewave.ops.masked_multihead_attention.checks import check_arguments, check_lengths
 
-__all__ = ["masked_multihead_attention"]
+__all__ = ["MMHA_BACKENDS", "masked_multihead_attention"]
 
 _NAME = "masked_multihead_attention"
 _ROUNDINGS = {"half_even": False, "half_away": True}
 _STYLES = {"neox": False, "interleaved": True}
-_BACKENDS = ("auto", "gluon", "triton", "reference")
+MMHA_BACKENDS = ("auto", "gluon", "triton", "reference")
 
 
 def masked_multihead_attention(
@@ -115,8 +115,8 @@ def _choice(name: str, value: str, choices: dict[str, bool]) -> bool:
 
 
 def _check_backend(backend: str, qkv: Tensor) -> None:
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
+    if backend not in MMHA_BACKENDS:
+        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(MMHA_BACKENDS))
     if backend in ("gluon", "triton") and not qkv.is_cuda:
         raise UnsupportedError(
             f"{_NAME} (backend={backend})", got=str(qkv.device), allowed="cuda", next='Use backend="auto".'
