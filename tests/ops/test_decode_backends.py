@@ -12,6 +12,7 @@ from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.append_kv import append_kv
 from onewave.ops.decode_attention import decode_attention, triton_impl
 from onewave.ops.decode_attention.reference import decode_attention as reference
+from onewave.ops.masked_multihead_attention import masked_multihead_attention
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -53,6 +54,14 @@ def test_the_loops_of_a_cpu_refuse_several_queries_a_row() -> None:
         decode_attention(*case(2), backend="cpu")
     out = decode_attention(*case(), backend="cpu", window=7, scale=0.3)
     torch.testing.assert_close(out, reference(*case(), window=7, scale=0.3)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_an_output_whose_rows_share_memory_is_refused() -> None:
+    q, k, v, lengths = case()
+    with pytest.raises(ShapeError, match="not expanded"):
+        decode_attention(q, k, v, lengths, out=torch.zeros_like(q[:1]).expand_as(q))
+    with pytest.raises(ShapeError, match="not expanded"):
+        masked_multihead_attention(randn(2, 8, 32, seed=0), k, v, lengths, out=torch.zeros(1, 4, 32).expand(2, 4, 32))
 
 
 def test_a_cache_without_heads_is_an_error_that_says_so() -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.base.errors import UnsupportedError
 from onewave.ops.decode_attention import (
     gluon_impl,
     merge_impl,
@@ -90,7 +91,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any) -> 
     out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:3], 7.0)
     names = ("block_table", "k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
     given = {name: options.get(name) for name in names}
-    triton_impl.launch(out, lse, q, k, v, lengths, fused=None, backend="gluon", **given)
+    triton_impl.launch(out, lse, q, k, v, lengths, fused=None, backend=options.get("backend", "gluon"), **given)
     return out, lse
 
 
@@ -139,6 +140,24 @@ def test_one_row(length: int, card: Card) -> None:
 def test_masks_and_splits(options: dict[str, Any], card: Card) -> None:
     operands = case([300, 5, 520], queries=2)
     check(attend(*operands, **options), *operands, **options)
+
+
+def test_scales_of_a_16_bit_cache_go_to_the_kernel_that_has_them(card: Card) -> None:
+    operands, scales = case([300, 5, 520]), {"k_scale": torch.tensor([0.5, 2.0]), "v_scale": torch.tensor([3.0, 0.25])}
+    with pytest.raises(UnsupportedError, match="scales of keys and values"):
+        attend(*operands, **scales)
+    launches: list[Any] = []
+
+    class Portable:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda **given: launches.append(given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_impl, "split_kv_kernel", Portable())
+        attend(*operands, **scales, backend="auto")
+        attend(*operands, backend="auto")
+    assert [given["k_scale_ptr"] is scales["k_scale"] for given in launches] == [True]
+    assert len(card.grids) == 1
 
 
 def test_keys_before_a_window_may_hold_anything(card: Card) -> None:

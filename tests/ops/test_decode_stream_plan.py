@@ -39,6 +39,7 @@ def test_plain_and_paged_rows_are_taken() -> None:
         ({"capability": (10, 0)}, {}, "sm_100: needs sm_90"),
         ({"kv_dtype": "int8"}, {"kv_itemsize": 1}, "a cache in int8"),
         ({"packed": True}, {}, "packed keys"),
+        ({"scaled": True}, {}, "scales of keys and values"),
         ({}, {"head_dim": 256}, "head_dim padded to 256"),
         ({}, {"head_dim": 32}, "head_dim padded to 32"),
         ({}, {"num_queries": 4}, "16 query rows a KV head"),
@@ -77,6 +78,8 @@ def test_explain_names_the_kernel_or_why_it_is_another() -> None:
     other = explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16", kv_dtype="int8")
     assert other.backend == "triton"
     assert any("a cache in int8" in reason for reason in other.why)
+    scaled = explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16", k_scale=True, v_scale=True)
+    assert scaled.backend == "triton"
     assert explain("decode_attention", *shapes, device="cuda:sm_80", dtype="bf16").backend == "triton"
     assert explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16", backend="triton").backend == "triton"
     with pytest.raises(UnsupportedError, match="needs sm_90"):

@@ -233,8 +233,7 @@ def _decode(question: _Question) -> Explanation:
     whole_rows = table is None or table[1] == 1
     loops = not question.cuda and question.dtype is kv_dtype is torch.float32 and simple and whole_rows
     if backend == "cpu" and not loops:
-        got, advice = question.text(), 'Use backend="auto".'
-        raise UnsupportedError("decode_attention (backend=cpu)", got=got, allowed=CPU_TAKES, next=advice)
+        raise UnsupportedError("decode_attention (backend=cpu)", got=question.text(), allowed=CPU_TAKES)
     if backend == "auto" and not question.cuda:
         backend = "cpu" if loops else "reference"
     if backend not in ("auto", "gluon", "triton"):
@@ -246,7 +245,8 @@ def _decode(question: _Question) -> Explanation:
     capability = divmod(question.sm or 90, 10)
     names = [str(dtype).removeprefix("torch.") for dtype in (question.dtype, kv_dtype)]
     paged = table is not None and table[1] != 1
-    call = StreamCall((capability[0], capability[1]), q[0], names[0], names[1], len(cache) == 5, block_size, paged)
+    cached = (len(cache) == 5, block_size, paged, options.get("k_scale") is not None)
+    call = StreamCall((capability[0], capability[1]), q[0], names[0], names[1], *cached)
     refused = refusal(call, plan)
     if backend == "gluon" and refused is not None:
         raise UnsupportedError("decode_attention (backend=gluon)", got=refused, next='Use backend="auto".')
@@ -296,8 +296,7 @@ def _backend(question: _Question, known: tuple[str, ...]) -> str:
     if backend not in known:
         raise InvalidArgumentError(f"{question.operator}: backend", got=repr(backend), allowed=", ".join(known))
     if backend in ("gluon", "triton") and not question.cuda:
-        what = f"{question.operator} (backend={backend})"
-        raise UnsupportedError(what, got="a CPU", next='Use backend="auto".')
+        raise UnsupportedError(f"{question.operator} (backend={backend})", got="a CPU", next='Use backend="auto".')
     return backend
 
 

@@ -260,9 +260,13 @@ def _check_extras(
     if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.dtype.is_floating_point):
         got = f"{sinks.dtype} {tuple(sinks.shape)}"
         raise ShapeError(f"{_NAME}: sinks", got=got, allowed=f"a float tensor [{q.shape[1]}]")
-    if out is not None and (out.shape != q.shape or out.dtype is not q.dtype or out.stride(-1) != 1):
+    if out is None:
+        return
+    overlaps = any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True))
+    if out.shape != q.shape or out.dtype is not q.dtype or out.stride(-1) != 1 or overlaps:
         got = f"{out.dtype} {tuple(out.shape)}, strides {out.stride()}"
-        raise ShapeError(f"{_NAME}: out", got=got, allowed=f"{q.dtype} {tuple(q.shape)} with a contiguous last axis")
+        allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, not expanded"
+        raise ShapeError(f"{_NAME}: out", got=got, allowed=allowed)
 
 
 def _check_devices(q: Tensor, *others: Tensor | None) -> None:

@@ -24,7 +24,8 @@ _FEW_KEYS = 512
 class StreamCall:
     """What decides. dtype, kv_dtype: of the queries and of the cache, without "torch."; packed: K's layout.
 
-    block_size: keys of a block, and paged: whether a row has several. strides: why TMA can't address the cache.
+    block_size: keys of a block, and paged: whether a row has several. scaled: whether keys and values have scales.
+    strides: why TMA can't address the cache.
     """
 
     capability: tuple[int, int]
@@ -34,6 +35,7 @@ class StreamCall:
     packed: bool
     block_size: int
     paged: bool
+    scaled: bool = False
     strides: str | None = None
 
 
@@ -63,6 +65,8 @@ def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
         return f"sm_{call.capability[0]}{call.capability[1]}: needs sm_90"
     if call.dtype not in _DTYPES or call.kv_dtype != call.dtype:
         return f"queries in {call.dtype} and a cache in {call.kv_dtype}: needs both in the same 16 bits"
+    if call.scaled:
+        return "scales of keys and values: takes none"
     if call.packed:
         return "packed keys: needs [.., capacity, head_dim]"
     if plan.block_d not in _HEAD_DIMS:

@@ -138,7 +138,7 @@ def launch(
     )
     streams = False
     if backend != "triton":
-        refused = refusal(_stream_call(out, q, k_cache, v_cache, block_table, fused), plan)
+        refused = refusal(_stream_call(out, q, k_cache, v_cache, block_table, k_scale is not None, fused), plan)
         streams = refused is None
         if backend == "gluon" and refused is not None:
             raise UnsupportedError("decode attention (backend=gluon)", got=refused, next='Use backend="auto".')
@@ -223,6 +223,7 @@ def _stream_call(
     k_cache: Tensor,
     v_cache: Tensor,
     block_table: Tensor | None,
+    scaled: bool,
     fused: FusedProjection | None,
 ) -> StreamCall:
     """The call as stream_plan sees it."""
@@ -230,7 +231,7 @@ def _stream_call(
     return StreamCall(
         _capability(out.device), len(out), str(given.dtype).removeprefix("torch."),
         str(k_cache.dtype).removeprefix("torch."), k_cache.ndim == 5, v_cache.shape[2],
-        block_table is not None and block_table.shape[1] != 1, undescribable(k_cache, v_cache),
+        block_table is not None and block_table.shape[1] != 1, scaled, undescribable(k_cache, v_cache),
     )  # fmt: skip
 
 

@@ -162,11 +162,12 @@ def _result_dtype(
     if out is not None:
         head_dim = cache_v.shape[3]
         right = (*qkv.shape[:-2], num_heads, head_dim) if qkv.ndim > 2 else (qkv.shape[0], num_heads * head_dim)
-        if tuple(out.shape) != right or out.dtype is not wanted or out.stride(-1) != 1:
+        overlaps = any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True))
+        if tuple(out.shape) != right or out.dtype is not wanted or out.stride(-1) != 1 or overlaps:
             raise ShapeError(
                 f"{_NAME}: out",
                 got=f"{out.dtype} {tuple(out.shape)}, strides {out.stride()}",
-                allowed=f"{wanted} {right} with a contiguous last axis",
+                allowed=f"{wanted} {right} with a contiguous last axis, not expanded",
             )
     return wanted
 
