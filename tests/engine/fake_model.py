@@ -49,6 +49,7 @@ class FakeRunner:
         self.tokens_per_launch, self.launches = tokens_per_launch, 0
         self.interrupts, self.draws_in_launch = 0, True
         self.stalls_at = -1
+        self.in_flight: list[Tensor] = []
         self.cache: dict[int, list[int]] = {}
         self.reserved = 0
         self.batch_sizes: list[int] = []
@@ -83,6 +84,8 @@ class FakeRunner:
                 drawn = [0.0] * (step + 3) if draws is None else draws[row].tolist()
                 token = reference.sample(logits, drawn[2 + step], temperature=drawn[0], min_p=drawn[1])
                 made[step, row], position = token, position + 1
+        # Whoever asks for the end may find as many launches still under way as run ahead, and the one made last.
+        self.in_flight = [*self.in_flight, made][-1 - self.run_ahead :]
         return made
 
     def check(self) -> None:
@@ -92,6 +95,9 @@ class FakeRunner:
 
     def interrupt(self) -> None:
         self.interrupts += 1
+        with torch.inference_mode():
+            for made in self.in_flight:
+                made[1:] = -1
 
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
         if self.fail_at_decode is not None:

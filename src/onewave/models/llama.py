@@ -55,7 +55,8 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class LlamaWeights:
-    """All weights. head is the same object as embedding when the config ties them."""
+    """All weights. head is the same object as embedding when the config ties them and no rounding parts
+    them."""
 
     embedding: LinearWeight
     layers: tuple[LayerWeights, ...]
