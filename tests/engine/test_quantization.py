@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from onewave.engine.engine import Engine
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveLoad, load_for, load_wave
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models import llama_plan, warm_wave
+from onewave.models import llama_plan, rounded, warm_wave
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
@@ -113,6 +113,17 @@ def test_a_cpu_rounds_float32_weights_too(tmp_path: Path) -> None:
     assert isinstance(values, Tensor)  # not the CPU's own packed rows
     steps = values / (values.abs().amax(1, keepdim=True) / 127)
     assert (steps - steps.round()).abs().max() < 1e-4
+
+
+def test_weights_that_leave_no_room_to_round_them_are_a_capacity_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(rounded, "round_weights", full)
+    with pytest.raises(CapacityError, match="weights of tiny: rounding them does not fit on cpu"):
+        load_for("eager", LOCATION, BASE, how(tmp_path, "int8"))
 
 
 @BOTH

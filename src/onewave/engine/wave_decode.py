@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.base.errors import ModelError, OnewaveError, UnsupportedError
+from onewave.base.errors import CapacityError, ModelError, OnewaveError, UnsupportedError
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config import ModelConfig
@@ -297,7 +297,14 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
 
         name = str(how.dtype).removeprefix("torch.")
         _log.warning("%s weights are kept in %s: only the wave holds them in one byte", how.rounding.name, name)
-        found.weights = round_weights(found.weights, how.rounding)
+        try:
+            found.weights = round_weights(found.weights, how.rounding)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"weights of {location.name}",
+                got=f"rounding them does not fit on {how.device}",
+                next="Use a smaller model or dtype.",
+            ) from error
     return found
 
 
