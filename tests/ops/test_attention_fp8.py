@@ -88,6 +88,14 @@ def test_wrong_calls_are_named(change: dict[str, Any], error: type[Exception], w
         attention_fp8(**given)
 
 
+@pytest.mark.parametrize("given", [{}, {"max_seqlen_q": 3}, {"max_seqlen_k": 3}])
+def test_packed_sequences_need_their_longest_named(given: dict[str, int]) -> None:
+    """Rows beyond the longest stay unwritten, so a default would leave the output as it was."""
+    starts, q = torch.tensor([0, 3, 5]).int(), stored(5, 2, 32, seed=0)
+    with pytest.raises(InvalidArgumentError, match="max_seqlen_q, max_seqlen_k"):
+        attention_fp8(q, q, q, cu_seqlens_q=starts, cu_seqlens_k=starts, **given)
+
+
 @pytest.mark.parametrize("head_dim", [160, 40])
 def test_head_dims_that_the_kernel_has_not_are_refused(head_dim: int) -> None:
     q = stored(1, 2, 5, head_dim, seed=0)

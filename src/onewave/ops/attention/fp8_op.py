@@ -36,8 +36,8 @@ def attention_fp8(
     v_scale: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     causal: bool = False,
     scale: float | None = None,
     window: Window | None = None,
@@ -73,17 +73,21 @@ def attention_fp8(
         raise InvalidArgumentError(f"{_NAME}: cu_seqlens_q, cu_seqlens_k", got="one of them", allowed="both or none")
     watched = is_watched(q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, sinks)
     sequences = q.shape[0]
+    longest = (max_seqlen_q or 0, max_seqlen_k or 0)
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        contents = not watched and checks_contents()
+        if max_seqlen_q is None or max_seqlen_k is None:
+            # Rows beyond the longest sequence's stay unwritten: 0 would be none.
+            got = f"{max_seqlen_q}, {max_seqlen_k} with cu_seqlens"
+            raise InvalidArgumentError(f"{_NAME}: max_seqlen_q, max_seqlen_k", got=got, allowed="two numbers")
         check_cu_seqlens(
-            _NAME, q, k, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), contents=contents
+            _NAME, q, k, cu_seqlens_q, cu_seqlens_k, longest, contents=not watched and checks_contents()
         )  # fmt: skip
         sequences = len(cu_seqlens_q) - 1
     check_extras(_NAME, q, sinks, None, None, batch=sequences, scores=(0, 0))
     scales = (
         _filled(q_scale, q.shape[1], q), _filled(k_scale, k.shape[1], q), _filled(v_scale, k.shape[1], q)
     )  # fmt: skip
-    tensors = (q, k, v, *scales, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks)
+    tensors = (q, k, v, *scales, cu_seqlens_q, cu_seqlens_k, *longest, sinks)
     plain = (wanted.scale, wanted.left, wanted.right, wanted.top_left, wanted.softcap, out_dtype, backend)
     run = torch.ops.onewave.attention_fp8 if watched else _run
     result, lse = run(*tensors, *plain)
