@@ -160,6 +160,25 @@ def test_scales_of_a_16_bit_cache_go_to_the_kernel_that_has_them(card: Card) -> 
     assert len(card.grids) == 1
 
 
+def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: str) -> Any:
+        raise ImportError("no module named gluon")
+
+    launches: list[Any] = []
+
+    class Portable:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda **given: launches.append(given)
+
+    monkeypatch.setattr(triton_impl, "split_kv_kernel", Portable())
+    monkeypatch.setattr(triton_impl, "load", load)
+    monkeypatch.setattr(triton_impl, "_without_gluon", triton_impl._without_gluon.__wrapped__)
+    attend(*case([3]), backend="auto")
+    assert len(launches) == 1
+    with pytest.raises(UnsupportedError, match=r"needs Triton 3.6's Gluon: no module named gluon"):
+        attend(*case([3]))
+
+
 def test_keys_before_a_window_may_hold_anything(card: Card) -> None:
     q, k, v, lengths = case([300, 5, 520], queries=2)
     right = attend(q, k, v, lengths, window=70)

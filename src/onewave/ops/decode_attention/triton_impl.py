@@ -139,6 +139,7 @@ def launch(
     streams = False
     if backend != "triton":
         refused = refusal(_stream_call(out, q, k_cache, v_cache, block_table, k_scale is not None, fused), plan)
+        refused = refused or _without_gluon()
         streams = refused is None
         if backend == "gluon" and refused is not None:
             raise UnsupportedError("decode attention (backend=gluon)", got=refused, next='Use backend="auto".')
@@ -215,6 +216,16 @@ def launch(
 def _dense(tensor: Tensor | None) -> Tensor | None:
     """The same with its last axis contiguous."""
     return tensor if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+@cache
+def _without_gluon() -> str | None:
+    """Why Triton can't compile Hopper's kernel, None if it can."""
+    try:
+        load("decode_attention", "gluon_impl")
+    except ImportError as error:
+        return f"needs Triton 3.6's Gluon: {error}"
+    return None
 
 
 def _stream_call(
