@@ -185,6 +185,17 @@ def test_attention_on_hopper_is_explained_to_its_edges(shapes, options, backend,
     assert any(says in reason for reason in answer.why)
 
 
+def test_pages_that_no_kernel_reads_are_copied_for_hoppers():
+    shapes, options = ((8, 2, 64), (96, 1, 64)), {"sequences": 2, "max_seqlen_q": 5, "max_seqlen_k": 48}
+    copied = explain("attention_varlen", *shapes, device="cuda:sm_90", page_size=48, **options)
+    assert copied.backend == "gluon"
+    assert "pages of 48 keys are copied first" in copied.why
+    in_place = explain("attention_varlen", *shapes, device="cuda:sm_90", page_size=64, **options)
+    assert not any("copied" in reason for reason in in_place.why)
+    with pytest.raises(UnsupportedError, match="not of 48"):
+        explain("attention_varlen", *shapes, device="cuda:sm_90", page_size=48, backend="gluon", **options)
+
+
 def test_a_projection_in_int32_runs_on_the_portable_kernel():
     shapes = ((2, 12, 64), CACHE)
     assert explain("masked_multihead_attention", *shapes, device="cuda:sm_90").backend == "gluon"

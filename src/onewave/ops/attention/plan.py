@@ -8,13 +8,13 @@ change with the shape, and change no bit: rows of a tile never meet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, refusal, schedule
-from onewave.ops.attention.masks import Window, options
+from onewave.ops.attention.gluon_plan import PAGE_SIZES, HopperCall, columns_of, config, refusal, schedule
+from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.mma_plan import mma_refusal, mma_tile
 
 __all__ = [
@@ -253,33 +253,25 @@ def explain_attention(
         "attention", head_dim=head_dim, causal=causal, scale=scale, window=cast("Window", window), softcap=None,
         align=align,
     )  # fmt: skip
-    if backend == "reference":
-        return AttentionPlan("reference", "float32 PyTorch", "asked for")
-    hides_keys = wanted.hides_keys
+    extras = any(x is not None for x in (softcap, sinks, alibi_slopes)) or return_lse or packed
+    if device == "cpu" or backend in ("reference", "torch"):
+        sizes = (batch, num_heads, num_queries, num_keys)
+        return _in_pytorch(backend, sizes, device=device, wanted=wanted, extras=extras, bias=bias is not None)
     if backend == "mma":
         why_not = mma_refusal(capability, alibi=alibi_slopes is not None, bias=bias is not None)
-        if device == "cpu" or why_not is not None:
-            raise UnsupportedError("attention (backend=mma)", got=why_not or "a CPU", next='Use backend="auto".')
+        if why_not is not None:
+            raise UnsupportedError("attention (backend=mma)", got=why_not, next='Use backend="auto".')
         return plan_on_mma(
             batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, num_queries=num_queries, head_dim=head_dim,
-            hides_keys=hides_keys,
+            hides_keys=wanted.hides_keys,
         )  # fmt: skip
-    extras = any(x is not None for x in (softcap, sinks, alibi_slopes)) or return_lse or packed
-    if backend == "torch":
-        if extras or 0 in (batch, num_heads, num_queries, num_keys):
-            what = "softcap, sinks, ALiBi, LSE, packed or empty sequences"
-            raise UnsupportedError("attention (backend=torch)", got=what, next='Use backend="auto".')
-        return AttentionPlan("torch", "scaled_dot_product_attention", "asked for")
-    if device == "cpu":
-        if backend != "auto":
-            raise UnsupportedError(f"attention (backend={backend})", got="a CPU", next='Use backend="auto".')
-        return plan_on_torch(
-            num_queries=num_queries, num_keys=num_keys, hides_keys=hides_keys, extras=extras, bias=bias is not None
-        )
     strides = None if descriptors else "strides forbid descriptors"
+    # Other pages than the kernel reads are copied into rows first, unless it is asked for by name.
+    copied = backend == "auto" and page_size not in (None, *PAGE_SIZES)
     call = HopperCall(
         capability, dtype, head_dim, positive_scale=wanted.scale > 0, alibi=alibi_slopes is not None,
-        bias=bias is not None, left=wanted.left is not None, packed=packed, page_size=page_size, strides=strides,
+        bias=bias is not None, left=wanted.left is not None, packed=packed, page_size=None if copied else page_size,
+        strides=strides,
     )  # fmt: skip
     why_not = refusal(call, asked_for=backend == "gluon") if backend != "triton" else None
     if why_not is not None and backend == "gluon":
@@ -293,21 +285,40 @@ def explain_attention(
             num_keys = min(num_keys, num_queries + shift + wanted.right)
         if num_keys <= 0 and not packed:
             return AttentionPlan("gluon", "none", "no query sees a key: zeros are written")
-        return plan_on_hopper(
+        plan = plan_on_hopper(
             batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, num_keys=num_keys, head_dim=head_dim,
             num_queries=num_queries * batch if packed else num_queries, right=wanted.right, left=wanted.left,
             shift=shift, sequences=batch if packed else None,
         )  # fmt: skip
+        return replace(plan, why=f"{plan.why}; pages of {page_size} keys are copied first") if copied else plan
     return plan_attention(
         batch=batch,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         num_queries=num_queries,
         head_dim=head_dim,
-        hides_keys=hides_keys,
+        hides_keys=wanted.hides_keys,
         descriptors=descriptors,
         capability=capability,
         why_not_hopper=why_not,
+    )
+
+
+def _in_pytorch(
+    backend: str, sizes: tuple[int, int, int, int], *, device: str, wanted: Options, extras: bool, bias: bool
+) -> AttentionPlan:
+    """On a CPU, or where PyTorch is asked for. sizes: batch, heads, queries, keys. extras: as plan_on_torch's."""
+    if backend == "reference":
+        return AttentionPlan("reference", "float32 PyTorch", "asked for")
+    if backend == "torch":
+        if extras or 0 in sizes:
+            what = "softcap, sinks, ALiBi, LSE, packed or empty sequences"
+            raise UnsupportedError("attention (backend=torch)", got=what, next='Use backend="auto".')
+        return AttentionPlan("torch", "scaled_dot_product_attention", "asked for")
+    if backend != "auto":
+        raise UnsupportedError(f"attention (backend={backend})", got="a CPU", next='Use backend="auto".')
+    return plan_on_torch(
+        num_queries=sizes[2], num_keys=sizes[3], hides_keys=wanted.hides_keys, extras=extras, bias=bias
     )
 
 
