@@ -9,6 +9,7 @@ import torch
 from attention_in_numpy import NumpyKernel
 from torch import Tensor
 
+from onewave.base.errors import UnsupportedError
 from onewave.ops.attention import fp8_impl, fp8_op, gluon_impl, op
 from onewave.ops.attention.fp8_op import attention_fp8
 from onewave.ops.attention.op import attention, attention_varlen
@@ -165,6 +166,22 @@ def test_without_a_single_page_every_sequence_gives_zeros(kernels: dict[str, Num
     assert not cast("Tensor", out).any()
     assert (lse == -torch.inf).all()
     assert kernels["attention_kernel"].launches == 1
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_pages_that_are_expanded_are_copied_first(kernels: dict[str, NumpyKernel], axis: int) -> None:
+    starts, key_starts = torch.tensor([0, 2, 5]).int(), torch.tensor([0, 20, 30]).int()
+    shape = [4, 16, 1, 64]
+    shape[axis] = 1
+    pages, q = randn(*shape, seed=1).expand(4, 16, 1, 64), randn(5, 2, 64, seed=0)
+    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+    given: dict[str, Any] = {"block_table": table}
+    out = cast("Tensor", attention_varlen(q, pages, pages, starts, key_starts, 3, 20, **given))
+    right = attention_varlen(q, *[pages.contiguous()] * 2, starts, key_starts, 3, 20, backend="gluon", **given)
+    near(out, cast("Tensor", right))
+    assert kernels["attention_kernel"].launches == 2
+    with pytest.raises(UnsupportedError, match="strides"):
+        attention_varlen(q, pages, pages, starts, key_starts, 3, 20, backend="gluon", **given)
 
 
 @pytest.mark.parametrize("mask", MASKS)

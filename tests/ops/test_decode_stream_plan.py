@@ -63,6 +63,7 @@ def test_strides_that_tma_cannot_have_are_named() -> None:
         reason = undescribable(odd if odd.ndim == 4 else odd.view(1, 1, 4, 128))
         assert reason is not None
         assert "multiples of 16 bytes" in reason
+    assert undescribable(cache, cache[:, :, :0]) == "a cache without a single key: needs some"
 
 
 def test_a_program_with_few_keys_leaves_room_for_the_next_launchs() -> None:

@@ -39,7 +39,7 @@ def undescribable(*tensors: Tensor, pages: tuple[Tensor, ...] = ()) -> str | Non
     """Why TMA can't address one of the tensors, None if it can all. pages: [pages, page_size, kv_heads, head_dim]."""
     for tensor in pages:
         page, row = tensor.stride()[:2]
-        if len(tensor) > 1 and (page % row or len(tensor) * (page // row) >= _RAGGED_ANY):
+        if len(tensor) > 1 and (row == 0 or page % row or len(tensor) * (page // row) >= _RAGGED_ANY):
             return f"a page's stride must be a multiple of a row's, not strides {tuple(tensor.stride())}"
     for tensor in (*tensors, *pages):
         steps = zip(tensor.shape[:-1], tensor.stride(), strict=False)

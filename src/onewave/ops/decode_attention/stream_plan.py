@@ -88,6 +88,8 @@ def undescribable(*caches: Tensor) -> str | None:
         aligned = _ALIGNED_BYTES // cache.element_size()
         steps = zip(cache.shape[:-1], cache.stride()[:-1], strict=True)
         rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % aligned == 0) for n, step in steps)
-        if cache.data_ptr() % _ALIGNED_BYTES or not rows or not cache.numel():
+        if not cache.numel():
+            return "a cache without a single key: needs some"
+        if cache.data_ptr() % _ALIGNED_BYTES or not rows:
             return f"keys must lie at multiples of 16 bytes and not be expanded, not strides {tuple(cache.stride())}"
     return None

@@ -64,7 +64,8 @@ def masked_multihead_attention(
     steps_per_block: keys of a partial result of a short row, history // steps_per_block + 1 of them a head, a power of
     two and at least a tile of 64 or 128; a long row takes several blocks together, so that few partial results have to
     be merged. It changes rounding alone, and a CPU has no use for it.
-    scale: default 1/sqrt(head_dim). dtype: of the result, default the cache's; int8 where out_scale is given.
+    scale: default 1/sqrt(head_dim). dtype: of the result, default the cache's; int8 where out_scale is given. backend:
+    as decode_attention's, without "cpu".
 
     Returns out: [rows, heads, head_dim], with qkv's extra axis or flattened as qkv was. Without `out`, skipped rows are
     0 where finished is given and unspecified after a negative length. Sums in float32; q, k and v are rounded to the
