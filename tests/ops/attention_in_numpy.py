@@ -139,7 +139,10 @@ class Described:
             return load(self, [int(x) for x in at]).float().numpy()
         if len(self.block_shape) == 2:
             rows, columns = self.block_shape
-            return self.base[int(at[0]) : int(at[0]) + rows, :columns].float().numpy()
+            view = self.base[int(at[0]) : int(at[0]) + rows, :columns]
+            box = torch.zeros(rows, columns)
+            box[: len(view)] = view.float()
+            return box.numpy()
         wide = SimpleNamespace(**vars(self) | {"base": self.base.view(torch.uint8)})
         view, first = byte_rows(wide, [int(x) for x in at])
         box = torch.zeros(self.block_shape[-2:])

@@ -212,3 +212,17 @@ def test_float8_rounds_nothing_but_its_weights(
     torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
     assert (out.float() - exact.float()).abs().max() <= 2.0 * v.float().abs().max() / 16
     assert (out.float() - exact.float()).pow(2).mean().sqrt() <= 0.04 * exact.float().pow(2).mean().sqrt()
+
+
+def test_float8_rows_beyond_the_last_keys_window_are_zeros_whatever_other_heads_hold(
+    kernels: dict[str, NumpyKernel],
+) -> None:
+    q, k, v = (randn(1, 2, n, 64, seed=n) for n in (260, 5, 6))
+    v = v[:, :, :5].clone()
+    v[:, 1] = NAN
+    stored = [tensor.to(torch.float8_e4m3fn) for tensor in (q, k, v)]
+    out = cast("Tensor", attention_fp8(*stored, window=(60, 0), align="top-left", backend="gluon"))
+    assert not out[:, 0].isnan().any()
+    assert out[:, 1, :5].isnan().all()
+    assert not out[:, 0, 65:].any()
+    assert kernels["fp8_kernel"].launches == 1

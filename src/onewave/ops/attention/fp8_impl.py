@@ -69,6 +69,10 @@ def attention(
             lse.fill_(float("-inf"))
         return
     v_tiles = -(-num_keys // _KEYS) if sequences is None else num_keys // _KEYS + sequences
+    if not packed and wanted.left is not None:
+        # Rows whose window begins beyond the last key have a tile of zeros there, and not another head's values.
+        rows = _ROWS * _WARPGROUPS
+        v_tiles = max(v_tiles, ((num_queries - 1) // rows * rows + shift - wanted.left) // _KEYS + 1)
     flags = {
         "RAGGED": packed, "TOP_LEFT": wanted.top_left, "LEFT": wanted.left is not None,
         "RIGHT": wanted.right is not None,
