@@ -1,7 +1,7 @@
 """Compile Hopper's attention kernel without a card: `python attention_gluon_aot.py`, one JSON line a case.
 
-Each line: name, registers, shared (bytes), how often instructions occur, reads of unset uniform registers. Not under
-Triton's interpreter: TRITON_INTERPRET must be unset.
+Each line: name, registers, shared (bytes), how often instructions occur, reads of unset uniform registers, arrivals at
+mbarriers that come too early (ptx_arrivals). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ptx_arrivals import early_arrivals
 from sass_registers import reads_before_writes
 
 from onewave.ops.attention.resources_impl import Resources, fp8, hopper, portable
@@ -33,7 +34,11 @@ def report(name: str, found: Resources) -> dict[str, Any]:
     sizes = {"registers": found.registers, "shared": found.shared, "threads": found.threads}
     counts = {word: found.count(word) for word in INSTRUCTIONS}
     unset = reads_before_writes(found.code) if "HGMMA" in found.code or "QGMMA" in found.code else []
-    return {"name": name, "programs": found.programs_an_sm, "unset": unset} | sizes | counts
+    return (
+        {"name": name, "programs": found.programs_an_sm, "unset": unset, "early": early_arrivals(found.ptx)}
+        | sizes
+        | counts
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 Built on gluon_in_numpy's arrays, mbarriers and threads, a thread a partition. TMA goes through the descriptors that the
 launcher made, as test_attention_gluon_launch addresses memory; a store reads shared memory when it is waited for; named
-barriers block as bar.sync does. Shared memory is laid out in blocks of 64 columns, so that pieces of a tile land where
-the kernel puts them. Numbers are float32 throughout, except that P of float8 is rounded to e4m3.
+barriers block as bar.sync does, and every access to shared memory must be ordered with those before it
+(happens_before). Shared memory is laid out in blocks of 64 columns, so that pieces of a tile land where the kernel puts
+them. Numbers are float32 throughout, except that P of float8 is rounded to e4m3.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from onewave.ops.attention import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from gluon_in_numpy import FAILED, Array, Barrier, Barriers, Gluon, Patience, run_side_by_side, wrapped
+import happens_before
+from gluon_in_numpy import Array, Fault, Gluon, function, issue, wait_for, wrapped
+from numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
 
 __all__ = ["NumpyKernel"]
 
@@ -81,12 +84,25 @@ class Tile:
         rows, columns = self.shape[-2:]
         return self.flat[: rows * columns].reshape(columns // _ACROSS, rows, _ACROSS).transpose(1, 0, 2)
 
-    def load(self, _: object = None) -> Array:
+    @property
+    def raw(self) -> list[np.ndarray]:
+        return [self.flat[: self.shape[-2] * self.shape[-1]]]
+
+    def peek(self) -> Array:
+        """What lies there, whoever asks."""
         found = wrapped(self.cells.reshape(self.shape[-2:]).copy())
         return found.T if self.turned else found
 
-    def store(self, values: Any) -> None:
+    def put(self, values: Any) -> None:
         self.cells[...] = np.asarray(values).reshape(self.cells.shape)
+
+    def load(self, _: object = None) -> Array:
+        happens_before.reads(*self.raw)
+        return self.peek()
+
+    def store(self, values: Any) -> None:
+        happens_before.writes(*self.raw)
+        self.put(values)
 
 
 class Rows:
@@ -99,8 +115,14 @@ class Rows:
         assert list(order) == [1, 0]
         return Rows(self.tile, self.start, self.length, turned=True)
 
-    def load(self) -> Array:
-        found = self.tile.load()[self.start :][: self.length]
+    @property
+    def raw(self) -> list[np.ndarray]:
+        rows, columns = self.tile.shape[-2:]
+        starts = [(block * rows + self.start) * _ACROSS for block in range(columns // _ACROSS)]
+        return [self.tile.flat[start:][: self.length * _ACROSS] for start in starts]
+
+    def peek(self) -> Array:
+        found = self.tile.peek()[self.start :][: self.length]
         return found.T if self.turned else found
 
 
@@ -109,6 +131,7 @@ class Words:
 
     def __init__(self, count: int):
         self.values: list[int | None] = [None] * count
+        self.marks = happens_before.allocate(np.zeros(count, np.uint8), 1)
 
     def index(self, at: Any) -> Word:
         return Word(self, int(at))
@@ -119,11 +142,13 @@ class Word:
         self.words, self.at = words, at
 
     def load(self, _: object = None) -> Array:
+        happens_before.reads(self.words.marks[self.at :][:1])
         found = self.words.values[self.at]
         assert found is not None, "a word that nobody has written"
         return wrapped(np.array([found], dtype=np.int64))
 
     def store(self, values: Any) -> None:
+        happens_before.writes(self.words.marks[self.at :][:1])
         self.words.values[self.at] = int(np.asarray(values)[0])
 
 
@@ -191,7 +216,8 @@ class Language(Gluon):
             return Barriers(Barrier() for _ in range(shape[0]))
         if layout == "rows":
             return Words(int(shape[0]))
-        return Tile(np.full(int(np.prod(shape)), np.nan, dtype=np.float32), shape)
+        cells = np.full(int(np.prod(shape)), np.nan, dtype=np.float32)
+        return Tile(happens_before.allocate(cells, _ACROSS * cells.itemsize), shape)
 
     def load(self, place: Place, mask: Any = True, other: Any = 0, **_: Any) -> Array:
         return wrapped(place.values[np.where(mask, place.at, 0)] if np.any(mask) else np.int64(other))
@@ -207,7 +233,7 @@ class Language(Gluon):
         return self.full(shape, 0, dtype)
 
     def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *_: Any) -> None:
-        run_side_by_side([lambda f=f, a=a: f(*a) for f, a in parts])
+        happens_before.agents_of(parts, run_side_by_side)
 
 
 class Named:
@@ -215,11 +241,14 @@ class Named:
 
     def __init__(self) -> None:
         self.changed, self.arrived = threading.Condition(), defaultdict[int, int](int)
+        self.heard = defaultdict[int, happens_before.Heard](happens_before.Heard)
 
     def arrive(self, number: Any) -> None:
         with self.changed:
             self.arrived[int(number)] += 1
             assert self.arrived[int(number)] == 1, "two arrivals in one phase"
+            self.heard[int(number)].arrive()
+            self.heard[int(number)].end_phase()
             self.changed.notify_all()
 
     def sync(self, number: Any) -> None:
@@ -228,6 +257,7 @@ class Named:
             while not self.changed.wait_for(lambda: self.arrived[int(number)] > 0, timeout=0.05):
                 waiting.look()
             self.arrived[int(number)] -= 1
+            self.heard[int(number)].acquire()
 
 
 def eight_bits(p: Array, _: object, BN: int) -> Array:
@@ -236,13 +266,16 @@ def eight_bits(p: Array, _: object, BN: int) -> Array:
     return wrapped(rounded.reshape(64, BN // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(64, BN))
 
 
-def namespace(gl: Language, modules: Sequence[types.ModuleType], count: Callable[[int], None]) -> dict[str, Any]:
+def namespace(
+    gl: Language, modules: Sequence[types.ModuleType], count: Callable[[int], None], planted: Sequence[Fault]
+) -> dict[str, Any]:
     """The kernel's modules with NumPy under their names. count: told every product's multiplications."""
     named, pending = Named(), threading.local()
 
     def product(a: Any, b: Tile | Rows, acc: Array, use_acc: bool = True, is_async: bool = False) -> Array:
-        left = a.load() if isinstance(a, Tile) else a
-        right = np.asarray(b.load(), np.float32)
+        issue("products", a, b)
+        left = a.peek() if isinstance(a, Tile) else a
+        right = np.asarray(b.peek(), np.float32)
         count(left.shape[0] * right.size)
         found = np.asarray(left, np.float32) @ right
         return wrapped(np.asarray(acc) + found if use_acc else found)
@@ -250,15 +283,23 @@ def namespace(gl: Language, modules: Sequence[types.ModuleType], count: Callable
     def bring(descriptor: Described, at: Sequence[Any], barrier: Barrier, box: Tile) -> None:
         values = descriptor.read(at)
         assert list(values.shape) == box.shape[-2:]
-        box.store(values)
-        barrier.add(0, 0, values.size * descriptor.base.element_size())
+        clock = happens_before.bring(barrier.heard, *box.raw)
+        box.put(values)
+        barrier.add(0, 0, values.size * descriptor.base.element_size(), clock)
+
+    def products_end(still: int, deps: Sequence[Array]) -> Array:
+        wait_for("products", still)
+        return deps[0]
 
     def send(descriptor: Described, at: Sequence[Any], box: Tile) -> None:
+        issue("stores", box)
         pending.stores = [*getattr(pending, "stores", []), (descriptor, [int(x) for x in at], box)]
 
-    def sent(_: int) -> None:
+    def sent(still: int) -> None:
+        assert still == 0
+        wait_for("stores", 0)
         for descriptor, at, box in getattr(pending, "stores", []):
-            descriptor.write(at, np.ascontiguousarray(box.load()))
+            descriptor.write(at, np.ascontiguousarray(box.peek()))
         pending.stores = []
 
     space: dict[str, Any] = {}
@@ -268,7 +309,7 @@ def namespace(gl: Language, modules: Sequence[types.ModuleType], count: Callable
             if isinstance(thing, constexpr):
                 space[name] = thing.value
             elif isinstance(raw, types.FunctionType) and not isinstance(thing, ConstexprFunction):
-                space[name] = types.FunctionType(raw.__code__, space, name, raw.__defaults__)
+                space[name] = function(raw, space, planted)
     # An aggregate keeps its __init__ among what it is hashed by.
     first = gluon_tiles_impl.Problem.hash_attrs[0]
     names = list(inspect.signature(getattr(first, "fn", first)).parameters)[1:]
@@ -280,9 +321,9 @@ def namespace(gl: Language, modules: Sequence[types.ModuleType], count: Callable
         "declare_vote": lambda _: None,
         "any_in_warpgroup": lambda _, ballots: int(np.any(ballots)),
         "operand": eight_bits,
-        "fence_async_shared": lambda: None,
+        "fence_async_shared": happens_before.fence,
         "warpgroup_mma": product,
-        "warpgroup_mma_wait": lambda _, deps: deps[0],
+        "warpgroup_mma_wait": products_end,
         "tma": SimpleNamespace(
             async_copy_global_to_shared=bring, async_copy_shared_to_global=send, store_wait=sent,
         ),
@@ -291,6 +332,7 @@ def namespace(gl: Language, modules: Sequence[types.ModuleType], count: Callable
             init=lambda barrier, count: setattr(barrier, "count", count),
             expect=lambda barrier, size: barrier.add(1, int(size), 0),
             wait=lambda barrier, parity, pred=True: barrier.wait(int(parity)) if np.all(pred) else None,
+            luck=lambda barrier, parity, pred=True: barrier.wait(int(parity), hears=False) if np.all(pred) else None,
             arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if np.all(pred) else None,
         ),
         "min": min,
@@ -303,7 +345,7 @@ class NumpyKernel:
 
     def __init__(self, name: str, names: Sequence[str]):
         self.name, self.names, self.launches, self.multiplications = name, list(names), 0, 0
-        self.lock = threading.Lock()
+        self.lock, self.planted = threading.Lock(), list[Fault]()
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*values: Any, num_warps: int, **constants: Any) -> None:
@@ -314,7 +356,8 @@ class NumpyKernel:
             arguments = {name: self._argument(value) for name, value in arguments.items()}
             for program in range(grid[0]):
                 FAILED.clear()
-                space = namespace(Language(program, grid[0]), MODULES[self.name], self._count)
+                happens_before.begin()
+                space = namespace(Language(program, grid[0]), MODULES[self.name], self._count, self.planted)
                 space[self.name](**arguments)
 
         return launch

@@ -1,7 +1,8 @@
 """Compile Hopper's decode kernel without a card: `python decode_stream_aot.py`, one JSON line a case.
 
-Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), and barriers
-(a tile's: between its first product and its last). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), barriers (a
+tile's: between its first product and its last), early (ptx_arrivals). Not under Triton's interpreter: TRITON_INTERPRET
+must be unset.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from ptx_arrivals import early_arrivals
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -87,7 +89,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
     return {
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
         "products": len(products), "copies": code.count("UTMALDG"),
-        "barriers": code[products[0] : products[-1]].count("BAR.SYNC"),
+        "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
     }  # fmt: skip
 
 

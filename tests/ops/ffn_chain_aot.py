@@ -73,7 +73,7 @@ def report(name: str, source: GluonASTSource, num_warps: int) -> dict[str, Any]:
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
     order = re.findall(r"UTMASTG|DEPBAR\.LE SB0|CCTL\.IVALL|FENCE\.VIEW\.ASYNC|MEMBAR\.ALL\.GPU|ATOMG", code)
     found = {"name": name, "registers": registers, "stack": stack, "shared": kernel.metadata.shared}
-    found |= {"threads": 32 * kernel.metadata.num_warps, "order": order}
+    found |= {"threads": 32 * kernel.metadata.num_warps, "order": order, "early": early_arrivals(kernel.asm["ptx"])}
     return found | {word: len(re.findall(word, code)) for word in INSTRUCTIONS}
 
 

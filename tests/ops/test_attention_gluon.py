@@ -72,6 +72,10 @@ def test_no_descriptor_is_read_that_only_another_branch_has_set(ours: dict[str, 
     assert {name: report["unset"] for name, report in ours.items() if report["unset"]} == {}
 
 
+def test_nobody_arrives_for_threads_that_have_not_finished(ours: dict[str, Any]) -> None:
+    assert {name: report["early"] for name, report in ours.items() if report["early"]} == {}
+
+
 def test_a_register_that_one_of_two_branches_sets_is_found() -> None:
     code = """
         /*0000*/ @P0 BRA `(.L_x_1) ;

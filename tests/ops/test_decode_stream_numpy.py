@@ -32,7 +32,8 @@ from onewave.ops.masked_multihead_attention.reference import masked_multihead_at
 from onewave.ops.masked_multihead_attention.triton_impl import masked_multihead_attention as in_triton
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from gluon_in_numpy import Boxes, Memory, Pointer, launch
+from gluon_in_numpy import Boxes, Fault, Memory, Pointer, launch
+from happens_before import Race
 
 MODULES = (merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_load_impl, stream_impl)
 OPTIONS = {"num_warps", "maxnreg", "launch_pdl"}
@@ -48,6 +49,7 @@ class Card:
     def __init__(self) -> None:
         self.grids: list[tuple[int, int]] = []
         self.pause: Callable[[], None] = lambda: None
+        self.planted: list[Fault] = []
 
     def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
         def run(*positional: Any, **named: Any) -> None:
@@ -70,7 +72,8 @@ class Card:
 
             arguments = {name: made(value) for name, value in given.items() if name not in OPTIONS}
             assert set(arguments) == set(stream_impl.stream_kernel.arg_names)
-            launch(memory, grid, arguments, modules=MODULES, name="stream_kernel", pause=self.pause)
+            more: dict[str, Any] = {"modules": MODULES, "pause": self.pause, "planted": self.planted}
+            launch(memory, grid, arguments, name="stream_kernel", **more)
             for pointer, tensor in copies.values():
                 tensor.copy_(torch.from_numpy(memory.get(pointer, tuple(tensor.shape))))
 
@@ -255,3 +258,25 @@ def test_delays_anywhere_change_nothing(seed: int, card: Card) -> None:
     draw = random.Random(seed)
     card.pause = lambda: time.sleep(draw.choice((0, 0, 0.001)))
     assert torch.equal(attend(*operands)[0], right[0])
+
+
+GOES = "mbarrier.arrive(c.empty.index(place), count=1)\n            "
+FAULTS = {
+    "no wait for a free place": (
+        [Fault("load_tiles", "mbarrier.wait(c.empty", "mbarrier.luck(c.empty")], "a copy by TMA writes what consume"
+    ),
+    "no wait for values": (
+        [Fault("consume", "mbarrier.wait(c.v_full", "mbarrier.luck(c.v_full")], "consume .* reads what a copy by TMA"
+    ),
+    "a place goes before it is read": (
+        [Fault("consume", GOES, ""), Fault("consume", "k = c.k_ring", GOES + "k = c.k_ring")],
+        "a copy by TMA writes what consume|consume .* reads what a copy by TMA",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found(name: str, card: Card) -> None:
+    card.planted, complaint = FAULTS[name]
+    with pytest.raises(Race, match=complaint):
+        attend(*case([520] * 12))

@@ -23,6 +23,9 @@ from onewave.wave.kernel import wave_kernel
 from onewave.wave.launch import ATTENTION_REGISTERS, BYTE_REGISTERS, EXCHANGE_REGISTERS
 from onewave.wave.layout import TILE_BYTES, tile_shape
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+from ptx_arrivals import early_arrivals
+
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
 LONGS = ("tokens", "positions", "slots", "places", "several", "limits")
@@ -81,8 +84,8 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     counts = {
         name: len(re.findall(name, code)) for name in ("HGMMA", "HMMA", "LDSM", "UTMALDG", "USETMAXREG", "STL", "LDL")
     }
-    torn = torn_reductions(kernel.asm["ttgir"])
-    return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, "torn": torn, **counts}
+    found = {"torn": torn_reductions(kernel.asm["ttgir"]), "early": early_arrivals(kernel.asm["ptx"])}
+    return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, **found, **counts}
 
 
 def torn_reductions(text: str) -> list[str]:

@@ -1,21 +1,24 @@
 """Runs the wave kernel's own source in NumPy: Gluon's functions as arrays, partitions as threads, barriers as barriers.
 
 Every statement of every partition is executed as it stands, one Python thread a partition and block, with real mbarrier
-phases, shared memory whose bytes are reinterpreted as the kernel does, and polls that wait for other blocks. What this
-can't show is what a layout does to registers, or what a missing barrier inside a partition does to shared memory.
+phases, shared memory whose bytes are reinterpreted as the kernel does, and polls that wait for other blocks; every
+access to shared memory must be ordered with those before it (happens_before). What this can't show is what a layout
+does to registers, or what a missing barrier inside a partition does to shared memory.
 Arithmetic is fp16 where the kernel's operands are 16 bits wide: NumPy has no bfloat16.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
+import textwrap
 import threading
 import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,53 +28,18 @@ from triton.runtime.jit import ConstexprFunction
 from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, widen
 
 sys.path.insert(0, str(Path(__file__).parent))
+import happens_before
+from numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
 from numpy_memory import Array, Memory, Pointer, PointerType, wrapped
 from numpy_tensor_maps import Boxes, Descriptor, Matrix
 
-LIMIT_S = 60.0
 
+class Fault(NamedTuple):
+    """A mistake in a kernel's function: `wrong` instead of `right`, wherever that stands."""
 
-FAILED = threading.Event()
-"""Set by whatever fails first in a launch, so that nobody waits for it to the end."""
-
-
-class Patience:
-    """A wait's limit."""
-
-    def __init__(self, complaint: str):
-        self.complaint, self.until = complaint, time.monotonic() + LIMIT_S
-
-    def look(self) -> None:
-        """Raise TimeoutError once the time is up or somebody has failed."""
-        if FAILED.is_set() or time.monotonic() > self.until:
-            raise TimeoutError(self.complaint)
-
-
-class Barrier:
-    """An mbarrier: a phase ends with `count` arrivals and all expected bytes."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.count = self.arrived = self.phase = self.bytes = 0
-
-    def add(self, arrivals: int, expected: int, landed: int) -> None:
-        with self.changed:
-            self.arrived, self.bytes = self.arrived + arrivals, self.bytes + expected - landed
-            assert self.arrived <= self.count, "more arrivals than a phase has"
-            if self.arrived == self.count and self.bytes == 0:
-                self.arrived, self.phase = 0, self.phase + 1
-                self.changed.notify_all()
-
-    def wait(self, parity: int) -> None:
-        with self.changed:
-            waiting = Patience("a barrier's phase never ended")
-            while not self.changed.wait_for(lambda: self.phase & 1 != parity, timeout=0.05):
-                waiting.look()
-
-
-class Barriers(list[Barrier]):
-    def index(self, at: Any) -> Barrier:  # type: ignore[override]
-        return self[int(at)]
+    function: str
+    right: str
+    wrong: str
 
 
 class Shared:
@@ -100,19 +68,46 @@ class Shared:
         return Shared(self.data, self.item, self.shape, self.layout, turned=True)
 
     def _cells(self) -> np.ndarray:
-        flat = self.data[: math.prod(self.shape) * self.item.itemsize].view(self.item)
+        flat = self.raw[0].view(self.item)
         if self.layout == "swizzled 128" and self.shape[:-2] in ((), (1, 1)):
             across, (rows, columns) = 128 // self.item.itemsize, self.shape[-2:]
             return flat.reshape(columns // across, rows, across).transpose(1, 0, 2)
         return flat.reshape(self.shape)
 
-    def load(self, layout: Any = None) -> Array:
+    @property
+    def raw(self) -> list[np.ndarray]:
+        return [self.data[: math.prod(self.shape) * self.item.itemsize]]
+
+    def peek(self) -> Array:
+        """What lies there, whoever asks."""
         found = wrapped(self._cells().reshape(self.shape).copy())
         return found.T if self.turned else found
 
-    def store(self, values: Any) -> None:
+    def put(self, values: Any) -> None:
         cells = self._cells()
         cells[...] = np.asarray(values).astype(self.item).reshape(cells.shape)
+
+    def load(self, layout: Any = None) -> Array:
+        happens_before.reads(*self.raw)
+        return self.peek()
+
+    def store(self, values: Any) -> None:
+        happens_before.writes(*self.raw)
+        self.put(values)
+
+
+def issue(name: str, *sources: Any) -> None:
+    """The partition that is here has "products" or "stores" read shared memory beside it."""
+    units = happens_before.Units.here(name)
+    if units is not None:
+        units.issue([part for source in sources if hasattr(source, "raw") for part in source.raw])
+
+
+def wait_for(name: str, pending: int) -> None:
+    """It waits until no more than `pending` of them go on."""
+    units = happens_before.Units.here(name)
+    if units is not None:
+        units.wait(pending)
 
 
 class Stores(threading.local):
@@ -123,11 +118,14 @@ class Stores(threading.local):
         self.read: list[tuple[Matrix, list[int], np.ndarray]] = []
 
     def issue(self, matrix: Matrix, at: Sequence[Any], source: Shared) -> None:
+        issue("stores", source)
         self.issued.append((matrix, [int(n) for n in at], source))
 
-    def wait_until_read(self) -> None:
-        self.read += [(matrix, at, np.asarray(source.load())) for matrix, at, source in self.issued]
-        self.issued.clear()
+    def wait_until_read(self, pendings: int = 0) -> None:
+        wait_for("stores", pendings)
+        ended = len(self.issued) - pendings
+        self.read += [(matrix, at, np.asarray(source.peek())) for matrix, at, source in self.issued[: max(0, ended)]]
+        del self.issued[: max(0, ended)]
 
     def wait_until_written(self) -> None:
         self.wait_until_read()
@@ -182,7 +180,8 @@ class Gluon:
         if layout == "barrier":
             return Barriers(Barrier() for _ in range(shape[0]))
         filled = np.full(math.prod(shape) * np.dtype(item).itemsize, 0xFF, dtype=np.uint8)  # NaN until written
-        return Shared(filled, item, shape, layout)
+        unit = np.dtype(item).itemsize if layout == "rows" else 128
+        return Shared(happens_before.allocate(filled, unit), item, shape, layout)
 
     def load(self, pointer: Pointer, mask: Any = True, other: Any = 0, cache_modifier: str = "") -> Array:
         real = np.asarray(mask).astype(bool)
@@ -308,29 +307,7 @@ class Gluon:
         return wrapped(np.vectorize(math.erf)(x).astype(np.float32))
 
     def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *sizes: Any) -> None:
-        run_side_by_side([lambda f=f, a=a: f(*a) for f, a in parts])
-
-
-def run_side_by_side(calls: Sequence[Callable[[], Any]]) -> None:
-    """Run all in threads; raises the first error."""
-    errors: list[BaseException] = []
-
-    def guarded(call: Callable[[], Any]) -> None:
-        try:
-            with np.errstate(all="ignore"):
-                call()
-        except BaseException as error:
-            # Whoever gave up waiting is not the one to blame.
-            errors.append(error)
-            FAILED.set()
-
-    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise min(errors, key=lambda error: isinstance(error, TimeoutError))
+        happens_before.agents_of(parts, run_side_by_side)
 
 
 def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
@@ -348,8 +325,26 @@ WAVE = (draw, choose, finish, combine, cached, attend, exchange, widen, kernel)
 """The modules of the wave kernel."""
 
 
+def function(raw: types.FunctionType, space: dict[str, Any], planted: Sequence[Fault]) -> types.FunctionType:
+    """A kernel's function over the names of `space`, with the faults that are planted in it."""
+    faults = [fault for fault in planted if fault.function == raw.__name__]
+    if not faults:
+        return types.FunctionType(raw.__code__, space, raw.__name__, raw.__defaults__)
+    text = textwrap.dedent(inspect.getsource(raw))
+    text = text[text.index("def ") :]
+    for fault in faults:
+        assert fault.right in text, f"{raw.__name__} has no {fault.right!r}"
+        text = text.replace(fault.right, fault.wrong)
+    exec("from __future__ import annotations\n" + text, space)
+    return space[raw.__name__]
+
+
 def _namespace(
-    gl: Gluon, delays: Callable[[], None], modules: Sequence[types.ModuleType], pause: Callable[[], None]
+    gl: Gluon,
+    delays: Callable[[], None],
+    modules: Sequence[types.ModuleType],
+    pause: Callable[[], None],
+    planted: Sequence[Fault],
 ) -> dict[str, Any]:
     """The kernel's modules with NumPy under their names."""
 
@@ -382,8 +377,18 @@ def _namespace(
     def copy(descriptor: Descriptor | Matrix | Boxes, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
         box = descriptor.box(at)
         assert box.shape == slot.shape
-        slot.store(box)
-        barrier.add(0, 0, box.nbytes)
+        clock = happens_before.bring(barrier.heard, *slot.raw)
+        slot.put(box)
+        barrier.add(0, 0, box.nbytes, clock)
+
+    def product(a: Shared, b: Shared, acc: Array, use_acc: Any, is_async: bool) -> Array:
+        issue("products", a, b)
+        found = wrapped(np.asarray(a.peek(), np.float32) @ np.asarray(b.peek(), np.float32))
+        return (acc if use_acc else 0.0 * acc) + found
+
+    def products_end(pending: int, deps: Sequence[Array]) -> Any:
+        wait_for("products", pending)
+        return deps[0] if len(deps) == 1 else tuple(deps)
 
     stores = Stores()
     space: dict[str, Any] = {}
@@ -398,7 +403,7 @@ def _namespace(
             elif isinstance(thing, type) and issubclass(thing, tuple):
                 space[name] = thing
             elif isinstance(raw, types.FunctionType):
-                space[name] = types.FunctionType(raw.__code__, space, name, raw.__defaults__)
+                space[name] = function(raw, space, planted)
     space |= {
         "gl": gl,
         "tl": gl,
@@ -415,17 +420,14 @@ def _namespace(
         "host_asks": lambda asked, wanted: gl.load(asked, mask=wanted),
         "fence": lambda: None,
         "delay": lambda nanos: delays(),
-        "fence_async_shared": lambda: None,
-        "warpgroup_mma": lambda a, b, acc, use_acc, is_async: (
-            (acc if use_acc else 0.0 * acc)
-            + wrapped(np.asarray(a.load(), np.float32) @ np.asarray(b.load(), np.float32))
-        ),
+        "fence_async_shared": happens_before.fence,
+        "warpgroup_mma": product,
         "mma_v2": lambda a, b, acc: acc + wrapped(np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32))),
-        "warpgroup_mma_wait": lambda n, deps: deps[0] if len(deps) == 1 else tuple(deps),
+        "warpgroup_mma_wait": products_end,
         "tma": types.SimpleNamespace(
             async_copy_global_to_shared=copy,
             async_copy_shared_to_global=stores.issue,
-            store_wait=lambda pendings: stores.wait_until_read(),
+            store_wait=stores.wait_until_read,
         ),
         # What chain_kernel_impl says in PTX.
         "landed": stores.wait_until_written,
@@ -435,6 +437,7 @@ def _namespace(
             init=lambda barrier, count: setattr(barrier, "count", count),
             expect=lambda barrier, size: barrier.add(1, size, 0),
             wait=lambda barrier, parity: (pause(), barrier.wait(int(parity))),
+            luck=lambda barrier, parity, pred=True: barrier.wait(int(parity), hears=False) if np.all(pred) else None,
             arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if pred else None,
         ),
         "range": range,
@@ -453,17 +456,20 @@ def launch(
     modules: Sequence[types.ModuleType] = WAVE,
     name: str = "wave_kernel",
     pause: Callable[[], None] = lambda: None,
+    planted: Sequence[Fault] = (),
 ) -> None:
     """Run one launch of the kernel `name` of `modules`: arguments by name, constants included.
 
     workers: the grid. delays: what the kernel's own delay() does; pause: done before each wait for a barrier.
+    planted: faults that tests want found.
     """
     grid = (workers, 1) if isinstance(workers, int) else workers
     lock = threading.Lock()
     FAILED.clear()
 
     def block(number: int) -> None:
+        happens_before.begin()
         gl = Gluon(memory, number, grid, lock)
-        _namespace(gl, delays, modules, pause)[name](**arguments)
+        _namespace(gl, delays, modules, pause, planted)[name](**arguments)
 
     run_side_by_side([lambda number=number: block(number) for number in range(math.prod(grid))])

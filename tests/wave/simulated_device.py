@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gluon_in_numpy import Descriptor, Memory, Pointer, launch
+from gluon_in_numpy import Descriptor, Fault, Memory, Pointer, launch
 from torch import Tensor
 
 from onewave.wave.layout import MOST_TOKENS
@@ -17,6 +17,7 @@ class Bench:
 
     def __init__(self, program: WaveProgram, stream: Tensor, **constants: Any):
         self.program, self.memory = program, Memory(1 << 26)
+        self.planted: list[Fault] = []
         put = self.memory.put
         self.asked = put(np.zeros(1, dtype=np.int32))  # whether the host asks launches to end
         exchange = np.full(2 * program.set_words, -1, dtype=np.int32)
@@ -68,7 +69,8 @@ class Bench:
         given = {"tokens": out, "positions": out, "slots": out, "places": places, "several": out} | more
         given |= {"source": source, "source_stride": source_stride, "out": out, "out_stride": out_stride}
         delays = given.pop("delays", lambda: None)
-        launch(self.memory, self.program.workers, self.arguments | given | {"batch": batch}, delays)
+        arguments = self.arguments | given | {"batch": batch}
+        launch(self.memory, self.program.workers, arguments, delays, planted=self.planted)
         made = self.memory.get(self.arguments["epochs"], (self.program.workers,))
         assert len(set(made.tolist())) == 1, "blocks that do not agree on how many tokens they have made"
         if not self.arguments["SYNC"]:

@@ -1,0 +1,98 @@
+"""A missing wait, an early arrival or a missing fence in the wave kernel is found, whatever the timing was.
+
+The kernel runs in NumPy with one fault planted in its source. `mbarrier.luck` waits as long as a wait does, and orders
+nothing: a wait that is missing where the timing happens to be right.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from onewave.ops.ffn.plan import FFNSizes, plan_ffn
+from onewave.wave.pack import Weight, pack_stream
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gluon_in_numpy import Fault
+from happens_before import Heard, Race, allocate, begin, bring, fence, reads, writes
+from simulated_device import Bench, words
+from test_decode_in_numpy import LONG, Simulated
+from tiny_decoders import random_model
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+FAULTS = {
+    "the loader does not wait for a free slot": (
+        Fault("load_tile", "mbarrier.wait(empty", "mbarrier.luck(empty"), "a copy by TMA writes what products of multi"
+    ),
+    "a product does not wait for its weights": (
+        Fault("multiply_block", "mbarrier.wait(full", "mbarrier.luck(full"), "products of multi.* reads what a copy"
+    ),
+    "a product does not wait for its activations": (
+        Fault("multiply_block", "mbarrier.wait(xfull", "mbarrier.luck(xfull"), "products of multi.* reads what exchange"
+    ),
+    "a slot goes while its product runs": (
+        Fault("multiply_block", "warpgroup_mma_wait(1, deps=[acc])", "warpgroup_mma_wait(2, deps=[acc])"),
+        "a copy by TMA writes what products of multi",
+    ),
+    "activations that were not fenced": (
+        Fault("load_activations", "fence_async_shared()", "pass"), "products of multi.* reads what exchange.* wrote"
+    ),
+    "results are written over ones that nobody has read": (
+        Fault("multiply_steps", "mbarrier.wait(pempty", "mbarrier.luck(pempty"), "multi.* writes what exchange.* read"
+    ),
+    "results are read too early": (
+        Fault("finish_blocks", "mbarrier.wait(pfull", "mbarrier.luck(pfull"), "exchange.* reads what multi.* wrote"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name: str) -> None:
+    fault, complaint = FAULTS[name]
+    sizes = FFNSizes(1, 192, 2112, 128, True)
+    up, gate = ((randn(2112, 192, seed=seed) / 14).half() for seed in (1, 2))
+    down = (randn(128, 2112, seed=3) / 33).half()
+    program = plan_ffn(sizes, workers=2, order="row").programs[0]
+    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu"))
+    bench = Bench(program, stream)
+    source, out = bench.memory.put(words(randn(1, 192, seed=4).half())), bench.memory.put(np.zeros((1, 64), np.int32))
+    bench.run(source, 96, out, 64, 1)
+    bench.planted.append(fault)
+    with pytest.raises(Race, match=complaint):
+        bench.run(source, 96, out, 64, 1)
+
+
+def test_a_loader_that_streams_a_whole_token_before_it_has_heard_of_it_is_found() -> None:
+    """What is decided after that token would be written over what the loader has not read."""
+    wave = Simulated(random_model(LONG), 1, 1, 1, S=192)
+    wave.fill([0], [3])
+    assert wave.bench.program.lanes[0, 0] < 192
+    wave.several([5], [3], [0], 3)
+    wave.bench.planted.append(Fault("load_partition", "gl.where(num_tiles > S, S, 0)", "gl.minimum(num_tiles, S)"))
+    with pytest.raises(Race, match=r"exchange.* writes what load_partition.* read"):
+        wave.several([5], [3], [0], 3)
+
+
+def test_a_copy_is_heard_of_at_its_barrier_and_nowhere_else() -> None:
+    begin()
+    place, barrier = allocate(np.zeros(256, np.uint8), 128), Heard()
+    told = bring(barrier, place)
+    with pytest.raises(Race, match="the kernel's start reads what a copy by TMA wrote"):
+        reads(place)
+    barrier.arrive(told)
+    barrier.end_phase()
+    barrier.acquire()
+    reads(place)
+    writes(place[:128])
+    with pytest.raises(Race, match="a copy by TMA writes what the kernel's start wrote"):
+        bring(barrier, place[:128])  # not fenced
+    fence()
+    bring(barrier, place[:128])
