@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from ptx_arrivals import early_arrivals
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource

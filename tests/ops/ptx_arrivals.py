@@ -47,7 +47,12 @@ class Code:
                 falls = False
             elif "bra" in line and TARGET.search(line):
                 self.next[name] += TARGET.findall(line)
-                falls = falls and line.startswith("@")
+                if line.startswith("@"):  # what follows is done only by those who stay
+                    self.next[name].append(f"{number}")
+                    name = f"{number}"
+                    self.lines[name], self.next[name] = [], []
+                else:
+                    falls = False
             elif re.match(r"(ret|exit)\b", line):
                 falls = False
             elif line:
