@@ -13,7 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from onewave.wave import draw
+from onewave.wave import draw, narrow
+from onewave.wave.draw import draw_row
 from onewave.wave.spin import load_words
 
 
@@ -25,30 +26,33 @@ def there(pointers, watch, block, step, WORDS: gl.constexpr):
 
 @gluon.jit
 def draw_alone(
-    several, draws, head, out, best, drawn, out_stride, b, NB: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr
+    several, draws, heads, out, best, drawn, out_stride, batch, NB: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr
 ):  # fmt: skip
-    """One block's part of a launch's first token of sequence b."""
-    none = b * 0
-    row = draw.draw_row(
-        several, draws, head, out, out_stride, none, none, b, gl.load(best), several, gl.program_id(0), none, NB, R,
-        TOKENS, 8,
-    )  # fmt: skip
-    gl.store(drawn, row)
+    """Every block's part of a launch's first token of each sequence. heads: a record a block; drawn: [blocks, NB]."""
+    block = gl.program_id(0)
+    rounds = 0
+    for b in range(batch):
+        none = b * 0
+        row, rounds = draw_row(
+            several, draws, heads + block * 32, out, out_stride, none, none, b, gl.load(best + b), rounds, several,
+            block, none, NB, R, TOKENS, 8,
+        )  # fmt: skip
+        gl.store(drawn + block * NB + b, row)
 
 
 TYPES = {
     "several": "*i64",
     "draws": "*fp64",
-    "head": "*i32",
+    "heads": "*i32",
     "out": "*i32",
     "best": "*fp32",
     "drawn": "*i64",
     "out_stride": "i32",
-    "b": "i32",
+    "batch": "i32",
 } | dict.fromkeys(("NB", "R", "TOKENS"), "constexpr")
 
 if __name__ == "__main__":
-    draw.poll_words = there
+    draw.poll_words = narrow.poll_words = there
     names = draw_alone.arg_names
     constants = {(names.index(name),): value for name, value in (("NB", 2), ("R", 16), ("TOKENS", 4))}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if TYPES[name].startswith("*")}

@@ -25,7 +25,7 @@ import torch
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, widen
+from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, narrow, widen
 
 sys.path.insert(0, str(Path(__file__).parent))
 import happens_before
@@ -321,7 +321,7 @@ def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
     return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))
 
 
-WAVE = (draw, choose, finish, combine, cached, attend, exchange, widen, kernel)
+WAVE = (narrow, draw, choose, finish, combine, cached, attend, exchange, widen, kernel)
 """The modules of the wave kernel."""
 
 

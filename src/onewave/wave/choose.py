@@ -14,8 +14,8 @@ before, and the loader only where it would be a whole ring ahead.
 
 several (layout.several_words): candidates, three sets by token of [blocks, NB] packets of four int32 words (the logit's
 bits, the row, whether the host has asked for the end, 0); what draw.py keeps; then, in int64 words, the launch's tokens
-[TOKENS, NB]; then each block's own tokens [NB], positions [NB] and whether each has stopped [NB]. A block clears the
-set of the next token when it begins one: whoever reads there has read, and therefore seen what was stored before, this
+[TOKENS, NB]; then each block's own tokens [NB], positions [NB] and whether each has stopped [NB]; then what narrow.py
+keeps. A block clears the set of the next token when it begins one: whoever reads there has read, and therefore seen what was stored before, this
 block's candidates of the token between.
 
 limits, int64 [batch, 8]: the position of the sequence's last token, then up to seven stop tokens, -1 for none
@@ -37,6 +37,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from onewave.wave.draw import clear_draws, draw_row
+from onewave.wave.narrow import clear_rounds
 from onewave.wave.spin import ABSENT, fence, poll_words
 
 __all__ = ["begin_token", "candidates_of", "has_stopped", "host_asks", "is_decided", "own_values", "show_best"]
@@ -90,6 +91,7 @@ def begin_token(
     produced = produced_of(several, NB)
     live = 0
     told = 0
+    rounds = 0
     if (token < TOKENS) | (block == 0) | DRAWS:
         for b in range(batch):
             limit = gl.load(limits + b * 8 + which)
@@ -99,10 +101,10 @@ def begin_token(
             if token > 0:
                 best, logit, told = best_of(several, number - 1, b, watch, block, step, NB, XW)
                 if DRAWS:
-                    if (before == 0) & (gl.load(draws + b * (2 + TOKENS)) > 0):
-                        best = draw_row(
-                            several, draws, head, out, out_stride, number - 1, token - 1, b, logit, watch, block, step,
-                            NB, R, TOKENS, XW,
+                    if (before == 0) & (gl.load(draws + b * (4 + TOKENS)) > 0):
+                        best, rounds = draw_row(
+                            several, draws, head, out, out_stride, number - 1, token - 1, b, logit, rounds, watch,
+                            block, step, NB, R, TOKENS, XW,
                         )  # fmt: skip
                 chosen = gl.where(before > 0, -1, best)
                 gl.store(produced + (token - 1) * NB + b, chosen, mask=block == 0)
@@ -119,6 +121,7 @@ def begin_token(
     gl.store(mine + lane, gl.full([XW * 32], ABSENT, gl.int32, LANES), mask=(lane < NB * 4) & (goes > 0))
     if DRAWS:
         clear_draws(several, number, goes > 0, block, NB, XW)
+        clear_rounds(several, number, goes > 0, block, NB, TOKENS, XW)
     if (block == 0) & (goes == 0):
         for at in range(token * NB, TOKENS * NB, XW * 32):
             gl.store(produced + at + lane, gl.full([XW * 32], -1, gl.int64, LANES), mask=at + lane < TOKENS * NB)

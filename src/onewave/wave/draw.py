@@ -1,12 +1,13 @@
-"""Drawing a token at random inside a launch of several, token for token as ops.sampling draws without top_k and top_p.
+"""Drawing a token at random inside a launch of several, token for token as ops.sampling draws.
 
 A probability is a whole number of 2^-44ths of the best one's, as there, so that sums are exact in any order. Every
 block weighs the rows of the head that it has made, against the best logit of all; shows their sum; and reads those of
 all others. Where the sequence's uniform number falls, the block whose rows are there finds out which, and shows it: two
-hops more than the likeliest token takes.
+hops more than the likeliest token takes. With top_k or top_p the order is another: narrow.py then finds the token's
+logit, and only rows with just that are looked through, as above where there are several and in one hop where not.
 
-draws, float64 [batch, 2 + TOKENS]: a sequence's temperature, 0 for its likeliest token; its min_p; its uniform numbers
-in [0, 1) token by token.
+draws, float64 [batch, 4 + TOKENS] (layout.draw_words): a sequence's temperature, 0 for its likeliest token; its min_p;
+its top_k, 0 for none; its top_p; its uniform numbers in [0, 1) token by token.
 
 In `several` behind the candidates (choose.py), each two sets by token: packets of the sums, [blocks, NB] of four int32
 words (31 bits of the sum, 31 more, the first row, 0); packets of the rows drawn, [NB] of (the row, 0, 0, 0). A block
@@ -27,14 +28,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from onewave.wave.narrow import added, narrowed, weights_of_rows
 from onewave.wave.spin import ABSENT, poll_words
 
 __all__ = ["clear_draws", "draw_row"]
 
 _BITS31 = gl.constexpr(0x7FFFFFFF)
-# Of a probability of 1, and the number that, added, leaves no bits behind the point of what is at most that.
 _UNIT = gl.constexpr(2.0**44)
-_ROUNDER = gl.constexpr(2.0**52)
+"""Weight of a probability of 1."""
 
 
 @gluon.jit
@@ -62,66 +63,71 @@ def clear_draws(several, number, wanted, block, NB: gl.constexpr, XW: gl.constex
 
 
 @gluon.jit
-def weights_of(logits, at, rows, temperature, best, least, LAYOUT: gl.constexpr, SIZE: gl.constexpr):
-    """Weights of SIZE rows of logits (words of float32) from `at` on, int64; 0 from `rows` on, and for those below
-    `least` (float64)."""
-    row = at + gl.arange(0, SIZE, layout=LAYOUT)
-    logit = gl.load(logits + row, mask=row < rows, other=0, cache_modifier=".cg").to(gl.float32, bitcast=True)
-    scaled = gl.div_rn(logit, temperature + logit * 0)
-    weight = gl.exp((scaled - best).to(gl.float64)) * _UNIT
-    weight = (weight + _ROUNDER) - _ROUNDER
-    return gl.where((row < rows) & (weight >= least), weight, 0.0).to(gl.int64)
-
-
-@gluon.jit
-def added(a, b):
-    return a + b
-
-
-@gluon.jit
 def draw_row(
-    several, draws, head, out, out_stride, number, token, b, best_logit, watch, block, step,
+    several, draws, head, out, out_stride, number, token, b, best_logit, rounds, watch, block, step,
     NB: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """The row, int64, of a sequence's token of that number in the launch, drawn. head: the record of the block's step
-    that has made logits. best_logit: of all. number: of the token, over all launches."""
+    """The row, int64, of a sequence's token of that number in the launch, drawn; and rounds, those of narrow.py for the
+    token of that number so far. head: the record of the block's step that has made logits. best_logit: of all. number:
+    of the token, over all launches."""
     ROWS: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     SIZE: gl.constexpr = XW * 128
-    mine = draws + b * (2 + TOKENS)
+    mine = draws + b * (4 + TOKENS)
     temperature = gl.load(mine).to(gl.float32)
     least = gl.load(mine + 1) * _UNIT
-    uniform = gl.load(mine + 2 + token)
+    top_k = gl.load(mine + 2).to(gl.int64)
+    top_p = gl.load(mine + 3)
+    uniform = gl.load(mine + 4 + token)
     best = gl.div_rn(best_logit, temperature)
     first = gl.load(head + 8) * R
     rows = gl.minimum(gl.load(head + 1) * R, out_stride - first)
     logits = out + b * out_stride + first
-    own = (first * 0).to(gl.int64)
+    # Rows that are looked through: those of logits, over the temperature, from low to high.
+    low = float("-inf")
+    high = float("inf")
+    alone = 0
+    goal = top_k * 0
+    limited = (top_k > 0) | (top_p < 1)
+    if limited:
+        low, goal, alone, rounds = narrowed(
+            several, logits, rows, temperature, best, least, top_k, top_p, uniform, number, rounds, watch, block, step,
+            NB, TOKENS, XW,
+        )  # fmt: skip
+        high = low
+    own = top_k * 0
     for at in range(0, rows, SIZE):
-        own += gl.sum(weights_of(logits, at, rows, temperature, best, least, ROWS, SIZE), axis=0)
-    sums = sums_of(several, number, NB) + b * 4
+        scaled, weights = weights_of_rows(logits, at, rows, temperature, best, least, ROWS, SIZE)
+        own += gl.sum(gl.where((scaled >= low) & (scaled <= high), weights, 0), axis=0)
     which = gl.arange(0, 4, layout=gl.BlockedLayout([4], [32], [XW], [0]))
-    low = (own & _BITS31).to(gl.int32)
-    high = (own >> 31).to(gl.int32)
-    packet = gl.where(which == 0, low, gl.where(which == 1, high, gl.where(which == 2, first, 0)))
-    gl.store(sums + block * (NB * 4) + which, packet)
     word = gl.arange(0, SIZE, layout=ROWS)
-    pointers = gl.where(word // 4 < gl.num_programs(0), (sums + word // 4 * (NB * 4) + word % 4).to(gl.int64), 0)
-    words = poll_words(pointers, watch, block, step, 4)
-    even, odd = gl.split(gl.reshape(words, [XW * 32, 2, 2]))
-    lows, firsts = gl.split(even)
-    highs, nothing = gl.split(odd)
-    theirs = (highs.to(gl.int64) << 31) + lows
-    total = gl.sum(theirs, axis=0)
-    before = gl.sum(gl.where(firsts < first, theirs, 0), axis=0)
-    # Rounding may carry the product up to the total itself, where nobody is.
-    goal = gl.minimum((uniform * total.to(gl.float64)).to(gl.int64), total - 1) - before
+    total = goal + 1
+    before = top_k * 0
+    if alone == 0:
+        sums = sums_of(several, number, NB) + b * 4
+        low_bits = (own & _BITS31).to(gl.int32)
+        high_bits = (own >> 31).to(gl.int32)
+        packet = gl.where(which == 0, low_bits, gl.where(which == 1, high_bits, gl.where(which == 2, first, 0)))
+        gl.store(sums + block * (NB * 4) + which, packet)
+        pointers = gl.where(word // 4 < gl.num_programs(0), (sums + word // 4 * (NB * 4) + word % 4).to(gl.int64), 0)
+        words = poll_words(pointers, watch, block, step, 4)
+        even, odd = gl.split(gl.reshape(words, [XW * 32, 2, 2]))
+        lows, firsts = gl.split(even)
+        highs, nothing = gl.split(odd)
+        theirs = (highs.to(gl.int64) << 31) + lows
+        total = gl.sum(theirs, axis=0)
+        before = gl.sum(gl.where(firsts < first, theirs, 0), axis=0)
+    if limited == 0:
+        # Rounding may carry the product up to the total itself, where nobody is.
+        goal = gl.minimum((uniform * total.to(gl.float64)).to(gl.int64), total - 1)
+    goal -= before
     drawn = rows_of(several, number, NB) + b * 4
     # Of logits that are no numbers none weighs anything: block 0 then says something, lest all wait for ever.
     if ((goal >= 0) & (goal < own)) | ((total <= 0) & (block == 0)):
         passed = first * 0
-        sofar = own * 0
+        sofar = top_k * 0
         for at in range(0, rows, SIZE):
-            weights = weights_of(logits, at, rows, temperature, best, least, ROWS, SIZE)
+            scaled, weights = weights_of_rows(logits, at, rows, temperature, best, least, ROWS, SIZE)
+            weights = gl.where((scaled >= low) & (scaled <= high), weights, 0)
             up_to = gl.associative_scan(weights, 0, added) + sofar
             there = at + gl.arange(0, SIZE, layout=ROWS) < rows
             passed += gl.sum(((up_to <= goal) & there).to(gl.int32), axis=0)
@@ -129,4 +135,4 @@ def draw_row(
         gl.store(drawn + which, gl.where(which == 0, gl.minimum(first + passed, out_stride - 1), 0))
     found = poll_words(gl.where(word < 4, (drawn + word % 4).to(gl.int64), 0), watch, block, step, 4)
     # A launch that gives up may have seen nothing.
-    return gl.maximum(gl.sum(gl.where(word == 0, found, 0), axis=0), 0).to(gl.int64)
+    return gl.maximum(gl.sum(gl.where(word == 0, found, 0), axis=0), 0).to(gl.int64), rounds

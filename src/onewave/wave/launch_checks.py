@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
-from onewave.wave.layout import LIMIT_WORDS, MOST_TOKENS, Flag, Word
+from onewave.wave.layout import DRAW_WORDS, LIMIT_WORDS, MOST_TOKENS, Flag, Word
 from onewave.wave.program import WaveProgram
 
 __all__ = ["check_rows", "check_tokens"]
@@ -35,6 +35,6 @@ def check_rows(limits: Tensor | None, draws: Tensor | None, batch: int, tokens: 
     if limits is not None and (limits.shape != (batch, LIMIT_WORDS) or limits.dtype is not torch.int64):
         got = f"{limits.dtype} {tuple(limits.shape)}"
         raise ShapeError("wave: limits", got=got, allowed=f"int64 ({batch}, {LIMIT_WORDS})")
-    if draws is not None and (draws.shape != (batch, 2 + tokens) or draws.dtype is not torch.float64):
+    if draws is not None and (draws.shape != (batch, DRAW_WORDS + tokens) or draws.dtype is not torch.float64):
         got = f"{draws.dtype} {tuple(draws.shape)}"
-        raise ShapeError("wave: draws", got=got, allowed=f"float64 ({batch}, {2 + tokens})")
+        raise ShapeError("wave: draws", got=got, allowed=f"float64 ({batch}, {DRAW_WORDS + tokens})")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from onewave.base.errors import UnsupportedError
 
 __all__ = [
+    "DRAW_WORDS",
     "LIMIT_WORDS",
     "MOST_BATCH",
     "MOST_TOKENS",
@@ -27,6 +28,7 @@ __all__ = [
     "Kind",
     "TileShape",
     "Word",
+    "draw_words",
     "group_of",
     "heads_bytes",
     "limit_words",
@@ -46,6 +48,8 @@ PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
 LIMIT_WORDS = 8
 """int64 words of a sequence's limits in a launch of several tokens (limit_words)."""
+DRAW_WORDS = 4
+"""float64 words of how a sequence's tokens are drawn there, before its uniform numbers (draw_words)."""
 # Shared memory of an sm_90 block, less what barriers and small buffers take.
 _SHARED_BYTES = 227 * 1024 - 2048
 # What activations may take of it: half the rest is a ring deep enough to ride out a hand-off.
@@ -231,7 +235,8 @@ def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:
     """Where the tokens of a launch of several lie in what it keeps (see choose.py), and all of that, in int64 words.
     batch: padded."""
     first = blocks * batch * 10 + batch * 4
-    return first, first + tokens * batch + blocks * batch * 3
+    own = first + tokens * batch + blocks * batch * 3
+    return first, -(-own // 2) * 2 + blocks * 128
 
 
 def limit_words(last_position: int, stop_ids: Iterable[int] = ()) -> list[int]:
@@ -239,6 +244,12 @@ def limit_words(last_position: int, stop_ids: Iterable[int] = ()) -> list[int]:
     then its stop tokens (see choose.py). Of more than fit only the first are looked for."""
     ids = list(stop_ids)[: LIMIT_WORDS - 1]
     return [last_position, *ids, *[-1] * (LIMIT_WORDS - 1 - len(ids))]
+
+
+def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> list[float]:
+    """What a launch of several tokens draws a sequence's by, as ops.sampling's RowParameters has them, DRAW_WORDS of
+    float64; the uniform numbers of its tokens follow them (see draw.py)."""
+    return [temperature, min_p, max(top_k, 0), top_p]
 
 
 def group_of(padded: int) -> int:
