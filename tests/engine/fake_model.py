@@ -13,6 +13,7 @@ from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import reference, uniforms
+from onewave.wave.layout import DRAW_WORDS
 
 VOCAB = 61
 EOS = 2
@@ -81,8 +82,11 @@ class FakeRunner:
                     break
                 fed = torch.tensor([token]), torch.tensor([position])
                 logits = self.decode(slots[row : row + 1], *fed)[0].numpy().astype(np.float64)
-                drawn = [0.0] * (step + 3) if draws is None else draws[row].tolist()
-                token = reference.sample(logits, drawn[2 + step], temperature=drawn[0], min_p=drawn[1])
+                drawn = [0.0] * (step + DRAW_WORDS + 1) if draws is None else draws[row].tolist()
+                temperature, min_p, top_k, top_p, *uniform = drawn
+                token = reference.sample(
+                    logits, uniform[step], temperature=temperature, min_p=min_p, top_k=int(top_k), top_p=top_p
+                )
                 made[step, row], position = token, position + 1
         # Whoever asks for the end may find as many launches still under way as run ahead, and the one made last.
         self.in_flight = [*self.in_flight, made][-1 - self.run_ahead :]

@@ -85,8 +85,9 @@ def test_rows_that_fit_a_launch_get_several_tokens_at_once_and_others_one_by_one
         ({}, 4),  # one token from the prompt, fourteen left
         ({"temperature": 0.7, "seed": 3}, 4),
         ({"temperature": 0.7, "seed": 3, "min_p": 0.1}, 4),
-        ({"temperature": 0.7, "seed": 3, "top_k": 5}, 0),
-        ({"temperature": 0.7, "seed": 3, "top_p": 0.5}, 0),
+        ({"temperature": 0.7, "seed": 3, "top_k": 5}, 4),
+        ({"temperature": 0.7, "seed": 3, "top_p": 0.5}, 4),
+        ({"temperature": 0.7, "seed": 3, "top_p": 0.8, "top_k": 9, "min_p": 0.01}, 4),
         ({"logprobs": 2}, 0),
         ({"repetition_penalty": 1.2}, 0),
         ({"logit_bias": {3: 1.0}}, 0),

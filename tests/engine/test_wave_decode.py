@@ -36,6 +36,7 @@ from onewave.models.llama_plan import plan_decode
 from onewave.models.loading import ModelParts, load_model
 from onewave.ops.sampling import RowParameters, sample
 from onewave.wave import launch
+from onewave.wave.layout import DRAW_WORDS
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.weights.sources import ModelLocation
 
@@ -180,10 +181,10 @@ def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_
 
 def drawn(logits: Tensor, draws: Tensor, step: int) -> Tensor:
     """What a launch draws from these logits."""
-    off = len(draws) * [0]
-    temperature, min_p = (draws[:, place].tolist() for place in (0, 1))
-    rows = RowParameters.build(temperature=temperature, top_k=off, top_p=[1] * len(off), min_p=min_p, device=CPU)
-    return sample(logits, draws[:, 2 + step], rows)
+    temperature, min_p, top_k, top_p = draws[:, :DRAW_WORDS].T.tolist()
+    ranks = [int(k) for k in top_k]
+    rows = RowParameters.build(temperature=temperature, top_k=ranks, top_p=top_p, min_p=min_p, device=CPU)
+    return sample(logits, draws[:, DRAW_WORDS + step], rows)
 
 
 class SeveralSteps(PlainWave):
@@ -238,7 +239,10 @@ def test_several_tokens_a_launch_are_checked_against_as_many_launches(
         engine = Engine(runner)
         requests: list[Request] = []
         for i, prompt in enumerate(([5, 9, 80], [3], [44, 45, 46, 47, 48], [90, 2])):
-            params = SamplingParams(max_tokens=19, temperature=0.7 * i, seed=i, ignore_eos=True, detokenize=False)
+            limits: dict[str, Any] = {"top_p": 0.8} if i == 2 else {"top_k": 20} if i == 3 else {}
+            params = SamplingParams(
+                max_tokens=19, temperature=0.7 * i, seed=i, ignore_eos=True, detokenize=False, **limits
+            )
             requests.append(engine.add(None, prompt, params))
         while engine.has_work:
             engine.step()

@@ -233,7 +233,8 @@ def divide(block: Block, one: Instruction, active: Any) -> None:
     if kind == "f32":
         block.set(one.args[0], a / b, active)
     else:
-        block.set(one.args[0], np.trunc(a.astype(np.float64) / b).astype(KINDS[kind]), active)
+        # Towards zero, and exactly where 64 bits are more than a float64 holds.
+        block.set(one.args[0], (np.abs(a) // np.abs(b)) * np.sign(a) * np.sign(b), active)
 
 
 def convert(block: Block, one: Instruction, active: Any) -> None:
@@ -277,7 +278,10 @@ def compare(block: Block, one: Instruction, active: Any) -> None:
     relation, kind = one.op.split(".")[1], kind_of(one)
     a, b = (block.value(arg, kind) for arg in one.args[1:3])
     functions = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater}
-    functions |= {"ge": np.greater_equal, "neu": np.not_equal, "geu": lambda a, b: ~np.less(a, b)}
+    functions |= {"ge": np.greater_equal, "neu": np.not_equal}
+    # Also of what is no number.
+    functions |= {"geu": lambda a, b: ~np.less(a, b), "ltu": lambda a, b: ~np.greater_equal(a, b)}
+    functions |= {"gtu": lambda a, b: ~np.less_equal(a, b), "leu": lambda a, b: ~np.greater(a, b)}
     block.set(one.args[0], functions[relation](a, b), active)
 
 
@@ -472,5 +476,6 @@ OPERATIONS: dict[str, Callable[[Block, Instruction, Any], None]] = {
     "div": divide, "cvt": convert, "mov": move, "setp": compare, "selp": select, "bfe": field, "shfl": shuffle,
     "ld": load, "st": store, "cp": copy, "bar": barrier, "barrier": barrier, "ldmatrix": matrices,
     "prmt": permute, "sqrt": whole(np.sqrt), "prefetch": lambda block, one, active: None,
+    "fence": lambda block, one, active: None,
     "stmatrix": matrices, "movmatrix": turn, "mma": product, "trap": trap, "cvta": move,
 }  # fmt: skip

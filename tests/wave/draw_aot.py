@@ -26,18 +26,21 @@ def there(pointers, watch, block, step, WORDS: gl.constexpr):
 
 @gluon.jit
 def draw_alone(
-    several, draws, heads, out, best, drawn, out_stride, batch, NB: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr
+    several, draws, heads, out, best, drawn, out_stride, begin, batch,
+    NB: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
-    """Every block's part of a launch's first token of each sequence. heads: a record a block; drawn: [blocks, NB]."""
+    """Every block's part of a launch's first token of each sequence from `begin` on. heads: a record a block; drawn:
+    [blocks, NB], and behind them the rounds of narrow.py of each."""
     block = gl.program_id(0)
     rounds = 0
-    for b in range(batch):
+    for b in range(begin, batch):
         none = b * 0
         row, rounds = draw_row(
             several, draws, heads + block * 32, out, out_stride, none, none, b, gl.load(best + b), rounds, several,
             block, none, NB, R, TOKENS, 8,
         )  # fmt: skip
         gl.store(drawn + block * NB + b, row)
+        gl.store(drawn + (gl.num_programs(0) + block) * NB + b, rounds)
 
 
 TYPES = {
@@ -48,6 +51,7 @@ TYPES = {
     "best": "*fp32",
     "drawn": "*i64",
     "out_stride": "i32",
+    "begin": "i32",
     "batch": "i32",
 } | dict.fromkeys(("NB", "R", "TOKENS"), "constexpr")
 

@@ -8,7 +8,7 @@ import numpy as np
 from gluon_in_numpy import Descriptor, Fault, Memory, Pointer, launch
 from torch import Tensor
 
-from onewave.wave.layout import MOST_TOKENS
+from onewave.wave.layout import DRAW_WORDS, MOST_TOKENS
 from onewave.wave.program import WaveProgram
 
 
@@ -41,7 +41,7 @@ class Bench:
             "skipped": -1,
             "limits": put(np.zeros(1, dtype=np.int64)),
             "asked": self.asked,
-            "draws": put(np.zeros((program.shape.batch, 2 + MOST_TOKENS), dtype=np.float64)),
+            "draws": put(np.zeros((program.shape.batch, DRAW_WORDS + MOST_TOKENS), dtype=np.float64)),
             "DTYPE": np.float16,
             "FORMAT": 0,
             **program.constants,

@@ -1,4 +1,4 @@
-"""Drawing a token as it is compiled: its PTX run thread by thread, one block beside what two others would show."""
+"""Drawing a token as it is compiled: its PTX run thread by thread, one block alone or beside what two others show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ptx_in_numpy import Block, Program, plain
 from ptx_memories import Global
 
 from onewave.ops.sampling import RowParameters, sample
-from onewave.wave.layout import STEP_WORDS, Word, several_words
+from onewave.wave.layout import DRAW_WORDS, STEP_WORDS, Word, draw_words, several_words
 
 BATCH, BLOCKS, ROWS, TOKENS = 2, 3, 16, 4  # as draw_aot compiles it
 VOCABULARY, FIRST, LAST = 2000, 512, 1824  # the block's rows are two rounds of 1,024 and not all of the second
@@ -35,9 +35,40 @@ def compiled() -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def run(blocks: int, block: int, kept: np.ndarray, draws: np.ndarray, head: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """What a block of so many says, int64 [2, BATCH]: rows of the sequences from the first that draws on, and rounds."""
+    report, memory = compiled(), Global(1 << 20)
+    begin = int(np.isnan(draws[:, 0]).sum())
+
+    def put(array: np.ndarray, *, written: bool = False) -> int:
+        at = memory.put(array, writable=written)
+        memory.readable[at : at + array.nbytes] = True
+        return at
+
+    heads = np.zeros((blocks, STEP_WORDS), dtype=np.int32)
+    heads[block] = head
+    found = np.zeros((2, blocks, BATCH), dtype=np.int64)
+    result = put(found, written=True)
+    best = np.where(np.isnan(out), -np.inf, out).max(axis=1)
+    given = [put(kept, written=True), put(draws), put(heads), put(out.view(np.int32)), put(best), result]
+    given += [out.shape[1], begin, BATCH]
+    program = Program(plain(report["ptx"]))
+    given += [0] * (len(program.parameters) - len(given))
+    arguments = {name: value for (_, name), value in zip(program.parameters, given, strict=True)}
+    compiled_block = Block(program, memory, arguments, block, report["shared"])
+    compiled_block.blocks = blocks
+    compiled_block.run()
+    return memory.get(result, found)[:, block]
+
+
+def head_of(first: int, end: int) -> np.ndarray:
+    head = np.zeros(STEP_WORDS, dtype=np.int32)
+    head[[Word.FIRST_BLOCK, Word.BLOCKS]] = (first // ROWS, (end - first) // ROWS)
+    return head
+
+
 def drawn_by(logits: np.ndarray, temperature: float, min_p: float, uniform: float) -> int:
     """What the middle one of three blocks says, which has made rows FIRST to LAST of these logits of sequence 1."""
-    report, memory = compiled(), Global(1 << 20)
     scaled = logits / np.float32(temperature)
     weights = np.rint(np.exp((scaled - scaled.max()).astype(np.float64)) * 2.0**44)
     weights = np.where(weights < min_p * 2.0**44, 0, weights).astype(np.int64)
@@ -47,29 +78,11 @@ def drawn_by(logits: np.ndarray, temperature: float, min_p: float, uniform: floa
         total = int(weights[span].sum())
         sums[block, 1] = (total & 0x7FFFFFFF, total >> 31, span.start, 0)
     kept[BLOCKS * BATCH * 20 :][4:8] = (ELSEWHERE, 0, 0, 0)
-    table = np.full((BATCH, 2 + TOKENS), np.nan)
-    table[1, :3] = (temperature, min_p, uniform)
-    head = np.zeros(STEP_WORDS, dtype=np.int32)
-    head[[Word.FIRST_BLOCK, Word.BLOCKS]] = (FIRST // ROWS, (LAST - FIRST) // ROWS)
+    table = np.full((BATCH, DRAW_WORDS + TOKENS), np.nan)
+    table[1, : DRAW_WORDS + 1] = (*draw_words(temperature, min_p), uniform)
     out = np.full((BATCH, VOCABULARY), np.nan, dtype=np.float32)
-    out[1, FIRST:LAST] = logits[FIRST:LAST]
-
-    def put(array: np.ndarray, *, written: bool = False) -> int:
-        at = memory.put(array, writable=written)
-        memory.readable[at : at + array.nbytes] = True
-        return at
-
-    found = np.zeros(1, dtype=np.int64)
-    result = put(found, written=True)
-    best = np.array([logits.max()])
-    given = [put(kept, written=True), put(table), put(head), put(out.view(np.int32)), put(best), result, VOCABULARY, 1]
-    program = Program(plain(report["ptx"]))
-    given += [0] * (len(program.parameters) - len(given))
-    arguments = {name: value for (_, name), value in zip(program.parameters, given, strict=True)}
-    block = Block(program, memory, arguments, 1, report["shared"])
-    block.blocks = BLOCKS
-    block.run()
-    return int(memory.get(result, found)[0])
+    out[1] = logits
+    return int(run(BLOCKS, 1, kept, table, head_of(FIRST, LAST), out)[0, 1])
 
 
 @pytest.mark.parametrize(("temperature", "min_p"), [(1.0, 0.0), (0.6, 0.0), (1.7, 0.01)])
@@ -86,3 +99,31 @@ def test_compiled_drawing_finds_the_samplers_token_among_its_rows(temperature: f
         seen.add(mine)
         assert drawn_by(logits, temperature, min_p, float(uniform)) == (expected if mine else ELSEWHERE)
     assert seen == {True, False}
+
+
+LIMITS = [draw_words(0.9, 0.0, 30, 1.0), draw_words(1.2, 0.0, 0, 0.8), draw_words(0.7, 0.001, 200, 0.95)]
+
+
+@pytest.mark.parametrize("steps", [0, 8])
+@pytest.mark.parametrize("second", LIMITS)
+def test_compiled_limits_keep_what_the_samplers_keep(second: list[float], steps: int) -> None:
+    """One block has all rows; with steps, logits are whole numbers of such parts of 1, so that many are equal."""
+    dice = np.random.default_rng(4)
+    logits = (dice.standard_normal((BATCH, VOCABULARY)) * 2).astype(np.float32)
+    logits = np.round(logits * steps) / np.float32(steps) if steps else logits
+    kept = np.full(several_words(TOKENS, BATCH, 1)[1] * 2, -1, dtype=np.int32)
+    for uniform in (0.0, float(dice.uniform()), 1 - 2.0**-53):
+        table = np.zeros((BATCH, DRAW_WORDS + TOKENS))
+        table[:, : DRAW_WORDS + 1] = [(*LIMITS[0], uniform), (*second, uniform)]
+        temperature, min_p, top_k, top_p = table[:, :DRAW_WORDS].T.tolist()
+        rows = RowParameters.build(
+            temperature=temperature,
+            top_k=[int(k) for k in top_k],
+            top_p=top_p,
+            min_p=min_p,
+            device=torch.device("cpu"),
+        )
+        expected = sample(torch.from_numpy(logits), torch.full((BATCH,), uniform, dtype=torch.float64), rows)
+        found = run(1, 0, kept, table, head_of(0, VOCABULARY), logits)
+        assert found[0].tolist() == expected.tolist()
+        assert 0 < found[1, 0] < found[1, 1] < 30

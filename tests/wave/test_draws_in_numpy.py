@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onewave.ops.sampling import RowParameters, sample, uniforms
-from onewave.wave.layout import limit_words
+from onewave.wave.layout import draw_words, limit_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_decode_in_numpy import LONG, Simulated
@@ -20,6 +20,8 @@ from tiny_decoders import random_model
 MODEL = random_model(replace(LONG, qkv_bias=True, vocab_size=1100))
 COUNT, SLOTS, FIRST = 4, [2, 0, 1], [0, 4, 2]
 TEMPERATURE, MIN_P = [0.7, 0.0, 1.9], [0.0, 0.0, 0.02]
+# Of the three sequences: none; one of each; all three.
+TOP_K, TOP_P = ([0, 0, 0], [0, 3, 20], [40, 0, 900]), ([1.0, 1.0, 1.0], [0.9, 0.5, 1.0], [0.95, 1.0, 0.8])
 
 
 def simulated(workers: int) -> Simulated:
@@ -28,16 +30,17 @@ def simulated(workers: int) -> Simulated:
     return wave
 
 
-def table(numbers: np.ndarray) -> np.ndarray:
-    return np.concatenate((np.array([TEMPERATURE, MIN_P]).T, numbers), axis=1)
+def table(numbers: np.ndarray, limits: int = 0) -> np.ndarray:
+    fixed = map(draw_words, TEMPERATURE, MIN_P, TOP_K[limits], TOP_P[limits])
+    return np.concatenate((list(fixed), numbers), axis=1)
 
 
-@pytest.mark.parametrize("workers", [1, 5])
-def test_tokens_are_those_of_the_hosts_sampler(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "limits"), [(5, 0), (3, 1), (1, 2)])
+def test_tokens_are_those_of_the_hosts_sampler(workers: int, limits: int) -> None:
     one, many = (simulated(workers) for _ in range(2))
     numbers = uniforms([11, 12, 13], [0, 0, 0], 2 * COUNT)
     rows = RowParameters.build(
-        temperature=TEMPERATURE, top_k=[0] * 3, top_p=[1.0] * 3, min_p=MIN_P, device=torch.device("cpu")
+        temperature=TEMPERATURE, top_k=TOP_K[limits], top_p=TOP_P[limits], min_p=MIN_P, device=torch.device("cpu")
     )
     tokens, expected = [5, 6, 7], list[list[int]]()
     for step in range(2 * COUNT):
@@ -50,7 +53,7 @@ def test_tokens_are_those_of_the_hosts_sampler(workers: int) -> None:
         positions = [first + begin for first in FIRST]
         # A launch comes between that takes the likeliest, from where it makes nothing.
         many.several(tokens, positions, SLOTS, COUNT, [limit_words(0)] * 3)
-        made = many.several(tokens, positions, SLOTS, COUNT, draws=table(numbers[:, begin : begin + COUNT]))
+        made = many.several(tokens, positions, SLOTS, COUNT, draws=table(numbers[:, begin : begin + COUNT], limits))
         tokens = [row[-1] for row in made]
         found += [list(step) for step in zip(*made, strict=True)]
     assert found == expected

@@ -73,7 +73,7 @@ TokensPerLaunch = Annotated[
     int,
     typer.Option(
         "--tokens-per-launch",
-        help="With the wave: steps that one launch makes of sequences without top-k, top-p and the like.",
+        help="With the wave: steps that one launch makes of sequences without penalties, logprobs and the like.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -63,9 +63,9 @@ class LLM:
     quantization: None, or what the matrices are rounded to as the model loads, one scale a row: "int8" or "fp8" (e4m3).
     The wave then reads one byte a weight; activations, sums, cache and embedding keep their types. Other decode paths
     and a CPU keep the same rounded weights in the model's dtype, and save no memory.
-    tokens_per_launch: with the wave, steps that one launch makes while all running sequences are greedy or drawn from
-    the whole vocabulary (temperature, min_p, seed) and ask for nothing else; the same tokens, which then come in
-    groups. More than 1 needs decode="wave" or "auto".
+    tokens_per_launch: with the wave, steps that one launch makes while all running sequences are greedy or drawn
+    (temperature, top_k, top_p, min_p, seed) and ask for nothing else; the same tokens, which then come in groups. More
+    than 1 needs decode="wave" or "auto".
     progress: draw progress bars on stderr while loading.
 
     A context manager; `close()` frees the model. May be called from several threads: their requests run together.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs, uniforms
+from onewave.wave.layout import draw_words
 
 __all__ = ["Sampled", "Sampler", "SamplerRow", "SamplingPlan"]
 
@@ -106,18 +107,17 @@ class SamplingPlan:
         self._as_is = self._biases is None and self._bans is None and self._penalties is None
 
     def fits_a_launch(self, *, draws: bool) -> bool:
-        """Whether a launch of several tokens can choose them: as they are, the likeliest or, if it draws, from the
-        whole vocabulary, and nothing else asked for."""
-        drawn = self._parameters is None or (draws and self._parameters.ordered is None)
-        return drawn and self._as_is and self._num_logprobs is None
+        """Whether a launch of several tokens can choose them: as they are, the likeliest or, if it draws, at random,
+        and nothing else asked for."""
+        return (self._all_greedy or draws) and self._as_is and self._num_logprobs is None
 
     def draws(self, count: int) -> Tensor | None:
-        """How the next `count` tokens are drawn, float64 [rows, 2 + count] on the device: temperature, min_p and the
+        """How the next `count` tokens are drawn, float64 [rows, DRAW_WORDS + count] on the device: draw_words and the
         uniform numbers of each row; None if all are the likeliest."""
         if self._all_greedy:
             return None
         params = [row.params for row in self._rows]
-        fixed = [[0.0 if p.is_greedy else p.temperature, p.min_p] for p in params]
+        fixed = [draw_words(0.0 if p.is_greedy else p.temperature, p.min_p, p.top_k, p.top_p) for p in params]
         steps = [row.step + self._step for row in self._rows]
         numbers = uniforms([row.key for row in self._rows], steps, count)
         return self._send(np.concatenate((np.array(fixed), numbers), axis=1), torch.float64)

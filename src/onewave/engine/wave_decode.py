@@ -27,7 +27,7 @@ from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.loading import load_model, open_parts
 from onewave.ops.sampling import RowParameters, greedy, sample, uniforms
-from onewave.wave.layout import limit_words
+from onewave.wave.layout import DRAW_WORDS, draw_words, limit_words
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
 from onewave.wave.rounding import Rounding
@@ -54,6 +54,15 @@ _log = logging.getLogger("onewave")
 # Lengths of the self-check's sequences, in turn: several splits of 128 keys, one key, a few, a split and a little.
 _CHECKED_LENGTHS = (299, 1, 19, 129)
 _CHECKED_CAPACITY = 320
+# How their tokens are drawn, in turn: temperature, min_p, top_k, top_p.
+_CHECKED_DRAWS = (
+    (0.8, 0.0, 40, 0.9),
+    (1.0, 0.0, 0, 1.0),
+    (0.0, 0.0, 0, 1.0),
+    (1.5, 0.0, 0, 0.7),
+    (1.2, 0.02, 0, 1.0),
+    (0.7, 0.01, 5, 1.0),
+)
 # Two 16-bit ways to the same logits differ by about a hundredth; a wrong one by about their size.
 _MOST_DIFFERENCE = 0.05
 # Of rounded weights, which plain operators have rounded to 16 bits once more: as far apart as two roundings of weights.
@@ -73,7 +82,7 @@ class WaveLoad:
 
     keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory,
     and never of rounded ones, which are there to save memory. cache_dir: where finished programs are kept.
-    tokens_per_launch: of greedy sequences. rounding: of the matrices, to one byte; None: none. progress: draw a bar on
+    tokens_per_launch: that `produce` makes, 1 for none. rounding: of the matrices, to one byte; None: none. progress: draw a bar on
     stderr.
     """
 
@@ -129,9 +138,10 @@ class WaveDecoder:
 
     def _checked_draws(self, model: Llama, sequences: int) -> bool:
         assert self._several is not None
-        draws = _some_draws(sequences, self.tokens_per_launch)
         try:
-            check_several(model, self._wave, self._several, sequences, self.tokens_per_launch, draws)
+            for turn in range(2):  # of one sequence, too, both with limits and without
+                draws = _some_draws(sequences, self.tokens_per_launch, turn)
+                check_several(model, self._wave, self._several, sequences, self.tokens_per_launch, draws)
         except Exception as error:
             # Whatever it was, a compiler's error too: this build is one of its own, and nothing else needs it.
             _log.warning("tokens are drawn one step at a time, not in launches of several: %s", _in_short(error))
@@ -421,20 +431,18 @@ def _holds_up_to(ends: list[int], ours: StaticKVCache, new: StaticKVCache, old: 
     return True
 
 
-def _some_draws(sequences: int, count: int) -> Tensor:
-    """Draws of sequences with temperatures and min_p of different kinds, as SamplingPlan.draws has them."""
-    fixed = [[(0.8, 1.0, 0.0, 1.5)[i % 4], (0.0, 0.02)[i // 4 % 2]] for i in range(sequences)]
+def _some_draws(sequences: int, count: int, first: int) -> Tensor:
+    """Draws of sequences with limits of different kinds, from that one on, as SamplingPlan.draws has them."""
+    fixed = [draw_words(*_CHECKED_DRAWS[(first + i) % len(_CHECKED_DRAWS)]) for i in range(sequences)]
     return torch.from_numpy(np.concatenate((fixed, uniforms(range(sequences), [0] * sequences, count)), axis=1))
 
 
 def _drawn(logits: Tensor, draws: Tensor, step: int) -> Tensor:
     """What the sampler draws at a step of these draws."""
-    off = len(draws) * [0]
-    temperature, min_p = (cast("list[float]", draws[:, place].tolist()) for place in (0, 1))
-    rows = RowParameters.build(
-        temperature=temperature, top_k=off, top_p=[1.0] * len(off), min_p=min_p, device=logits.device
-    )
-    return sample(logits, draws[:, 2 + step].to(logits.device), rows)
+    temperature, min_p, top_k, top_p = cast("list[list[float]]", draws[:, :DRAW_WORDS].T.tolist())
+    ranks = [int(k) for k in top_k]
+    rows = RowParameters.build(temperature=temperature, top_k=ranks, top_p=top_p, min_p=min_p, device=logits.device)
+    return sample(logits, draws[:, DRAW_WORDS + step].to(logits.device), rows)
 
 
 def _some_limits(rows: list[list[int]], lengths: list[int], first: list[int]) -> tuple[list[list[int]], list[int]]:

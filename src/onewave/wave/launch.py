@@ -244,8 +244,8 @@ class Wave:
         on the device, layout.limit_words of each sequence; None: nothing stops any. A token below 0 is that of a
         sequence that has stopped before. Returns the tokens, int64 [self.tokens, batch]: behind a sequence's last one,
         which it reports but does not feed, and behind an early end, -1. Nothing is written to the cache for these.
-        draws: float64 [batch, 2 + self.tokens] on the device: of each sequence its temperature (0: the likeliest), its
-        min_p and its uniform numbers token by token, as ops.sampling's `sample` takes them; None: all likeliest. The
+        draws: float64 [batch, DRAW_WORDS + self.tokens] on the device: of each sequence layout.draw_words (temperature
+        0: the likeliest) and its uniform numbers token by token, as ops.sampling takes them; None: all likeliest. The
         launch ends with the token with which the last sequence stops, or after interrupt. logits are the last step's
         of the sequences that it fed. Raises ShapeError, and WaveStalled if an earlier launch has stalled.
         """

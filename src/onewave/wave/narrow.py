@@ -5,13 +5,13 @@ with a whole number. top_k keeps the tokens up to the one of a rank, top_p those
 falls, and the one drawn is again the one in whose weight a number falls. Each of the three is one search, and the sum
 of the weights kept is all that the next has to know of the one before.
 
-A search goes in rounds of one hop. All blocks cut an interval of logits into eight parts; each shows, of the rows of
-the head that it has made, the sum of weights, the number and the greatest logit in every part; each reads those of all.
+A search goes in rounds of one hop. All blocks cut an interval of logits into eight parts, the last of which is its
+upper end alone; each shows, of the rows of the head that it has made, the sum of weights, the number and the greatest
+logit in every part; each reads those of all.
 Sums of whole numbers are the same in any order, so all find the same part in which the rank or the number falls, and
 the next round is about the interval from that part's lower bound to the greatest logit in it. A search ends with a part
 that holds one token, or nothing but equals. Tokens that weigh nothing are none: they change no sum and are not drawn.
-The first round, over everything that weighs anything, serves all three searches: an eighth of tokens that few share
-takes two or three rounds more, one of a flat distribution about five.
+The first round, over everything that weighs anything, serves all three searches.
 
 In `several`, behind all else (layout.several_words): two groups by token of four sets by round of [blocks] times eight
 packets of four int32 words (31 bits of the sum, 31 more, the number, the greatest logit's bits). A block clears its own
@@ -43,7 +43,7 @@ _ROUNDER = gl.constexpr(2.0**52)
 _BITS31 = gl.constexpr(0x7FFFFFFF)
 # A logit (over the temperature) as far below the best, or farther, weighs nothing: exp(-32) is less than half of 2^-44.
 _SPAN = gl.constexpr(32.0)
-# More rounds than any three searches take: each makes the interval eight times narrower, and between 32 and the
+# More rounds than any three searches take: each makes the interval seven times narrower, and between 32 and the
 # smallest float32 lie 154 factors of two. Only a launch that gives up reads what never ends.
 _MOST_ROUNDS = gl.constexpr(192)
 
@@ -90,13 +90,15 @@ def clear_rounds(several, number, wanted, block, NB: gl.constexpr, TOKENS: gl.co
 
 @gluon.jit
 def bounds_of(low, high, whole, part):
-    """The lower bounds of parts, by their numbers: eighths of [low, high]; of the whole, halves of what is left up to
-    the best, near which most that weighs anything lies. Where a bound is rounded to matters to nobody, as long as all
-    round it alike: hence the fma."""
+    """The lower bounds of parts, by their numbers: sevenths of [low, high]; of the whole, halves of what is left up to
+    the best, near which most that weighs anything lies. The last part is what equals the greatest alone: so those that
+    equal each other are found in a round. Where a bound is rounded to matters to nobody, as long as all round it alike:
+    hence the fma."""
     zero = part.to(gl.float32) * 0
     halved = ((127 - part) << 23).to(gl.float32, bitcast=True)
-    share = gl.where(whole > 0, halved, part.to(gl.float32) * 0.125)
-    return gl.fma(share, zero + gl.where(whole > 0, -_SPAN, high - low), zero + gl.where(whole > 0, high, low))
+    share = gl.where(whole > 0, halved, part.to(gl.float32) * (1 / 7))
+    bound = gl.fma(share, zero + gl.where(whole > 0, -_SPAN, high - low), zero + gl.where(whole > 0, high, low))
+    return gl.where(part < 7, bound, high)
 
 
 @gluon.jit
