@@ -36,7 +36,7 @@ def compiled() -> dict[str, Any]:
 
 
 def run(blocks: int, block: int, kept: np.ndarray, draws: np.ndarray, head: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """What a block of so many says, int64 [2, BATCH]: rows of the sequences from the first that draws on, and rounds."""
+    """What a block of so many says of the sequences from the first that draws on, int64 [2, BATCH]: rows, rounds."""
     report, memory = compiled(), Global(1 << 20)
     begin = int(np.isnan(draws[:, 0]).sum())
 

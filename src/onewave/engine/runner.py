@@ -143,8 +143,8 @@ class ModelRunner:
 
         As decode; positions are the first step's, and what was reserved reaches as far as limits let a row come.
         limits: int64 [rows, LIMIT_WORDS], wave.layout.limit_words of each row. draws: float64 [rows,
-        DRAW_WORDS + tokens_per_launch], see SamplingPlan.draws; None: each row's next token is its likeliest. Returns int64
-        [tokens_per_launch, rows], -1 behind a row's last token.
+        DRAW_WORDS + tokens_per_launch], see SamplingPlan.draws; None: each row's next token is its likeliest. Returns
+        int64 [tokens_per_launch, rows], -1 behind a row's last token.
         """
         assert self._kv is not None, "reserve() comes first"
         assert self._wave is not None, "only a wave makes several"

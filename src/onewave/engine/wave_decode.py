@@ -82,8 +82,8 @@ class WaveLoad:
 
     keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory,
     and never of rounded ones, which are there to save memory. cache_dir: where finished programs are kept.
-    tokens_per_launch: that `produce` makes, 1 for none. rounding: of the matrices, to one byte; None: none. progress: draw a bar on
-    stderr.
+    tokens_per_launch: that `produce` makes; 1: only steps of one token. rounding: of the matrices, to one byte; None:
+    none. progress: draw a bar on stderr.
     """
 
     dtype: torch.dtype

@@ -15,8 +15,8 @@ before, and the loader only where it would be a whole ring ahead.
 several (layout.several_words): candidates, three sets by token of [blocks, NB] packets of four int32 words (the logit's
 bits, the row, whether the host has asked for the end, 0); what draw.py keeps; then, in int64 words, the launch's tokens
 [TOKENS, NB]; then each block's own tokens [NB], positions [NB] and whether each has stopped [NB]; then what narrow.py
-keeps. A block clears the set of the next token when it begins one: whoever reads there has read, and therefore seen what was stored before, this
-block's candidates of the token between.
+keeps. A block clears the set of the next token when it begins one: whoever reads there has read, and therefore seen
+what was stored before, this block's candidates of the token between.
 
 limits, int64 [batch, 8]: the position of the sequence's last token, then up to seven stop tokens, -1 for none
 (layout.limit_words).

@@ -59,8 +59,8 @@ def weights_of(scaled, best, least):
 
 @gluon.jit
 def weights_of_rows(logits, at, rows, temperature, best, least, LAYOUT: gl.constexpr, SIZE: gl.constexpr):
-    """SIZE rows of logits (words of float32) from `at` on: over the temperature, and their weights, int64; 0 from `rows`
-    on."""
+    """SIZE rows of logits (words of float32) from `at` on: over the temperature, float32, and what they weigh, int64; 0
+    from `rows` on."""
     row = at + gl.arange(0, SIZE, layout=LAYOUT)
     logit = gl.load(logits + row, mask=row < rows, other=0, cache_modifier=".cg").to(gl.float32, bitcast=True)
     scaled = gl.div_rn(logit, temperature + logit * 0)
