@@ -144,10 +144,14 @@ def test_several_tokens_a_launch_change_no_token(cache: Path) -> None:
 
 
 def test_drawn_tokens_are_the_same_however_many_a_launch_makes(cache: Path) -> None:
-    params = [SamplingParams(temperature=t, seed=7, max_tokens=24, detokenize=False) for t in (1.0, 0.0, 0.6, 1.3)]
+    params = [
+        SamplingParams(temperature=temperature, seed=7, max_tokens=24, detokenize=False, top_k=top_k, top_p=top_p)
+        for temperature, top_k, top_p in ((1.0, 0, 1.0), (0.0, 0, 1.0), (0.6, 0, 0.9), (1.3, 30, 0.95))
+    ]
     found: list[list[list[int]]] = []
     for count in (1, 5):
         with llm(tokens_per_launch=count) as model:
+            assert model.runner.draws_in_launch == (count > 1)
             outputs = model.generate(PROMPTS, params)  # type: ignore[arg-type]
             found.append([list(output.outputs[0].token_ids) for output in outputs])
     assert found[0] == found[1]

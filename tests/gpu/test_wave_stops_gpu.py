@@ -17,7 +17,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import DecodeWave
 from onewave.ops.sampling import RowParameters, sample, uniforms
 from onewave.wave.launch import runs_here
-from onewave.wave.layout import limit_words
+from onewave.wave.layout import draw_words, limit_words
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -171,16 +171,33 @@ def test_the_host_ends_a_launch_and_what_it_has_made_is_right() -> None:
     assert all(token >= 0 for row in found for token in row)
 
 
-def test_drawn_tokens_are_those_of_the_sampler() -> None:
+OFF = ([0] * 4, [1.0] * 4)
+LIMITED = ([0, 5, 40, 30000], [0.9, 0.5, 1.0, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("limits", "copies", "delays"),
+    [(OFF, 1, False), (LIMITED, 1, False), (LIMITED, 5, False), (LIMITED, 1, True)],
+    ids=["no limits", "limits", "limits among equals", "limits, under random pauses"],
+)
+def test_drawn_tokens_are_those_of_the_sampler(
+    limits: tuple[list[int], list[float]], copies: int, delays: bool
+) -> None:
+    """With copies of the head's rows there are as many equal logits."""
     count, rows = 9, 4
-    model = on_card(random_model(replace(BASE, qkv_bias=True, vocab_size=50000)))
+    top_k, top_p = limits
+    model = random_model(replace(BASE, qkv_bias=True, vocab_size=50000))
+    head = model.weights.head
+    assert isinstance(head, Tensor)
+    head.copy_(head[: len(head) // copies].repeat(copies, 1))
+    model = on_card(model)
     before = filled(model, rows)
     slots = torch.tensor([1, 3, 0, 2], device="cuda")
     temperature, min_p = [0.7, 0.0, 1.0, 2.5], [0.0, 0.0, 0.01, 0.0]
     numbers = uniforms([21, 22, 23, 24], [0] * rows, 3 * count)
-    how = RowParameters.build(temperature=temperature, top_k=[0] * rows, top_p=[1.0] * rows, min_p=min_p, device=CARD)
+    how = RowParameters.build(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, device=CARD)
     one = DecodeWave(model, batch=rows)
-    several = one.several(count)
+    several = (DecodeWave(model, batch=rows, delays=True) if delays else one).several(count)
     whole = copied(model, before)
     one.bind_cache(whole)
     tokens, positions, expected = slots + 5, slots * 60 + 17, list[Tensor]()
@@ -192,7 +209,7 @@ def test_drawn_tokens_are_those_of_the_sampler() -> None:
     several.bind_cache(kv)
     tokens, found = slots + 5, list[Tensor]()
     for begin in range(0, 3 * count, count):
-        fixed = torch.tensor([temperature, min_p], dtype=torch.float64).T
+        fixed = torch.tensor([*map(draw_words, temperature, min_p, top_k, top_p)], dtype=torch.float64)
         draws = torch.cat((fixed, torch.from_numpy(numbers[:, begin : begin + count].copy())), dim=1).cuda()
         found.append(several.produce(tokens, positions + begin, slots, draws=draws))
         tokens = found[-1][-1]
