@@ -214,6 +214,23 @@ def test_float8_rounds_nothing_but_its_weights(
     assert (out.float() - exact.float()).pow(2).mean().sqrt() <= 0.04 * exact.float().pow(2).mean().sqrt()
 
 
+def test_float8_rows_whose_window_begins_beyond_their_sequence_read_no_neighbour(
+    kernels: dict[str, NumpyKernel],
+) -> None:
+    starts, key_starts = torch.tensor([0, 260, 400]).int(), torch.tensor([0, 5, 205]).int()
+    q, k, v = (randn(n, 2, 64, seed=seed).float() for seed, n in enumerate((400, 205, 205)))
+    v[5:] = NAN
+    v[:, 1] = NAN
+    stored = [tensor.to(torch.float8_e4m3fn) for tensor in (q, k, v)]
+    given: dict[str, Any] = {"window": (60, 0), "align": "top-left", "backend": "gluon"}
+    packing = {"cu_seqlens_q": starts, "cu_seqlens_k": key_starts, "max_seqlen_q": 260, "max_seqlen_k": 200}
+    out = cast("Tensor", attention_fp8(*stored, **packing, **given))
+    assert not out[:260, 0].isnan().any()
+    assert out[:5, 1].isnan().all()
+    assert not out[65:260, 0].any()
+    assert kernels["fp8_kernel"].launches == 1
+
+
 def test_float8_rows_beyond_the_last_keys_window_are_zeros_whatever_other_heads_hold(
     kernels: dict[str, NumpyKernel],
 ) -> None:

@@ -44,6 +44,8 @@ __all__ = ["fp8_kernel", "turn_values"]
 # fp8_impl deals tiles of as many times 64 rows.
 _WARPGROUPS = gl.constexpr(3)
 _OFFSET = gl.constexpr(8.0)
+# A row that no descriptor has.
+_BEYOND = gl.constexpr(1 << 30)
 _ROUND = gl.constexpr(
     "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
     " mov.b32 $0, {low, high}; }"
@@ -145,9 +147,11 @@ def load_bytes(problem, v_tiles):
                     s = jv % VS
                     mbarrier.wait(bv.index(VS + s), ((jv // VS) & 1) ^ 1)
                     mbarrier.expect(bv.index(s), problem.BN * problem.D)
-                    tma.async_copy_global_to_shared(
-                        problem.v, [(values - i) * problem.D, 0], bv.index(s), problem.sv.index(s)
-                    )
+                    row = (values - i) * problem.D
+                    if problem.RAGGED and problem.LEFT:
+                        # Rows whose window begins beyond their sequence's last key: zeros, not what a neighbour holds.
+                        row = gl.where((begin + count - i) * problem.BN < gl.maximum(num_keys, 1), row, _BEYOND)
+                    tma.async_copy_global_to_shared(problem.v, [row, 0], bv.index(s), problem.sv.index(s))
                     jv += 1
             tile += 1
 
