@@ -23,6 +23,8 @@ Q, CACHE = (2, 8, 1, 64), (2, 2, 4096, 64)
 QUESTIONS: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
     ("attention", [(2, 8, 300, 64), (2, 2, 300, 64)], {"causal": True}),
     ("attention_varlen", [(900, 8, 64), (900, 2, 64)], {"sequences": 3, "max_seqlen_q": 500, "max_seqlen_k": 500}),
+    ("attention_fp8", [(2, 8, 300, 64), (2, 2, 300, 64)], {"causal": True}),
+    ("attention_fp8", [(900, 8, 64), (900, 2, 64)], {"sequences": 3, "max_seqlen_q": 500, "max_seqlen_k": 500}),
     ("decode_attention", [Q, CACHE], {"split_size": 512}),
     ("decode-attention", [(2, 8, 64), (9, 2, 8, 32, 8)], {"block_table": (2, 4)}),
     ("append_kv", [(3, 12 * 64), CACHE], {}),
@@ -50,6 +52,25 @@ def test_every_operator_answers_for_cards_that_are_not_there(name, shapes, optio
         assert answer.tile
     if device == "cpu":
         assert answer.backend != "triton"
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "says"),
+    [
+        ("cuda:sm_90", "gluon", "fp8_impl.py: fp8_kernel"),
+        ("cuda:sm_80", "triton", "copies in float16: products in float8 need sm_90, and this is sm_80"),
+        ("cpu", "reference", "copies in float16: tensors on a CPU"),
+    ],
+)
+def test_float8_attention_says_whether_it_multiplies_in_float8(device, backend, says):
+    answer = explain("attention_fp8", (1, 4, 300, 128), (1, 2, 300, 128), device=device, dtype="fp16", causal=True)
+    assert answer.backend == backend
+    assert says in str(answer)
+    with pytest.raises(UnsupportedError, match="head_dim: 136"):
+        explain("attention_fp8", (1, 4, 300, 136), (1, 2, 300, 136), device=device)
+    if device != "cuda:sm_90":
+        with pytest.raises(UnsupportedError, match=r"backend=gluon"):
+            explain("attention_fp8", (1, 4, 300, 64), (1, 2, 300, 64), device=device, backend="gluon")
 
 
 @pytest.mark.parametrize(

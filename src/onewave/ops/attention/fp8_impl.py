@@ -13,19 +13,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from onewave.ops.attention.fp8_kernel_impl import fp8_kernel, turn_values
+from onewave.ops.attention.fp8_plan import COLUMNS, FP8_TILE, KEYS, ROWS, WARPGROUPS, deal
 from onewave.ops.attention.gluon_impl import describe, undescribable
 from onewave.ops.attention.gluon_order_impl import order_of
-from onewave.ops.attention.gluon_plan import schedule
 from onewave.ops.attention.masks import Options
 from onewave.ops.backends import num_sms
 from onewave.ops.scratch import scratch
 
-__all__ = ["TILE", "attention", "undescribable"]
+__all__ = ["attention", "undescribable"]
 
 _LOG2E = math.log2(math.e)
-_COLUMNS, _KEYS, _ROWS, _WARPGROUPS = 128, 128, 64, 3
-TILE = {"D": _COLUMNS, "BN": _KEYS, "K_STAGES": 3, "V_STAGES": 3}
-"""Constants of fp8_kernel_impl's kernel."""
 # A place plus a side stays inside 32 bits.
 _MOST_KEYS = 1 << 30
 _FLOAT_BYTES = 4
@@ -68,11 +65,11 @@ def attention(
         if lse is not None:
             lse.fill_(float("-inf"))
         return
-    v_tiles = -(-num_keys // _KEYS) if sequences is None else num_keys // _KEYS + sequences
+    v_tiles = -(-num_keys // KEYS) if sequences is None else num_keys // KEYS + sequences
     if not packed and wanted.left is not None:
         # Rows whose window begins beyond the last key have a tile of zeros there, and not another head's values.
-        rows = _ROWS * _WARPGROUPS
-        v_tiles = max(v_tiles, ((num_queries - 1) // rows * rows + shift - wanted.left) // _KEYS + 1)
+        rows = ROWS * WARPGROUPS
+        v_tiles = max(v_tiles, ((num_queries - 1) // rows * rows + shift - wanted.left) // KEYS + 1)
     flags = {
         "RAGGED": packed, "TOP_LEFT": wanted.top_left, "LEFT": wanted.left is not None,
         "RIGHT": wanted.right is not None,
@@ -81,10 +78,9 @@ def attention(
     steps = (sequences or 0).bit_length() + 1
     places = (starts_q, starts_k)
     tiles = _turned(v, places, (num_keys, first_key, sequences or 0, steps, v_tiles, left, right), flags)
-    plan = schedule(
+    plan = deal(
         heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
-        num_keys=num_keys, columns=_COLUMNS, processors=num_sms(q.device), shift=shift, left=wanted.left,
-        right=wanted.right, sequences=sequences, rows=_ROWS * _WARPGROUPS,
+        num_keys=num_keys, wanted=wanted, shift=shift, sequences=sequences, processors=num_sms(q.device),
     )  # fmt: skip
     # Sorting would write where the values lie: both use the operator's scratch.
     order, which, rounds = (None, 0, plan.turns)
@@ -96,10 +92,10 @@ def attention(
     if not packed:
         k = k[:, :, first_key:num_keys]
     fp8_kernel[(plan.programs,)](
-        describe(q, _ROWS, _COLUMNS, packed),
-        describe(k, _KEYS, _COLUMNS, packed),
+        describe(q, ROWS, COLUMNS, packed),
+        describe(k, KEYS, COLUMNS, packed),
         tiles,
-        describe(out, _ROWS, _COLUMNS, packed),
+        describe(out, ROWS, COLUMNS, packed),
         *scales,
         scales[0] if lse is None else lse,
         scales[0] if sinks is None else sinks,
@@ -131,7 +127,7 @@ def attention(
         SINKS=sinks is not None,
         LSE=lse is not None,
         num_warps=4,
-        **TILE,
+        **FP8_TILE,
         **flags,
     )
 
@@ -142,13 +138,13 @@ def _turned(
     """Launch turn_values; the descriptor of what it writes. sizes: its arguments from num_keys to right."""
     batch, kv_heads, _, head_dim = v.shape
     v_tiles = sizes[4]
-    rows = batch * kv_heads * v_tiles * _COLUMNS
-    turned = scratch(v.device, rows * _KEYS // _FLOAT_BYTES).view(torch.uint8)
+    rows = batch * kv_heads * v_tiles * COLUMNS
+    turned = scratch(v.device, rows * KEYS // _FLOAT_BYTES).view(torch.uint8)
     values = v.view(torch.uint8)
     turn_values[(v_tiles, kv_heads, batch)](
         values, turned, *(values if each is None else each for each in starts), *v.stride()[:3], *sizes,
-        head_dim=head_dim, D=_COLUMNS, BN=_KEYS, num_warps=4, **flags,
+        head_dim=head_dim, D=COLUMNS, BN=KEYS, num_warps=4, **flags,
     )  # fmt: skip
-    tiles = turned[: rows * _KEYS].view(torch.float8_e4m3fn).view(rows, _KEYS)
+    tiles = turned[: rows * KEYS].view(torch.float8_e4m3fn).view(rows, KEYS)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    return TensorDescriptor(tiles, [rows, _KEYS], [_KEYS, 1], [_COLUMNS, _KEYS], layout)
+    return TensorDescriptor(tiles, [rows, KEYS], [KEYS, 1], [COLUMNS, KEYS], layout)

@@ -41,7 +41,7 @@ from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, place_
 
 __all__ = ["fp8_kernel", "turn_values"]
 
-# fp8_impl deals tiles of as many times 64 rows.
+# fp8_plan deals tiles of as many times 64 rows.
 _WARPGROUPS = gl.constexpr(3)
 _OFFSET = gl.constexpr(8.0)
 # A row that no descriptor has.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.attention.checks import check_cu_seqlens, check_extras
-from onewave.ops.attention.gluon_plan import swept
+from onewave.ops.attention.fp8_plan import FP8_BACKENDS, check_sizes, fp8_refusal
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
@@ -20,10 +20,7 @@ from onewave.ops.library import checks_contents, is_watched, register
 __all__ = ["attention_fp8"]
 
 _NAME = "attention_fp8"
-_BACKENDS = ("auto", "gluon", "reference")
 _OUTS = (torch.bfloat16, torch.float16)
-_MOST_HEAD_DIM, _STEP = 128, 16
-_HOPPER = (9, 0)
 
 
 def attention_fp8(
@@ -98,8 +95,8 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, packed: bool, scales: tuple[Tensor | None, ...], out_dtype: torch.dtype,
     backend: str,
 ) -> None:  # fmt: skip
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
+    if backend not in FP8_BACKENDS:
+        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(FP8_BACKENDS))
     if out_dtype not in _OUTS:
         raise UnsupportedError(f"{_NAME}: out_dtype", got=str(out_dtype), allowed="torch.bfloat16, torch.float16")
     rank = 3 if packed else 4
@@ -109,12 +106,7 @@ def _check(
         raise ShapeError(f"{_NAME}: q, k, v", got=shapes, allowed=f"[{layout}] each")
     if k.shape != v.shape or k.shape[-1] != q.shape[-1] or (not packed and k.shape[0] != q.shape[0]):
         raise ShapeError(f"{_NAME}: q, k, v", got=shapes, allowed="k and v of one shape, and batch and head_dim of q")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        got = f"{q.shape[1]} query heads, {k.shape[1]} KV heads"
-        raise ShapeError(f"{_NAME}: heads", got=got, allowed="a multiple of the KV heads")
-    if q.shape[-1] % _STEP or not 0 < q.shape[-1] <= _MOST_HEAD_DIM:
-        allowed = f"multiples of {_STEP} up to {_MOST_HEAD_DIM}"
-        raise UnsupportedError(f"{_NAME}: head_dim", got=str(q.shape[-1]), allowed=allowed, next="Use bfloat16.")
+    check_sizes(q.shape[1], k.shape[1], q.shape[-1])
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dtype is not torch.float8_e4m3fn:
             raise UnsupportedError(f"{_NAME}: dtype of {label}", got=str(tensor.dtype), allowed="torch.float8_e4m3fn")
@@ -193,13 +185,10 @@ def _run(
 
 def _refusal(q: Tensor, k: Tensor, v: Tensor, *, asked_for: bool) -> str | None:
     """Why Hopper's kernel does not run a call, None if it does. asked_for: by name, which needs no passed sweep."""
-    if q.device.type != "cuda":
-        return "tensors on a CPU"
-    capability = torch.cuda.get_device_capability(q.device)
-    if capability != _HOPPER:
-        return f"products in float8 need sm_90, and this is sm_{capability[0]}{capability[1]}"
-    if not asked_for and not swept("float8_e4m3fn", _MOST_HEAD_DIM):
-        return "its sweep on a card has not covered float8"
+    capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None
+    reason = fp8_refusal(capability, asked_for=asked_for)
+    if reason is not None:
+        return reason
     try:
         return load("attention", "fp8_impl").undescribable(q, k, v)
     except ImportError as error:

@@ -21,8 +21,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.fp8_impl import TILE as FP8_TILE
 from onewave.ops.attention.fp8_kernel_impl import fp8_kernel
+from onewave.ops.attention.fp8_plan import FP8_TILE
 from onewave.ops.attention.gluon_kernel_impl import attention_kernel as hopper_kernel
 from onewave.ops.attention.gluon_plan import columns_of, config, knows_limit
 from onewave.ops.attention.mma_kernel_impl import mma_kernel

@@ -1,0 +1,245 @@
+"""explain of the attention operators: their own plans answer, this lays out what they say."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.ops.attention.fp8_plan import explain_fp8
+from onewave.ops.attention.plan import AttentionPlan, explain_attention
+from onewave.ops.backends import num_sms
+from onewave.ops.decode_attention.op import CPU_TAKES, DECODE_BACKENDS
+from onewave.ops.decode_attention.plan import plan_decode
+from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, stream_tile
+from onewave.ops.masked_multihead_attention.op import MMHA_BACKENDS
+from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, backend_of, elsewhere
+
+__all__ = ["append", "attention", "attention_fp8", "attention_varlen", "decode", "masked", "merge"]
+
+
+def attention(question: Question) -> Explanation:
+    q, k, *_ = question.take((4,), (4,), *((4,) for _ in question.shapes[2:]))
+    return _as_planned(question, explain_attention(q, k, **_flags(question)))
+
+
+def attention_varlen(question: Question) -> Explanation:
+    q, k, *_ = question.take((3,), (3,), *((3,) for _ in question.shapes[2:]))
+    options = dict(question.options)
+    rows = int(options.pop("sequences", 1))
+    longest_q, longest_k = int(options.pop("max_seqlen_q", q[0])), int(options.pop("max_seqlen_k", k[0]))
+    asked = replace(question, options=options)
+    plan = explain_attention((rows, q[1], longest_q, q[2]), (rows, k[1], longest_k, k[2]), **_flags(asked))
+    return _as_planned(question, plan)
+
+
+def attention_fp8(question: Question) -> Explanation:
+    """dtype: of the output, bf16 where it is float8 itself; packed if sequences is given."""
+    options = {name: value for name, value in question.options.items() if name not in ("q_scale", "k_scale", "v_scale")}
+    packed = "sequences" in options
+    rank = (3,) if packed else (4,)
+    q, k, *_ = question.take(rank, rank, *(rank for _ in question.shapes[2:]))
+    if packed:
+        rows = int(options["sequences"])
+        longest_q, longest_k = int(options.pop("max_seqlen_q", q[0])), int(options.pop("max_seqlen_k", k[0]))
+        q, k = (1, q[1], longest_q, q[2]), (1, k[1], longest_k, k[2])
+        options["sequences"] = rows
+    known = inspect.signature(explain_fp8).parameters.keys() - {"q_shape", "k_shape", "capability"}
+    _refuse_odd(question, options, known)
+    out = options.pop("out_dtype", "bf16" if question.dtype.itemsize == 1 else question.dtype)
+    out = DTYPES.get(out) if isinstance(out, str) else out
+    if out not in (torch.bfloat16, torch.float16):
+        raise UnsupportedError("attention_fp8: out_dtype", got=str(out), allowed="torch.bfloat16, torch.float16")
+    capability = divmod(question.sm or 90, 10) if question.cuda else None
+    name = str(out).removeprefix("torch.")
+    return _as_planned(question, explain_fp8(q, k, **options, out_dtype=name, capability=capability))
+
+
+def _refuse_odd(question: Question, options: dict[str, Any], known: set[str]) -> None:
+    if odd := options.keys() - known:
+        allowed = ", ".join(sorted(known))
+        raise InvalidArgumentError(f"explain {question.operator}: options", got=", ".join(sorted(odd)), allowed=allowed)
+
+
+def _flags(question: Question) -> dict[str, Any]:
+    """The options of a call as the plan of attention takes them."""
+    options = {name: value for name, value in question.options.items() if name != "out"}
+    if (
+        question.cuda
+        and question.dtype not in (torch.float16, torch.bfloat16)
+        and options.get("backend") != "reference"
+    ):
+        raise UnsupportedError(
+            f"explain {question.operator}: dtype on a card", got=str(question.dtype), allowed="float16, bfloat16"
+        )
+    given = {"q_shape", "k_shape", "device", "capability", "dtype", "packed"}
+    known = inspect.signature(explain_attention).parameters.keys() - given
+    _refuse_odd(question, options, known)
+    capability = divmod(question.sm, 10) if question.sm else (9, 0)
+    return {
+        **options,
+        "device": "cuda" if question.cuda else "cpu",
+        "capability": capability,
+        "dtype": str(question.dtype).removeprefix("torch."),
+        "packed": question.operator == "attention_varlen",
+    }
+
+
+def _as_planned(question: Question, plan: AttentionPlan) -> Explanation:
+    kernel, tile, programs = f"attention: {plan.kernel}", None, None
+    if plan.block_m:
+        module = "fp8" if plan.kernel == "fp8_kernel" else plan.backend
+        kernel = f"attention/{module}_impl.py: {plan.kernel}"
+        tile = f"{plan.block_m} query rows x {plan.block_n} keys x {plan.width}"
+        tile += f", {plan.num_warps} warps, {plan.num_stages} stages"
+        programs = f"{plan.programs}, {plan.tiles} tiles for each head of a sequence"
+        if plan.packed_heads > 1:
+            programs = f"{plan.programs}, {plan.tiles} tiles for each group of {plan.packed_heads} heads"
+    split = "none: a program walks over all keys of its rows" if plan.block_m else None
+    reasons = tuple(plan.why.split("; "))
+    return Explanation(question.operator, question.text(), plan.backend, kernel, reasons, tile, split, programs)
+
+
+def decode(question: Question) -> Explanation:
+    q, cache = question.take((3, 4), (4, 5))
+    options = question.options
+    kv_dtype = DTYPES.get(options.get("kv_dtype", ""), question.dtype)
+    if question.cuda and question.dtype is torch.float32:
+        raise UnsupportedError(f"{question.operator}: dtype", got="float32 on a card", allowed="float16, bfloat16")
+    if kv_dtype is torch.float8_e4m3fn and question.sm is not None and question.sm < 89:
+        raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
+    # A packed key is [.., head_dim / x, capacity, x].
+    block_size = cache[2] if len(cache) == 4 else cache[3]
+    table = options.get("block_table")
+    capacity = block_size * (table[1] if table else 1)
+    num_queries = q[2] if len(q) == 4 else 1
+    plan = plan_decode(
+        num_heads=q[1],
+        num_kv_heads=cache[1],
+        num_queries=num_queries,
+        head_dim=q[-1],
+        capacity=capacity,
+        kv_itemsize=kv_dtype.itemsize,
+        split_size=options.get("split_size"),
+        windowed=options.get("window") is not None,
+        smallest_split=options.get("steps_per_block"),
+    )
+    backend = backend_of(question, DECODE_BACKENDS)
+    extras = any(options.get(name) is not None for name in ("softcap", "sinks", "k_scale", "v_scale"))
+    simple = num_queries == 1 and len(cache) == 4 and not extras and not options.get("return_lse")
+    whole_rows = table is None or table[1] == 1
+    loops = not question.cuda and question.dtype is kv_dtype is torch.float32 and simple and whole_rows
+    if backend == "cpu" and not loops:
+        raise UnsupportedError("decode_attention (backend=cpu)", got=question.text(), allowed=CPU_TAKES)
+    if backend == "auto" and not question.cuda:
+        backend = "cpu" if loops else "reference"
+    if backend not in ("auto", "gluon", "triton"):
+        return elsewhere(question, backend, CPU_TAKES)
+    sms = num_sms(torch.device("cuda", 0)) if torch.cuda.is_available() else SMS_OF_AN_H200
+    length = min(int(options.get("seq_len", capacity)), capacity)
+    split = plan.split or _split_of(length, plan.smallest, plan.doublings, plan.target)
+    splits = max(1, -(-length // split))
+    capability = divmod(question.sm or 90, 10)
+    names = [str(dtype).removeprefix("torch.") for dtype in (question.dtype, kv_dtype)]
+    paged = table is not None and table[1] != 1
+    cached = (len(cache) == 5, block_size, paged, options.get("k_scale") is not None)
+    call = StreamCall((capability[0], capability[1]), q[0], names[0], names[1], *cached)
+    refused = refusal(call, plan)
+    if backend == "gluon" and refused is not None:
+        raise UnsupportedError("decode_attention (backend=gluon)", got=refused, next='Use backend="auto".')
+    if backend == "triton" or refused is not None:
+        backend, kernel = "triton", "split_kv_impl.py: split_kv_kernel"
+        stages, warps = plan.num_stages, f"{plan.num_warps} warps"
+        reasons = (plan.why, _pdl(question), *(() if refused is None else (f"not the Hopper kernel: {refused}",)))
+    else:
+        backend, kernel = "gluon", "stream_impl.py: stream_kernel"
+        shares, warps = plan.shares(q[0], sms), "4 warps and a loading one"
+        stages = stream_tile(q[0], capacity, shares, in_pieces=paged and block_size < plan.block_n).stages
+        how = "a warp of its own streams keys and values by TMA, across rows; the bits are the Triton kernel's"
+        reasons = (plan.why, how, _pdl(question))
+    return Explanation(
+        "decode_attention",
+        question.text(),
+        backend,
+        f"decode_attention/{kernel}",
+        reasons,
+        tile=f"{plan.block_m} query rows x {plan.block_n} keys x {plan.block_d}, {warps}, {stages} stages",
+        split=f"{split} keys, {splits} of a row of {length}",
+        programs=f"{plan.shares(q[0], sms)} shares x {cache[1] * plan.tiles}, on {sms} SMs",
+    )
+
+
+def masked(question: Question) -> Explanation:
+    qkv, cache = question.take((2, 3, 4), (4, 5))
+    head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
+    width = qkv[1] // head_dim if len(qkv) == 2 else qkv[-2]
+    if backend_of(question, MMHA_BACKENDS) == "reference" or not question.cuda:
+        return elsewhere(question, "reference", None)
+    options = {"steps_per_block": 128} | question.options
+    dtype = question.dtype
+    if options.get("qkv_out_scale") is not None:
+        # Which goes with a projection in int32; the cache is in the type that was named.
+        options, dtype = {"kv_dtype": str(dtype).removeprefix("torch.")} | options, torch.int32
+    shapes = ((qkv[0], width - 2 * cache[1], 1, head_dim), cache)
+    asked = replace(question, shapes=shapes, options=options, dtype=dtype)
+    found = decode(asked)
+    why = "decode attention's kernel with a prologue (bias, rotation, append) and an epilogue (smoothing, rounding)"
+    return replace(found, operator=question.operator, question=question.text(), why=(why, *found.why))
+
+
+def _split_of(length: int, smallest: int, doublings: int, target: int) -> int:
+    """Keys a split of a row: the smallest size that leaves at most `target` splits."""
+    for doubling in range(doublings):
+        if -(-length // (smallest << doubling)) <= target:
+            return smallest << doubling
+    return smallest << doublings
+
+
+def _pdl(question: Question) -> str:
+    if question.sm is not None and question.sm >= 90:
+        return "the next kernel may be launched early and waits on the device (programmatic dependent launch)"
+    return "the next kernel follows in stream order"
+
+
+def merge(question: Question) -> Explanation:
+    (outs,) = question.take((3, 4, 5, 6))
+    if not question.cuda:
+        return elsewhere(question, "reference", None)
+    head_dim, queries = outs[-1], outs[-2]
+    block_d = 1 << (head_dim - 1).bit_length()
+    block_s = max(1, min(1 << (queries - 1).bit_length(), 2048 // block_d))
+    programs = -(-queries // block_s)
+    for size in outs[1:-2]:
+        programs *= size
+    return Explanation(
+        "merge_attention",
+        question.text(),
+        "triton",
+        "merge_attention/triton_impl.py: merge_kernel",
+        (f"{outs[0]} parts are read once each, in their order; 2048 numbers a program stay in registers",),
+        tile=f"{block_s} queries x {block_d}, 4 warps",
+        programs=str(programs),
+    )
+
+
+def append(question: Question) -> Explanation:
+    qkv, cache = question.take((2,), (4, 5))
+    head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
+    if not question.cuda:
+        plain = len(cache) == 4 and question.options.get("rotary_style", "neox") == "neox"
+        plain = plain and not question.options.keys() & {"block_table", "kv_dtype"}
+        backend = "cpu" if plain and question.dtype is torch.float32 else "reference"
+        return elsewhere(question, backend, "float32, plain caches, neox rotation")
+    why = "bias, norms, rotation and both stores in one pass over qkv; a head's rotary partners come from L1"
+    return Explanation(
+        "append_kv",
+        question.text(),
+        "triton",
+        "append_kv/triton_impl.py: append_kv_kernel",
+        (why,),
+        tile=f"1 head of {head_dim}, 1 warp",
+        programs=f"{qkv[0]} tokens x {qkv[1] // head_dim} heads of q, k and v",
+    )
