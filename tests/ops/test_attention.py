@@ -63,6 +63,21 @@ def test_every_mask_meets_the_error_rule_at_every_length(mask: dict[str, Any], d
         assert not out[blind].any()
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("mask", MASKS[1:7], ids=str)
+def test_keys_that_no_query_sees_may_hold_nan(mask: dict[str, Any], backend: str) -> None:
+    for queries, keys in [(1, 17), (3, 40), (40, 64), (64, 40)]:
+        q, k, v = qkv(queries, keys)
+        right = attention(q, k, v, backend="reference", **mask)
+        # Of equal scores every key that is seen has some weight.
+        weights, _ = oracle(
+            torch.zeros(1, 1, queries, 8), torch.zeros(1, 1, keys, 8), torch.eye(keys)[None, None], **mask
+        )
+        unseen = (weights[0, 0] == 0).all(0)
+        k[:, :, unseen], v[:, :, unseen] = NAN, NAN
+        torch.testing.assert_close(attention(q, k, v, backend=backend, **mask), right, atol=1e-5, rtol=1e-5)
+
+
 def test_sinks_alibi_and_biases_meet_the_error_rule() -> None:
     q, k, v = qkv(33, 50)
     seen = torch.rand(2, 1, 33, 50, generator=torch.Generator().manual_seed(3)) > 0.5

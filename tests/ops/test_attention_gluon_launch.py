@@ -33,7 +33,7 @@ def rows_of(descriptor: Any, at: list[int]) -> tuple[Tensor, int]:
     inside = max(0, min(rows, descriptor.shape[row_axis] - at[row_axis]) - first)
     at = [x + first if axis == row_axis else x for axis, x in enumerate(at)]
     offset = 2 * sum(x * step for x, step in zip(at, descriptor.strides, strict=True)) % 2**64 // 2
-    width = min(columns, descriptor.shape[-1])
+    width = min(columns, descriptor.shape[-1] - at[-1]) if inside else columns
     base = descriptor.base
     view = base.as_strided(
         (inside, width), (descriptor.strides[row_axis], 1), base.storage_offset() + (offset if inside else 0)

@@ -123,14 +123,14 @@ def test_half_of_a_causal_tiles_last_keys_is_not_multiplied_for_its_first_rows(
 LENGTHS, KEY_LENGTHS = [3, 0, 200, 64], [130, 5, 300, 64]
 
 
-@pytest.mark.parametrize("size", [0, 16, 256])
+@pytest.mark.parametrize(("size", "head_dim"), [(0, 128), (16, 128), (256, 128), (64, 80), (16, 192)])
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 40}, {"window": (20, 3)}])
 def test_packed_sequences_and_pages_see_no_neighbours(
-    kernels: dict[str, NumpyKernel], mask: dict[str, Any], size: int
+    kernels: dict[str, NumpyKernel], mask: dict[str, Any], size: int, head_dim: int
 ) -> None:
     starts, key_starts = (torch.tensor([0, *n]).cumsum(0).int() for n in (LENGTHS, KEY_LENGTHS))
-    q = randn(sum(LENGTHS), 2, 128, seed=0)
-    k, v = (randn(sum(KEY_LENGTHS) + 50, 1, 128, seed=seed) for seed in (1, 2))
+    q = randn(sum(LENGTHS), 2, head_dim, seed=0)
+    k, v = (randn(sum(KEY_LENGTHS) + 50, 1, head_dim, seed=seed) for seed in (1, 2))
     exact, exact_lse = in_torch_varlen(q.float(), k.float(), v.float(), starts, key_starts, **mask)
     for tensor in (k, v):
         tensor[sum(KEY_LENGTHS) :] = NAN
@@ -141,7 +141,7 @@ def test_packed_sequences_and_pages_see_no_neighbours(
                 tensor[at : at + max(0, min(m, m - n - left))] = NAN
     given: dict[str, Any] = {"return_lse": True, "backend": "gluon", **mask}
     if size:
-        pages = [torch.full((60, size, 1, 128), NAN).bfloat16() for _ in "kv"]
+        pages = [torch.full((60, size, 1, head_dim), NAN).bfloat16() for _ in "kv"]
         table = torch.full((4, 300 // size + 3), 10**9, dtype=torch.int32)
         page = 60
         for row, m in enumerate(KEY_LENGTHS):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_oracle import within_rule
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
@@ -54,6 +55,19 @@ def test_the_loops_of_a_cpu_refuse_several_queries_a_row() -> None:
         decode_attention(*case(2), backend="cpu")
     out = decode_attention(*case(), backend="cpu", window=7, scale=0.3)
     torch.testing.assert_close(out, reference(*case(), window=7, scale=0.3)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_on_a_cpu_meet_the_error_rule(dtype: torch.dtype) -> None:
+    for keys in (1, 17, 65, 300):
+        q, k, v = (randn(2, h, n, 64, seed=keys + h + n).to(dtype) for h, n in ((8, 1), (2, keys), (2, keys)))
+        lengths = torch.tensor([keys, keys])
+        plain = torch.nn.functional.scaled_dot_product_attention
+        exact, baseline = plain(q.double(), k.double(), v.double(), enable_gqa=True), plain(q, k, v, enable_gqa=True)
+        out = decode_attention(q, k, v, lengths)
+        assert isinstance(out, Tensor)
+        assert out.dtype is dtype
+        assert within_rule(out, exact, baseline)
 
 
 def test_an_output_whose_rows_share_memory_is_refused() -> None:

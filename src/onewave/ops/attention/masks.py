@@ -77,11 +77,17 @@ def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None
     return left, right
 
 
-def visible_keys(wanted: Options, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-    """True where query i sees key j, bool [Sq, Sk]; None where every query sees every key."""
+def visible_keys(
+    wanted: Options, num_queries: int, num_keys: int, device: torch.device, shift: int | None = None
+) -> Tensor | None:
+    """True where query i sees key j, bool [Sq, Sk]; None where every query sees every key.
+
+    shift: place of the first query, where it is not what the alignment says.
+    """
     if not wanted.hides_keys:
         return None
-    place = torch.arange(num_queries, device=device)[:, None] + wanted.shift(num_queries, num_keys)
+    shift = wanted.shift(num_queries, num_keys) if shift is None else shift
+    place = torch.arange(num_queries, device=device)[:, None] + shift
     key = torch.arange(num_keys, device=device)[None, :]
     visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
     if wanted.right is not None:

@@ -13,12 +13,20 @@ __all__ = ["attention"]
 def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | None = None) -> Tensor:
     """See op.attention; Sq and Sk at least 1, a bias bool or alone and of q's dtype.
 
-    A mask is built only where the plain causal flag can't say it.
+    Keys that no query sees are left out, since they may hold NaN, which a mask would spread. A mask is built only where
+    the plain causal flag can't say it.
     """
-    num_queries, num_keys = q.shape[2], k.shape[2]
-    grouped = q.shape[1] != k.shape[1]
-    shift = wanted.shift(num_queries, num_keys)
+    num_queries, grouped = q.shape[2], q.shape[1] != k.shape[1]
+    shift = wanted.shift(num_queries, k.shape[2])
     last_place = shift + num_queries - 1
+    bias = None if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
+    first = 0 if wanted.left is None else max(0, shift - wanted.left)
+    end = k.shape[2] if wanted.right is None else min(k.shape[2], last_place + wanted.right + 1)
+    if end - first < k.shape[2]:
+        k, v = k[:, :, first:end], v[:, :, first:end]
+        bias = bias if bias is None or bias.shape[3] == 1 else bias[..., first:end]
+        shift, last_place = shift - first, last_place - first
+    num_keys = k.shape[2]
     # Sides that hide nothing here need no mask.
     right = None if wanted.right is None or shift + wanted.right >= num_keys - 1 else wanted.right
     left = None if wanted.left is None or last_place - wanted.left <= 0 else wanted.left
@@ -27,7 +35,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | N
     # PyTorch's flag aligns top-left.
     if bias is None and left is None and right == 0 and shift == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=wanted.scale, enable_gqa=grouped)
-    bias = None if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
-    visible = visible_keys(wanted, num_queries, num_keys, q.device)
+    visible = visible_keys(wanted, num_queries, num_keys, q.device, shift)
     mask = bias if visible is None else visible if bias is None else bias & visible
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=wanted.scale, enable_gqa=grouped)

@@ -167,7 +167,9 @@ def _run_out(
     if not q.is_cuda:  # where looking costs little
         capacity = v_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
         check_lengths(_NAME, seq_lens, capacity, block_table, v_cache.shape[0], v_cache.shape[2])
-    result, result_lse = load(_NAME, "reference").decode_attention(q, k_cache, v_cache, seq_lens, **options)
+    # 16-bit products would round scores, which PyTorch's own attention does not.
+    exact = torch.promote_types(q.dtype, torch.float32)
+    result, result_lse = load(_NAME, "reference").decode_attention(q.to(exact), k_cache, v_cache, seq_lens, **options)
     kept = (seq_lens >= 0)[:, None, None]
     out.copy_(torch.where(kept[..., None], result, out))
     if lse is not None:
