@@ -172,17 +172,17 @@ def append_kv(
     if kind == _FLOAT8 and k_cache.is_cuda and torch.cuda.get_device_capability(k_cache.device) < (8, 9):
         raise UnsupportedError("append_kv: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     packed = k_cache.ndim == 5
-
     angles = qkv if rotary is None else rotary.contiguous()
 
     def given(tensor: Tensor | None) -> Tensor:
         return qkv if tensor is None else tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
+    table = given(block_table)
     append_kv_kernel[(tokens, num_heads + 2 * num_kv_heads)](
         qkv.contiguous(), given(bias), given(q_norm), given(k_norm), angles, q, k_cache, v_cache,
-        slots.contiguous(), positions.contiguous(), given(block_table), given(k_scale), given(v_scale),
+        slots.contiguous(), positions.contiguous(), table, given(k_scale), given(v_scale),
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(3 if packed else 2),
-        k_cache.stride(2) if packed else 0, *v_cache.stride()[:3], 0 if block_table is None else block_table.stride(0),
+        k_cache.stride(2) if packed else 0, *v_cache.stride()[:3], 0 if block_table is None else table.stride(0),
         block_size, num_heads, num_kv_heads, head_dim, 0 if rotary is None else rotary.shape[1] // 2, eps,
         HAS_BIAS=bias is not None, Q_NORM=q_norm is not None, K_NORM=k_norm is not None, INTERLEAVED=interleaved,
         PAGED=block_table is not None, HAS_K_SCALE=k_scale is not None, HAS_V_SCALE=v_scale is not None, KIND=kind,
