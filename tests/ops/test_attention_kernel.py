@@ -162,6 +162,47 @@ def test_what_a_mask_hides_from_every_row_may_hold_nan() -> None:
     assert all(torch.equal(a, b) for a, b in zip(run(q, k, v, bias=seen), expected, strict=True))
 
 
+UNSEEN: list[dict[str, Any]] = [
+    {"causal": True, "align": "top-left"},
+    {"window": 33, "causal": True},
+    {"window": (20, 5), "align": "top-left"},
+    {"window": (40, 3)},
+]
+
+
+def unseen(num_queries: int, num_keys: int, mask: dict[str, Any]) -> Tensor:
+    """Keys that no query sees: of equal scores every seen one has some weight."""
+    q, k, v = torch.zeros(1, 1, num_queries, 8), torch.zeros(1, 1, num_keys, 8), torch.eye(num_keys)[None, None]
+    return (oracle(q, k, v, **mask)[0][0, 0] == 0).all(0).to(DEVICE)
+
+
+@pytest.mark.parametrize("mask", UNSEEN)
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(5, 130), (70, 200), (3, 65), (100, 30)])
+def test_keys_that_no_query_sees_may_hold_nan(num_queries: int, num_keys: int, mask: dict[str, Any]) -> None:
+    q, (k, v) = randn(1, 2, num_queries, 32), (randn(1, 1, num_keys, 32, seed=seed) for seed in (1, 2))
+    hidden = unseen(num_queries, num_keys, mask)
+    clean = run(q, k, v, **mask)
+    for tensors in ((k, v), [torch.cat((x, x[..., :1]), -1)[..., :32] for x in (k, v)]):
+        for tensor in tensors:
+            tensor[:, :, hidden] = NAN
+        found = run(q, *tensors, **mask)
+        assert torch.equal(found[0], clean[0])
+        assert torch.equal(found[1], clean[1])
+
+
+@pytest.mark.parametrize("mask", UNSEEN)
+def test_keys_that_no_query_of_a_packed_sequence_sees_may_hold_nan(mask: dict[str, Any]) -> None:
+    lengths = [(5, 130), (0, 7), (70, 200), (100, 30)]
+    q, (k, v) = randn(175, 2, 32), (randn(367, 1, 32, seed=seed) for seed in (1, 2))
+    clean, _ = run_varlen(q, k, v, lengths, **mask)
+    at = 0
+    for num_queries, num_keys in lengths:
+        hidden = unseen(num_queries, num_keys, mask) if num_queries else torch.ones(num_keys, dtype=torch.bool)
+        k[at : at + num_keys][hidden.to(DEVICE)], v[at : at + num_keys][hidden.to(DEVICE)] = NAN, NAN
+        at += num_keys
+    assert torch.equal(run_varlen(q, k, v, lengths, **mask)[0], clean)
+
+
 def test_a_negative_or_zero_scale_is_taken_at_its_word() -> None:
     q, (k, v) = randn(1, 1, 20, 16), (randn(1, 1, 40, 16, seed=seed) for seed in (1, 2))
     check(q, k, v, scale=-0.5, causal=True)

@@ -7,7 +7,9 @@ head are neighbours, those with most keys first. q, the running max and sum, and
 Keys go by in tiles of BLOCK_N that begin at multiples of BLOCK_N from the sequence's first key, in up to three loops:
 tiles that a window cuts on the left, tiles that every row sees whole (no mask is computed), and the cut ones on the
 right. Tiles that no row sees are never loaded. K and V come through tensor descriptors (TMA on Hopper), which return
-zeros beyond the last key, or through pointers with any strides. Triton pipelines the loads of a loop.
+zeros beyond the last key, or through pointers with any strides. Triton pipelines the loads of a loop. Values that no
+query of the sequence sees may hold NaN and are zeros here: those beyond the last seen key, which counts as the last,
+and, of the tiles that a window cuts on the left, those before the first.
 
 head_dim is padded with zeros to a power of two. (As a sum of two, 96 = 64 + 32, with a product for each, Triton
 3.6's code gave wrong values and wild addresses on sm_90.)
@@ -45,18 +47,23 @@ _MOST_KEYS = 1 << 30
 
 @triton.jit
 def load_tile(
-    source, batch, head, start, first, num_keys, stride, WIDTH: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, CUT: tl.constexpr,
+    source, batch, head, start, first, seen_from, num_keys, stride, WIDTH: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, CUT: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """The keys first.. of a sequence that begins at row `start`; [BLOCK_N, WIDTH], zeros beyond HEAD_DIM."""
+    """The keys first.. of a sequence that begins at row `start`; [BLOCK_N, WIDTH], zeros beyond HEAD_DIM. EDGE: and,
+    through pointers, before the key seen_from."""
     if TMA:
+        # Coordinates below 0 read zeros.
         tile = source.load([batch, head, start + first, 0]).reshape([BLOCK_N, WIDTH])
     else:
         key = first + tl.arange(0, BLOCK_N)
         column = tl.arange(0, WIDTH)
         at = source + key.to(tl.int64)[:, None] * stride + column[None, :]
         if CUT:
-            tile = tl.load(at, mask=(key < num_keys)[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
+            inside = key < num_keys
+            if EDGE:
+                inside &= key >= seen_from
+            tile = tl.load(at, mask=inside[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
         elif WIDTH > HEAD_DIM:
             tile = tl.load(at, mask=(column < HEAD_DIM)[None, :], other=0.0)
         else:
@@ -66,13 +73,14 @@ def load_tile(
 
 @triton.jit
 def attend(
-    acc, best, total, q, k, v, batch, kv_head, start, first, last, num_keys, place, left, right,
+    acc, best, total, q, k, v, batch, kv_head, start, first, last, seen_from, num_keys, place, left, right,
     stride_k, stride_v, scale_log2, inner, outer, slope, bias_row, bias_stride, row_exists,
     WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
-    CUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-    BIAS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    CUT: tl.constexpr, EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, BIAS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """The keys first..last, a tile at a time. CUT: a tile may hold keys that some row must not see."""
+    """The keys first..last, a tile at a time. CUT: a tile may hold keys that some row must not see. EDGE: and keys
+    before seen_from, the first that any row of the sequence sees."""
     SAFE: tl.constexpr = CUT or BIAS != 0
     for n in tl.range(first, last, BLOCK_N):
         key = n + tl.arange(0, BLOCK_N)
@@ -82,7 +90,9 @@ def attend(
             bias_at = bias_row[:, None] + key.to(tl.int64)[None, :] * bias_stride
             inside = row_exists[:, None] & (key < num_keys)[None, :]
             bias = tl.load(bias_at, mask=inside, other=0 if BIAS == 1 else float("-inf"))
-        k_tile = load_tile(k, batch, kv_head, start, n, num_keys, stride_k, WIDTH, HEAD_DIM, BLOCK_N, TMA, CUT)
+        k_tile = load_tile(
+            k, batch, kv_head, start, n, seen_from, num_keys, stride_k, WIDTH, HEAD_DIM, BLOCK_N, TMA, CUT, False
+        )
         s = tl.dot(q, tl.trans(k_tile))
         if SOFTCAP:
             # tanh(x) = 1 - 2 / (1 + e^2x), right for every x: e^2x may be 0 or inf.
@@ -113,11 +123,15 @@ def attend(
         kept = tl.exp2(best - reference)
         total = total * kept + tl.sum(p, 1)
         acc = acc * kept[:, None]
-        v_tile = load_tile(v, batch, kv_head, start, n, num_keys, stride_v, WIDTH, HEAD_DIM, BLOCK_N, TMA, CUT)
+        v_tile = load_tile(
+            v, batch, kv_head, start, n, seen_from, num_keys, stride_v, WIDTH, HEAD_DIM, BLOCK_N, TMA, CUT, EDGE
+        )
         # What no row sees is another sequence's or padding: it may hold NaN, and 0 * NaN is NaN.
         if BIAS != 0:
             seen = tl.max(s, 0) > float("-inf")
             v_tile = tl.where(seen[:, None], v_tile, 0.0)
+        elif EDGE and TMA and RAGGED:
+            v_tile = tl.where(((key >= seen_from) & (key < num_keys))[:, None], v_tile, 0.0)
         elif CUT and RAGGED and TMA:
             v_tile = tl.where((key < num_keys)[:, None], v_tile, 0.0)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc)
@@ -151,6 +165,8 @@ def attention_kernel(
             return
         if not TOP_LEFT:
             shift = num_keys - num_queries
+        if RIGHT:
+            num_keys = tl.maximum(tl.minimum(num_keys, num_queries + shift + right), 0)
         page = 0
     if RIGHT:
         tile = tiles - 1 - tile
@@ -196,28 +212,32 @@ def attention_kernel(
     if RIGHT:
         end = tl.maximum(tl.minimum(end, last_place + right + 1), 0)
         whole_end = tl.minimum(whole_end, tl.maximum(first_place + right + 1, 0) // BLOCK_N * BLOCK_N)
-    whole_start = 0
+    whole_start, seen_from = 0, 0
     if LEFT:
+        seen_from = tl.maximum(shift - left, 0)
+        if TMA and not RAGGED:
+            # The descriptors begin there.
+            start_k = -seen_from
         begin = tl.maximum(first_place - left, 0) // BLOCK_N * BLOCK_N
         whole_start = tl.cdiv(tl.maximum(last_place - left, 0), BLOCK_N) * BLOCK_N
         acc, best, total = attend(
             acc, best, total, q, k, v, page, kv_head, start_k, begin,
-            tl.minimum(whole_start, end), num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner,
-            outer, slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT, SOFTCAP,
-            ALIBI, BIAS, FOLD, RAGGED,
+            tl.minimum(whole_start, end), seen_from, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2,
+            inner, outer, slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, True, True, LEFT,
+            RIGHT, SOFTCAP, ALIBI, BIAS, FOLD, RAGGED,
         )  # fmt: skip
     acc, best, total = attend(
         acc, best, total, q, k, v, page, kv_head, start_k, whole_start,
-        whole_end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner, outer,
-        slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, False, LEFT, RIGHT, SOFTCAP, ALIBI,
-        BIAS, FOLD, RAGGED,
+        whole_end, seen_from, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner, outer,
+        slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, False, False, LEFT, RIGHT, SOFTCAP,
+        ALIBI, BIAS, FOLD, RAGGED,
     )  # fmt: skip
     if TAIL:
         acc, best, total = attend(
             acc, best, total, q, k, v, page, kv_head, start_k,
-            tl.maximum(whole_start, whole_end), end, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2,
-            inner, outer, slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, True, LEFT, RIGHT,
-            SOFTCAP, ALIBI, BIAS, FOLD, RAGGED,
+            tl.maximum(whole_start, whole_end), end, seen_from, num_keys, place, left, right, stride_k[2], stride_v[2],
+            scale_log2, inner, outer, slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, True,
+            False, LEFT, RIGHT, SOFTCAP, ALIBI, BIAS, FOLD, RAGGED,
         )  # fmt: skip
 
     # A row that sees no key gives 0 and -inf, sink or not.
@@ -277,6 +297,13 @@ def attention(
     num_heads, num_queries, head_dim = q.shape[1:]
     num_kv_heads, num_keys = k.shape[1:3]
     ragged = starts_q is not None
+    shift = wanted.shift(num_queries, num_keys)
+    if wanted.right is not None and not ragged:
+        num_keys = min(num_keys, num_queries + shift + wanted.right)
+        k, v = k[:, :, :num_keys], v[:, :, :num_keys]
+    if plan.descriptors and wanted.left is not None and not ragged:
+        first = max(0, shift - min(wanted.left, _MOST_KEYS))
+        k, v = k[:, :, first:], v[:, :, first:]
     sources = [_descriptor(x, plan.block_n, plan.width) for x in (k, v)] if plan.descriptors else [k, v]
     full_bias = None if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
     if full_bias is not None and full_bias.dtype is torch.bool:
@@ -305,7 +332,7 @@ def attention(
         num_queries,
         num_keys,
         plan.tiles,
-        wanted.shift(num_queries, num_keys),
+        shift,
         min(wanted.left or 0, _MOST_KEYS),
         min(wanted.right or 0, _MOST_KEYS),
         wanted.scale * _LOG2E,
