@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
-from onewave.wave.launch import ATTENTION_REGISTERS, BYTE_REGISTERS, EXCHANGE_REGISTERS
+from onewave.wave.launch import shared_registers
 from onewave.wave.layout import TILE_BYTES, tile_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
@@ -54,7 +54,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "TEST": 0,
         "TRACE": False,
         "XW": 8,
-        "XREGS": BYTE_REGISTERS if bytewide else ATTENTION_REGISTERS if head_dim else EXCHANGE_REGISTERS,
+        **shared_registers(shape, head_dim, int(str(changes.get("TOKENS", 1)))),
         "D": 0,
         "GP": 1,
         "CH": 1,

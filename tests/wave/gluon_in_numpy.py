@@ -381,9 +381,11 @@ def _namespace(
         slot.put(box)
         barrier.add(0, 0, box.nbytes, clock)
 
-    def product(a: Shared, b: Shared, acc: Array, use_acc: Any, is_async: bool) -> Array:
-        issue("products", a, b)
-        found = wrapped(np.asarray(a.peek(), np.float32) @ np.asarray(b.peek(), np.float32))
+    def product(a: Shared | Array, b: Shared, acc: Array, use_acc: Any, is_async: bool) -> Array:
+        in_registers = isinstance(a, Array)
+        issue("products", *(() if in_registers else (a,)), b)
+        left = a if in_registers else a.peek()
+        found = wrapped(np.asarray(left, np.float32) @ np.asarray(b.peek(), np.float32))
         return (acc if use_acc else 0.0 * acc) + found
 
     def products_end(pending: int, deps: Sequence[Array]) -> Any:

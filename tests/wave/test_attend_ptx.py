@@ -28,8 +28,11 @@ from onewave.wave.layout import STEP_WORDS, Word
 CASES: dict[str, tuple[tuple[int, int, bool, int], tuple[int, int, int, int, int]]] = {
     "the last of three splits": ((64, 4, False, 0), (4, 300, 2, 16, 0)),
     "head_dim 128, three heads, three blocks of keys": ((128, 4, False, 0), (3, 300, 0, 1, 0)),
+    "head_dim 128, two blocks of keys": ((128, 4, False, 0), (4, 256, 0, 4, 0)),
+    "the first of three splits": ((64, 4, False, 0), (4, 257, 0, 16, 0)),
     "head_dim 32, norms, one key": ((32, 4, True, 0), (4, 1, 0, 16, 0)),
-    "seven heads, one window": ((64, 8, False, 0), (7, 200, 1, 4, 150)),
+    "seven heads, one window": ((64, 8, False, 0), (7, 400, 1, 4, 350)),
+    "seven heads, a window that one split holds": ((64, 8, False, 0), (7, 400, 0, 4, 150)),
     "pages of 16, a window from the middle of one": ((64, 4, False, 16), (4, 301, 0, 1, 203)),
     "pages of 64, head_dim 128, the last of three splits": ((128, 4, False, 64), (3, 300, 2, 16, 0)),
     "pages of 16, head_dim 32, the first key": ((32, 4, True, 16), (4, 1, 0, 16, 0)),
@@ -38,11 +41,12 @@ CASES: dict[str, tuple[tuple[int, int, bool, int], tuple[int, int, int, int, int
 MERGED: dict[str, tuple[tuple[int, int, int], tuple[int, int]]] = {
     "one head, three of sixteen splits": ((64, 1, 16), (1, 300)),
     "head_dim 128, all of four splits": ((128, 1, 4), (1, 3000)),
-    "three of four heads": ((32, 4, 8), (3, 129)),
-    "one split": ((64, 2, 1), (2, 5)),
+    "three of four heads": ((32, 4, 8), (3, 257)),
+    "one split, of many keys": ((64, 2, 1), (2, 500)),
+    "a sequence that one split holds": ((64, 2, 4), (2, 256)),
 }
 NAMES = ("record", "ours", "theirs", "positions", "slots", "places", "watch", "batch")
-TARGET = 2048
+TARGET, WHOLE = 2048, 4096
 
 
 @lru_cache(maxsize=1)
@@ -96,7 +100,7 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         memory.readable[at : at + array.nbytes] = read
         return at
 
-    words = np.full(2 * TARGET + room * (dim + 4), -1, dtype=np.int32)
+    words = np.full(3 * TARGET, -1, dtype=np.int32)
     words[: new.size // 2] = new.reshape(-1).view(np.int32)
     places = np.zeros(16, dtype=np.int64)
     table = dice.permutation(cuts(length, page) + 2)[: cuts(length, page)] if page else np.zeros(1, dtype=int)
@@ -105,10 +109,10 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
     if page:
         places[[9, 14, 15]] = (page * half, put(table.astype(np.int32)), len(table))
     record = np.zeros(STEP_WORDS, dtype=np.int32)
-    record[[Word.TARGET, Word.SLICE, Word.SPLITS, Word.WINDOW]] = (TARGET, split, splits, window)
+    record[[Word.TARGET, Word.WHOLE, Word.SLICE, Word.SPLITS, Word.WINDOW]] = (TARGET, WHOLE, split, splits, window)
     record[[Word.APPENDS, Word.HEADS, Word.K_WORD, Word.V_WORD]] = (1, heads, heads * half, (heads + 1) * half)
-    ours = put(words, written=True)
-    given = [put(record), ours, put(np.zeros_like(words), read=False, written=True)]
+    ours, theirs = put(words, written=True), put(np.zeros_like(words), read=False, written=True)
+    given = [put(record), ours, theirs]
     given += [put(np.array([position])), put(np.array([0])), put(places), put(np.zeros(64, dtype=np.int32)), 1]
     program = Program(plain(report["ptx"]))
     given += [0] * (len(program.parameters) - len(NAMES))
@@ -122,16 +126,25 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
     all_keys, all_values = keys[:length].astype(np.float64), values[:length].astype(np.float64)
     all_keys[position], all_values[position] = key, value
     first = max(0, length - window) if window else 0
-    used = min(splits, cuts(length - first, 128))
+    used = 1 if length - first <= 256 else min(splits, cuts(length - first, 128))
     share = cuts(cuts(length - first, used), 16) * 16
     span = slice(first + split * share, min(length, first + (split + 1) * share))
     scores = q @ all_keys[span].T * dim**-0.5
     weights = np.exp(scores - scores.max(1, keepdims=True))
     expected = weights @ all_values[span] / weights.sum(1, keepdims=True)
     lse = (scores.max(1) + np.log(weights.sum(1))) * np.log2(np.e)
-    found = memory.get(ours, words)[TARGET:][: room * (dim + 4)].view(np.float32).reshape(room, dim + 4)[:heads]
-    assert np.abs(found[:, :dim] - expected).max() < 5e-4 * max(1.0, np.abs(expected).max())
-    assert np.abs(found[:, dim:] - lse[:, None]).max() < 1e-5
+    after, cleared = memory.get(ours, words), memory.get(theirs, words)
+    if used == 1:  # finished attention, and nothing to combine
+        found = after[WHOLE:][: heads * half].view(np.float16).reshape(heads, dim).astype(np.float64)
+        assert np.abs(found - expected).max() < 1e-3 * max(1.0, np.abs(expected).max())
+        assert (after[TARGET:WHOLE] == -1).all()
+        assert (cleared[WHOLE:][: heads * half] == -1).all()
+    else:
+        found = after[TARGET:][: room * (dim + 4)].view(np.float32).reshape(room, dim + 4)[:heads]
+        assert np.abs(found[:, :dim] - expected).max() < 5e-4 * max(1.0, np.abs(expected).max())
+        assert np.abs(found[:, dim:] - lse[:, None]).max() < 1e-5
+        assert (after[WHOLE:] == -1).all()
+    assert (cleared[TARGET:][: (heads if used > 1 else room) * (dim + 4)] == -1).all()
     for at, cache, row in ((kept[0], keys, key), (kept[1], values, value)):
         after = memory.get(at, paged(cache, table, page))
         newest = span.stop == length
@@ -144,11 +157,11 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
 
 
 @pytest.mark.parametrize("case", MERGED)
-def test_compiled_combination_merges_the_splits_that_a_sequence_uses(case: str) -> None:
+def test_compiled_combination_merges_the_splits_that_a_sequence_uses_if_there_are_several(case: str) -> None:
     constants, (heads, length) = MERGED[case]
     dim, room, splits = constants
     report, memory, dice = compiled()["combine", *constants], Global(1 << 22), np.random.default_rng(1)
-    used = min(splits, cuts(length, 128))
+    used = 1 if length <= 256 else min(splits, cuts(length, 128))
     used = cuts(length, cuts(cuts(length, used), 16) * 16)
     parts = np.full((splits, room, dim + 4), np.nan, dtype=np.float32)
     parts[:used, :heads] = dice.standard_normal((used, heads, dim + 4))
@@ -172,6 +185,10 @@ def test_compiled_combination_merges_the_splits_that_a_sequence_uses(case: str) 
     given += [0] * (len(program.parameters) - len(given))
     arguments = {name: value for (_, name), value in zip(program.parameters, given, strict=True)}
     Block(program, memory, arguments, 0, report["shared"]).run()
+    if used == 1:  # who attends has done all there is to do
+        assert (memory.get(ours, words) == words).all()
+        assert not memory.get(theirs, words).any()
+        return
     weights = np.exp2(parts[:used, :heads, dim:][:, :, :1].astype(np.float64))
     expected = (weights * parts[:used, :heads, :dim]).sum(0) / weights.sum(0)
     found = memory.get(ours, words)[parts.size :].view(np.float16).reshape(-1)[: heads * dim].reshape(heads, dim)

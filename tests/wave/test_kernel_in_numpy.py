@@ -48,6 +48,24 @@ def test_the_kernels_source_computes_the_block_launch_after_launch(
         assert (found - expected).abs().max() < 3e-3 * expected.abs().max()
 
 
+@pytest.mark.parametrize("columns", [192, 1088, 2112, 4160])  # 1, 2, 3 and 5 tiles a row block
+def test_tiles_held_in_registers_change_no_bit(columns: int) -> None:
+    sizes = FFNSizes(1, columns, 192, 64, True)
+    up, gate = ((randn(192, columns, seed=seed) / columns**0.5).half() for seed in (1, 2))
+    down = (randn(64, 192, seed=3) / 14).half()
+    program = plan_ffn(sizes, workers=3, order="row").programs[0]
+    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu"))
+    x, results = randn(1, columns, seed=4).half(), []
+    for held in (0, 2, 4):
+        bench = Bench(program, stream, HELD=held)
+        out = bench.memory.put(np.full((1, 32), -1, dtype=np.int32))
+        bench.run(bench.memory.put(words(x)), columns // 2, out, 32, 1)
+        results.append(bench.memory.get(out, (1, 32)))
+    assert all(np.array_equal(result, results[0]) for result in results)
+    expected = in_torch(x.double(), up.double(), down.double(), gate.double(), "silu")
+    assert (torch.from_numpy(results[0].view(np.float16)).double() - expected).abs().max() < 3e-3 * expected.abs().max()
+
+
 def test_delays_at_random_places_change_no_bit() -> None:
     sizes = FFNSizes(4, 128, 576, 64, False)
     up, down = (randn(576, 128, seed=1) / 11).half(), (randn(64, 576, seed=2) / 24).half()

@@ -184,7 +184,7 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
         )
         source, parts, attended = f"qkv_of{layer}", f"parts{layer}", f"attended{layer}"
         window = config.layer_windows[layer]
-        found[f"attend{layer}"] = Attention(groups, layer, source, parts, window)
+        found[f"attend{layer}"] = Attention(groups, layer, source, parts, attended, window)
         found[f"combine{layer}"] = Combination(groups, parts, attended, window)
         found[f"o{layer}"] = Operation(
             f"o{layer}", hidden, width, 1, attended, f"h{layer}", residual=True, embedded=first

@@ -4,7 +4,7 @@ attend: one task is one group of up to GP query heads that share a KV head, one 
 split's first keys and values, and all that queries are rotated with, are on their way before the queries exist; then
 queries, new key and new value are polled at once, normalised and rotated, the new ones appended, and each of the warps
 goes over its own keys on the tensor cores with an online softmax in float32. The warps' results are merged and
-published with their log2-sum-exp2; combine.py merges the splits.
+published with their log2-sum-exp2; combine.py merges the splits. A short sequence is one split, and is finished here.
 
 Operands never leave registers between device memory and mma: a thread loads 16 bytes of a key or a value, and what they
 count as in the product's inner index (or in its columns, for values) is a matter of naming; queries go by the same
@@ -137,7 +137,7 @@ def attend(
     clear. xs: the activations' shared memory, which no step needs while one attends. positions: if TOKENS > 1, the
     block's own (choose.py)."""
     b = gl.load(record + 8)
-    position, begin, end = keys_of_split(record, positions, batch)
+    position, first_key, begin, end = keys_of_split(record, positions, batch)
     stopped = 0
     if TOKENS > 1:
         stopped = has_stopped(positions, b, NB)
@@ -149,20 +149,24 @@ def attend(
             record, new, k_rows, v_rows, table, begin, end, position, layer, stopped, places, watch, block, step,
             keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
         )  # fmt: skip
-        merge_warps(record, ours, theirs, keep_back, heads, xs, D, GP, XW)
+        merged, lse = merge_warps(heads, xs, D, XW)
+        if end - begin == position.to(gl.int32) + 1 - first_key:
+            show_whole(record, ours, theirs, merged, keep_back, DTYPE, D, GP, XW)
+        else:
+            show_part(record, ours, theirs, merged, lse, keep_back, D)
     else:
         clear_words(theirs + gl.load(record + 9), GP * (D + 4), XW)
 
 
 @gluon.jit
 def keys_of_split(record, positions, batch):
-    """The new token's position, and the split's first key and the one after its last."""
+    """The new token's position, the first key that it sees, and the split's first and the one after its last."""
     b = gl.load(record + 8)
     position = gl.load(positions + b, mask=b < batch, other=0)
     length = position.to(gl.int32) + 1
     first_key, share = split_of_keys(record, length)
     begin = first_key + gl.load(record + 11) * share
-    return position, begin, gl.minimum(begin + share, length)
+    return position, first_key, begin, gl.minimum(begin + share, length)
 
 
 @gluon.jit
@@ -171,7 +175,7 @@ def prefetch_split(
 ):  # fmt: skip
     """Have a coming attend step's first keys and values brought into the second-level cache."""
     b = gl.load(record + 8)
-    position, begin, end = keys_of_split(record, positions, batch)
+    position, first_key, begin, end = keys_of_split(record, positions, batch)
     if (b < batch) & (begin < end):
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
         if PAGE > 0:  # the new key's page is none of a sequence that has stopped
@@ -315,10 +319,8 @@ def attend_keys(
 
 
 @gluon.jit
-def merge_warps(
-    record, ours, theirs, keep_back, heads, xs, D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr
-):  # fmt: skip
-    """Merge the warps' results and publish, head by head, D values and four times their log2-sum-exp2."""
+def merge_warps(heads, xs, D: gl.constexpr, XW: gl.constexpr):
+    """The warps' results, merged: each head's values, float32 [8, D], and their log2-sum-exp2."""
     queries, fresh, scales = heads
     LOW: gl.constexpr = min(4, D // 16)
     HIGH: gl.constexpr = D // (16 * LOW)
@@ -332,7 +334,13 @@ def merge_warps(
     total = gl.sum(part * weight[:, :, None], axis=0)
     inverse = gl.convert_layout(1.0 / mass, gl.SliceLayout(1, gl.SliceLayout(0, L3)))
     named = gl.reshape(total * inverse[:, None], [8, HIGH, LOW, 2, 8])
-    values = bits32(gl.reshape(gl.permute(named, (0, 1, 4, 2, 3)), [8, D]))
+    return gl.reshape(gl.permute(named, (0, 1, 4, 2, 3)), [8, D]), finite + gl.log2(mass)
+
+
+@gluon.jit
+def show_part(record, ours, theirs, merged, lse, keep_back, D: gl.constexpr):
+    """Publish a split's result for `combine`: head by head, D values and four times their log2-sum-exp2."""
+    values = bits32(merged)
     LW: gl.constexpr = values.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, LW))[None, :]
@@ -344,7 +352,25 @@ def merge_warps(
     gl.store(ours + at, values, mask=shown)
     gl.store(theirs + at, values | ABSENT, mask=shown)
     once = gl.arange(0, 4, layout=gl.SliceLayout(0, LW))[None, :]
-    lse = gl.convert_layout(finite + gl.log2(mass), gl.SliceLayout(1, LW))[:, None] + (once * 0).to(gl.float32)
+    lse = gl.convert_layout(lse, gl.SliceLayout(1, LW))[:, None] + (once * 0).to(gl.float32)
     at = head * (D + 4) + D + once
     gl.store(ours + at, bits32(lse), mask=shown)
     gl.store(theirs + at, once | ABSENT, mask=shown)
+
+
+@gluon.jit
+def show_whole(
+    record, ours, theirs, merged, keep_back, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr
+):  # fmt: skip
+    """Publish a sequence's only split as `combine` would, and clear what it would have read."""
+    low, high = gl.split(gl.reshape(merged, [8, D // 2, 2]))
+    words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
+    LW: gl.constexpr = words.type.layout
+    head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
+    pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
+    target = gl.load(record + 30)
+    shown = (head < gl.load(record + 22)) & (keep_back == 0)
+    at = head * (D // 2) + pair
+    gl.store(gl.multiple_of(ours + target, 16) + at, words, mask=shown)
+    gl.store(gl.multiple_of(theirs + target, 16) + at, words | ABSENT, mask=shown)
+    clear_words(theirs + gl.load(record + 9), GP * (D + 4), XW)

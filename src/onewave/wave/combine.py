@@ -1,7 +1,8 @@
 """Combining attention's splits in the wave kernel, and what attending and combining share.
 
 One task merges all splits of a few heads of one sequence, in their order. How many splits a sequence uses follows from
-its length; words of the others are cleared by the tasks that find no keys, and are not read.
+its length; words of the others are cleared by the tasks that find no keys, and are not read. A sequence that fits one
+split needs no merging: who attends it publishes what a merge would, and spares it a hand-off.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -23,6 +24,9 @@ from onewave.wave.spin import ABSENT, load_words, poll_words
 
 __all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
 
+# Keys up to which one split is sooner done than several and their merging: 128 more take half as long as that.
+_WHOLE = gl.constexpr(256)
+
 
 @gluon.jit
 def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.constexpr):
@@ -40,7 +44,7 @@ def split_of_keys(record, length):
     splits = gl.load(record + 17)
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
     count = length - first_key
-    used = gl.minimum(splits, (count + 127) // 128)
+    used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + 127) // 128))
     return first_key, ((count + used - 1) // used + 15) // 16 * 16
 
 
@@ -59,7 +63,8 @@ def combine(
     record, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
     D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention."""
+    """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention; of a sequence of
+    one split nothing is left to do."""
     VALUES: gl.constexpr = CH * D
     L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
     b = gl.load(record + 8)
@@ -69,29 +74,30 @@ def combine(
         length = gl.load(positions + b).to(gl.int32) + 1
         first_key, share = split_of_keys(record, length)
         used = (length - first_key + share - 1) // share
-        what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
-        split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
-        value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
-        at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
-        at = gl.load(record + 4) + split * gl.load(record + 5) + at
-        real = (split < used) & (value < count * D)
-        pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
-        words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))
-        values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
-        # Of a packet's four equal log2-sum-exp2 one is enough.
-        lse = gl.max(gl.reshape(lses, [KSPLITS, VALUES // 4, 4]), axis=2)
-        number = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, lse.type.layout))[:, None]
-        lse = gl.where(number < used, lse, float("-inf"))
-        weight = gl.exp2(lse - gl.max(lse, axis=0)[None, :])
-        merged = gl.sum(weight[:, :, None] * gl.reshape(values, [KSPLITS, VALUES // 4, 4]), axis=0)
-        inverse = gl.convert_layout(1.0 / gl.sum(weight, axis=0), gl.SliceLayout(1, merged.type.layout))
-        merged = merged * inverse[:, None]
-        low, high = gl.split(gl.reshape(merged, [VALUES // 2, 2]))
-        words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
-        LW: gl.constexpr = words.type.layout
-        pair = gl.arange(0, VALUES // 2, layout=LW)
-        shown = (pair < count * (D // 2)) & (keep_back == 0)
-        gl.store(gl.multiple_of(ours + target, 16) + pair, words, mask=shown)
-        gl.store(gl.multiple_of(theirs + target, 16) + pair, words | ABSENT, mask=shown)
+        if used > 1:
+            what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
+            split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
+            value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
+            at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
+            at = gl.load(record + 4) + split * gl.load(record + 5) + at
+            real = (split < used) & (value < count * D)
+            pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
+            words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))
+            values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
+            # Of a packet's four equal log2-sum-exp2 one is enough.
+            lse = gl.max(gl.reshape(lses, [KSPLITS, VALUES // 4, 4]), axis=2)
+            number = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, lse.type.layout))[:, None]
+            lse = gl.where(number < used, lse, float("-inf"))
+            weight = gl.exp2(lse - gl.max(lse, axis=0)[None, :])
+            merged = gl.sum(weight[:, :, None] * gl.reshape(values, [KSPLITS, VALUES // 4, 4]), axis=0)
+            inverse = gl.convert_layout(1.0 / gl.sum(weight, axis=0), gl.SliceLayout(1, merged.type.layout))
+            merged = merged * inverse[:, None]
+            low, high = gl.split(gl.reshape(merged, [VALUES // 2, 2]))
+            words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
+            LW: gl.constexpr = words.type.layout
+            pair = gl.arange(0, VALUES // 2, layout=LW)
+            shown = (pair < count * (D // 2)) & (keep_back == 0)
+            gl.store(gl.multiple_of(ours + target, 16) + pair, words, mask=shown)
+            gl.store(gl.multiple_of(theirs + target, 16) + pair, words | ABSENT, mask=shown)
     else:
         clear_words(theirs + target, count * (D // 2), XW)

@@ -25,6 +25,7 @@ once.
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -118,7 +119,7 @@ def load_tile(
 def multiply_partition(
     steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, TOKENS: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
     slot = 0
     phase = 0
@@ -127,7 +128,7 @@ def multiply_partition(
     if TOKENS == 1:
         multiply_any(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC,
+            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD,
         )  # fmt: skip
     else:
         token = 0
@@ -135,7 +136,7 @@ def multiply_partition(
         while goes > 0:
             slot, phase, chunks_before, results = multiply_any(
                 steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts,
-                pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC,
+                pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD,
             )  # fmt: skip
             token += 1
             goes = is_decided(decided, going, token, 4)
@@ -145,7 +146,7 @@ def multiply_partition(
 def multiply_any(
     steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """multiply_steps of 16-bit weights, multiply_byte_steps of one-byte ones."""
     if FORMAT > 0:
@@ -156,7 +157,7 @@ def multiply_any(
     else:
         return multiply_steps(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, NB, R, G, S, XS, PC,
+            pempty, DTYPE, NB, R, G, S, XS, PC, HELD,
         )  # fmt: skip
 
 
@@ -164,7 +165,7 @@ def multiply_any(
 def multiply_steps(
     steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
-    PC: gl.constexpr,
+    PC: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """Make all products of the block's steps once. slot, phase: of the next tile, carried along rather than divided out
     of a count: between two products every instruction shows. chunks_before, results: of this launch, so far. Returns
@@ -177,8 +178,7 @@ def multiply_steps(
     acc1 = gl.zeros([64, N], gl.float32, ACC)
     acc2 = gl.zeros([64, N], gl.float32, ACC)
     acc3 = gl.zeros([64, N], gl.float32, ACC)
-    before = 0  # the slot of the tile before
-    for step in range(num_steps):
+    for step in tl.range(num_steps, disable_licm=True):
         record = steps + step * 32
         kind = gl.load(record)
         blocks = gl.load(record + 1)
@@ -186,24 +186,35 @@ def multiply_steps(
         chunks = gl.load(record + 3)
         if kind >= 4:
             blocks = 0
+        done0 = 0
+        done1 = 0
+        if HELD > 0:
+            if (blocks * tiles >= HELD) & ((tiles >= HELD) | ((tiles * 2 == HELD) & (G > 1))):
+                acc0, acc1, slot, phase = multiply_held(
+                    acc0, acc1, tiles >= HELD, chunks_before, slot, phase, ring, full, empty, xs, xfull, ACC, DTYPE, N,
+                    S, XS, PC, HELD,
+                )  # fmt: skip
+                done0 = gl.minimum(tiles, HELD)
+                done1 = HELD - done0
         for block in range(0, blocks, G):
+            before = -1
             acc0, slot, phase, before = multiply_block(
-                acc0, tiles, block == 0, chunks > XS, chunks_before, slot, phase, before, ring, full, empty, xs,
-                xfull, xempty, DTYPE, N, True, S, XS, PC,
+                acc0, gl.where(block == 0, done0, 0), tiles, block == 0, chunks > XS, chunks_before, slot, phase,
+                before, ring, full, empty, xs, xfull, xempty, DTYPE, N, S, XS, PC,
             )  # fmt: skip
             if G > 1:
                 acc1, slot, phase, before = multiply_block(
-                    acc1, gl.where(block + 1 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
-                    ring, full, empty, xs, xfull, xempty, DTYPE, N, False, S, XS, PC,
+                    acc1, gl.where(block == 0, done1, 0), gl.where(block + 1 < blocks, tiles, 0), False, False,
+                    chunks_before, slot, phase, before, ring, full, empty, xs, xfull, xempty, DTYPE, N, S, XS, PC,
                 )  # fmt: skip
             if G > 2:
                 acc2, slot, phase, before = multiply_block(
-                    acc2, gl.where(block + 2 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
-                    ring, full, empty, xs, xfull, xempty, DTYPE, N, False, S, XS, PC,
+                    acc2, 0, gl.where(block + 2 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
+                    ring, full, empty, xs, xfull, xempty, DTYPE, N, S, XS, PC,
                 )  # fmt: skip
                 acc3, slot, phase, before = multiply_block(
-                    acc3, gl.where(block + 3 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
-                    ring, full, empty, xs, xfull, xempty, DTYPE, N, False, S, XS, PC,
+                    acc3, 0, gl.where(block + 3 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
+                    ring, full, empty, xs, xfull, xempty, DTYPE, N, S, XS, PC,
                 )  # fmt: skip
             if G == 1:
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
@@ -212,7 +223,7 @@ def multiply_steps(
             else:
                 acc0, acc1, acc2, acc3 = warpgroup_mma_wait(0, deps=[acc0, acc1, acc2, acc3])
             gl.thread_barrier()
-            mbarrier.arrive(empty.index(before), count=1)
+            mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
             if block + G >= blocks:
                 # Those that do not fit at once have been let go one by one, but for the last.
                 for used in range(gl.where(chunks > XS, chunks - 1, 0), chunks):
@@ -236,18 +247,74 @@ def multiply_steps(
 
 
 @gluon.jit
+def multiply_held(
+    acc0, acc1, of_one, chunks_before, slot, phase, ring, full, empty, xs, xfull, ACC: gl.constexpr,
+    DTYPE: gl.constexpr, N: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
+):  # fmt: skip
+    """Multiply a step's first HELD tiles, 2 or 4, brought into registers before the activations have come: while a
+    hand-off lasts, the ring has as many more slots to fill.
+
+    of_one: whether they all are of the first row block, in acc0; or one half of the second, in acc1. Sums run over K in
+    the same order either way. Returns acc0 and acc1, finished, and the next tile's slot and phase.
+    """
+    first = slot
+    a0, slot, phase = held_tile(slot, phase, ring, full, ACC, DTYPE, S)
+    a1, slot, phase = held_tile(slot, phase, ring, full, ACC, DTYPE, S)
+    if HELD == 4:
+        a2, slot, phase = held_tile(slot, phase, ring, full, ACC, DTYPE, S)
+        a3, slot, phase = held_tile(slot, phase, ring, full, ACC, DTYPE, S)
+    gl.thread_barrier()
+    for tile in gl.static_range(HELD):
+        mbarrier.arrive(empty.index((first + tile) % S), count=1)
+    place = chunks_before % XS
+    mbarrier.wait(xfull.index(place), (chunks_before // XS) & 1)
+    b = xs.index(place)._reinterpret(DTYPE, [PC, N, 128], gl.NVMMASharedLayout(128, 16, 2))
+    # Whole products in either branch: what crosses a branch unfinished makes ptxas wait for every single one.
+    if of_one:
+        acc0 = warpgroup_mma(a0, b.index(0).permute((1, 0)), acc0, use_acc=False, is_async=True)
+        acc0 = warpgroup_mma(a1, b.index(1).permute((1, 0)), acc0, use_acc=True, is_async=True)
+        if HELD == 4:
+            acc0 = warpgroup_mma(a2, b.index(2).permute((1, 0)), acc0, use_acc=True, is_async=True)
+            acc0 = warpgroup_mma(a3, b.index(3).permute((1, 0)), acc0, use_acc=True, is_async=True)
+            acc0, kept0, kept1, kept2, kept3 = warpgroup_mma_wait(0, deps=[acc0, a0, a1, a2, a3])
+        else:
+            acc0, kept0, kept1 = warpgroup_mma_wait(0, deps=[acc0, a0, a1])
+    else:
+        acc0 = warpgroup_mma(a0, b.index(0).permute((1, 0)), acc0, use_acc=False, is_async=True)
+        if HELD == 4:
+            acc0 = warpgroup_mma(a1, b.index(1).permute((1, 0)), acc0, use_acc=True, is_async=True)
+            acc1 = warpgroup_mma(a2, b.index(0).permute((1, 0)), acc1, use_acc=False, is_async=True)
+            acc1 = warpgroup_mma(a3, b.index(1).permute((1, 0)), acc1, use_acc=True, is_async=True)
+            acc0, acc1, kept0, kept1, kept2, kept3 = warpgroup_mma_wait(0, deps=[acc0, acc1, a0, a1, a2, a3])
+        else:
+            acc1 = warpgroup_mma(a1, b.index(0).permute((1, 0)), acc1, use_acc=False, is_async=True)
+            acc0, acc1, kept0, kept1 = warpgroup_mma_wait(0, deps=[acc0, acc1, a0, a1])
+    return acc0, acc1, slot, phase
+
+
+@gluon.jit
+def held_tile(slot, phase, ring, full, ACC: gl.constexpr, DTYPE: gl.constexpr, S: gl.constexpr):
+    """The tile in a slot as operand A in registers, once it has landed; the next one's slot and phase."""
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    mbarrier.wait(full.index(slot), phase)
+    a = ring.index(slot)._reinterpret(DTYPE, [64, 128], OPERAND).load(gl.DotOperandLayout(0, ACC, 2))
+    wraps = slot == S - 1
+    return a, gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
 def multiply_block(
-    acc, tiles, waits, passes, chunks_before, slot, phase, before, ring, full, empty, xs, xfull, xempty,
-    DTYPE: gl.constexpr, N: gl.constexpr, FIRST: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    acc, done, tiles, waits, passes, chunks_before, slot, phase, before, ring, full, empty, xs, xfull, xempty,
+    DTYPE: gl.constexpr, N: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
 ):  # fmt: skip
     """Start the products of a row block's tiles, in acc, and free every slot but the last one's as they end.
 
-    waits: for the activations, too, as the step's first block does. passes: lets each chunk of them go when it has been
-    used, as the step's only block may. FIRST: of its group, before which nothing is in
-    flight. Returns acc, unfinished, the next tile's slot and phase, and the last one's slot.
+    done: tiles that acc has in it already. waits: for the activations, too, as the step's first block does. passes:
+    lets each chunk of them go when it has been used, as the step's only block may. before: the slot of the tile before,
+    not free yet; -1: there is none. Returns acc, unfinished, the next tile's slot and phase, and the last one's slot.
     """
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    for tile in range(tiles):
+    for tile in range(done, tiles):
         chunk = chunks_before + tile // PC
         place = chunk % XS
         if waits & (tile % PC == 0):
@@ -259,12 +326,9 @@ def multiply_block(
         # The product before has read its tile: its slot is free while this one runs.
         acc = warpgroup_mma_wait(1, deps=[acc])
         gl.thread_barrier()
-        if FIRST:
-            mbarrier.arrive(empty.index(before), count=1, pred=tile > 0)
-            if passes & (tile > 0) & (tile % PC == 0):
-                mbarrier.arrive(xempty.index((chunk - 1) % XS), count=1)
-        else:
-            mbarrier.arrive(empty.index(before), count=1)
+        mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
+        if passes & (tile > 0) & (tile % PC == 0):
+            mbarrier.arrive(xempty.index((chunk - 1) % XS), count=1)
         before = slot
         wraps = slot == S - 1
         phase = gl.where(wraps, phase ^ 1, phase)
@@ -279,8 +343,8 @@ def wave_kernel(
     skipped, limits, asked, draws,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
-    GATED: gl.constexpr, SYNC: gl.constexpr,
-    FLIGHT: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
+    GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr, TEST: gl.constexpr,
+    TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
     SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr, DRAWS: gl.constexpr,
 ):  # fmt: skip
@@ -342,7 +406,7 @@ def wave_kernel(
                 multiply_partition,
                 (
                     mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, TOKENS,
+                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, TOKENS,
                 ),
             ),
             (

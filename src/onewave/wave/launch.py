@@ -18,7 +18,7 @@ from onewave.tiles.trace import Trace
 from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.launch_checks import check_rows, check_tokens
 from onewave.wave.launch_state import LaunchState
-from onewave.wave.layout import TILE_BYTES, limit_words, several_words
+from onewave.wave.layout import TILE_BYTES, TileShape, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.rounding import Rounding
@@ -26,14 +26,12 @@ from onewave.wave.watch import stalls
 
 __all__ = [
     "ACTIVATIONS",
-    "ATTENTION_REGISTERS",
-    "BYTE_REGISTERS",
-    "EXCHANGE_REGISTERS",
     "POLLS",
     "AttentionSetup",
     "Wave",
     "co_resident",
     "runs_here",
+    "shared_registers",
 ]
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
@@ -43,12 +41,22 @@ POLLS = 1 << 18
 """Polls of one wait before a launch gives up: a few tenths of a second, where an honest wait takes microseconds."""
 
 _EXCHANGE_WARPS = 8
-EXCHANGE_REGISTERS = 168
-ATTENTION_REGISTERS = 208
-BYTE_REGISTERS = 192
-"""Of an exchange thread beside products of one-byte weights, which need more registers than 16-bit ones do."""
+# Of an exchange thread, by the tiles that the multiply partition holds in its own registers; with heads of 128, whose
+# attention needs more; beside products of one-byte weights, which do.
+_EXCHANGE_REGISTERS = {0: 208, 2: 176, 4: 152}
+_WIDE_REGISTERS = {0: 208, 2: 184}
+_BYTE_REGISTERS = 192
 # Tiles of 16 KiB in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
 _FLIGHT = 3
+
+
+def shared_registers(shape: TileShape, head_dim: int, tokens: int = 1) -> dict[str, int]:
+    """How the kernel shares registers: tiles held by the multiply partition, registers of an exchange thread.
+
+    What makes several tokens a launch keeps more from one to the next, and holds no tiles."""
+    held = shape.held if tokens == 1 else 0
+    narrow = _WIDE_REGISTERS if head_dim > 64 else _EXCHANGE_REGISTERS
+    return {"HELD": held, "XREGS": narrow[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS}
 
 
 def runs_here(device: torch.device) -> bool:
@@ -149,7 +157,9 @@ class Wave:
             "FORMAT": 0 if self._rounding is None else self._rounding.number,
             "FLIGHT": _FLIGHT * TILE_BYTES // self.program.shape.tile_bytes,
             "XW": _EXCHANGE_WARPS,
-            "XREGS": self._exchange_registers(),
+            **shared_registers(
+                self.program.shape, 0 if self._attention is None else self._attention.groups.head_dim, self.tokens
+            ),
             "D": 0,
             "GP": 1,
             "CH": 1,
@@ -162,10 +172,9 @@ class Wave:
             **self._attention_constants(),
         }
 
-    def _exchange_registers(self) -> int:
-        if self._rounding is not None:
-            return BYTE_REGISTERS
-        return EXCHANGE_REGISTERS if self._attention is None else ATTENTION_REGISTERS
+    @property
+    def _head_dim(self) -> int:
+        return 0 if self._attention is None else self._attention.groups.head_dim
 
     def _attention_constants(self) -> dict[str, Any]:
         setup = self._attention
@@ -173,7 +182,7 @@ class Wave:
             return {}
         groups = setup.groups
         return {
-            "D": groups.head_dim,
+            "D": self._head_dim,
             "GP": groups.size,
             "CH": groups.merged,
             "KSPLITS": groups.splits,

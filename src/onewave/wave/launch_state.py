@@ -22,7 +22,7 @@ class LaunchState:
 
     exchange, epochs, counters: see kernel.py; watch: spin.py; several, asked: choose.py. host: int32 [1] of the host's
     memory, where launches write that one has stalled. asking: copies of `one`, of the host's memory, to `asked`; they
-    run beside launches.
+    run beside launches (of several tokens). ends: whether one has been made since the last launch began.
     """
 
     exchange: Tensor
@@ -33,7 +33,8 @@ class LaunchState:
     asked: Tensor
     host: Tensor
     one: Tensor
-    asking: torch.cuda.Stream | None = None
+    asking: torch.cuda.Stream | None
+    ends: bool = False
 
     @classmethod
     def made(cls, program: WaveProgram, tokens: int, budget: int, device: torch.device) -> LaunchState:
@@ -52,8 +53,12 @@ class LaunchState:
             asked=words(1),
             host=torch.zeros(1, dtype=torch.int32, pin_memory=True),
             one=torch.ones(1, dtype=torch.int32, pin_memory=True),
+            asking=torch.cuda.Stream(device) if tokens > 1 else None,
         )
         state.reset(program, budget)
+        # The first copy of a stream waits for whatever runs on the device: better here than when a launch is to end.
+        state.ask_for_end()
+        state.whole_again()
         return state
 
     def reset(self, program: WaveProgram, budget: int) -> None:
@@ -69,15 +74,18 @@ class LaunchState:
     def ask_for_end(self) -> None:
         """Have launches of several tokens that are on their way end early. A word of the host's memory in its place
         would cost every token a read of it, which takes longer than anything else that a launch waits for."""
-        with torch.inference_mode():  # as `asked` may have been made there
-            self.asking = self.asking or torch.cuda.Stream(self.asked.device)
-            with torch.cuda.stream(self.asking):
-                self.asked.copy_(self.one, non_blocking=True)
+        if self.asking is None:
+            return
+        self.ends = True
+        with torch.inference_mode(), torch.cuda.stream(self.asking):  # as `asked` may have been made there
+            self.asked.copy_(self.one, non_blocking=True)
 
     def whole_again(self) -> None:
         """Have launches from here on, on the current stream, be whole ones."""
-        if self.asking is not None:
-            torch.cuda.current_stream(self.asked.device).wait_stream(self.asking)
-            self.asking = None
+        if self.asking is not None and self.ends:
+            self.ends = False
+            stream = torch.cuda.current_stream(self.asked.device)
+            stream.wait_stream(self.asking)
             with torch.inference_mode():
                 self.asked.zero_()
+            self.asking.wait_stream(stream)  # or this would undo what is asked from here on

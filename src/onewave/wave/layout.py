@@ -125,6 +125,8 @@ class Word:
     AHEAD, AHEAD_TILES = 27, 28
     # Of a product of one-byte weights: the first of its matrix's scales among all scales.
     SCALES = 29
+    # Of attention: the first word of the group's finished attention, for a sequence that one split holds.
+    WHOLE = 30
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ class TileShape:
     rows, cols: of a weight tile. chunk: tiles that one load of activations covers. slots: chunks that fit shared
     memory. ring: weight tiles that fit beside them. piece: rows that a reduction finishes at a time. weight_bytes: of a
     packed weight: 2, or 1 of rounded ones (rounding.py). images: operands A that make up a tile, side by side; 2 of
-    one-byte weights make a tile as large as one of 16-bit weights.
+    one-byte weights make a tile as large as one of 16-bit weights. held: tiles of a product that go to registers before
+    its activations have come, as if the ring were that much deeper; 0, 2 or 4.
     """
 
     batch: int
@@ -144,6 +147,7 @@ class TileShape:
     ring: int
     weight_bytes: int = 2
     images: int = 1
+    held: int = 0
 
     @property
     def tile_bytes(self) -> int:
@@ -193,6 +197,9 @@ class TileShape:
 
 
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
+# Tiles held in registers, by whether attention leaves few of them (head_dim 128) and by the padded batch. Eight
+# sequences gain nothing from it: with them a hand-off ends before the ring is full.
+_HELD = {False: {1: 4, 2: 4, 4: 2}, True: {1: 2, 2: 2}}
 
 
 def tile_shape(
@@ -228,7 +235,8 @@ def tile_shape(
     slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
     results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
     ring = (_SHARED_BYTES - results - slots * chunk_bytes) // (TILE_VALUES * weight_bytes * images)
-    return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images)
+    held = 0 if weight_bytes == 1 else _HELD[head_dim > 64].get(padded, 0)
+    return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images, held)
 
 
 def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:

@@ -116,13 +116,15 @@ class HeadGroups:
 class Attention:
     """Attention of a layer, by splits; a task's index is (unit, 1, split), unit = sequence * groups + group.
 
-    source: the projected q, k, v. target: the splits' results. window: keys a query sees, None for all.
+    source: the projected q, k, v. target: the splits' results. combined: the Combination's target, for a sequence that
+    one split holds. window: keys a query sees, None for all.
     """
 
     groups: HeadGroups
     layer: int
     source: str
     target: str
+    combined: str
     window: int | None = None
 
 

@@ -30,7 +30,7 @@ _WORKING_BYTES = 256 << 20
 # The same of rounding, for which matrices wait on the card already.
 _ROUNDING_BYTES = 128 << 20
 # Rows of a large matrix that are unpacked together: the scratch of a model with a large vocabulary stays small.
-_PART_BYTES = 256 << 20
+_PART_BYTES = 128 << 20
 
 
 def tile_images(rows: Tensor, shape: TileShape) -> Tensor:
@@ -317,7 +317,7 @@ class StreamMatrix:
         return self.stream.unpack(self, 0, self.height) if kept is None else kept
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
-        """The matrix in parts of at most about 256 MiB: (first row, rows), each valid until the next.
+        """The matrix in parts of at most about 128 MiB: (first row, rows), each valid until the next.
 
         Several matrices whose rows take turns come as one part. The parts are the same where they are kept.
         """

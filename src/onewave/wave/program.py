@@ -86,6 +86,7 @@ class WaveProgram:
             "XS": self.shape.slots,
             "PC": self.shape.chunk * self.shape.images,
             "IMAGES": self.shape.images,
+            "HELD": self.shape.held,
             "SPLITS": 1 << (self.most_splits - 1).bit_length(),
             "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
         }
@@ -155,11 +156,13 @@ def build_program(
             record[Word.POST] = _post(table, row)
             if isinstance(operation, Operation) and operation.weight is not None:
                 if operation.source in attended:
-                    # While attention runs the ring fills up and waits for this step. If the steps on either side of
-                    # attention are short, there is time as well for the tiles of the one and those behind the other.
+                    # While attention runs the ring fills up and waits for this step; if it is a short one, the
+                    # tiles behind its own have time as well. So have those before it, unless some of its own are held
+                    # in registers: then there is more to stream meanwhile.
                     mine = blocks * int(record[Word.TILES])
-                    last = count + shape.ring - 1 + (mine if mine <= short else 0)
-                    easy[-1] += [count - (before if before <= short else 0), last]
+                    first_easy = count - (before if before <= short and shape.held == 0 else 0)
+                    held = min(shape.held, mine)
+                    easy[-1] += [first_easy, count + held + shape.ring - 1 + (mine if mine <= short else 0)]
                 before = blocks * int(record[Word.TILES])
                 begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
                 for block in range(first, first + blocks):
@@ -362,6 +365,8 @@ def _attention_record(operation: Attention | Combination, unit: int, split: int,
         record[Word.TARGET] = target.first + sequence * target.stride + (first_head + head) * half
         return record
     kv_head = group // groups.of_kv_head
+    whole = place[operation.combined]
+    record[Word.WHOLE] = whole.first + sequence * whole.stride + first_head * half
     record[Word.KIND], record[Word.SLICE] = Kind.ATTEND, split
     record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
     record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words
