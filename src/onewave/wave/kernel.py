@@ -20,7 +20,7 @@ once.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false
+# pyright: reportUnusedVariable=false, reportReturnType=false, reportPossiblyUnboundVariable=false
 # (Triton ships no type information.)
 
 from __future__ import annotations
