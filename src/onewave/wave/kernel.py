@@ -4,8 +4,9 @@ loader (1 warp)      streams the block's weight tiles, packed in the order in wh
                      16 KiB slots. It waits for free slots and, so that the queues in front of L2 stay short, for the
                      tile FLIGHT places earlier to have landed, or, of tiles that have time, for the one before. It
                      never waits for activations.
-multiply (4 warps)   for every product step: wait for the step's activations once, then for each tile; wgmma straight
-                     from the ring, sums over K in registers; the finished row block goes to shared memory.
+multiply (4 warps)   for every product step: take its first HELD tiles into registers, wait for the step's activations
+                     once, then for each further tile; wgmma straight from the ring, sums over K in registers; the
+                     finished row block goes to shared memory.
 exchange (8 warps)   brings each step's activations into shared memory, finishes and publishes row blocks, adds up
                      partial sums (exchange.py).
 
