@@ -25,6 +25,14 @@ def test_a_missing_model_is_named(onewave, command, path):
     assert repr(path) in message
 
 
+def test_an_unknown_operator_is_named_with_all_there_are_in_order(onewave):
+    message = onewave("bench", "ops", "foo").error()
+    named = message.split("allowed: ")[1].strip().split(", ")
+    assert named[-1] == "ffn alone"
+    assert named[:-1] == sorted(named[:-1])
+    assert {"attention", "attention_fp8", "linear"} < set(named)
+
+
 def test_a_directory_without_a_config_is_refused(onewave, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "config.json" in onewave("generate", "hello", "--model", tmp_path / "empty").error()

@@ -106,9 +106,8 @@ def ops(
     chosen = others or list(OPERATORS)
     for name in chosen:
         if name not in OPERATORS:
-            raise InvalidArgumentError(
-                "operator", got=repr(name), allowed=", ".join({*OPERATORS, *ATTENTION_OPERATORS})
-            )
+            known = [*sorted({*OPERATORS, *ATTENTION_OPERATORS}), "ffn alone"]
+            raise InvalidArgumentError("operator", got=repr(name), allowed=", ".join(known))
     if weight_format not in FORMATS:
         raise InvalidArgumentError("--weight-format", got=repr(weight_format), allowed=", ".join(FORMATS))
     check_dtype(dtype)
