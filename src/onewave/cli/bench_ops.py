@@ -95,8 +95,6 @@ def ops(
         return
     if shape or causal is not None:
         raise InvalidArgumentError("--shape, --causal", got="no attention operator", next="Name attention first.")
-    load_format = "dummy" if model in sources.builtin_names() else "auto"
-    location = sources.resolve(model, Settings.from_env(), load_format=load_format)
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.operators import OPERATORS, measure, trials
     from onewave.engine.options import check_dtype, choose_device, choose_dtype
@@ -112,6 +110,8 @@ def ops(
         raise InvalidArgumentError("--weight-format", got=repr(weight_format), allowed=", ".join(FORMATS))
     check_dtype(dtype)
     where = choose_device(device)
+    load_format = "dummy" if model in sources.builtin_names() else "auto"
+    location = sources.resolve(model, Settings.from_env(), load_format=load_format)
     config = load_config(location)
     kind = choose_dtype(dtype, config, where)
     ceiling = read_bandwidth(where)
