@@ -51,14 +51,16 @@ def run(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def run_varlen(q: Tensor, k: Tensor, v: Tensor, lengths: list[tuple[int, int]], **given: Any) -> tuple[Tensor, Tensor]:
-    """The kernel on packed [tokens, H, D]."""
+def run_varlen(
+    q: Tensor, k: Tensor, v: Tensor, lengths: list[tuple[int, int]], longest: int | None = None, **given: Any
+) -> tuple[Tensor, Tensor]:
+    """The kernel on packed [tokens, H, D]. longest: max_seqlen_q, if it is not that."""
     defaults = {"causal": False, "scale": None, "window": None, "softcap": None, "align": "bottom-right"}
     wanted = options("attention_varlen", head_dim=q.shape[2], **(defaults | given))
     starts = [torch.tensor([0, *(n[i] for n in lengths)], device=q.device).cumsum(0).int() for i in (0, 1)]
     out, lse = torch.full_like(q, NAN), torch.full((q.shape[1], q.shape[0]), NAN, device=q.device)
     rows = [tensor.transpose(0, 1)[None] for tensor in (out, q, k, v)]
-    plan = planned(*rows[1:], wanted, len(lengths), max(n for n, _ in lengths))
+    plan = planned(*rows[1:], wanted, len(lengths), longest or max(n for n, _ in lengths))
     triton_impl.attention(rows[0], lse[None], *rows[1:], wanted, plan, starts_q=starts[0], starts_k=starts[1])
     return out, lse
 
@@ -257,6 +259,17 @@ def test_packed_sequences_equal_each_alone_bit_for_bit(mask: dict[str, Any]) -> 
         assert torch.equal(out[at[0] : at[0] + num_queries], alone[0].transpose(0, 1))
         assert torch.equal(lse[:, at[0] : at[0] + num_queries], alone_lse[0])
         at = [at[0] + num_queries, at[1] + num_keys]
+
+
+@pytest.mark.parametrize("mask", MASKS[:2])
+def test_of_a_sequence_longer_than_was_said_the_first_rows_are_right(mask: dict[str, Any]) -> None:
+    lengths, longest = [(200, 200), (30, 40)], 64
+    q, (k, v) = randn(230, 2, 64), (randn(240, 2, 64, seed=seed) for seed in (1, 2))
+    right, _ = run_varlen(q, k, v, lengths, **mask)
+    out, _ = run_varlen(q, k, v, lengths, longest, **mask)
+    assert torch.equal(out[:longest], right[:longest])
+    assert torch.equal(out[200:], right[200:])
+    assert out[128:200].isnan().all()
 
 
 def test_a_neighbours_nan_does_not_reach_a_packed_sequence() -> None:

@@ -160,7 +160,8 @@ def attention_kernel(
         start_q, start_k = tl.load(starts_q_ptr + batch), tl.load(starts_k_ptr + batch)
         num_queries = tl.load(starts_q_ptr + batch + 1) - start_q
         num_keys = tl.load(starts_k_ptr + batch + 1) - start_k
-        tiles = tl.cdiv(num_queries * PACK, BLOCK_M)
+        # The grid has tiles for max_seqlen_q, which a sequence may exceed.
+        tiles = tl.minimum(tiles, tl.cdiv(num_queries * PACK, BLOCK_M))
         if tile >= tiles:
             return
         if not TOP_LEFT:
