@@ -208,8 +208,12 @@ def test_an_attention_step_is_announced_once_by_an_earlier_product_of_its_worker
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])
-def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_again(workers: int) -> None:
-    program = plan_decode(BASE, batch=1, workers=workers).program
+@pytest.mark.parametrize(("batch", "held"), [(1, 4), (4, 2), (8, 0)])
+def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_again(
+    workers: int, batch: int, held: int
+) -> None:
+    program = plan_decode(BASE, batch=batch, workers=workers).program
+    assert program.shape.held == program.constants["HELD"] == held
     never = 2**31 - 1
     for worker, row in enumerate(program.easy.tolist()):
         runs = [(a, b) for a, b in zip(row[0::2], row[1::2], strict=True) if a != never]
@@ -225,5 +229,7 @@ def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_
         for phase, step in zip(phases, program.steps[first_step:], strict=False):
             if phase.startswith("o"):
                 first, last = runs.pop(0)
-                assert first <= before <= last + 1 - program.shape.ring
+                own = int(step[Word.TILES] * step[Word.BLOCKS])
+                assert first == before if held else first <= before
+                assert before + min(held, own) <= last + 1 - program.shape.ring
             before += int(step[Word.TILES] * step[Word.BLOCKS]) if step[Word.KIND] < Kind.REDUCE_HIDDEN else 0

@@ -197,8 +197,8 @@ class TileShape:
 
 
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
-# Tiles held in registers, by whether attention leaves few of them (head_dim 128) and by the padded batch. Eight
-# sequences gain nothing from it: with them a hand-off ends before the ring is full.
+# Tiles held in registers in a decode step, by whether attention leaves few of them (head_dim 128) and by the padded
+# batch. Eight sequences gain nothing from it: with them a hand-off ends before the ring is full.
 _HELD = {False: {1: 4, 2: 4, 4: 2}, True: {1: 2, 2: 2}}
 
 
@@ -235,7 +235,7 @@ def tile_shape(
     slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
     results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
     ring = (_SHARED_BYTES - results - slots * chunk_bytes) // (TILE_VALUES * weight_bytes * images)
-    held = 0 if weight_bytes == 1 else _HELD[head_dim > 64].get(padded, 0)
+    held = _HELD[head_dim > 64].get(padded, 0) if head_dim > 0 and weight_bytes == 2 else 0
     return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images, held)
 
 

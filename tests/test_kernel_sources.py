@@ -1,0 +1,77 @@
+"""What Triton's compiler takes for something else than it looks like, looked for in the kernels' own source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCES = sorted(
+    path
+    for path in (Path(__file__).parents[1] / "src").rglob("*.py")
+    if "import triton" in path.read_text() or "from triton" in path.read_text()
+)
+
+
+def is_number(value: ast.expr) -> bool:
+    if isinstance(value, ast.UnaryOp):
+        return is_number(value.operand)
+    return isinstance(value, ast.Constant) and isinstance(value.value, int | float)
+
+
+def names_read(node: ast.AST) -> set[str]:
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    counted = {
+        n.id for loop in ast.walk(node) if isinstance(loop, ast.For) for n in ast.walk(loop.target) if n in names
+    }
+    return {n.id for n in names if isinstance(n.ctx, ast.Load)} - counted
+
+
+def lost_in_loops(source: str) -> list[str]:
+    """Names that a turn of a kernel's loop reads and then sets to a number: Triton 3.6 takes that for a new name, and
+    the next turn reads the old value."""
+    found: list[str] = []
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef) or "jit" not in " ".join(
+            map(ast.unparse, function.decorator_list)
+        ):
+            continue
+        for loop in (node for node in ast.walk(function) if isinstance(node, ast.For | ast.While)):
+            read: set[str] = names_read(loop.test) if isinstance(loop, ast.While) else set()
+            made: set[str] = set()
+            last: dict[str, ast.expr] = {}
+            for statement in loop.body:
+                read |= names_read(statement) - made
+                if isinstance(statement, ast.Assign):
+                    for target in statement.targets:
+                        names = [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
+                        made |= set(names)
+                        last |= dict.fromkeys(names, statement.value)
+                elif isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+                    last[statement.target.id] = statement.value
+                    if is_number(statement.value):  # adds a number, and stays a value of the kernel
+                        del last[statement.target.id]
+            found += [f"{function.name}: {name}" for name in sorted(read) if name in last and is_number(last[name])]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_loop_sets_what_it_carries_to_a_number(path: Path) -> None:
+    assert lost_in_loops(path.read_text()) == []
+
+
+def test_such_a_loop_is_found() -> None:
+    kernel = """
+@gluon.jit
+def kernel(n):
+    done = 3
+    total = 0
+    for i in range(n):
+        start = 0
+        total += done + start
+        start += 1
+        {last}
+"""
+    assert lost_in_loops(kernel.format(last="done = 0")) == ["kernel: done"]
+    assert lost_in_loops(kernel.format(last="done = done * 0")) == []
