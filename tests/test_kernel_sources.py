@@ -21,11 +21,9 @@ def is_number(value: ast.expr) -> bool:
 
 
 def names_read(node: ast.AST) -> set[str]:
-    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-    counted = {
-        n.id for loop in ast.walk(node) if isinstance(loop, ast.For) for n in ast.walk(loop.target) if n in names
-    }
-    return {n.id for n in names if isinstance(n.ctx, ast.Load)} - counted
+    loops = [loop for loop in ast.walk(node) if isinstance(loop, ast.For)]
+    counted = {n.id for loop in loops for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - counted
 
 
 def lost_in_loops(source: str) -> list[str]:
