@@ -114,6 +114,7 @@ class Block:
         self.shared = Shared(shared, self.threads)
         self.accesses: set[Access] = set()
         self.all = np.arange(self.threads)
+        self.await_words: Callable[[np.ndarray], None] | None = None  # for blocks that run side by side
 
     def run(self) -> Block:
         at, instructions = 0, self.program.instructions
@@ -221,10 +222,12 @@ def multiply(block: Block, one: Instruction, active: Any) -> None:
 
 
 def reduced(block: Block, one: Instruction, active: Any) -> None:
-    """redux.sync.add: a warp's sum."""
-    assert ".add." in one.op
-    x = block.value(one.args[1], kind_of(one)).reshape(-1, 32)
-    block.set(one.args[0], np.repeat(x.sum(1, dtype=x.dtype), 32), active)
+    """redux.sync: a warp's sum, least or greatest."""
+    kind = kind_of(one)
+    x = block.value(one.args[1], kind).reshape(-1, 32)
+    functions = {"add": np.add, "min": np.minimum, "max": np.maximum}
+    found = functions[one.op.split(".")[2]].reduce(x, axis=1, dtype=x.dtype)
+    block.set(one.args[0], np.repeat(found, 32), active)
 
 
 def divide(block: Block, one: Instruction, active: Any) -> None:
@@ -346,6 +349,8 @@ def load(block: Block, one: Instruction, active: Any) -> None:
         spans, bytes_ = np.where(mask, at, 0)[:, None] + np.arange(width), block.memory.bytes
         assert (at[mask] % width == 0).all(), "misaligned"
         assert block.memory.readable[spans[mask]].all(), "reads what is no input"
+        if block.await_words is not None and ".relaxed." in one.op:
+            block.await_words(spans[mask])
     for i, target in enumerate(targets):
         found = np.ascontiguousarray(bytes_[spans[:, i * size : (i + 1) * size]]).view(KINDS[kind])[:, 0]
         block.set(target, found, mask)

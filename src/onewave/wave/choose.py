@@ -98,10 +98,13 @@ def begin_token(
             position = gl.load(positions + b) + token
             before = gl.load(own + 2 * NB + b, mask=token > 0, other=0)
             chosen = gl.load(tokens + b)
+            draws_it = token < 0
+            if DRAWS:  # on its way while the candidates are waited for
+                draws_it = (before == 0) & (gl.load(draws + b * (4 + TOKENS)) > 0)
             if token > 0:
                 best, logit, told = best_of(several, number - 1, b, watch, block, step, NB, XW)
                 if DRAWS:
-                    if (before == 0) & (gl.load(draws + b * (4 + TOKENS)) > 0):
+                    if draws_it:
                         best, rounds = draw_row(
                             several, draws, head, out, out_stride, number - 1, token - 1, b, logit, rounds, watch,
                             block, step, NB, R, TOKENS, XW,

@@ -28,7 +28,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.narrow import added, narrowed, weights_of_rows
+from onewave.wave.narrow import narrowed, weights_of_rows
 from onewave.wave.spin import ABSENT, poll_words
 
 __all__ = ["clear_draws", "draw_row"]
@@ -60,6 +60,11 @@ def clear_draws(several, number, wanted, block, NB: gl.constexpr, XW: gl.constex
     mine = (lane < NB * 4) & wanted
     gl.store(sums_of(several, number, NB) + block * (NB * 4) + lane, absent, mask=mine)
     gl.store(rows_of(several, number, NB) + lane, absent, mask=mine & (block == 0))
+
+
+@gluon.jit
+def added(a, b):
+    return a + b
 
 
 @gluon.jit
