@@ -69,6 +69,17 @@ def test_what_the_kernel_reads_adds_up_to_the_block(batch: int, order: str, gate
     torch.testing.assert_close(emulated(plan, x, up, down, gate), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("order", ["row", "sm_local", "sequential"])
+@pytest.mark.parametrize("intermediate", [64, 128, 192])
+def test_a_hidden_row_of_one_or_two_tiles_gives_the_block_in_every_order(order: str, intermediate: int) -> None:
+    for batch, workers in ((1, 1), (2, 4), (16, 7)):
+        sizes = FFNSizes(batch, 128, intermediate, 64, True)
+        x, up, down, gate = operands(sizes, batch)
+        expected = in_torch(x, up, down, gate, "silu")
+        plan = plan_ffn(sizes, workers=workers, order=order)
+        torch.testing.assert_close(emulated(plan, x, up, down, gate), expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("policy", [DATA, "none", "row", "tile", "strided", "consecutive"])
 def test_every_order_and_policy_is_proved_again_from_its_table(order: str, policy: str) -> None:

@@ -144,7 +144,8 @@ def _deal_slices(deal: Deal, stages: tuple[str, ...]) -> None:
         first, last = (bound * rows_a_value // deal.shape.rows for bound in bounds[number : number + 2])
         deal.task(worker, "up", first, last - first, 0)
         deal.task(worker, "down", 0, down.rows // deal.shape.rows, number)
-    deal.add("down_sum")
+    if "down_sum" in deal.operations:  # a single slice is the whole sum
+        deal.add("down_sum")
 
 
 _DEALS: dict[str, Callable[[Deal, tuple[str, ...]], None]] = {"half_row": _deal_half_rows, "sm_local": _deal_slices}
