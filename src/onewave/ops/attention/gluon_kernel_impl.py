@@ -63,34 +63,19 @@ from onewave.ops.attention.gluon_softmax_impl import (
     partial_sums,
 )
 from onewave.ops.attention.gluon_start_impl import (
-    beside,
-    first_half,
-    first_one,
+    finish,
+    first_product,
+    first_step,
     halves,
     hand_over,
-    key_tiles_beyond,
+    pass_keys_beyond,
+    pass_values_beyond,
 )
-from onewave.ops.attention.gluon_tiles_impl import (
-    BATCH,
-    BEGIN,
-    COUNT,
-    EXISTS,
-    FIRST,
-    HEAD,
-    NUM_KEYS,
-    ROWS,
-    SHIFT,
-    START_Q,
-    Problem,
-    allocate_posts,
-    posted,
-)
+from onewave.ops.attention.gluon_tiles_impl import EXISTS, ROWS, Problem, allocate_posts, posted
 
 __all__ = ["attention_kernel"]
 
 _FIRST_BARRIER = gl.constexpr(13)
-_LN2 = gl.constexpr(0.6931471805599453)
-_LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
@@ -107,14 +92,8 @@ def consume(wg: gl.constexpr, problem):
     LP: gl.constexpr = gl.DotOperandLayout(0, LO, 2)
     LQ: gl.constexpr = gl.DotOperandLayout(0, LS, 2)
     HALF: gl.constexpr = BN // 2
-    LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    # A tile's first product runs under the last one's end, unless that end has Q's only buffer.
+    # A tile's first product and first exponentials run under the last one's end, unless that end has Q's only buffer.
     CHAIN: gl.constexpr = QS > 1
-    # With a limit to the right a warpgroup may see no more than half of its last key tile. Of two warpgroups the last
-    # sees all of it, unless lengths are odd.
-    NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
-    AT_FIRST: gl.constexpr = HALF if NARROW else BN
-    LF: gl.constexpr = LH if NARROW else LS
     dtype: gl.constexpr = problem.q.dtype
     # A sum of 32 exponentials below 2^HEADROOM may exceed it: then the vote is for nothing, and harmless.
     TOO_MUCH: gl.constexpr = 2.0**problem.HEADROOM
@@ -129,85 +108,25 @@ def consume(wg: gl.constexpr, problem):
     j = 0
     mbarrier.wait(bq.index(wg), 0)
     exists = posted(problem, 0, EXISTS, 4)
-    sf = gl.zeros([64, AT_FIRST], gl.float32, LF)
-    if CHAIN:
-        for _ in range(key_tiles_beyond(wg, problem, 0)):
-            mbarrier.wait(bk.index(j % KS), (j // KS) & 1)
-            mbarrier.arrive(bk.index(KS + j % KS), count=1)
-            j += 1
-        s = j % KS
-        mbarrier.wait(bk.index(s), (j // KS) & 1, pred=exists != 0)
-        zf = gl.zeros([64, AT_FIRST], gl.float32, LF)
-        keys = sk.index(s).slice(0, AT_FIRST).permute([1, 0])
-        sf = warpgroup_mma(problem.sq.index(wg), keys, zf, use_acc=False, is_async=True)
-        sf = warpgroup_mma_wait(0, deps=[sf])
-        if not NARROW:
-            mbarrier.arrive(bk.index(KS + s), count=1, pred=exists != 0)
+    j = pass_keys_beyond(wg, problem, 0, j)
+    if problem.Q_REGISTERS:
+        loaded_q = problem.sq.index(wg).load(LQ)
+    sf = first_product(wg, problem, 0, j, exists)
+    sf = warpgroup_mma_wait(0, deps=[sf])
+    first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, p = first_step(
+        wg, problem, 0, sf, j, unit, exists
+    )
+    pass_values_beyond(wg, problem, 0, j)
+    o = gl.zeros([64, D], gl.float32, LO)
     while exists != 0:
         slot = tile % QS
-        q = problem.sq.index(slot * W + wg)
-        if not CHAIN:
-            s = j % KS
-            mbarrier.wait(bk.index(s), (j // KS) & 1)
-            z = gl.zeros([64, BN], gl.float32, LS)
-            sf = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
-            sf = warpgroup_mma_wait(0, deps=[sf])
-            mbarrier.arrive(bk.index(KS + s), count=1)
         if problem.Q_REGISTERS:
-            q = q.load(LQ)
-        first = posted(problem, slot, FIRST, 4) + wg * 64
-        num_keys = posted(problem, slot, NUM_KEYS, 4)
-        shift = posted(problem, slot, SHIFT, 4)
-        steps = posted(problem, slot, COUNT, 4)
-        last = posted(problem, slot, BEGIN, 4) + steps - 1
+            q = loaded_q
+        else:
+            q = problem.sq.index(slot * W + wg)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
         lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
-        beyond = key_tiles_beyond(wg, problem, slot)
-        for i in range(beyond):
-            v = j - beyond + i
-            mbarrier.wait(bv.index(v % VS), (v // VS) & 1)
-            mbarrier.arrive(bv.index(VS + v % VS), count=1)
-        # Key tiles are counted from the last one: those at the start and at the end may be cut by masks.
-        last -= beyond
-        steps -= beyond
-        whole_end = num_keys // BN
-        if problem.RIGHT:
-            whole_end = gl.minimum(whole_end, gl.maximum(first + shift + problem.right + 1, 0) // BN)
-        cut_right = gl.maximum(last + 1 - whole_end, 0)
-        # After the first tile, unless some row saw none of it, no row's m is -inf.
-        slow = gl.maximum(cut_right, 1)
-        if problem.RIGHT:
-            slow = gl.where(last * BN > first + shift + problem.right, cut_right + 1, slow)
-        whole_steps = steps
-        if problem.LEFT:
-            whole_start = (gl.maximum(first + 63 + shift - problem.left, 0) + BN - 1) // BN
-            whole_steps = gl.minimum(steps, last + 1 - whole_start)
-        bounds = (first, shift, num_keys, last, steps, cut_right, whole_steps)
-        if NARROW:
-            seen_end = gl.minimum(num_keys, first + 64 + shift + problem.right)
-            if seen_end <= last * BN + HALF:
-                mbarrier.arrive(bk.index(KS + j % KS), count=1)
-                o, m, total, p = first_half(problem, sf, j, unit, first, shift, num_keys, last, steps)
-            else:
-                zf = gl.zeros([64, HALF], gl.float32, LF)
-                keys = sk.index(j % KS).slice(HALF, HALF).permute([1, 0])
-                # From registers: where loops share the descriptor of Q in shared memory with this branch, ptxas 12.8
-                # leaves part of it unset in the other one.
-                own_q = q
-                if not problem.Q_REGISTERS:
-                    own_q = q.load(LQ)
-                rest = warpgroup_mma(own_q, keys, zf, use_acc=False, is_async=True)
-                rest = warpgroup_mma_wait(0, deps=[rest])
-                mbarrier.arrive(bk.index(KS + j % KS), count=1)
-                sn = gl.convert_layout(beside(sf, rest), LS)
-                o, m, total, p = first_one(problem, sn, j, unit, *bounds)
-        else:
-            o, m, total, p = first_one(problem, sf, j, unit, *bounds)
         i = 1
-        if CHAIN:
-            if tile > 0:
-                # Here and not where it was written: by now nobody waits for the stores to shared memory.
-                hand_over(problem, (tile - 1) % QS * W + wg)
         if first >= posted(problem, slot, ROWS, 4):
             # Rows beyond the last query: nothing more to compute.
             while i < steps:
@@ -295,65 +214,53 @@ def consume(wg: gl.constexpr, problem):
                 i += 1
             slow = steps
         v = j % VS
-        mbarrier.wait(bv.index(v), (j // VS) & 1)
-        if problem.PING_PONG:
-            barrier_sync(_FIRST_BARRIER + wg)
-        oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
+        passes = (j // VS) & 1
         j += 1
         after = (tile + 1) % QS
         if CHAIN:
-            # What lies in the buffers after the last tile is multiplied too, for nothing.
             mbarrier.wait(bq.index(after * W + wg), ((tile + 1) // QS) & 1)
             exists = posted(problem, after, EXISTS, 4)
-            for _ in range(key_tiles_beyond(wg, problem, after)):
-                mbarrier.wait(bk.index(j % KS), (j // KS) & 1)
-                mbarrier.arrive(bk.index(KS + j % KS), count=1)
-                j += 1
-            s = j % KS
-            mbarrier.wait(bk.index(s), (j // KS) & 1, pred=exists != 0)
-            zf = gl.zeros([64, AT_FIRST], gl.float32, LF)
-            keys = sk.index(s).slice(0, AT_FIRST).permute([1, 0])
-            sf = warpgroup_mma(problem.sq.index(after * W + wg), keys, zf, use_acc=False, is_async=True)
+            j = pass_keys_beyond(wg, problem, after, j)
+            if problem.Q_REGISTERS:
+                loaded_q = problem.sq.index(after * W + wg).load(LQ)
+            mbarrier.wait(bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
+        mbarrier.wait(bv.index(v), passes)
         if problem.PING_PONG:
-            barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
-        sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
-        # A row that sees no key gives 0 and -inf, sink or not.
-        empty = sum_of_row == 0.0
-        share = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, LS))
-        if problem.SINKS:
-            # One more key, of this score and with a value of zero.
-            sink = gl.load(problem.sinks + posted(problem, slot, HEAD, 4)).to(gl.float32) * _LOG2E
-            higher = gl.where(empty, 0.0, gl.maximum(m, sink))
-            share = gl.exp2(m - higher)
-            sum_of_row = sum_of_row * share + gl.exp2(sink - higher)
-            m = higher
-        share = gl.where(empty, 0.0, share / gl.where(empty, 1.0, sum_of_row))
-        if problem.LSE:
-            lse = gl.where(empty, -float("inf"), (m + gl.log2(gl.where(empty, 1.0, sum_of_row))) * _LN2)
-            base = posted(problem, slot, HEAD, 4).to(gl.int64) * problem.lse_head
-            if problem.RAGGED:
-                base += posted(problem, slot, START_Q, 4)
-            else:
-                base += posted(problem, slot, BATCH, 4).to(gl.int64) * problem.lse_batch
-            row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
-            gl.store(problem.lse + base + row, lse, mask=row < posted(problem, slot, ROWS, 4))
-        share = gl.convert_layout(share, gl.SliceLayout(1, LO))
-        o = warpgroup_mma_wait(1 if CHAIN else 0, deps=[oa])
-        mbarrier.arrive(bv.index(VS + v), count=1)
-        own = slot * W + wg
-        problem.sq.index(own).store((o * share[:, None]).to(dtype))
+            barrier_sync(_FIRST_BARRIER + wg)
         if CHAIN:
-            sf = warpgroup_mma_wait(0, deps=[sf])
-            if not NARROW:
-                mbarrier.arrive(bk.index(KS + s), count=1, pred=exists != 0)
+            # What lies in the buffers after the last tile is multiplied too, for nothing.
+            sf = first_product(wg, problem, after, j, exists)
+        if problem.PING_PONG:
+            early, late = halves(p)
+            oa = warpgroup_mma(gl.convert_layout(early, LP), sv.index(v).slice(0, HALF), o, is_async=True)
+            barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
+            oa = warpgroup_mma(gl.convert_layout(late, LP), sv.index(v).slice(HALF, HALF), oa, is_async=True)
         else:
-            hand_over(problem, own)
+            oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
+        ended_m, ended_total = m, total
+        if CHAIN:
+            sf = warpgroup_mma_wait(2 if problem.PING_PONG else 1, deps=[sf])
+            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, p = first_step(
+                wg, problem, after, sf, j, unit, exists
+            )
+        o = warpgroup_mma_wait(0, deps=[oa])
+        mbarrier.arrive(bv.index(VS + v), count=1)
+        finish(wg, problem, slot, o, ended_m, ended_total)
+        hand_over(problem, slot * W + wg)
+        if not CHAIN:
             mbarrier.wait(bq.index(after * W + wg), ((tile + 1) // QS) & 1)
             exists = posted(problem, after, EXISTS, 4)
+            j = pass_keys_beyond(wg, problem, after, j)
+            if problem.Q_REGISTERS:
+                loaded_q = problem.sq.index(after * W + wg).load(LQ)
+            sf = first_product(wg, problem, after, j, exists)
+            sf = warpgroup_mma_wait(0, deps=[sf])
+            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, p = first_step(
+                wg, problem, after, sf, j, unit, exists
+            )
+        pass_values_beyond(wg, problem, after, j)
+        o = gl.zeros([64, D], gl.float32, LO)
         tile += 1
-    if CHAIN:
-        if tile > 0:
-            hand_over(problem, (tile - 1) % QS * W + wg)
     if problem.PING_PONG and wg == 0:
         barrier_sync(_FIRST_BARRIER)
 

@@ -1,4 +1,4 @@
-"""How a warpgroup of gluon_kernel_impl begins a tile, and hands its output over."""
+"""How a warpgroup of gluon_kernel_impl begins a tile, ends it and hands its output over."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
@@ -11,12 +11,39 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from onewave.ops.attention.gluon_softmax_impl import capped, hidden, lazy_softmax, partial_sums
-from onewave.ops.attention.gluon_tiles_impl import BEGIN, COUNT, FIRST, SHIFT, posted
+from onewave.ops.attention.gluon_tiles_impl import (
+    BATCH,
+    BEGIN,
+    COUNT,
+    FIRST,
+    HEAD,
+    NUM_KEYS,
+    ROWS,
+    SHIFT,
+    START_Q,
+    posted,
+)
 
-__all__ = ["beside", "first_half", "first_one", "halves", "hand_over", "key_tiles_beyond"]
+__all__ = [
+    "finish",
+    "first_product",
+    "first_step",
+    "halves",
+    "hand_over",
+    "pass_keys_beyond",
+    "pass_values_beyond",
+]
+
+_LN2 = gl.constexpr(0.6931471805599453)
+_LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
@@ -34,52 +61,177 @@ def key_tiles_beyond(wg: gl.constexpr, problem, slot):
 
 
 @gluon.jit
-def nothing_yet(problem):
-    """Output, maximum and sums of a tile before its first key: (o [64, D], m [64], total [64, 4])."""
-    BN: gl.constexpr = problem.BN
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
-    o = gl.zeros([64, problem.D], gl.float32, LO)
-    m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
-    return o, m, partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
+def pass_keys_beyond(wg: gl.constexpr, problem, slot, j):
+    """Release those tiles of keys unread. Returns the place in the ring of the first that is read."""
+    KS: gl.constexpr = problem.K_STAGES
+    for _ in range(key_tiles_beyond(wg, problem, slot)):
+        mbarrier.wait(problem.bk.index(j % KS), (j // KS) & 1)
+        mbarrier.arrive(problem.bk.index(KS + j % KS), count=1)
+        j += 1
+    return j
 
 
 @gluon.jit
-def first_one(problem, s, j, unit, first, shift, num_keys, last, steps, cut_right, whole_steps):
-    """A tile's first step: scores s of its last keys. Returns (o, m, total, p)."""
+def pass_values_beyond(wg: gl.constexpr, problem, slot, j):
+    """The same of values. j: the place of the first that is read."""
+    VS: gl.constexpr = problem.V_STAGES
+    beyond = key_tiles_beyond(wg, problem, slot)
+    for i in range(beyond):
+        v = j - beyond + i
+        mbarrier.wait(problem.bv.index(v % VS), (v // VS) & 1)
+        mbarrier.arrive(problem.bv.index(VS + v % VS), count=1)
+
+
+@gluon.constexpr_function
+def halves_first(wg, problem):
+    """Whether a warpgroup asks first for the scores of half a tile.
+
+    With a limit to the right it may see no more than that of its last one. Of two warpgroups the last sees all of it,
+    unless lengths are odd.
+    """
+    warpgroups = problem.WARPGROUPS.value
+    can = problem.HALF_TILES.value and problem.RIGHT.value and problem.Q_STAGES.value > 1
+    return can and (wg < warpgroups - 1 or warpgroups % 2 == 1)
+
+
+@gluon.jit
+def first_product(wg: gl.constexpr, problem, slot, j, exists):
+    """Begin a posted tile's first product, with its last tile of keys or, see halves_first, half of it.
+
+    Waits for the keys, if there is such a tile; Q has come. Not yet waited for.
+    """
+    KS: gl.constexpr = problem.K_STAGES
+    N: gl.constexpr = problem.BN // 2 if halves_first(wg, problem) else problem.BN
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    mbarrier.wait(problem.bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
+    keys = problem.sk.index(j % KS).slice(0, N).permute([1, 0])
+    q = problem.sq.index(slot * problem.WARPGROUPS + wg)
+    return warpgroup_mma(q, keys, gl.zeros([64, N], gl.float32, layout), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def first_step(wg: gl.constexpr, problem, slot, s, j, unit, exists):
+    """What a posted tile is to a warpgroup, and its first step, from first_product's scores s; releases the keys.
+
+    Returns (first row, shift, number of keys, last key tile, key tiles, those at the start that the limit to the right
+    cuts, those that need a maximum, those before the first that a limit to the left cuts; m [64], total [64, 4], P).
+    Key tiles are counted from the last one. If there is no such tile, waits for nothing.
+    """
+    BN: gl.constexpr = problem.BN
+    HALF: gl.constexpr = BN // 2
+    KS: gl.constexpr = problem.K_STAGES
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    first = posted(problem, slot, FIRST, 4) + wg * 64
+    num_keys = posted(problem, slot, NUM_KEYS, 4)
+    shift = posted(problem, slot, SHIFT, 4)
+    steps = posted(problem, slot, COUNT, 4)
+    beyond = key_tiles_beyond(wg, problem, slot)
+    last = posted(problem, slot, BEGIN, 4) + steps - 1 - beyond
+    steps -= beyond
+    whole_end = num_keys // BN
+    if problem.RIGHT:
+        whole_end = gl.minimum(whole_end, gl.maximum(first + shift + problem.right + 1, 0) // BN)
+    cut_right = gl.maximum(last + 1 - whole_end, 0)
+    # After the first tile, unless some row saw none of it, no row's m is -inf.
+    slow = gl.maximum(cut_right, 1)
+    if problem.RIGHT:
+        slow = gl.where(last * BN > first + shift + problem.right, cut_right + 1, slow)
+    whole_steps = steps
+    if problem.LEFT:
+        whole_start = (gl.maximum(first + 63 + shift - problem.left, 0) + BN - 1) // BN
+        whole_steps = gl.minimum(steps, last + 1 - whole_start)
+    if halves_first(wg, problem):
+        seen_end = gl.minimum(num_keys, first + 64 + shift + problem.right)
+        if seen_end <= last * BN + HALF:
+            mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
+            m, total, p = first_half(problem, s, unit, first, shift, num_keys, last)
+        else:
+            LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+            keys = problem.sk.index(j % KS).slice(HALF, HALF).permute([1, 0])
+            # From registers: where loops share the descriptor of Q in shared memory with this branch, ptxas 12.8 leaves
+            # part of it unset in the other one.
+            q = problem.sq.index(slot * problem.WARPGROUPS + wg).load(gl.DotOperandLayout(0, LS, 2))
+            rest = warpgroup_mma(q, keys, gl.zeros([64, HALF], gl.float32, LH), use_acc=False, is_async=True)
+            rest = warpgroup_mma_wait(0, deps=[rest])
+            mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
+            whole = gl.convert_layout(beside(s, rest), LS)
+            m, total, p = first_one(problem, whole, unit, first, shift, num_keys, last, cut_right, whole_steps)
+    else:
+        mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
+        m, total, p = first_one(problem, s, unit, first, shift, num_keys, last, cut_right, whole_steps)
+    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=(exists != 0) & (steps > 1))
+    return first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, p
+
+
+@gluon.jit
+def nothing_yet(problem):
+    """Maximum and sums of a tile before its first key: (m [64], total [64, 4])."""
+    BN: gl.constexpr = problem.BN
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
+    return m, partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
+
+
+@gluon.jit
+def first_one(problem, s, unit, first, shift, num_keys, last, cut_right, whole_steps):
+    """Scores s of a tile's last keys -> (m, total, p)."""
     BN: gl.constexpr = problem.BN
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
-    o, m, total = nothing_yet(problem)
+    m, total = nothing_yet(problem)
     s = capped(problem, s)
     if (cut_right > 0) | (whole_steps <= 0):
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
         lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
         s = hidden(problem, s, row_place, last * BN + lane, num_keys)
     pn, m, total, _ = lazy_softmax(problem, s, m, total, unit, BN)
-    p = gl.convert_layout(pn.to(problem.q.dtype), gl.DotOperandLayout(0, LO, 2))
-    KS: gl.constexpr = problem.K_STAGES
-    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
-    return o, m, total, p
+    return m, total, gl.convert_layout(pn.to(problem.q.dtype), gl.DotOperandLayout(0, LO, 2))
 
 
 @gluon.jit
-def first_half(problem, s, j, unit, first, shift, num_keys, last, steps):
+def first_half(problem, s, unit, first, shift, num_keys, last):
     """The same where no row sees more than the first half of the last key tile: scores s [64, BN / 2]."""
     BN: gl.constexpr = problem.BN
     HALF: gl.constexpr = BN // 2
-    KS: gl.constexpr = problem.K_STAGES
     LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
-    o, m, total = nothing_yet(problem)
+    m, total = nothing_yet(problem)
     row = first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LH))
     lane = gl.arange(0, HALF, layout=gl.SliceLayout(0, LH))[None, :]
     s = hidden(problem, capped(problem, s), row[:, None], last * BN + lane, num_keys)
     pn, m, total, _ = lazy_softmax(problem, s, gl.convert_layout(m, gl.SliceLayout(1, LH)), total, unit, HALF)
     p = beside(pn.to(problem.q.dtype), gl.zeros([64, HALF], problem.q.dtype, LH))
-    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
-    return o, gl.convert_layout(m, gl.SliceLayout(1, LS)), total, gl.convert_layout(p, gl.DotOperandLayout(0, LO, 2))
+    return gl.convert_layout(m, gl.SliceLayout(1, LS)), total, gl.convert_layout(p, gl.DotOperandLayout(0, LO, 2))
+
+
+@gluon.jit
+def finish(wg: gl.constexpr, problem, slot, o, m, total):
+    """Divide a posted tile's output by its sums, write it where its Q was, and its log-sums to memory."""
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.BN, 16])
+    sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
+    # A row that sees no key gives 0 and -inf, sink or not.
+    empty = sum_of_row == 0.0
+    share = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, LS))
+    if problem.SINKS:
+        # One more key, of this score and with a value of zero.
+        sink = gl.load(problem.sinks + posted(problem, slot, HEAD, 4)).to(gl.float32) * _LOG2E
+        higher = gl.where(empty, 0.0, gl.maximum(m, sink))
+        share = gl.exp2(m - higher)
+        sum_of_row = sum_of_row * share + gl.exp2(sink - higher)
+        m = higher
+    share = gl.where(empty, 0.0, share / gl.where(empty, 1.0, sum_of_row))
+    if problem.LSE:
+        lse = gl.where(empty, -float("inf"), (m + gl.log2(gl.where(empty, 1.0, sum_of_row))) * _LN2)
+        base = posted(problem, slot, HEAD, 4).to(gl.int64) * problem.lse_head
+        if problem.RAGGED:
+            base += posted(problem, slot, START_Q, 4)
+        else:
+            base += posted(problem, slot, BATCH, 4).to(gl.int64) * problem.lse_batch
+        row = posted(problem, slot, FIRST, 4) + wg * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
+        gl.store(problem.lse + base + row, lse, mask=row < posted(problem, slot, ROWS, 4))
+    share = gl.convert_layout(share, gl.SliceLayout(1, o.type.layout))
+    problem.sq.index(slot * problem.WARPGROUPS + wg).store((o * share[:, None]).to(problem.q.dtype))
 
 
 @gluon.jit
