@@ -113,7 +113,7 @@ def consume(wg: gl.constexpr, problem):
         loaded_q = problem.sq.index(wg).load(LQ)
     sf = first_product(wg, problem, 0, j, exists)
     sf = warpgroup_mma_wait(0, deps=[sf])
-    first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, p = first_step(
+    first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
         wg, problem, 0, sf, j, unit, exists
     )
     pass_values_beyond(wg, problem, 0, j)
@@ -124,6 +124,8 @@ def consume(wg: gl.constexpr, problem):
             q = loaded_q
         else:
             q = problem.sq.index(slot * W + wg)
+        # Rounded only here: bfloat16 carried from one turn of this loop to the next is taken apart and put together.
+        p = gl.convert_layout(pn.to(dtype), LP)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
         lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
         i = 1
@@ -221,8 +223,6 @@ def consume(wg: gl.constexpr, problem):
             mbarrier.wait(bq.index(after * W + wg), ((tile + 1) // QS) & 1)
             exists = posted(problem, after, EXISTS, 4)
             j = pass_keys_beyond(wg, problem, after, j)
-            if problem.Q_REGISTERS:
-                loaded_q = problem.sq.index(after * W + wg).load(LQ)
             mbarrier.wait(bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
         mbarrier.wait(bv.index(v), passes)
         if problem.PING_PONG:
@@ -240,7 +240,7 @@ def consume(wg: gl.constexpr, problem):
         ended_m, ended_total = m, total
         if CHAIN:
             sf = warpgroup_mma_wait(2 if problem.PING_PONG else 1, deps=[sf])
-            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, p = first_step(
+            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
                 wg, problem, after, sf, j, unit, exists
             )
         o = warpgroup_mma_wait(0, deps=[oa])
@@ -255,9 +255,11 @@ def consume(wg: gl.constexpr, problem):
                 loaded_q = problem.sq.index(after * W + wg).load(LQ)
             sf = first_product(wg, problem, after, j, exists)
             sf = warpgroup_mma_wait(0, deps=[sf])
-            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, p = first_step(
+            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
                 wg, problem, after, sf, j, unit, exists
             )
+        if CHAIN and problem.Q_REGISTERS:
+            loaded_q = problem.sq.index(after * W + wg).load(LQ)
         pass_values_beyond(wg, problem, after, j)
         o = gl.zeros([64, D], gl.float32, LO)
         tile += 1

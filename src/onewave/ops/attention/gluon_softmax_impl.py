@@ -103,9 +103,9 @@ def lazy_softmax(problem, s, m, total, unit, BN: gl.constexpr):
 
     Returns (p, m, total, factor of what was accumulated before: exactly 1 for a row whose m stays).
     """
-    # Four columns at a time first: one chain over all would wait for each maximum in turn.
-    top = gl.max(gl.max(s.reshape([64, 4, BN // 4]), 1), 1)
-    top = gl.convert_layout(top, m.type.layout) * unit
+    # Pairs first: one chain over all would wait for each maximum in turn.
+    top = gl.max(gl.max(gl.max(s.reshape([64, BN // 8, 4, 2]), 3), 1), 1)
+    top = gl.convert_layout(top, m.type.layout, assert_trivial=True) * unit
     moved = gl.where(top > m + problem.HEADROOM, top, m)
     reference = gl.where(moved == -float("inf"), 0.0, moved)
     kept = gl.exp2(m - reference)

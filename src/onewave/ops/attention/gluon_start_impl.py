@@ -114,7 +114,8 @@ def first_step(wg: gl.constexpr, problem, slot, s, j, unit, exists):
     """What a posted tile is to a warpgroup, and its first step, from first_product's scores s; releases the keys.
 
     Returns (first row, shift, number of keys, last key tile, key tiles, those at the start that the limit to the right
-    cuts, those that need a maximum, those before the first that a limit to the left cuts; m [64], total [64, 4], P).
+    cuts, those that need a maximum, those before the first that a limit to the left cuts; m [64], total [64, 4], P [64, BN],
+    float32).
     Key tiles are counted from the last one. If there is no such tile, waits for nothing.
     """
     BN: gl.constexpr = problem.BN
@@ -144,7 +145,7 @@ def first_step(wg: gl.constexpr, problem, slot, s, j, unit, exists):
         seen_end = gl.minimum(num_keys, first + 64 + shift + problem.right)
         if seen_end <= last * BN + HALF:
             mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
-            m, total, p = first_half(problem, s, unit, first, shift, num_keys, last)
+            m, total, pn = first_half(problem, s, unit, first, shift, num_keys, last)
         else:
             LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
             keys = problem.sk.index(j % KS).slice(HALF, HALF).permute([1, 0])
@@ -155,12 +156,12 @@ def first_step(wg: gl.constexpr, problem, slot, s, j, unit, exists):
             rest = warpgroup_mma_wait(0, deps=[rest])
             mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
             whole = gl.convert_layout(beside(s, rest), LS)
-            m, total, p = first_one(problem, whole, unit, first, shift, num_keys, last, cut_right, whole_steps)
+            m, total, pn = first_one(problem, whole, unit, first, shift, num_keys, last, cut_right, whole_steps)
     else:
         mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
-        m, total, p = first_one(problem, s, unit, first, shift, num_keys, last, cut_right, whole_steps)
+        m, total, pn = first_one(problem, s, unit, first, shift, num_keys, last, cut_right, whole_steps)
     mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=(exists != 0) & (steps > 1))
-    return first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, p
+    return first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn
 
 
 @gluon.jit
@@ -174,10 +175,9 @@ def nothing_yet(problem):
 
 @gluon.jit
 def first_one(problem, s, unit, first, shift, num_keys, last, cut_right, whole_steps):
-    """Scores s of a tile's last keys -> (m, total, p)."""
+    """Scores s of a tile's last keys -> (m, total, P)."""
     BN: gl.constexpr = problem.BN
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
     m, total = nothing_yet(problem)
     s = capped(problem, s)
     if (cut_right > 0) | (whole_steps <= 0):
@@ -185,7 +185,7 @@ def first_one(problem, s, unit, first, shift, num_keys, last, cut_right, whole_s
         lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
         s = hidden(problem, s, row_place, last * BN + lane, num_keys)
     pn, m, total, _ = lazy_softmax(problem, s, m, total, unit, BN)
-    return m, total, gl.convert_layout(pn.to(problem.q.dtype), gl.DotOperandLayout(0, LO, 2))
+    return m, total, pn
 
 
 @gluon.jit
@@ -195,14 +195,13 @@ def first_half(problem, s, unit, first, shift, num_keys, last):
     HALF: gl.constexpr = BN // 2
     LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 16])
     m, total = nothing_yet(problem)
     row = first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LH))
     lane = gl.arange(0, HALF, layout=gl.SliceLayout(0, LH))[None, :]
     s = hidden(problem, capped(problem, s), row[:, None], last * BN + lane, num_keys)
     pn, m, total, _ = lazy_softmax(problem, s, gl.convert_layout(m, gl.SliceLayout(1, LH)), total, unit, HALF)
-    p = beside(pn.to(problem.q.dtype), gl.zeros([64, HALF], problem.q.dtype, LH))
-    return gl.convert_layout(m, gl.SliceLayout(1, LS)), total, gl.convert_layout(p, gl.DotOperandLayout(0, LO, 2))
+    pn = beside(pn, gl.zeros([64, HALF], gl.float32, LH))
+    return gl.convert_layout(m, gl.SliceLayout(1, LS)), total, gl.convert_layout(pn, LS)
 
 
 @gluon.jit
