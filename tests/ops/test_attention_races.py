@@ -53,7 +53,7 @@ def attend(head_dim: int, **options: Any) -> None:
 
 
 FREE = "mbarrier.wait(bq.index(QS * W + b + w)"
-WAITED = "o = warpgroup_mma_wait(1 if CHAIN else 0, deps=[oa])\n        "
+WAITED = "o = warpgroup_mma_wait(0, deps=[oa])\n        "
 GONE = "mbarrier.arrive(bv.index(VS + v), count=1)\n        "
 FAULTS = {
     "the loading warp does not wait for Q's buffers": (

@@ -63,6 +63,7 @@ from onewave.ops.attention.gluon_softmax_impl import (
     partial_sums,
 )
 from onewave.ops.attention.gluon_start_impl import (
+    beside,
     finish,
     first_product,
     first_step,
@@ -94,6 +95,9 @@ def consume(wg: gl.constexpr, problem):
     HALF: gl.constexpr = BN // 2
     # A tile's first product and first exponentials run under the last one's end, unless that end has Q's only buffer.
     CHAIN: gl.constexpr = QS > 1
+    # With a limit to the right a warpgroup may see no more than half of its last key tile. Of two warpgroups the last
+    # sees all of it, unless lengths are odd.
+    NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
     dtype: gl.constexpr = problem.q.dtype
     # A sum of 32 exponentials below 2^HEADROOM may exceed it: then the vote is for nothing, and harmless.
     TOO_MUCH: gl.constexpr = 2.0**problem.HEADROOM
@@ -111,12 +115,15 @@ def consume(wg: gl.constexpr, problem):
     j = pass_keys_beyond(wg, problem, 0, j)
     if problem.Q_REGISTERS:
         loaded_q = problem.sq.index(wg).load(LQ)
-    sf = first_product(wg, problem, 0, j, exists)
+    mbarrier.wait(bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
+    sf = first_product(wg, problem, NARROW, 0, j)
     sf = warpgroup_mma_wait(0, deps=[sf])
     first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-        wg, problem, 0, sf, j, unit, exists
+        wg, problem, NARROW, 0, sf, j, unit
     )
     pass_values_beyond(wg, problem, 0, j)
+    # Otherwise Triton puts a barrier into every loop, before the wait for keys, that only this first tile would need.
+    gl.thread_barrier()
     o = gl.zeros([64, D], gl.float32, LO)
     while exists != 0:
         slot = tile % QS
@@ -229,7 +236,7 @@ def consume(wg: gl.constexpr, problem):
             barrier_sync(_FIRST_BARRIER + wg)
         if CHAIN:
             # What lies in the buffers after the last tile is multiplied too, for nothing.
-            sf = first_product(wg, problem, after, j, exists)
+            sf = first_product(wg, problem, NARROW, after, j)
         if problem.PING_PONG:
             early, late = halves(p)
             oa = warpgroup_mma(gl.convert_layout(early, LP), sv.index(v).slice(0, HALF), o, is_async=True)
@@ -240,9 +247,16 @@ def consume(wg: gl.constexpr, problem):
         ended_m, ended_total = m, total
         if CHAIN:
             sf = warpgroup_mma_wait(2 if problem.PING_PONG else 1, deps=[sf])
-            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-                wg, problem, after, sf, j, unit, exists
-            )
+            if exists != 0:
+                first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+                    wg, problem, NARROW, after, sf, j, unit
+                )
+            else:
+                # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
+                if NARROW:
+                    pn = gl.convert_layout(beside(sf, sf), LS)
+                else:
+                    pn = sf
         o = warpgroup_mma_wait(0, deps=[oa])
         mbarrier.arrive(bv.index(VS + v), count=1)
         finish(wg, problem, slot, o, ended_m, ended_total)
@@ -253,11 +267,15 @@ def consume(wg: gl.constexpr, problem):
             j = pass_keys_beyond(wg, problem, after, j)
             if problem.Q_REGISTERS:
                 loaded_q = problem.sq.index(after * W + wg).load(LQ)
-            sf = first_product(wg, problem, after, j, exists)
+            mbarrier.wait(bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
+            sf = first_product(wg, problem, NARROW, after, j)
             sf = warpgroup_mma_wait(0, deps=[sf])
-            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-                wg, problem, after, sf, j, unit, exists
-            )
+            if exists != 0:
+                first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+                    wg, problem, NARROW, after, sf, j, unit
+                )
+            else:
+                pn = sf
         if CHAIN and problem.Q_REGISTERS:
             loaded_q = problem.sq.index(after * W + wg).load(LQ)
         pass_values_beyond(wg, problem, after, j)

@@ -137,6 +137,7 @@ def post_next(problem, turn, tile):
         post(problem, slot, EXISTS, 0)
         # Nobody shall have to ask whether the other words mean anything.
         post(problem, slot, FIRST, 0)
+        post(problem, slot, NUM_KEYS, 0)
         post(problem, slot, SHIFT, 0)
         post(problem, slot, BEGIN, 0)
         post(problem, slot, COUNT, 1)

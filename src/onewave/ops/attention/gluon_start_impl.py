@@ -82,41 +82,25 @@ def pass_values_beyond(wg: gl.constexpr, problem, slot, j):
         mbarrier.arrive(problem.bv.index(VS + v % VS), count=1)
 
 
-@gluon.constexpr_function
-def halves_first(wg, problem):
-    """Whether a warpgroup asks first for the scores of half a tile.
-
-    With a limit to the right it may see no more than that of its last one. Of two warpgroups the last sees all of it,
-    unless lengths are odd.
-    """
-    warpgroups = problem.WARPGROUPS.value
-    can = problem.HALF_TILES.value and problem.RIGHT.value and problem.Q_STAGES.value > 1
-    return can and (wg < warpgroups - 1 or warpgroups % 2 == 1)
-
-
 @gluon.jit
-def first_product(wg: gl.constexpr, problem, slot, j, exists):
-    """Begin a posted tile's first product, with its last tile of keys or, see halves_first, half of it.
-
-    Waits for the keys, if there is such a tile; Q has come. Not yet waited for.
-    """
+def first_product(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, j):
+    """Begin a posted tile's first product, with its last tile of keys or, if NARROW, half of it; both have come."""
     KS: gl.constexpr = problem.K_STAGES
-    N: gl.constexpr = problem.BN // 2 if halves_first(wg, problem) else problem.BN
+    N: gl.constexpr = problem.BN // 2 if NARROW else problem.BN
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
-    mbarrier.wait(problem.bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
     keys = problem.sk.index(j % KS).slice(0, N).permute([1, 0])
     q = problem.sq.index(slot * problem.WARPGROUPS + wg)
     return warpgroup_mma(q, keys, gl.zeros([64, N], gl.float32, layout), use_acc=False, is_async=True)
 
 
 @gluon.jit
-def first_step(wg: gl.constexpr, problem, slot, s, j, unit, exists):
+def first_step(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, s, j, unit):
     """What a posted tile is to a warpgroup, and its first step, from first_product's scores s; releases the keys.
 
     Returns (first row, shift, number of keys, last key tile, key tiles, those at the start that the limit to the right
     cuts, those that need a maximum, those before the first that a limit to the left cuts; m [64], total [64, 4], P [64, BN],
     float32).
-    Key tiles are counted from the last one. If there is no such tile, waits for nothing.
+    Key tiles are counted from the last one.
     """
     BN: gl.constexpr = problem.BN
     HALF: gl.constexpr = BN // 2
@@ -141,10 +125,10 @@ def first_step(wg: gl.constexpr, problem, slot, s, j, unit, exists):
     if problem.LEFT:
         whole_start = (gl.maximum(first + 63 + shift - problem.left, 0) + BN - 1) // BN
         whole_steps = gl.minimum(steps, last + 1 - whole_start)
-    if halves_first(wg, problem):
+    if NARROW:
         seen_end = gl.minimum(num_keys, first + 64 + shift + problem.right)
         if seen_end <= last * BN + HALF:
-            mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
+            mbarrier.arrive(problem.bk.index(KS + j % KS), count=1)
             m, total, pn = first_half(problem, s, unit, first, shift, num_keys, last)
         else:
             LH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
@@ -154,13 +138,13 @@ def first_step(wg: gl.constexpr, problem, slot, s, j, unit, exists):
             q = problem.sq.index(slot * problem.WARPGROUPS + wg).load(gl.DotOperandLayout(0, LS, 2))
             rest = warpgroup_mma(q, keys, gl.zeros([64, HALF], gl.float32, LH), use_acc=False, is_async=True)
             rest = warpgroup_mma_wait(0, deps=[rest])
-            mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
+            mbarrier.arrive(problem.bk.index(KS + j % KS), count=1)
             whole = gl.convert_layout(beside(s, rest), LS)
             m, total, pn = first_one(problem, whole, unit, first, shift, num_keys, last, cut_right, whole_steps)
     else:
-        mbarrier.arrive(problem.bk.index(KS + j % KS), count=1, pred=exists != 0)
+        mbarrier.arrive(problem.bk.index(KS + j % KS), count=1)
         m, total, pn = first_one(problem, s, unit, first, shift, num_keys, last, cut_right, whole_steps)
-    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=(exists != 0) & (steps > 1))
+    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
     return first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn
 
 
