@@ -37,7 +37,8 @@ bounds wherever the sequence lies. Bound: the tensor cores. Source: Shah et al. 
 # pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# ruff: noqa: SIM102
+# pyright: reportPossiblyUnboundVariable=false
+# ruff: noqa: SIM108
 # (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ from onewave.ops.attention.gluon_start_impl import (
     first_step,
     halves,
     hand_over,
-    pass_keys_beyond,
     pass_values_beyond,
+    tile_comes,
 )
-from onewave.ops.attention.gluon_tiles_impl import EXISTS, ROWS, Problem, allocate_posts, posted
+from onewave.ops.attention.gluon_tiles_impl import ROWS, Problem, allocate_posts, posted
 
 __all__ = ["attention_kernel"]
 
@@ -93,15 +94,17 @@ def consume(wg: gl.constexpr, problem):
     LP: gl.constexpr = gl.DotOperandLayout(0, LO, 2)
     LQ: gl.constexpr = gl.DotOperandLayout(0, LS, 2)
     HALF: gl.constexpr = BN // 2
-    # A tile's first product and first exponentials run under the last one's end, unless that end has Q's only buffer.
+    # A tile's first product runs under the last one's end, unless that end has Q's only buffer. Where warpgroups take
+    # turns, so do its first exponentials: the turn should not wait for a tile's end. Elsewhere that was slower.
     CHAIN: gl.constexpr = QS > 1
+    TURNS: gl.constexpr = CHAIN and problem.PING_PONG
     # With a limit to the right a warpgroup may see no more than half of its last key tile. Of two warpgroups the last
     # sees all of it, unless lengths are odd.
     NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
     dtype: gl.constexpr = problem.q.dtype
     # A sum of 32 exponentials below 2^HEADROOM may exceed it: then the vote is for nothing, and harmless.
     TOO_MUCH: gl.constexpr = 2.0**problem.HEADROOM
-    bq, bk, bv, sk, sv = problem.bq, problem.bk, problem.bv, problem.sk, problem.sv
+    bk, bv, sk, sv = problem.bk, problem.bv, problem.sk, problem.sv
     unit = problem.scale_log2
     if problem.SOFTCAP:
         unit = 1.0
@@ -110,12 +113,9 @@ def consume(wg: gl.constexpr, problem):
         barrier_arrive(_FIRST_BARRIER)
     tile = 0
     j = 0
-    mbarrier.wait(bq.index(wg), 0)
-    exists = posted(problem, 0, EXISTS, 4)
-    j = pass_keys_beyond(wg, problem, 0, j)
+    exists, j = tile_comes(wg, problem, tile, j)
     if problem.Q_REGISTERS:
         loaded_q = problem.sq.index(wg).load(LQ)
-    mbarrier.wait(bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
     sf = first_product(wg, problem, NARROW, 0, j)
     sf = warpgroup_mma_wait(0, deps=[sf])
     first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
@@ -226,57 +226,53 @@ def consume(wg: gl.constexpr, problem):
         passes = (j // VS) & 1
         j += 1
         after = (tile + 1) % QS
-        if CHAIN:
-            mbarrier.wait(bq.index(after * W + wg), ((tile + 1) // QS) & 1)
-            exists = posted(problem, after, EXISTS, 4)
-            j = pass_keys_beyond(wg, problem, after, j)
-            mbarrier.wait(bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
+        if TURNS:
+            exists, j = tile_comes(wg, problem, tile + 1, j)
         mbarrier.wait(bv.index(v), passes)
-        if problem.PING_PONG:
+        ended_m, ended_total = m, total
+        # What lies in the buffers after the last tile is multiplied too, for nothing.
+        if TURNS:
             barrier_sync(_FIRST_BARRIER + wg)
-        if CHAIN:
-            # What lies in the buffers after the last tile is multiplied too, for nothing.
             sf = first_product(wg, problem, NARROW, after, j)
-        if problem.PING_PONG:
             early, late = halves(p)
             oa = warpgroup_mma(gl.convert_layout(early, LP), sv.index(v).slice(0, HALF), o, is_async=True)
             barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
             oa = warpgroup_mma(gl.convert_layout(late, LP), sv.index(v).slice(HALF, HALF), oa, is_async=True)
+            sf = warpgroup_mma_wait(2, deps=[sf])
         else:
+            if problem.PING_PONG:
+                barrier_sync(_FIRST_BARRIER + wg)
             oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
-        ended_m, ended_total = m, total
-        if CHAIN:
-            sf = warpgroup_mma_wait(2 if problem.PING_PONG else 1, deps=[sf])
-            if exists != 0:
-                first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-                    wg, problem, NARROW, after, sf, j, unit
-                )
-            else:
-                # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
-                if NARROW:
-                    pn = gl.convert_layout(beside(sf, sf), LS)
-                else:
-                    pn = sf
-        o = warpgroup_mma_wait(0, deps=[oa])
-        mbarrier.arrive(bv.index(VS + v), count=1)
-        finish(wg, problem, slot, o, ended_m, ended_total)
-        hand_over(problem, slot * W + wg)
-        if not CHAIN:
-            mbarrier.wait(bq.index(after * W + wg), ((tile + 1) // QS) & 1)
-            exists = posted(problem, after, EXISTS, 4)
-            j = pass_keys_beyond(wg, problem, after, j)
-            if problem.Q_REGISTERS:
-                loaded_q = problem.sq.index(after * W + wg).load(LQ)
-            mbarrier.wait(bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
-            sf = first_product(wg, problem, NARROW, after, j)
+            if problem.PING_PONG:
+                barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
+            if CHAIN:
+                exists, j = tile_comes(wg, problem, tile + 1, j)
+                sf = first_product(wg, problem, NARROW, after, j)
+            o = warpgroup_mma_wait(1 if CHAIN else 0, deps=[oa])
+            mbarrier.arrive(bv.index(VS + v), count=1)
+            finish(wg, problem, slot, o, ended_m, ended_total)
+            if not CHAIN:
+                hand_over(problem, slot * W + wg)
+                exists, j = tile_comes(wg, problem, tile + 1, j)
+                sf = first_product(wg, problem, NARROW, after, j)
             sf = warpgroup_mma_wait(0, deps=[sf])
-            if exists != 0:
-                first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-                    wg, problem, NARROW, after, sf, j, unit
-                )
+        if exists != 0:
+            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+                wg, problem, NARROW, after, sf, j, unit
+            )
+        else:
+            # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
+            if NARROW:
+                pn = gl.convert_layout(beside(sf, sf), LS)
             else:
                 pn = sf
-        if CHAIN and problem.Q_REGISTERS:
+        if TURNS:
+            o = warpgroup_mma_wait(0, deps=[oa])
+            mbarrier.arrive(bv.index(VS + v), count=1)
+            finish(wg, problem, slot, o, ended_m, ended_total)
+        if CHAIN:
+            hand_over(problem, slot * W + wg)
+        if problem.Q_REGISTERS:
             loaded_q = problem.sq.index(after * W + wg).load(LQ)
         pass_values_beyond(wg, problem, after, j)
         o = gl.zeros([64, D], gl.float32, LO)

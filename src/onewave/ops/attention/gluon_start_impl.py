@@ -23,6 +23,7 @@ from onewave.ops.attention.gluon_tiles_impl import (
     BATCH,
     BEGIN,
     COUNT,
+    EXISTS,
     FIRST,
     HEAD,
     NUM_KEYS,
@@ -38,8 +39,8 @@ __all__ = [
     "first_step",
     "halves",
     "hand_over",
-    "pass_keys_beyond",
     "pass_values_beyond",
+    "tile_comes",
 ]
 
 _LN2 = gl.constexpr(0.6931471805599453)
@@ -61,19 +62,29 @@ def key_tiles_beyond(wg: gl.constexpr, problem, slot):
 
 
 @gluon.jit
-def pass_keys_beyond(wg: gl.constexpr, problem, slot, j):
-    """Release those tiles of keys unread. Returns the place in the ring of the first that is read."""
+def tile_comes(wg: gl.constexpr, problem, tile, j):
+    """Wait for a tile's post and Q, release the keys that lie beyond unread, and wait for the first that are read.
+
+    j: the place in the ring where the tile's keys begin. Returns (whether there is such a tile, place of those keys).
+    """
+    W: gl.constexpr = problem.WARPGROUPS
     KS: gl.constexpr = problem.K_STAGES
+    QS: gl.constexpr = problem.Q_STAGES
+    bk = problem.bk
+    slot = tile % QS
+    mbarrier.wait(problem.bq.index(slot * W + wg), (tile // QS) & 1)
+    exists = posted(problem, slot, EXISTS, 4)
     for _ in range(key_tiles_beyond(wg, problem, slot)):
-        mbarrier.wait(problem.bk.index(j % KS), (j // KS) & 1)
-        mbarrier.arrive(problem.bk.index(KS + j % KS), count=1)
+        mbarrier.wait(bk.index(j % KS), (j // KS) & 1)
+        mbarrier.arrive(bk.index(KS + j % KS), count=1)
         j += 1
-    return j
+    mbarrier.wait(bk.index(j % KS), (j // KS) & 1, pred=exists != 0)
+    return exists, j
 
 
 @gluon.jit
 def pass_values_beyond(wg: gl.constexpr, problem, slot, j):
-    """The same of values. j: the place of the first that is read."""
+    """Release the values that lie beyond unread. j: the place of the first that is read."""
     VS: gl.constexpr = problem.V_STAGES
     beyond = key_tiles_beyond(wg, problem, slot)
     for i in range(beyond):
@@ -97,10 +108,9 @@ def first_product(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, j):
 def first_step(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, s, j, unit):
     """What a posted tile is to a warpgroup, and its first step, from first_product's scores s; releases the keys.
 
-    Returns (first row, shift, number of keys, last key tile, key tiles, those at the start that the limit to the right
-    cuts, those that need a maximum, those before the first that a limit to the left cuts; m [64], total [64, 4], P [64, BN],
-    float32).
-    Key tiles are counted from the last one.
+    Returns (first row, shift, number of keys, last key tile, key tiles, those that the limit to the right cuts, those
+    that need a maximum, those before the first that a limit to the left cuts; m [64], total [64, 4], P [64, BN], all
+    float32). Key tiles are counted from the last one.
     """
     BN: gl.constexpr = problem.BN
     HALF: gl.constexpr = BN // 2
