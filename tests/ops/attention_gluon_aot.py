@@ -21,10 +21,11 @@ CASES: dict[str, dict[str, Any]] = {
     "128 causal": {"head_dim": 128, "RIGHT": True},
     "64": {"head_dim": 64},
     "64 causal": {"head_dim": 64, "RIGHT": True, "LSE": True},
-    "64 causal packed": {"head_dim": 64, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 2},
-    "128 window packed": {"head_dim": 128, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "ORDER": 2},
+    "64 packed": {"head_dim": 64, "RAGGED": True, "ORDER": 3},
+    "64 causal packed": {"head_dim": 64, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 3},
+    "128 window packed": {"head_dim": 128, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "ORDER": 3},
     "64 pages": {"head_dim": 64, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "PAGE": 16},
-    "128 pages": {"head_dim": 128, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 2, "PAGE": 64},
+    "128 pages": {"head_dim": 128, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 3, "PAGE": 64},
     "256 causal": {"head_dim": 256, "RIGHT": True},
 }
 INSTRUCTIONS = ("HGMMA", "QGMMA", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL")

@@ -260,6 +260,12 @@ class Named:
             self.heard[int(number)].acquire()
 
 
+def take(counter: Place) -> Array:
+    """gluon_tiles_impl.take; programs run one after another."""
+    counter.values[counter.at] += 1
+    return wrapped(np.int64(counter.values[counter.at] - 1))
+
+
 def eight_bits(p: Array, _: object, BN: int) -> Array:
     """fp8_kernel_impl.operand, with its order of keys."""
     rounded = torch.from_numpy(np.ascontiguousarray(p)).clamp(max=448).to(torch.float8_e4m3fn).float().numpy()
@@ -321,6 +327,7 @@ def namespace(
         "declare_vote": lambda _: None,
         "any_in_warpgroup": lambda _, ballots: int(np.any(ballots)),
         "operand": eight_bits,
+        "take": take,
         "fence_async_shared": happens_before.fence,
         "warpgroup_mma": product,
         "warpgroup_mma_wait": products_end,

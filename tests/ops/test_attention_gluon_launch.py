@@ -79,7 +79,7 @@ class Model:
         if problem.ORDER:
             problem.order = Pointer(problem.order.view(-1))
         for turn in range(problem.rounds):
-            tile = gluon_tiles_impl.tile_of.fn(problem, turn)
+            tile = gluon_tiles_impl.tile_at.fn(problem, gluon_tiles_impl.position_of.fn(problem, turn))
             if tile[-1]:
                 for warpgroup in range(problem.WARPGROUPS):
                     self.multiply(problem, 64 * warpgroup, *tile[:-1])

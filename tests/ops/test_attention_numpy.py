@@ -10,7 +10,7 @@ from attention_in_numpy import NumpyKernel
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention import fp8_impl, fp8_op, gluon_impl, op
+from onewave.ops.attention import fp8_impl, fp8_op, gluon_impl, gluon_order_impl, op
 from onewave.ops.attention.fp8_op import attention_fp8
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
@@ -114,13 +114,37 @@ def test_half_of_a_causal_tiles_last_keys_is_not_multiplied_for_its_first_rows(
 ) -> None:
     kernel, tuned = kernels["attention_kernel"], gluon_impl.config(128)
     with_halves = multiplications(kernel, 128, 256, causal=True)
-    monkeypatch.setattr(gluon_impl, "config", lambda _: tuned | {"HALF_TILES": False})
+    monkeypatch.setattr(gluon_impl, "config", lambda *_, **__: tuned | {"HALF_TILES": False})
     tile_rows, half, head_dim = 64, 64, 128
     # One more where nothing comes after the last tile.
     assert multiplications(kernel, 128, 256, causal=True) - with_halves == 2 * tile_rows * half * head_dim
 
 
 LENGTHS, KEY_LENGTHS = [3, 0, 200, 64], [130, 5, 300, 64]
+
+
+@pytest.mark.parametrize("head_dim", [128, 64])
+@pytest.mark.usefixtures("kernels")
+def test_tiles_taken_from_a_queue_give_the_bits_of_tiles_in_turns(
+    monkeypatch: pytest.MonkeyPatch, head_dim: int
+) -> None:
+    q, k, v = (randn(sum(LENGTHS if heads > 1 else KEY_LENGTHS), heads, head_dim, seed=heads) for heads in (3, 1, 1))
+    starts, key_starts = (torch.tensor([0, *n]).cumsum(0).int() for n in (LENGTHS, KEY_LENGTHS))
+    given = {"causal": True, "return_lse": True, "backend": "gluon"}
+    call = (q, k, v, starts, key_starts, max(LENGTHS), max(KEY_LENGTHS))
+    in_turns = cast("tuple[Tensor, Tensor]", attention_varlen(*call, **given))
+    counters: list[Tensor] = []
+
+    def order_of(plan: Any, *_: Any, **__: Any) -> tuple[Tensor, int, int]:
+        slots = range(plan.slots)
+        counters.append(torch.tensor([*slots[1::2], *slots[::2], 0]).int())
+        return counters[-1], gluon_order_impl.QUEUE, plan.slots * plan.heads
+
+    monkeypatch.setattr(gluon_impl, "order_of", order_of)
+    taken = cast("tuple[Tensor, Tensor]", attention_varlen(*call, **given))
+    assert all(torch.equal(a, b) for a, b in zip(in_turns, taken, strict=True))
+    # Every place by the first of the three programs, and one beyond the end by each of the others.
+    assert counters[0][-1] == 3 * (len(counters[0]) - 1) + 2
 
 
 @pytest.mark.parametrize(("size", "head_dim"), [(0, 128), (16, 128), (256, 128), (64, 80), (16, 192)])

@@ -200,7 +200,7 @@ def test_slots_are_sorted_by_the_work_of_their_tiles(mask: dict[str, bool]) -> N
     starts, key_starts = starts_of(lengths), starts_of(key_lengths)
     rows, keys, longest = 128, 128, 600
     slots = sum(lengths) // rows + len(lengths)
-    order = torch.full((slots,), -9, dtype=torch.int32)
+    order = torch.full((slots + 1,), -9, dtype=torch.int32)
     flags = {"TOP_LEFT": False, "LEFT": False, "RIGHT": False} | mask
     sort_slots[(-(-slots // 32),)](
         order, starts, key_starts, len(lengths), len(lengths).bit_length() + 1, slots, longest, left, 0, BM=rows,
@@ -213,8 +213,10 @@ def test_slots_are_sorted_by_the_work_of_their_tiles(mask: dict[str, bool]) -> N
             end = min(m, min(first + rows, n) + shift) if flags["RIGHT"] else m
             begin = max(0, first + shift - left) // keys if flags["LEFT"] else 0
             work[int(starts[row]) // rows + row + first // rows] = max(1, -(-max(end, 0) // keys) - begin)
-    found = [slot for slot in order.tolist() if slot >= 0]
-    assert order.tolist() == found + [-1] * (slots - len(found))
+    *order, taken = order.tolist()
+    assert taken == 0
+    found = [slot for slot in order if slot >= 0]
+    assert order == found + [-1] * (slots - len(found))
     assert sorted(found) == sorted(work)
     assert [work[slot] for slot in found] == sorted(work.values(), reverse=True)
 

@@ -53,8 +53,8 @@ def attend(head_dim: int, **options: Any) -> None:
 
 
 FREE = "mbarrier.wait(bq.index(QS * W + b + w)"
-WAITED = "o = warpgroup_mma_wait(0, deps=[oa])\n        "
-GONE = "mbarrier.arrive(bv.index(VS + v), count=1)\n        "
+WAITED = "o = warpgroup_mma_wait(0, deps=[oa])\n            "
+GONE = "mbarrier.arrive(bv.index(VS + v), count=1)\n            "
 FAULTS = {
     "the loading warp does not wait for Q's buffers": (
         Fault("post_next", FREE, FREE.replace("mbarrier.wait(", LUCK)),

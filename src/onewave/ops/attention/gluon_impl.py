@@ -107,15 +107,15 @@ def attention(
         return
     kv_heads = k.shape[2 if paged else 1]
     columns, group = columns_of(head_dim), num_heads // kv_heads
-    constants = config(columns)
+    constants = config(columns, packed=packed)
     plan_of_tiles = schedule(
         heads=num_heads if packed else batch * num_heads, group=group, num_queries=num_queries, num_keys=num_keys,
         columns=columns, processors=num_sms(q.device), shift=shift, left=wanted.left, right=wanted.right,
-        sequences=sequences,
+        sequences=sequences, queue=True,
     )  # fmt: skip
     order, which, rounds = order_of(
         plan_of_tiles, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift,
-        starts_q=starts_q, starts_k=starts_k, longest=longest,
+        starts_q=starts_q, starts_k=starts_k, longest=longest, queue=True,
     )  # fmt: skip
     if not packed:
         k, v = (tensor[:, :, first_key:num_keys] for tensor in (k, v))

@@ -39,9 +39,10 @@ from onewave.ops.attention.gluon_tiles_impl import (
     place,
     place_in_page,
     place_of_keys,
+    position_of,
     post,
     posted,
-    tile_of,
+    tile_at,
 )
 
 __all__ = ["load_all", "store_all"]
@@ -107,7 +108,8 @@ def post_next(problem, turn, tile):
     b = slot * W
     found = 0
     while (turn < problem.rounds) & (found == 0):
-        batch, head, first, start_q, rows, start_k, num_keys, shift, begin, count, exists = tile_of(problem, turn)
+        position = position_of(problem, turn)
+        batch, head, first, start_q, rows, start_k, num_keys, shift, begin, count, exists = tile_at(problem, position)
         if exists:
             for w in gl.static_range(W):
                 mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
@@ -131,6 +133,8 @@ def post_next(problem, turn, tile):
                 )
             found = 1
         turn += 1
+        if problem.ORDER == 3:
+            turn = gl.where(position >= problem.tiles, problem.rounds, turn)
     if found == 0:
         for w in gl.static_range(W):
             mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)

@@ -24,7 +24,7 @@ from onewave.ops.scratch import scratch
 
 __all__ = ["order_of", "sort_slots"]
 
-CLOSED, TABLE, SORTED = 0, 1, 2
+CLOSED, TABLE, SORTED, QUEUE = 0, 1, 2, 3
 """ORDER of gluon_kernel_impl."""
 _MOST_TABLES = 256
 _MOST_KEYS = 1 << 30
@@ -48,17 +48,19 @@ def order_of(
     starts_q: Tensor | None,
     starts_k: Tensor | None,
     longest: int,
+    queue: bool = False,
 ) -> tuple[Tensor | None, int, int]:
     """The kernel's (order, ORDER, rounds) for a schedule; launches sort_slots where that sorts packed sequences.
 
-    order: int32, [programs, rounds] positions of a table, or [slots] sorted slots. Its memory is the operator's own.
+    order: int32, [programs, rounds] positions of a table, or [slots] sorted slots and a 0. Its memory is the operator's
+    own. queue: sorted slots are taken by whoever is free, one after another, instead of in turns.
     """
     if plan.order == "table" and wanted.right is not None:
         table = _table(plan, device, num_queries, num_keys, shift, wanted.left, wanted.right)
         if table is not None:
             return table, TABLE, table.shape[1]
     if plan.order == "sorted" and starts_q is not None and starts_k is not None:
-        order = scratch(device, plan.slots).view(torch.int32)
+        order = scratch(device, plan.slots + 1).view(torch.int32)
         sequences = starts_q.shape[0] - 1
         programs = -(-plan.slots // _SLOTS_A_PROGRAM)
         sort_slots[(programs,)](
@@ -67,6 +69,8 @@ def order_of(
             TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,
             MINE=_SLOTS_A_PROGRAM, OTHERS=128, num_warps=4,
         )  # fmt: skip
+        if queue:
+            return order, QUEUE, plan.slots * plan.heads
         return order, SORTED, plan.turns
     return None, CLOSED, plan.turns
 
@@ -133,7 +137,7 @@ def sort_slots(
     order, starts_q, starts_k, sequences, search_steps, slots, longest, left, right, BM: tl.constexpr, BN: tl.constexpr,
     TOP_LEFT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
-    """order[rank] = slot, from the longest tile to the shortest; -1 for slots without a tile, which come last.
+    """order[rank] = slot, from the longest tile to the shortest; -1 for slots without a tile, which come last; then 0.
 
     Each program ranks MINE slots against all: by the number of slots with more work, or as much and a higher number.
     """
@@ -152,3 +156,5 @@ def sort_slots(
         more |= (others[None, :] == work[:, None]) & (other[None, :] > mine[:, None]) & (other[None, :] < slots)
         rank += tl.sum(more.to(tl.int32), 1)
     tl.store(order + rank, tl.where(work > 0, mine, -1), mask=mine < slots)
+    if tl.program_id(0) == 0:
+        tl.store(order + slots, 0)

@@ -31,15 +31,17 @@ __all__ = [
 PAGE_SIZES = (16, 32, 64, 128, 256)
 
 _HOPPER = (9, 0)
-# K and V of the heads that are walked together: well inside an H200's L2.
-_SECTION_BYTES = 32 << 20
+# K and V of the heads that are walked together: inside an H200's L2, and where tiles can be dealt one by one so little
+# that its halves may both hold them. (Of 2 to 32 MB, 4 to 8 were the fastest; on a card at its power limit the way of
+# keys and values counts even where nothing waits for it.)
+_SECTION_BYTES, _DEALT_SECTION_BYTES = 32 << 20, 8 << 20
 # Enough to see how turns and sections beat against each other, and still about a millisecond.
 _TILES_TRIED = 8192
 # A table costs the host about half a microsecond a tile, once a shape; with more turns the closed form is even enough.
 _MOST_DEALT, _MOST_TURNS = 8192, 64
-# Heads of packed sequences that are walked together: enough that sorted tiles come out even, and a long sequence's keys
-# and values of so many heads still fit the L2.
-_PACKED_SECTION = 8
+# Heads of packed sequences that are walked together. In turns: enough that sorted tiles come out even, and a long
+# sequence's keys and values of so many heads still fit the L2. From a queue tiles come out even anyway.
+_PACKED_SECTION, _QUEUED_SECTION = 8, 2
 _SPILLS_WITH = 3
 # Turns from which on packed tiles are worth a kernel that sorts them, and the most slots that it sorts.
 _SORTED_TURNS, _MOST_SORTED = 8, 8192
@@ -100,9 +102,13 @@ def columns_of(head_dim: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def config(columns: int) -> dict[str, Any]:
-    """Tile and ring for heads of `columns`: gluon_kernel_impl's constants. Not to be changed."""
-    return dict(_table()["head_dims"][str(columns)]["config"])
+def config(columns: int, *, packed: bool = False) -> dict[str, Any]:
+    """Tile and ring for heads of `columns`: gluon_kernel_impl's constants. Not to be changed.
+
+    packed: of sequences one after another. What differs changes no bit.
+    """
+    entry = _table()["head_dims"][str(columns)]
+    return entry["config"] | (entry.get("packed", {}) if packed else {})
 
 
 def knows_limit(columns: int, *, packed: bool) -> bool:
@@ -152,10 +158,12 @@ def schedule(
     right: int | None = None,
     sequences: int | None = None,
     rows: int | None = None,
+    queue: bool = False,
 ) -> Schedule:
     """Deal the tiles. heads: of all batch rows; sequences: of a packed batch, whose num_queries count all tokens.
 
-    rows: queries of a tile where they are not tuned.json's.
+    rows: queries of a tile where they are not tuned.json's. queue: sorted tiles of packed sequences go to whoever is
+    free, not in turns.
 
     Program p takes tile turn * programs + p, or + programs - 1 - p every other turn. Without a limit to the right all
     tiles are as long, and follow head by head. With one, a section's tiles go by from the longest to the shortest;
@@ -168,10 +176,11 @@ def schedule(
     slots = -(-num_queries // rows) if sequences is None else num_queries // rows + sequences
     programs = min(slots * heads, processors)
     if sequences is not None:
-        section = max(n for n in range(group, max(group, _PACKED_SECTION) + 1, group) if heads % n == 0)
-        plain = Schedule(section, slots, heads, programs, rows, keys)
-        sorts = plain.turns >= _SORTED_TURNS and slots <= _MOST_SORTED
-        return Schedule(section, slots, heads, programs, rows, keys, "sorted") if sorts else plain
+        plain = Schedule(_together(heads, group, _PACKED_SECTION), slots, heads, programs, rows, keys)
+        if plain.turns < _SORTED_TURNS or slots > _MOST_SORTED:
+            return plain
+        section = _together(heads, group, _QUEUED_SECTION) if queue else plain.section
+        return Schedule(section, slots, heads, programs, rows, keys, "sorted")
     if right is None:
         return Schedule(1, slots, heads, programs, rows, keys)
     head_bytes = 4 * num_keys * columns // group
@@ -184,18 +193,25 @@ def schedule(
     plain = Schedule(section, slots, heads, fewest, rows, keys)
     if not 1 < plain.turns <= _MOST_TURNS or slots * heads > _MOST_DEALT:
         return plain
-    best = busiest(blocks, heads, section, fewest)
-    # The two largest sections: a dealt order is even whatever the section, and more heads share L2 in smaller ones.
-    for candidate in sections[:-3:-1]:
+    least = busiest(blocks, heads, section, fewest) * _EVEN_ENOUGH
+    most = max(group, min(heads, _DEALT_SECTION_BYTES // max(1, head_bytes)))
+    # The two largest sections: most are even, and more heads share the L2 in smaller ones.
+    for candidate in [n for n in sections if n <= most][:-3:-1]:
         loads = _deal(blocks, heads, candidate, programs)[1]
         share = max(loads) / sum(loads)
-        if share < best * _WORTH_A_TABLE:
-            plain, best = Schedule(candidate, slots, heads, programs, rows, keys, "table"), share
+        if share < least:
+            plain, least = Schedule(candidate, slots, heads, programs, rows, keys, "table"), share * _WORTH_ANOTHER
     return plain
 
 
-# A table is not fetched for less.
-_WORTH_A_TABLE = 0.995
+def _together(heads: int, group: int, most: int) -> int:
+    """The most heads that divide all heads and are whole groups; one group if `most` is less."""
+    return max(n for n in range(group, max(group, most) + 1, group) if heads % n == 0)
+
+
+# A table may be this much less even than the closed form, as its sections are smaller; the second section tried must
+# be so much more even than the first.
+_EVEN_ENOUGH, _WORTH_ANOTHER = 1.01, 0.995
 
 
 def blocks_of_tiles(

@@ -36,7 +36,10 @@ __all__ = [
     "place_in_page",
     "place_of_keys",
     "post",
+    "position_of",
     "posted",
+    "take",
+    "tile_at",
     "tile_of",
 ]
 
@@ -51,7 +54,8 @@ class Problem:
     """Everything that the partitions share. bq, bk, bv: mbarriers, "full" ones first; bz: of values before zeros.
 
     ORDER, an int: how tiles are dealt; 0: in closed form, 1: order holds each program's positions, -1 where it has no
-    more, 2: order holds the slots of packed sequences from the longest on, -1 for those without a tile.
+    more, 2: order holds the slots of packed sequences from the longest on, -1 for those without a tile; 3: the same,
+    and then a counter, 0 at first, of places that programs have taken, each the next one when it needs a tile.
     PAGE: keys of a page of block_table, 0 where keys lie one after another.
     """
 
@@ -170,25 +174,52 @@ def posted(problem, slot, word: gl.constexpr, WARPS: gl.constexpr):
     return gl.max(problem.posts.index(slot * _WORDS + word).load(layout), 0)
 
 
+# One lane asks, for the warp: 32 would take 32 places.
+_TAKE = gl.constexpr(
+    "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; mov.b32 $0, 0;"
+    " @first atom.global.add.u32 $0, [$1], 1; shfl.sync.idx.b32 $0, $0, 0, 0x1f, 0xffffffff; }"
+)
+
+
+@gluon.jit
+def take(counter):
+    """The number at `counter`, a pointer to int32, before one is added: for a partition of one warp."""
+    return gl.inline_asm_elementwise(_TAKE, "=r,l", [counter], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def position_of(problem, turn):
+    """Place in the order of all tiles, perhaps beyond its end, of this program's round `turn`."""
+    programs = gl.num_programs(0)
+    program = gl.program_id(0)
+    if problem.ORDER == 3:
+        position = take(problem.order + problem.slots)
+    elif problem.ORDER == 1:
+        position = gl.load(problem.order + program * problem.rounds + turn)
+    else:
+        position = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+    return position
+
+
 @gluon.jit
 def tile_of(problem, turn):
-    """Tile of this program's round `turn`.
+    """tile_at of this program's round `turn`."""
+    return tile_at(problem, position_of(problem, turn))
+
+
+@gluon.jit
+def tile_at(problem, position):
+    """The tile at a place of the order.
 
     Returns (batch, head, first row, first row and length of the sequence's queries, the same of its keys, place of its
     first query, first key tile, number of key tiles at least 1, whether there is such a tile).
     """
     BM: gl.constexpr = 64 * problem.WARPGROUPS
-    programs = gl.num_programs(0)
-    program = gl.program_id(0)
-    if problem.ORDER == 1:
-        position = gl.load(problem.order + program * problem.rounds + turn)
-    else:
-        position = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
     exists = (position >= 0) & (position < problem.tiles)
     position = gl.maximum(gl.minimum(position, problem.tiles - 1), 0)
     across = problem.section * problem.slots
     rest = position % across
-    if problem.ORDER == 2:
+    if problem.ORDER >= 2:
         slot = gl.load(problem.order + rest // problem.section)
         exists = exists & (slot >= 0)
         slot = gl.maximum(slot, 0)
