@@ -228,3 +228,35 @@ def test_a_command_that_makes_no_sense_is_refused(arguments, says, capsys):
     status, _, err = run(capsys, *arguments)
     assert status == 2
     assert says in " ".join(err.split())
+
+
+def test_adversarial_logits_have_a_huge_key_or_are_all_larger():
+    shape = AttentionShape.parse("2,4/2,40,16")
+    made = {
+        logits: [torch.manual_seed(0), Operands.prefill(shape, True, CPU, torch.float32, logits)][1]
+        for logits in (None, "first", "last", "x16")
+    }
+    plain = made[None]
+    for logits, at in (("first", 0), ("last", 39)):
+        others = [row for row in range(40) if row != at]
+        assert torch.equal(made[logits].k[:, :, at], 30 * plain.k[:, :, at])
+        assert torch.equal(made[logits].k[:, :, others], plain.k[:, :, others])
+        assert torch.equal(made[logits].q, plain.q)
+    scores, larger = ((o.q[:, :2] @ o.k[:, :1].transpose(-1, -2)) for o in (plain, made["x16"]))
+    torch.testing.assert_close(larger, 16 * scores)
+    with pytest.raises(InvalidArgumentError, match=r"first, last or a factor such as x16"):
+        Operands.prefill(shape, True, CPU, torch.float32, "middle")
+
+
+def test_a_line_of_adversarial_logits_says_so_and_no_other_operator_takes_them(capsys):
+    status, out, _ = run(capsys, "attention", "--shape", "1,2,32,16", "--reps", "1", "--logits", "last", "--json")
+    assert status == 0
+    assert {row["logits"] for row in json.loads(out)["results"]} == {"last"}
+    shape = AttentionShape.parse("1,2,32,16")
+    engines = [Engine("onewave", by_torch)]
+    made = Operands.prefill(shape, False, CPU, torch.float32, "last")
+    line = compare("attention", engines, lambda: made, rounds=1)[0].measurement("float32", MATMUL, READ)
+    assert line.model == "1,2,32,16 full logits last"
+    status, _, errors = run(capsys, "decode-attention", "--logits", "last")
+    assert status == 2
+    assert "attention alone" in errors

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ __all__ = [
     "Engine",
     "Operands",
     "compare",
+    "hardened",
     "repetitions",
 ]
 
@@ -64,6 +65,8 @@ SMALL_DECODE_SHAPES = ("1,4/2,1024,64", "4,4/2,256,64")
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = {"cuda": 512 << 20, "cpu": 64 << 20}
 _MOST_COPIES = 64
+# As a huge key of `hardened`: its scores stand 30 times as high as any other's.
+_HUGE = 30
 # Calls of a decode step's recording. Launching the graph is not the operator's time: a model's graph holds dozens.
 _FEWEST_RECORDED = 16
 
@@ -99,7 +102,7 @@ class Operands:
 
     Prefill: q [batch, heads, length, head_dim], k, v [batch, kv_heads, length, head_dim], stored with heads inside
     tokens, as projections leave them. Decode: q [batch, heads, 1, head_dim]; k, v a cache stored as their shape says.
-    seq_lens: int32 [batch], all `length`.
+    seq_lens: int32 [batch], all `length`. logits: see hardened; None for scores of unit variance.
     """
 
     shape: AttentionShape
@@ -108,15 +111,20 @@ class Operands:
     k: Tensor
     v: Tensor
     seq_lens: Tensor
+    logits: str | None = field(default=None, kw_only=True)
 
     @classmethod
-    def prefill(cls, shape: AttentionShape, causal: bool, device: torch.device, dtype: torch.dtype) -> Operands:
+    def prefill(
+        cls, shape: AttentionShape, causal: bool, device: torch.device, dtype: torch.dtype, logits: str | None = None
+    ) -> Operands:
         """Random operands of a prefill."""
         q, k, v = (
             torch.randn(shape.batch, shape.length, heads, shape.head_dim, dtype=dtype, device=device).transpose(1, 2)
             for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
         )
-        return cls(shape, causal, q, k, v, _lengths(shape, device))
+        if logits is not None:
+            hardened(q, k, logits)
+        return cls(shape, causal, q, k, v, _lengths(shape, device), logits=logits)
 
     @classmethod
     def decode(cls, shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Operands:
@@ -167,6 +175,7 @@ class AttentionResult:
     failure: str | None = None
     difference: float | None = None
     ratio: float | None = None
+    logits: str | None = None
 
     @property
     def tflops(self) -> float | None:
@@ -203,7 +212,7 @@ class AttentionResult:
             "onewave_speed_ratio": self.ratio,
             "max_difference": self.difference,
             "failure": self.failure,
-        }
+        } | ({} if self.logits is None else {"logits": self.logits})
 
     def measurement(self, dtype: str, matmul: Ceiling, read: Ceiling) -> Measurement | None:
         """The ledger's line; None for an engine that failed."""
@@ -212,6 +221,8 @@ class AttentionResult:
         shape, causal = self.operands
         model = f"{shape} {'causal' if causal else 'full'}" if self.operator in PREFILLS else str(shape)
         extra = {k: v for k, v in self.details(dtype, matmul, read).items() if k not in ("operator", "us", "failure")}
+        if self.logits is not None:
+            model += f" logits {self.logits}"
         ceiling = matmul if self.operator in PREFILLS else read
         return Measurement(model, self.operator, "us", self.seconds.scaled(1e6), ceiling, extra)
 
@@ -292,9 +303,25 @@ def _results(
                 failures.get(engine.name),
                 difference,
                 took.p50 / ours.p50 if took and ours else None,
+                first.logits,
             )
         )
     return results
+
+
+def hardened(q: Tensor, k: Tensor, logits: str) -> None:
+    """Make scores adversarial in place: "first" or "last" scales that key 30 times, "x16" (any number) all scores.
+
+    What follows a row's maximum from tile to tile has most to do where it comes late. Raises InvalidArgumentError.
+    """
+    scaled = re.fullmatch(r"x(\d{1,4}(?:\.\d{1,4})?)", logits)
+    if logits in ("first", "last"):
+        k[:, :, 0 if logits == "first" else -1] *= _HUGE
+    elif scaled:
+        for tensor in (q, k):
+            tensor *= float(scaled[1]) ** 0.5
+    else:
+        raise InvalidArgumentError("--logits", got=repr(logits[:60]), allowed="first, last or a factor such as x16")
 
 
 def _lengths(shape: AttentionShape, device: torch.device) -> Tensor:

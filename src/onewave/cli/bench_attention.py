@@ -39,8 +39,14 @@ def bench_attention(
     rounds: int,
     as_json: bool,
     ledger: Path | None,
+    logits: str | None = None,
 ) -> None:
-    """Measure each operator on each shape and print a table an operator, or JSON. causal: None for both."""
+    """Measure each operator on each shape and print a table an operator, or JSON. causal: None for both.
+
+    logits: adversarial ones, see bench.attention.hardened; of attention alone.
+    """
+    if logits is not None and list(operators) != ["attention"]:
+        raise InvalidArgumentError("--logits", got=", ".join(operators), allowed="attention alone")
     from onewave.bench.ceilings import matmul_rate, read_bandwidth
 
     plans = [(operator, _shapes(operator, shapes, device)) for operator in operators]
@@ -50,7 +56,7 @@ def bench_attention(
     citations: list[str] = []
     for operator, chosen in plans:
         kind = "float8_e4m3fn" if operator == "attention_fp8" else given
-        results, missing = _measure(operator, chosen, causal, device, dtype, rounds)
+        results, missing = _measure(operator, chosen, causal, device, dtype, rounds, logits)
         lines = [line for r in results if (line := r.measurement(kind, matmul, read)) is not None]
         if ledger is not None:
             citations += append_to_ledger(ledger, lines, device)
@@ -59,7 +65,8 @@ def bench_attention(
             continue
         notes = [*missing, f"matmul ceiling {matmul.value:.1f} {matmul.unit} ({matmul.method})"]
         notes.append(f"read ceiling {read.value:.1f} {read.unit} ({read.method})")
-        _print(f"{operator}, {kind} on {device}, median of {rounds} rounds", results, matmul, read, notes)
+        hard = "" if logits is None else f", logits {logits}"
+        _print(f"{operator}, {kind} on {device}{hard}, median of {rounds} rounds", results, matmul, read, notes)
     if as_json:
         ceilings = {"read_gb_s": read.value, "matmul_tflops": matmul.value}
         print(json.dumps({"device": str(device), "ceilings": ceilings, "results": documents, "ledger": citations}))
@@ -126,7 +133,13 @@ def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) ->
 
 
 def _measure(
-    operator: str, shapes: Sequence[str], causal: bool | None, device: torch.device, dtype: torch.dtype, rounds: int
+    operator: str,
+    shapes: Sequence[str],
+    causal: bool | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    rounds: int,
+    logits: str | None,
 ) -> tuple[list[AttentionResult], list[str]]:
     from onewave.bench.attention import PREFILLS, AttentionShape, Operands, compare
     from onewave.bench.attention_engines import decode_engines, mmha_engines, prefill_engines
@@ -147,7 +160,7 @@ def _measure(
 
             def make(shape: AttentionShape = shape, mask: bool = mask) -> Operands:
                 if operator == "attention":
-                    return Operands.prefill(shape, mask, device, dtype)
+                    return Operands.prefill(shape, mask, device, dtype, logits)
                 if operator == "attention_varlen":
                     return PackedOperands.make(shape, mask, device, dtype)
                 if operator == "attention_fp8":

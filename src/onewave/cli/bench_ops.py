@@ -52,6 +52,10 @@ def ops(
     causal: Annotated[
         bool | None, typer.Option("--causal/--no-causal", help="Of attention: one mask only. Default: both.")
     ] = None,
+    logits: Annotated[
+        str | None,
+        typer.Option("--logits", help="Of attention: adversarial scores: first, last (a huge key there) or x16."),
+    ] = None,
     resources: Annotated[
         bool, typer.Option("--resources", help="Of attention: registers, shared memory and occupancy, without a card.")
     ] = False,
@@ -91,10 +95,12 @@ def ops(
             rounds=reps,
             as_json=as_json,
             ledger=ledger,
+            logits=logits,
         )
         return
-    if shape or causal is not None:
-        raise InvalidArgumentError("--shape, --causal", got="no attention operator", next="Name attention first.")
+    if shape or logits or causal is not None:
+        what = "--shape, --causal, --logits"
+        raise InvalidArgumentError(what, got="no attention operator", next="Name attention first.")
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.operators import OPERATORS, measure, trials
     from onewave.engine.options import check_dtype, choose_device, choose_dtype
