@@ -1,12 +1,14 @@
 """Compile Hopper's attention kernel without a card: `python attention_gluon_aot.py`, one JSON line a case.
 
 Each line: name, registers, shared (bytes), how often instructions occur, reads of unset uniform registers, arrivals at
-mbarriers that come too early (ptx_arrivals). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+mbarriers that come too early (ptx_arrivals), exponentials of sums. Not under Triton's interpreter: TRITON_INTERPRET
+must be unset.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from ptx_arrivals import early_arrivals
@@ -26,20 +28,31 @@ CASES: dict[str, dict[str, Any]] = {
     "128 window packed": {"head_dim": 128, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "ORDER": 3},
     "64 pages": {"head_dim": 64, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "PAGE": 16},
     "128 pages": {"head_dim": 128, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 3, "PAGE": 64},
+    "64 softcap": {"head_dim": 64, "RIGHT": True, "SOFTCAP": True},
     "256 causal": {"head_dim": 256, "RIGHT": True},
 }
 INSTRUCTIONS = ("HGMMA", "QGMMA", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL")
+
+
+def sums_to_powers(code: str) -> int:
+    """Exponentials whose exponent an addition has made, not a multiply-add."""
+    writer: dict[str, str] = {}
+    found = 0
+    for line in code.splitlines():
+        words = re.search(r"\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+) (R\d+), (\S+)", line)
+        if words:
+            operation, into, first = words[1], words[2], words[3].strip(" ,;").removesuffix(".reuse")
+            found += operation == "MUFU.EX2" and writer.get(first) == "FADD"
+            writer[into] = operation
+    return found
 
 
 def report(name: str, found: Resources) -> dict[str, Any]:
     sizes = {"registers": found.registers, "shared": found.shared, "threads": found.threads}
     counts = {word: found.count(word) for word in INSTRUCTIONS}
     unset = reads_before_writes(found.code) if "HGMMA" in found.code or "QGMMA" in found.code else []
-    return (
-        {"name": name, "programs": found.programs_an_sm, "unset": unset, "early": early_arrivals(found.ptx)}
-        | sizes
-        | counts
-    )
+    faults = {"unset": unset, "early": early_arrivals(found.ptx), "sums": sums_to_powers(found.code)}
+    return {"name": name, "programs": found.programs_an_sm} | faults | sizes | counts
 
 
 if __name__ == "__main__":

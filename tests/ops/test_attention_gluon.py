@@ -91,6 +91,12 @@ def test_a_register_that_one_of_two_branches_sets_is_found() -> None:
     assert reads_before_writes(code.replace("UMOV UR4, 0x1", "ULDC.64 UR4, c[0x0][0x8]")) == []
 
 
+def test_a_scores_exponent_is_one_multiply_add_in_every_loop(ours: dict[str, Any]) -> None:
+    """Where one loop multiplies and then subtracts, a row's bits depend on which of them took its keys."""
+    # What is left are the factors of what was summed before: two rows a thread, a dozen places.
+    assert max(report["sums"] for report in ours.values()) < 64
+
+
 def test_the_vote_is_one_barrier(ours: dict[str, Any]) -> None:
     """By reduction it goes through shared memory, more than once a tile."""
     assert {name for name, report in ours.items() if not report["BAR.RED"]} == {"fp8 causal", "fp8 packed"}

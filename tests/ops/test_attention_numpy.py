@@ -147,7 +147,9 @@ def test_tiles_taken_from_a_queue_give_the_bits_of_tiles_in_turns(
     assert counters[0][-1] == 3 * (len(counters[0]) - 1) + 2
 
 
-@pytest.mark.parametrize(("size", "head_dim"), [(0, 128), (16, 128), (256, 128), (64, 80), (16, 192)])
+@pytest.mark.parametrize(
+    ("size", "head_dim"), [(0, 128), (16, 128), (256, 128), (64, 80), (16, 192), (16, 64), (0, 64)]
+)
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 40}, {"window": (20, 3)}])
 def test_packed_sequences_and_pages_see_no_neighbours(
     kernels: dict[str, NumpyKernel], mask: dict[str, Any], size: int, head_dim: int

@@ -196,7 +196,7 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
             both = gl.load(q_scale + head) * gl.load(k_scale + kv_head)
             unit = problem.scale_log2 * both
             if problem.SOFTCAP:
-                unit = 1.0
+                unit = problem.outer
             first += wg * 64
             row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
             row_place = (row + shift)[:, None]

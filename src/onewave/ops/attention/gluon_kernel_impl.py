@@ -107,7 +107,7 @@ def consume(wg: gl.constexpr, problem):
     bk, bv, sk, sv = problem.bk, problem.bv, problem.sk, problem.sv
     unit = problem.scale_log2
     if problem.SOFTCAP:
-        unit = 1.0
+        unit = problem.outer
     declare_vote(wg)
     if problem.PING_PONG and wg == W - 1:
         barrier_arrive(_FIRST_BARRIER)

@@ -79,10 +79,13 @@ def partial_sums(p, BN: gl.constexpr):
 
 @gluon.jit
 def capped(problem, s):
-    """Scores whose product with unit(problem) is the exponent of 2."""
+    """Scores whose product with the softmax's unit is the exponent of 2: problem.outer where they are capped.
+
+    Multiplied here, the product would be rounded, or not, as the compiler finds a loop: bits would depend on the loop.
+    """
     if problem.SOFTCAP:
         # tanh(x) = 1 - 2 / (1 + e^2x), right for every x: e^2x may be 0 or inf.
-        s = problem.outer * (1.0 - 2.0 / (1.0 + gl.exp2(s * problem.inner)))
+        s = 1.0 - 2.0 / (1.0 + gl.exp2(s * problem.inner))
     return s
 
 
