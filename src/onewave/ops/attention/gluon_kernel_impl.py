@@ -2,16 +2,17 @@
 
 A program is one SM. Its tiles of work are fixed before: by a table dealt on the host, each tile to whoever has least;
 or as position k * programs + p of round k, p turned round every other round, so that with tiles sorted by length each
-program gets as much (LPT's effect in closed form); packed sequences' tiles are sorted by a kernel before this one. A
-tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G heads whose K and V fit the L2, longest
-first inside.
+program gets as much (LPT's effect in closed form). Packed sequences' tiles are sorted by a kernel before this one, and
+taken from a queue by whoever is free. A tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G
+heads whose K and V fit the L2, longest first inside.
 
 One warp loads (gluon_load_impl): Q K0 K1 V0 K2 V1 ..., the order in which they are used, into a ring of K and one of V
 (mbarriers "full" and "free" a slot), Q into two buffers that alternate over tiles. It alone looks for tiles, and posts
 what it finds in shared memory before Q's barriers; a tile's successor is found, and its Q asked for, when the tile has
 begun. Another warp stores: outputs leave through Q's buffer and TMA, and nobody else waits for them. The warpgroups
 each own 64 rows: Q, S, P and the output stay in registers; the product of the next K tile runs under the exponentials
-and under P V of the last one, and the first product of the next tile under the end of this one. One without rows (the
+and under P V of the last one, and the first product of the next tile under the end of this one; with ping-pong so do
+its first exponentials. One without rows (the
 last of a sequence) only keeps step. Ping-pong: named barriers let one warpgroup issue its products while another
 computes exponentials; the turn is passed on half way through P V, as the other one needs a moment to begin.
 
