@@ -150,6 +150,35 @@ def test_greedy_takes_the_lowest_id_of_equals() -> None:
     assert sample(logits, torch.zeros(3).double(), parameters([(1.0, 1, 1.0, 0.0)] * 3)).tolist() == [0, 500, 999]
 
 
+def test_min_p_is_told_from_what_is_almost_as_likely() -> None:
+    """Probabilities that float32 cannot tell apart: of 1 and 1 - 2e-8 only the first is as likely as the best."""
+    logits = torch.tensor([[0.0, 2e-8, 0.0, -3e-8]])
+    for row in ((1.0, 4, 1.0, 1.0), (1.0, 0, 0.9, 1.0), (1.0, 0, 1.0, 1.0)):
+        for number in (0.0, 0.5, 1 - 2.0**-53):
+            drawn = sample(logits, torch.tensor([number], dtype=torch.float64), parameters([row]))
+            assert drawn.tolist() == [reference_token(logits[0], number, row)] == [1]
+
+
+@pytest.mark.parametrize("worst", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_row_without_a_finite_best_logit_gives_a_token_and_disturbs_no_other(worst: float, everywhere: bool) -> None:
+    limits = [(1.0, 0, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (0.7, 2, 1.0, 0.0), (1.0, 3, 0.9, 0.1), (1.0, 0, 1.0, 0.1)]
+    for number in (0.0, 0.5, 1 - 2.0**-53):
+        for row in limits:
+            logits = random_logits(3, 6, 4)
+            uniform = torch.full((3,), number, dtype=torch.float64)
+            expected = sample(logits, uniform, parameters([row] * 3)).tolist()
+            logits[1, slice(None) if everywhere else slice(3, 4)] = worst
+            ordered = parameters([row] * 3).ordered
+            found = [sample(logits, uniform, parameters([row] * 3))]
+            if ordered is not None:  # as on a card
+                found.append(op._draw_sorted(logits / row[0], uniform, ordered))
+            for tokens in found:
+                first, some, last = tokens.tolist()
+                assert [first, last] == [expected[0], expected[2]]
+                assert 0 <= some < 6
+
+
 def test_masked_tokens_are_never_drawn() -> None:
     logits = torch.full((64, 10), -torch.inf)
     logits[:, 3] = logits[:, 8] = 0

@@ -11,6 +11,7 @@ entry of the vocabulary, hashes 10^5 numbers a row where this needs one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -138,7 +139,8 @@ def sample(logits: Tensor, uniform: Tensor, rows: RowParameters) -> Tensor:
     logits: float32 [rows, vocab], vocab at most 2**18. uniform: float64 [rows] in [0, 1), ignored by greedy rows.
     Returns int64 [rows]. Each row: divide by the temperature; drop tokens below min_p times the best one's probability;
     keep the top_k likeliest; keep the fewest likeliest whose renormalised probabilities reach top_p; draw. Equal logits
-    are ordered by token id. Raises ShapeError.
+    are ordered by token id. Of a row whose largest logit over the temperature is no finite number, some token of the
+    vocabulary. Raises ShapeError.
     """
     if logits.ndim != 2 or logits.shape[0] != rows.num_rows or uniform.shape != logits.shape[:1]:
         shapes = f"logits {list(logits.shape)}, uniform {list(uniform.shape)}"
@@ -177,7 +179,8 @@ def _pick(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
     """The first index whose cumulative weight passes uniform * total. [rows, n], [rows, 1], [rows] -> [rows, 1]."""
     # Rounding may carry the product up to the total itself, which no index passes.
     target = torch.minimum((uniform[:, None] * total.double()).to(torch.int64), total - 1)
-    return torch.searchsorted(cumulative, target, right=True)
+    # Weights of logits that are no numbers are anything, their sums too.
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
 
 
 def _draw(logits: Tensor, uniform: Tensor, group: _Group) -> Tensor:
@@ -204,11 +207,12 @@ def _draw_sorted(scaled: Tensor, uniform: Tensor, group: _Group) -> Tensor:
     weights = _weights(scaled, scaled[:, :1])
     cumulative = weights.cumsum(dim=-1)
     kept = (weights >= (group.min_p * _UNIT)[:, None]).sum(dim=-1)
-    kept = torch.minimum(kept, group.top_k)
+    # At least the best one, but where its logit is no number: an index below 0 would end all work on a card.
+    kept = torch.minimum(kept, group.top_k).clamp_(min=1)
     total = cumulative.gather(1, kept[:, None] - 1)
     limit = torch.ceil(group.top_p[:, None] * total.double()).to(torch.int64)
     limit = torch.where(group.top_p[:, None] < 1, limit, _NO_LIMIT)
-    kept = torch.minimum(kept, (cumulative - weights < limit).sum(dim=-1))
+    kept = torch.minimum(kept, (cumulative - weights < limit).sum(dim=-1)).clamp_(min=1)
     total = cumulative.gather(1, kept[:, None] - 1)
     return ids.gather(1, _pick(cumulative, total, uniform))[:, 0]
 
@@ -216,8 +220,12 @@ def _draw_sorted(scaled: Tensor, uniform: Tensor, group: _Group) -> Tensor:
 def _draw_from_candidates(scaled: Tensor, uniform: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
     """What _draw_sorted does for one row [vocab], sorting only as many tokens as can be drawn."""
     best = scaled.amax()
+    if not math.isfinite(float(best)):
+        return scaled.argmax()[None]
     weights = _weights(scaled, best)
-    above = weights >= min_p * _UNIT
+    # A whole number: with a float of Python's, int64 would be compared in float32.
+    least = math.ceil(min_p * _UNIT)
+    above = weights >= least
     kept = int(above.sum())
     by_rank = top_k < kept
     if by_rank:
@@ -229,7 +237,7 @@ def _draw_from_candidates(scaled: Tensor, uniform: Tensor, top_k: int, top_p: fl
         total = int(weights[above].sum()) if min_p > 0 else int(weights.sum())
         # Tokens below (1 - top_p) / vocab of the total sum to less than 1 - top_p, so top_p keeps none of them. The
         # factor of a half is far more than rounding needs.
-        too_small = max(min_p * _UNIT, 0.5 * max(0.0, 1 - top_p) * total / len(scaled))
+        too_small = max(least, int(0.5 * max(0.0, 1 - top_p) * total / len(scaled)))
         candidates = torch.nonzero(weights >= too_small)[:, 0]
     values, order = torch.sort(scaled[candidates], descending=True, stable=True)
     weights = _weights(values, best)
