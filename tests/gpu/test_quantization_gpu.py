@@ -18,7 +18,7 @@ from onewave.models.llama_plan import DecodeWave, plan_decode
 from onewave.models.loading import open_parts
 from onewave.models.streamed import StreamedModel, stream_model
 from onewave.wave.launch import co_resident, runs_here
-from onewave.wave.rounding import ROUNDINGS
+from onewave.wave.roundings import ROUNDINGS
 from onewave.weights.sources import resolve
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

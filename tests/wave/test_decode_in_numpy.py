@@ -21,7 +21,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
 from onewave.wave.layout import TILE_BYTES, Kind, Word, limit_words, several_words
 from onewave.wave.pack import WeightStream
-from onewave.wave.rounding import Rounding
+from onewave.wave.roundings import Rounding
 from onewave.weights.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,6 +13,7 @@ from onewave.cli import options
 from onewave.cli.bench_attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
 from onewave.cli.bench_ffn import bench_ffn, count_ffn
 from onewave.cli.bench_report import append_to_ledger, check_count, print_table
+from onewave.engine.arguments import check_device, check_dtype
 from onewave.weights import sources
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def ops(
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
     for name, value in (("--batch-size", batch_size), ("--context", context), ("--reps", reps)):
         check_count(name, value)
+    check_dtype(dtype)
+    check_device(device)
     if names == ["ffn"]:
         kind, where = _attention_dtype(dtype, device)
         report = count_ffn if counters else bench_ffn
@@ -103,7 +106,7 @@ def ops(
         raise InvalidArgumentError(what, got="no attention operator", next="Name attention first.")
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.operators import OPERATORS, measure, trials
-    from onewave.engine.options import check_dtype, choose_device, choose_dtype
+    from onewave.engine.options import choose_device, choose_dtype
     from onewave.models.config_file import load_config
     from onewave.ops.linear.packed import FORMATS
 
@@ -114,7 +117,6 @@ def ops(
             raise InvalidArgumentError("operator", got=repr(name), allowed=", ".join(known))
     if weight_format not in FORMATS:
         raise InvalidArgumentError("--weight-format", got=repr(weight_format), allowed=", ".join(FORMATS))
-    check_dtype(dtype)
     where = choose_device(device)
     load_format = "dummy" if model in sources.builtin_names() else "auto"
     location = sources.resolve(model, Settings.from_env(), load_format=load_format)
@@ -142,9 +144,8 @@ def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device
     """What attention is measured in: bfloat16 on a card, float32 on a CPU, unless a type is named."""
     import torch
 
-    from onewave.engine.options import check_dtype, choose_device
+    from onewave.engine.options import choose_device
 
-    check_dtype(dtype)
     where = choose_device(device)
     if dtype == "auto":
         return (torch.bfloat16 if where.type == "cuda" else torch.float32), where

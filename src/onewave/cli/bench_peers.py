@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import MAX_THREADS, Settings
 from onewave.cli import options
 from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
+from onewave.engine.arguments import check_device, check_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,8 +52,10 @@ def peers(
         check_count(name, value, least)
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidArgumentError("--threads", got=str(threads), allowed=f"whole numbers from 1 to {MAX_THREADS}")
+    check_dtype(dtype)
+    where = _device(device)
     location = _find(model, revision, input_len + output_len)
-    job = _job(location, dtype, device, threads, input_len, output_len)
+    job = _job(location, dtype, where, threads, input_len, output_len)
     from onewave.bench.peer_worker import PEERS
     from onewave.bench.peers import compare, text_prompts
     from onewave.engine.tokenizer import load_tokenizer
@@ -87,18 +90,18 @@ def _find(model: str, revision: str | None, context: int) -> ModelLocation:
     return location
 
 
+def _device(name: str) -> str:
+    """cpu or cuda:N. Raises UnsupportedError for anything else and for a card that is not there."""
+    check_device(name)
+    from onewave.engine.options import choose_device
+
+    return str(choose_device(name))
+
+
 def _job(location: ModelLocation, dtype: str, device: str, threads: int | None, input_len: int, output_len: int) -> Job:
-    """Check what remains and put it together. Raises UnsupportedError."""
-    import torch
-
+    """Put together what was checked."""
     from onewave.bench.peers import Job
-    from onewave.engine.options import check_dtype
 
-    check_dtype(dtype)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise UnsupportedError("device", got=repr(device), allowed="auto, cpu, or cuda where torch sees a card")
     return Job(
         path=str(location.path),
         kind=location.kind,

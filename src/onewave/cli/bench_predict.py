@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -52,25 +53,18 @@ def predict(
     check_count("--batch-size", batch_size)
     if workers is not None:
         check_count("--workers", workers)
+    _check_fit(fit, bandwidth=bandwidth, source=source, save=save, costs=costs, workers=workers)
     from onewave.models.loading import load_config
     from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step
 
+    known = None if fit is not None else kept_costs() if costs is None else kept_costs(costs)
+    measured = None if fit is None else read_trace(fit)
     chosen = "dummy" if model in sources.builtin_names() else "auto"
     location = sources.resolve(model, Settings.from_env(), load_format=chosen)
     config = load_config(location)
-    if fit is None:
-        for name, value in (("--bandwidth", bandwidth), ("--source", source or None), ("--save", save)):
-            if value is not None:
-                raise InvalidArgumentError(name, got="no --fit", allowed="with --fit TRACE")
-        known = kept_costs() if costs is None else kept_costs(costs)
-    else:
-        for name, value in (("--costs", costs), ("--workers", workers)):
-            if value is not None:
-                raise InvalidArgumentError(name, got="with --fit", allowed="one of the two")
-        if bandwidth is None or not bandwidth > 0:
-            got = "nothing" if bandwidth is None else str(bandwidth)
-            raise InvalidArgumentError("--bandwidth", got=got, allowed="the read ceiling of the trace's run, above 0")
-        measured = read_trace(fit)
+    if known is None:
+        assert measured is not None
+        assert bandwidth is not None
         workers = measured.workers
         known = fit_costs(config, measured, batch=batch_size, memory_bandwidth=bandwidth, source=source or str(fit))
         if save is not None:
@@ -87,3 +81,26 @@ def predict(
     print(f"{location.name}, {batch_size} at once: {made.makespan * 1e-6:.3f} ms predicted")
     show_timeline(timeline(made))
     print(f"costs: {known.source or 'fitted'}; {known.memory_bandwidth:,.0f} GB/s")
+
+
+def _check_fit(
+    fit: Path | None,
+    *,
+    bandwidth: float | None,
+    source: str,
+    save: Path | None,
+    costs: Path | None,
+    workers: int | None,
+) -> None:
+    """Refuse options that --fit does not go with, or that mean nothing without it. Raises InvalidArgumentError."""
+    if fit is None:
+        for name, value in (("--bandwidth", bandwidth), ("--source", source or None), ("--save", save)):
+            if value is not None:
+                raise InvalidArgumentError(name, got="no --fit", allowed="with --fit TRACE")
+        return
+    for name, value in (("--costs", costs), ("--workers", workers)):
+        if value is not None:
+            raise InvalidArgumentError(name, got="with --fit", allowed="one of the two")
+    if bandwidth is None or not 0 < bandwidth < math.inf:
+        got = "nothing" if bandwidth is None else str(bandwidth)
+        raise InvalidArgumentError("--bandwidth", got=got, allowed="the read ceiling of the trace's run, above 0")

@@ -13,7 +13,9 @@ from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_latency import numbers
 from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
+from onewave.engine.arguments import check_device, check_dtype
 from onewave.wave.layout import PAGES
+from onewave.wave.roundings import find_rounding
 from onewave.weights import sources
 
 if TYPE_CHECKING:
@@ -45,25 +47,23 @@ def wave(
     check_count("--reps", reps)
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
-    rounding = None
-    if quantization is not None:  # before a model is looked for, which may mean a download
-        from onewave.wave.rounding import find_rounding
-
-        rounding = find_rounding(quantization)
+    rounding = find_rounding(quantization)
+    check_dtype(dtype)
+    check_device(device)
     batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
     chosen = "dummy" if model in sources.builtin_names() else load_format
-    settings = Settings.from_env()
-    location = sources.resolve(model, settings, load_format=chosen)
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.wave import measure_wave
-    from onewave.engine.options import check_dtype, choose_device, choose_dtype
+    from onewave.engine.options import choose_device, choose_dtype
     from onewave.engine.wave_decode import WaveLoad, load_streamed
     from onewave.models.loading import load_config, load_model
 
-    check_dtype(dtype)
     where = choose_device(device)
     if where.type != "cuda":
         raise UnsupportedError("bench wave", got=str(where), allowed="a card of compute capability 9.0")
+    # After all that may be refused: finding a model may mean a download.
+    settings = Settings.from_env()
+    location = sources.resolve(model, settings, load_format=chosen)
     config = load_config(location)
     kind = choose_dtype(dtype, config, where)
     most = max(contexts) + 1

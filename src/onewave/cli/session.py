@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.settings import Settings
+from onewave.engine.arguments import check_arguments, needs_card
 from onewave.weights import sources
 
 if TYPE_CHECKING:
@@ -32,18 +33,29 @@ class Opened:
 def open_llm(model: str, *, load_format: str = "auto", revision: str | None = None, **options: Any) -> Opened:
     """Load a model with a progress bar where stderr is a terminal, and say there how a card decodes.
 
-    Raises what LLM raises. A model that isn't there is refused before torch is imported.
+    Raises what LLM raises. A bad argument is refused before anything is fetched, and like a model that isn't there
+    before torch is imported; but whether there is a card only torch knows, so arguments that need one go to LLM first.
     """
     began = time.perf_counter()
     progress = sys.stderr.isatty()
-    if not _may_be_hub_id(model):
-        sources.resolve(model, Settings.from_env(), revision=revision, load_format=load_format, progress=progress)
+    check_arguments(**options)
+    if not needs_card(**{name: options[name] for name in ("device", "decode", "tokens_per_launch") if name in options}):
+        _find(model, options.get("tokenizer"), load_format=load_format, revision=revision, progress=progress)
     from onewave.engine.llm import LLM
 
     llm = LLM(model, load_format=load_format, revision=revision, progress=progress, **options)
     if llm.decode_path != "eager":
         print(f"decoding: {llm.decode_path}", file=sys.stderr, flush=True)
     return Opened(llm, time.perf_counter() - began)
+
+
+def _find(model: str, tokenizer: str | None, *, load_format: str, revision: str | None, progress: bool) -> None:
+    """Find the model and where its tokenizer comes from, unless LLM is to ask the network; fetch aliases."""
+    settings = Settings.from_env()
+    if tokenizer is not None and not Path(tokenizer).is_dir() and not _may_be_hub_id(tokenizer):
+        sources.resolve(tokenizer, settings, load_format="dummy", progress=progress)
+    if not _may_be_hub_id(model):
+        sources.resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
 
 
 def _may_be_hub_id(model: str) -> bool:

@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError
 from onewave.base.settings import Settings
+from onewave.engine.arguments import check_arguments
 from onewave.engine.engine import Engine
-from onewave.engine.options import (
-    check_dtype,
-    choose_decode,
-    choose_device,
-    choose_dtype,
-    choose_max_model_len,
-    find_tokenizer,
-    flag_or_none,
-    whole,
-)
+from onewave.engine.options import choose_decode, choose_device, choose_dtype, choose_max_model_len, find_tokenizer
 from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
@@ -30,8 +22,7 @@ from onewave.engine.request import Detokenizer, Request
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveLoad, load_for
 from onewave.models.loading import load_config
-from onewave.wave.layout import MOST_TOKENS
-from onewave.wave.rounding import find_rounding
+from onewave.wave.roundings import find_rounding
 from onewave.weights.sources import resolve
 
 if TYPE_CHECKING:
@@ -91,17 +82,24 @@ class LLM:
         quantization: str | None = None,
         progress: bool = False,
     ) -> None:
-        rounding = find_rounding(quantization)
-        flag_or_none("keep_unpacked", keep_unpacked)
-        whole("tokens_per_launch", tokens_per_launch, 1, MOST_TOKENS)
-        whole("max_num_seqs", max_num_seqs, 1)
-        whole("seed", seed, 0, 2**64 - 1)
+        check_arguments(
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            seed=seed,
+            tokenizer=tokenizer,
+            enforce_eager=enforce_eager,
+            decode=decode,
+            keep_unpacked=keep_unpacked,
+            tokens_per_launch=tokens_per_launch,
+            quantization=quantization,
+        )
         self.device = choose_device(device)
         path = choose_decode(decode, enforce_eager=enforce_eager, device=self.device)
         if tokens_per_launch > 1 and path not in ("auto", "wave"):
             got = f"{tokens_per_launch} on {self.device}, decode={path!r}"
             raise UnsupportedError("tokens_per_launch", got=got, allowed="1", next="Only the wave makes several.")
-        check_dtype(dtype)
         settings = Settings.from_env()
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
         self.name, self.quantization = location.name, quantization
@@ -121,7 +119,7 @@ class LLM:
                 seed=seed,
                 keep_unpacked=keep_unpacked,
                 tokens_per_launch=tokens_per_launch,
-                rounding=rounding,
+                rounding=find_rounding(quantization),
                 progress=progress,
             )
             network, wave = load_for(path, location, self.config, how)

@@ -10,6 +10,7 @@ import torch
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError
 from onewave.base.settings import Settings
+from onewave.engine.arguments import DTYPES, check_decode, check_device, whole
 from onewave.weights.sources import ModelLocation, resolve
 
 if TYPE_CHECKING:
@@ -17,21 +18,14 @@ if TYPE_CHECKING:
     from onewave.models.config import ModelConfig
 
 __all__ = [
-    "DECODE_PATHS",
-    "check_dtype",
     "choose_decode",
     "choose_device",
     "choose_dtype",
     "choose_max_model_len",
     "find_tokenizer",
-    "flag_or_none",
-    "whole",
 ]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-DECODE_PATHS = ("auto", "wave", "graph", "eager")
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
 def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> str:
@@ -40,10 +34,7 @@ def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> 
     auto stays auto on a card, where the model decides between wave and graph, and is eager on a CPU.
     Raises InvalidArgumentError, UnsupportedError.
     """
-    if decode not in DECODE_PATHS:
-        raise InvalidArgumentError("decode", got=repr(decode), allowed=", ".join(DECODE_PATHS))
-    if enforce_eager and decode not in ("auto", "eager"):
-        raise InvalidArgumentError("decode", got=f"{decode!r} with enforce_eager", allowed="one of the two")
+    check_decode(decode, enforce_eager=enforce_eager)
     if decode == "auto":
         return "eager" if enforce_eager or device.type != "cuda" else "auto"
     if decode != "eager" and device.type != "cuda":
@@ -51,29 +42,12 @@ def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> 
     return decode
 
 
-def whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Pass on a whole number within bounds. Raises InvalidArgumentError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        span = f"from {low}" if high is None else f"from {low} to {high}"
-        raise InvalidArgumentError(name, got=repr(value), allowed=f"a whole number {span}")
-    return value
-
-
-def flag_or_none(name: str, value: object) -> bool | None:
-    """Pass on True, False or None. Raises InvalidArgumentError."""
-    if value is not None and not isinstance(value, bool):
-        raise InvalidArgumentError(name, got=repr(value), allowed="True, False or None")
-    return value
-
-
 def choose_device(name: str) -> torch.device:
     """auto | cpu | cuda | cuda:N. Raises UnsupportedError for anything else and for a card that is not there."""
-    allowed = "auto, cpu, cuda, cuda:N"
-    kind, _, index = name.partition(":") if isinstance(name, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+    check_device(name)
+    kind, _, index = name.partition(":")
     if name == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind not in ("cpu", "cuda") or (":" in name and (kind == "cpu" or not index.isdecimal())):
-        raise UnsupportedError("device", got=repr(name), allowed=allowed)
     if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -82,12 +56,6 @@ def choose_device(name: str) -> torch.device:
     if number >= torch.cuda.device_count():
         raise UnsupportedError("device", got=repr(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", number)
-
-
-def check_dtype(name: str) -> None:
-    """Raises UnsupportedError unless `choose_dtype` knows the name."""
-    if name != "auto" and name not in _DTYPES:
-        raise UnsupportedError("dtype", got=repr(name), allowed=", ".join(("auto", *_DTYPES)))
 
 
 def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -30,7 +30,7 @@ from onewave.ops.sampling import RowParameters, greedy, sample, uniforms
 from onewave.wave.layout import DRAW_WORDS, draw_words, limit_words
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
-from onewave.wave.rounding import Rounding
+from onewave.wave.roundings import Rounding
 from onewave.weights.progress import byte_progress
 from onewave.weights.sources import ModelLocation
 

@@ -24,7 +24,7 @@ from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.loading import ModelParts
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream
 from onewave.wave.program import WaveProgram
-from onewave.wave.rounding import Rounding
+from onewave.wave.roundings import Rounding
 
 __all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
 

@@ -19,7 +19,7 @@ from onewave.models.streamed import layer_matrices
 from onewave.wave.layout import Word
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.wave.program import WaveProgram
-from onewave.wave.rounding import Rounding
+from onewave.wave.roundings import Rounding
 
 __all__ = ["compile_ahead", "one_layer", "sketch"]
 

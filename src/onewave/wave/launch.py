@@ -21,7 +21,7 @@ from onewave.wave.launch_state import LaunchState
 from onewave.wave.layout import TILE_BYTES, TileShape, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
-from onewave.wave.rounding import Rounding
+from onewave.wave.roundings import Rounding
 from onewave.wave.watch import stalls
 
 __all__ = [

@@ -7,39 +7,16 @@ row's product, so nothing else is rounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError
 from onewave.wave.layout import TileShape
+from onewave.wave.roundings import Rounding
 
-__all__ = ["ROUNDINGS", "Rounding", "byte_images", "find_rounding", "place_in_image", "restore_rows", "round_rows"]
+__all__ = ["byte_images", "place_in_image", "restore_rows", "round_rows"]
 
-
-@dataclass(frozen=True)
-class Rounding:
-    """A one-byte format. number: the kernel's FORMAT. largest: its largest magnitude that is used."""
-
-    name: str
-    number: int
-    largest: float
-
-
-ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 127.0), Rounding("fp8", 2, 448.0))}
-"""What weights may be rounded to."""
 
 _SMALLEST_NORMAL = 2.0**-126
-
-
-def find_rounding(name: object) -> Rounding | None:
-    """The rounding of that name; None for None. Raises InvalidArgumentError."""
-    if name is None:
-        return None
-    if not isinstance(name, str) or name not in ROUNDINGS:
-        raise InvalidArgumentError("quantization", got=repr(name), allowed=f"{', '.join(ROUNDINGS)} or None")
-    return ROUNDINGS[name]
 
 
 def round_rows(rows: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:

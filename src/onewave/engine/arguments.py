@@ -1,0 +1,99 @@
+"""The checks of LLM's arguments that need neither torch nor a model, so that they come before anything is fetched."""
+
+from __future__ import annotations
+
+import os
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.wave.layout import MOST_TOKENS
+from onewave.wave.roundings import find_rounding
+
+__all__ = [
+    "DECODE_PATHS",
+    "DTYPES",
+    "check_arguments",
+    "check_decode",
+    "check_device",
+    "check_dtype",
+    "flag_or_none",
+    "needs_card",
+    "whole",
+]
+
+DECODE_PATHS = ("auto", "wave", "graph", "eager")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_arguments(
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 1,
+    seed: int = 0,
+    tokenizer: str | os.PathLike[str] | None = None,
+    enforce_eager: bool = False,
+    decode: str = "auto",
+    keep_unpacked: bool | None = None,
+    tokens_per_launch: int = 1,
+    quantization: str | None = None,
+) -> None:
+    """Refuse what no model and no machine could make right; LLM's docstring says what each means.
+
+    Raises InvalidArgumentError, UnsupportedError.
+    """
+    find_rounding(quantization)
+    flag_or_none("keep_unpacked", keep_unpacked)
+    whole("tokens_per_launch", tokens_per_launch, 1, MOST_TOKENS)
+    whole("max_num_seqs", max_num_seqs, 1)
+    whole("seed", seed, 0, 2**64 - 1)
+    if max_model_len is not None:
+        whole("max_model_len", max_model_len, 2)
+    if tokenizer is not None and not os.fspath(tokenizer).strip():
+        allowed = "a directory, a *.gguf file, an alias, or a Hugging Face id"
+        raise InvalidArgumentError("tokenizer", got=repr(tokenizer), allowed=allowed)
+    check_device(device)
+    check_decode(decode, enforce_eager=enforce_eager)
+    check_dtype(dtype)
+
+
+def needs_card(*, device: str = "auto", decode: str = "auto", tokens_per_launch: int = 1) -> bool:
+    """Whether these checked arguments name what runs on a card alone, so that without one they are refused."""
+    return device.startswith("cuda") or decode in ("wave", "graph") or tokens_per_launch > 1
+
+
+def check_decode(decode: str, *, enforce_eager: bool) -> None:
+    """Raises InvalidArgumentError unless it is a way of decoding, and one that enforce_eager allows."""
+    if decode not in DECODE_PATHS:
+        raise InvalidArgumentError("decode", got=repr(decode), allowed=", ".join(DECODE_PATHS))
+    if enforce_eager and decode not in ("auto", "eager"):
+        raise InvalidArgumentError("decode", got=f"{decode!r} with enforce_eager", allowed="one of the two")
+
+
+def check_device(name: str) -> None:
+    """Raises UnsupportedError unless it is auto, cpu, cuda or cuda:N; whether there is such a card only torch knows."""
+    kind, colon, index = name.partition(":") if isinstance(name, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+    numbered = kind == "cuda" and index.isascii() and index.isdecimal() and len(index) < 5
+    if kind not in ("auto", "cpu", "cuda") or (colon and not numbered):
+        raise UnsupportedError("device", got=repr(name), allowed="auto, cpu, cuda, cuda:N")
+
+
+def check_dtype(name: str) -> None:
+    """Raises UnsupportedError unless it is auto or one of DTYPES."""
+    if name not in ("auto", *DTYPES):
+        raise UnsupportedError("dtype", got=repr(name), allowed=", ".join(("auto", *DTYPES)))
+
+
+def whole(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Pass on a whole number within bounds. Raises InvalidArgumentError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        span = f"from {low}" if high is None else f"from {low} to {high}"
+        raise InvalidArgumentError(name, got=repr(value), allowed=f"a whole number {span}")
+    return value
+
+
+def flag_or_none(name: str, value: object) -> bool | None:
+    """Pass on True, False or None. Raises InvalidArgumentError."""
+    if value is not None and not isinstance(value, bool):
+        raise InvalidArgumentError(name, got=repr(value), allowed="True, False or None")
+    return value
