@@ -232,6 +232,7 @@ def test_the_command_loads_no_torch_before_a_command_needs_it():
 
 
 def test_arguments_sampling_parameters_and_the_scheduler_need_no_torch():
-    modules = "onewave.engine.arguments, onewave.engine.params, onewave.engine.request, onewave.engine.scheduler, onewave.weights.sources"
+    engine = "onewave.engine.arguments, onewave.engine.params, onewave.engine.request, onewave.engine.scheduler"
+    modules = f"{engine}, onewave.weights.sources"
     loaded = set(json.loads(run_python(f"import {modules}, sys, json; print(json.dumps(list(sys.modules)))")))
     assert "torch" not in loaded
