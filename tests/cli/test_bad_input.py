@@ -291,6 +291,12 @@ def change_tensors(model: Path, changes: dict[str, np.ndarray]) -> None:
     save_file(load_file(model / "model.safetensors") | changes, model / "model.safetensors")
 
 
+@pytest.mark.parametrize("command", [["generate", "hello"], ["chat", "--message", "hi"]], ids=" ".join)
+def test_a_seed_of_minus_one_is_none(onewave, tiny_model, command):
+    line = [*command, "--model", tiny_model, "--max-tokens", "4"]
+    assert onewave(*line, "--seed", "-1") == onewave(*line)
+
+
 BAD_CHOICES = [
     ("--dtype", "int3", "dtype: 'int3'; allowed: auto, float32, bfloat16, float16"),
     ("--device", "abacus", "device: 'abacus'; allowed: auto, cpu, cuda, cuda:N"),

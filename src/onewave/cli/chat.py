@@ -84,7 +84,7 @@ def chat(
         device=device,
         max_model_len=max_model_len,
         max_num_seqs=1,
-        seed=seed or 0,
+        seed=params.seed or 0,
         enforce_eager=enforce_eager,
         decode=decode,
         keep_unpacked=keep_unpacked,

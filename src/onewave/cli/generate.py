@@ -98,7 +98,7 @@ def generate(
         device=device,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        seed=seed or 0,
+        seed=params.seed or 0,
         enforce_eager=enforce_eager,
         decode=decode,
         keep_unpacked=keep_unpacked,
