@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -138,3 +139,12 @@ def test_a_chain_of_too_many_blocks_is_counted_but_not_simulated(onewave):
 )
 def test_bad_input_to_related_searches_gets_one_clear_line(onewave, arguments, words):
     assert words in onewave("tiles", *arguments).error()
+
+
+def test_a_table_into_a_closed_pipe_ends_as_other_output_does():
+    command = [sys.executable, "-m", "onewave", *SEARCH, *GRID, "--cache-panels", "4"]
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -47,8 +47,14 @@ def bench_attention(
     """
     if logits is not None and list(operators) != ["attention"]:
         raise InvalidArgumentError("--logits", got=", ".join(operators), allowed="attention alone")
+    from onewave.bench.attention import PREFILLS
     from onewave.bench.ceilings import matmul_rate, read_bandwidth
 
+    if causal is not None and not set(operators) & set(PREFILLS):
+        allowed = ", ".join(sorted(PREFILLS))
+        raise InvalidArgumentError(
+            "--causal", got=", ".join(operators), allowed=allowed, next="The others have one mask."
+        )
     plans = [(operator, _shapes(operator, shapes, device)) for operator in operators]
     read, matmul = read_bandwidth(device), matmul_rate(device)
     given = str(dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
+from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
 from onewave.cli.session import Opened, open_llm
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def latency(
     """
     check_count("--reps", reps)
     check_count("--warmup", warmup, 0)
+    check_ledger(ledger)
     given = [numbers("--batch-size", batch_size), numbers("--input-len", input_len)]
     given += [numbers("--output-len", output_len), numbers("--depth", depth)]
     from onewave.bench.engine import cases, measure

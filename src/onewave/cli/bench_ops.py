@@ -12,7 +12,7 @@ from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
 from onewave.cli.bench_ffn import bench_ffn, count_ffn
-from onewave.cli.bench_report import append_to_ledger, check_count, print_table
+from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.weights import sources
 
@@ -70,9 +70,12 @@ def ops(
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
     for name, value in (("--batch-size", batch_size), ("--context", context), ("--reps", reps)):
         check_count(name, value)
+    check_ledger(ledger)
     check_dtype(dtype)
     check_device(device)
     if names == ["ffn"]:
+        if resources or logits or causal is not None:
+            raise InvalidArgumentError("--resources, --causal, --logits", got="ffn", allowed="with attention")
         kind, where = _attention_dtype(dtype, device)
         report = count_ffn if counters else bench_ffn
         report(shape, device=where, dtype=kind, reps=reps, as_json=as_json, ledger=ledger)

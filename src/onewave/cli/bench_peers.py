@@ -12,7 +12,7 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import MAX_THREADS, Settings
 from onewave.cli import options
-from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
+from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
 from onewave.engine.arguments import check_device, check_dtype
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def peers(
         check_count(name, value, least)
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidArgumentError("--threads", got=str(threads), allowed=f"whole numbers from 1 to {MAX_THREADS}")
+    check_ledger(ledger)
     check_dtype(dtype)
     where = _device(device)
     location = _find(model, revision, input_len + output_len)

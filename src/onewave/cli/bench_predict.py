@@ -18,6 +18,9 @@ from onewave.weights import sources
 
 __all__ = ["predict"]
 
+# More multiprocessors than any card has; the simulation takes longer with each.
+_MOST_WORKERS = 1024
+
 
 def predict(
     model: options.Model = "llama-3.2-1b",
@@ -52,7 +55,7 @@ def predict(
     """
     check_count("--batch-size", batch_size)
     if workers is not None:
-        check_count("--workers", workers)
+        check_count("--workers", workers, most=_MOST_WORKERS)
     _check_fit(fit, bandwidth=bandwidth, source=source, save=save, costs=costs, workers=workers)
     from onewave.models.loading import load_config
     from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step

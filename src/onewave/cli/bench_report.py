@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from onewave.bench.ledger import Measurement
 
-__all__ = ["append_to_ledger", "check_count", "print_table", "show_status"]
+__all__ = ["append_to_ledger", "check_count", "check_ledger", "print_table", "show_status"]
 
 # Wide enough for every table when the output is not a terminal.
 _COLUMNS = 110
@@ -31,10 +32,21 @@ def show_status(text: str) -> None:
         sys.stderr.flush()
 
 
-def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raise InvalidArgumentError for an option below the least that makes sense."""
-    if value < least:
-        raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
+def check_count(name: str, value: int, least: int = 1, most: int | None = None) -> None:
+    """Raise InvalidArgumentError for an option outside what makes sense."""
+    if value < least or (most is not None and value > most):
+        span = f"from {least}" if most is None else f"from {least} to {most}"
+        raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers {span}")
+
+
+def check_ledger(directory: Path | None) -> None:
+    """Refuse a directory that no line could be written to, before anything is measured. Raises InvalidArgumentError."""
+    if directory is None:
+        return
+    nearest = next(place for place in (directory, *directory.absolute().parents) if os.path.exists(place))
+    if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)):
+        got = f"{directory} ({nearest} is no directory that can be written)"
+        raise InvalidArgumentError("--ledger", got=got, allowed="a directory, there or to be made")
 
 
 def append_to_ledger(directory: Path, measurements: Iterable[Measurement], device: torch.device) -> list[str]:

@@ -12,7 +12,8 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_latency import numbers
-from onewave.cli.bench_report import append_to_ledger, check_count, print_table, show_status
+from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
+from onewave.cli.tiles_tables import write_text
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.wave.layout import PAGES
 from onewave.wave.roundings import find_rounding
@@ -48,9 +49,12 @@ def wave(
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
     rounding = find_rounding(quantization)
+    check_ledger(ledger)
     check_dtype(dtype)
     check_device(device)
     batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
+    for batch in batches:
+        check_count("--batch-size", batch)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.wave import measure_wave
@@ -105,7 +109,7 @@ def wave(
             results += found
     show_status("")
     if trace is not None and traced is not None:
-        trace.write_text(traced.to_json(), encoding="utf-8")
+        write_text(trace, traced.to_json())
     name = str(kind).removeprefix("torch.")
     records = [result.measurement(location.name, name, ceiling) for result in results]
     citations = [] if ledger is None else append_to_ledger(ledger, records, where)

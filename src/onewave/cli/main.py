@@ -133,7 +133,10 @@ def _report(error: BaseException, *, debug: bool) -> int:
     """Say what went wrong in one line on stderr (nothing for an interrupt or a closed pipe) and return the status."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         status, line = 130, None
-    elif isinstance(error, BrokenPipeError):
+    elif isinstance(error, BrokenPipeError) or (
+        # rich makes a SystemExit of it.
+        isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+    ):
         # What is left in the buffer would be flushed at exit, into the same closed pipe.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,45 @@
+"""Options of benchmarks that make no sense are refused before anything is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from onewave.bench import ceilings
+
+
+@pytest.fixture
+def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("read_bandwidth", "matmul_rate"):
+        monkeypatch.setattr(ceilings, name, lambda *args: pytest.fail("measured all the same"))
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+@pytest.mark.parametrize("command", ["latency", "ops", "peers", "wave"])
+@pytest.mark.parametrize("below", ["", "under/it"])
+def test_a_ledger_that_cannot_be_written_is_refused(onewave, tmp_path, command, below):
+    (tmp_path / "file").write_text("")
+    message = onewave("bench", command, "--ledger", tmp_path / "file" / below).error()
+    assert message.startswith(f"error: --ledger: {tmp_path / 'file' / below}")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+@pytest.mark.parametrize("flag", ["--causal", "--no-causal"])
+def test_operators_with_one_mask_take_no_other(onewave, flag):
+    message = onewave("bench", "ops", "decode-attention", flag).error()
+    assert message.startswith("error: --causal: decode_attention; allowed: attention,")
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+@pytest.mark.parametrize("option", [["--resources"], ["--causal"], ["--logits", "last"]])
+def test_the_feed_forward_block_takes_no_option_of_attention(onewave, option):
+    assert option[0] in onewave("bench", "ops", "ffn", *option).error()
+
+
+def test_no_card_has_so_many_multiprocessors(onewave):
+    message = onewave("bench", "predict", "--workers", "1025").error()
+    assert message == "error: --workers: 1025; allowed: whole numbers from 1 to 1024"
+
+
+def test_a_step_of_no_sequences_is_refused(onewave):
+    assert onewave("bench", "wave", "--batch-size", "1,0").error().startswith("error: --batch-size: 0")
