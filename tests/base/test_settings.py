@@ -1,0 +1,32 @@
+"""Environment variables and their page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from onewave.base import settings
+from onewave.base.errors import InvalidArgumentError
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
+VARIABLE = re.compile(r"\bONEWAVE_[A-Z_]+\b")
+
+
+def test_the_reference_lists_every_variable_that_is_read():
+    source = Path(settings.__file__).read_text(encoding="utf-8")
+    read = set(re.findall(r'"(ONEWAVE_[A-Z_]+)"', source))
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `ONEWAVE_")]
+    assert {VARIABLE.findall(row)[0] for row in rows} == read
+
+
+@pytest.mark.parametrize(("text", "meant"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_debugging_is_on_or_off(text: str | None, meant: bool):
+    env = {} if text is None else {"ONEWAVE_DEBUG": text}
+    assert settings.Settings.from_env(env).debug is meant
+
+
+def test_debugging_takes_nothing_else():
+    with pytest.raises(InvalidArgumentError, match="ONEWAVE_DEBUG: 'yes'; allowed: 0 or 1"):
+        settings.Settings.from_env({"ONEWAVE_DEBUG": "yes"})
