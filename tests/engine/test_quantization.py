@@ -23,8 +23,8 @@ from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave import launch
+from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.pack import StreamMatrix, WeightStream
-from onewave.wave.roundings import ROUNDINGS
 from onewave.weights.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))

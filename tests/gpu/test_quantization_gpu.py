@@ -17,8 +17,8 @@ from onewave.models.config_file import load_config
 from onewave.models.llama_plan import DecodeWave, plan_decode
 from onewave.models.loading import open_parts
 from onewave.models.streamed import StreamedModel, stream_model
+from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.launch import co_resident, runs_here
-from onewave.wave.roundings import ROUNDINGS
 from onewave.weights.sources import resolve
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

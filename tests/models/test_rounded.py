@@ -18,7 +18,7 @@ from onewave.models.llama_plan import plan_decode
 from onewave.models.loading import load_model, open_parts
 from onewave.models.rounded import round_weights
 from onewave.models.streamed import StreamedModel, stream_model
-from onewave.wave.roundings import ROUNDINGS, Rounding
+from onewave.wave.byte_formats import ROUNDINGS, Rounding
 from onewave.weights.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))

@@ -19,9 +19,9 @@ from onewave.models.config import RopeConfig
 from onewave.models.config_file import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
+from onewave.wave.byte_formats import Rounding
 from onewave.wave.layout import TILE_BYTES, Kind, Word, limit_words, several_words
 from onewave.wave.pack import WeightStream
-from onewave.wave.roundings import Rounding
 from onewave.weights.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -16,8 +16,8 @@ from onewave.models.config import RopeConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.models.rounded import round_weights
+from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.layout import TILE_BYTES
-from onewave.wave.roundings import ROUNDINGS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_decode_in_numpy import BASE, CAPACITY, FAMILIES, LONG, Simulated

@@ -15,8 +15,8 @@ from onewave.cli.bench_latency import numbers
 from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
 from onewave.cli.tiles_tables import write_text
 from onewave.engine.arguments import check_device, check_dtype
+from onewave.wave.byte_formats import find_rounding
 from onewave.wave.layout import PAGES
-from onewave.wave.roundings import find_rounding
 from onewave.weights import sources
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.wave.byte_formats import find_rounding
 from onewave.wave.layout import MOST_TOKENS
-from onewave.wave.roundings import find_rounding
 
 __all__ = [
     "DECODE_PATHS",

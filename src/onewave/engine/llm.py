@@ -22,7 +22,7 @@ from onewave.engine.request import Detokenizer, Request
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveLoad, load_for
 from onewave.models.loading import load_config
-from onewave.wave.roundings import find_rounding
+from onewave.wave.byte_formats import find_rounding
 from onewave.weights.sources import resolve
 
 if TYPE_CHECKING:

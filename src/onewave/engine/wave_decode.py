@@ -27,10 +27,10 @@ from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.loading import load_model, open_parts
 from onewave.ops.sampling import RowParameters, greedy, sample, uniforms
+from onewave.wave.byte_formats import Rounding
 from onewave.wave.layout import DRAW_WORDS, draw_words, limit_words
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
-from onewave.wave.roundings import Rounding
 from onewave.weights.progress import byte_progress
 from onewave.weights.sources import ModelLocation
 

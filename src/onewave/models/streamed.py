@@ -22,9 +22,9 @@ from onewave.base.errors import UnsupportedError
 from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.loading import ModelParts
+from onewave.wave.byte_formats import Rounding
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream
 from onewave.wave.program import WaveProgram
-from onewave.wave.roundings import Rounding
 
 __all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
 

@@ -16,10 +16,10 @@ from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.llama_plan import DecodeWave, plan_decode
 from onewave.models.streamed import layer_matrices
+from onewave.wave.byte_formats import Rounding
 from onewave.wave.layout import Word
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.wave.program import WaveProgram
-from onewave.wave.roundings import Rounding
 
 __all__ = ["compile_ahead", "one_layer", "sketch"]
 

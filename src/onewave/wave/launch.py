@@ -16,12 +16,12 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.base.settings import Settings
 from onewave.tiles.trace import Trace
 from onewave.wave.block_table import check_entries, check_pages
+from onewave.wave.byte_formats import Rounding
 from onewave.wave.launch_checks import check_rows, check_tokens
 from onewave.wave.launch_state import LaunchState
 from onewave.wave.layout import TILE_BYTES, TileShape, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
-from onewave.wave.roundings import Rounding
 from onewave.wave.watch import stalls
 
 __all__ = [

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
+from onewave.wave.byte_formats import Rounding
 from onewave.wave.layout import TILE_BYTES, TILE_VALUES, TileShape
 from onewave.wave.program import WaveProgram
 from onewave.wave.rounding import byte_images, place_in_image, restore_rows, round_rows
-from onewave.wave.roundings import Rounding
 
 __all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images"]
 
