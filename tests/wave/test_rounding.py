@@ -15,19 +15,12 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.wave import widen
+from onewave.wave.byte_formats import ROUNDINGS, Rounding, find_rounding
 from onewave.wave.layout import tile_shape
 from onewave.wave.pack import Weight, WeightStream
 from onewave.wave.pack_impl import unpack_bytes
 from onewave.wave.program import WaveProgram
-from onewave.wave.rounding import (
-    ROUNDINGS,
-    Rounding,
-    byte_images,
-    find_rounding,
-    place_in_image,
-    restore_rows,
-    round_rows,
-)
+from onewave.wave.rounding import byte_images, place_in_image, restore_rows, round_rows
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=str)
