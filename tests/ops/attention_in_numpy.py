@@ -20,18 +20,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from test_attention_gluon_launch import load, rows_of
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
 from onewave.ops.attention import (
+    fp8_impl,
     fp8_kernel_impl,
+    fp8_op,
+    gluon_impl,
     gluon_kernel_impl,
     gluon_load_impl,
     gluon_softmax_impl,
     gluon_start_impl,
     gluon_tiles_impl,
+    op,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
@@ -39,7 +44,7 @@ import happens_before
 from gluon_in_numpy import Array, Fault, Gluon, function, issue, wait_for, wrapped
 from numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
 
-__all__ = ["NumpyKernel"]
+__all__ = ["NumpyKernel", "kernels_in_numpy"]
 
 _ACROSS = 64
 MODULES = {
@@ -381,3 +386,19 @@ class NumpyKernel:
         if hasattr(value, "block_shape"):
             return Described(value)
         return value if isinstance(value, (bool, str)) else wrapped(value) if isinstance(value, int) else value
+
+
+def kernels_in_numpy(monkeypatch: pytest.MonkeyPatch, *, programs: int) -> dict[str, NumpyKernel]:
+    """Have CPU tensors go the way of a card's with so many SMs, into the kernels' source. Returns kernels by name."""
+    made = {
+        "attention_kernel": NumpyKernel("attention_kernel", gluon_impl.attention_kernel.arg_names),
+        "fp8_kernel": NumpyKernel("fp8_kernel", fp8_impl.fp8_kernel.arg_names),
+    }
+    monkeypatch.setattr(gluon_impl, "attention_kernel", made["attention_kernel"])
+    monkeypatch.setattr(fp8_impl, "fp8_kernel", made["fp8_kernel"])
+    for module in (gluon_impl, fp8_impl):
+        monkeypatch.setattr(module, "num_sms", lambda _: programs)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
+    monkeypatch.setattr(fp8_op, "_refusal", lambda *_, **__: None)
+    return made

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from attention_in_numpy import NumpyKernel
+from attention_in_numpy import NumpyKernel, kernels_in_numpy
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention import fp8_impl, fp8_op, gluon_impl, gluon_order_impl, op
+from onewave.ops.attention import gluon_impl, gluon_order_impl
 from onewave.ops.attention.fp8_op import attention_fp8
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
@@ -27,19 +27,7 @@ MASKS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, NumpyKernel]:
-    """CPU tensors go the way of a card's, into the kernels' source."""
-    made = {
-        "attention_kernel": NumpyKernel("attention_kernel", gluon_impl.attention_kernel.arg_names),
-        "fp8_kernel": NumpyKernel("fp8_kernel", fp8_impl.fp8_kernel.arg_names),
-    }
-    monkeypatch.setattr(gluon_impl, "attention_kernel", made["attention_kernel"])
-    monkeypatch.setattr(fp8_impl, "fp8_kernel", made["fp8_kernel"])
-    for module in (gluon_impl, fp8_impl):
-        monkeypatch.setattr(module, "num_sms", lambda _: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
-    monkeypatch.setattr(fp8_op, "_refusal", lambda *_, **__: None)
-    return made
+    return kernels_in_numpy(monkeypatch, programs=3)
 
 
 def randn(*shape: int, seed: int, scale: float = 1.0) -> Tensor:

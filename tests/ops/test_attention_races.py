@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_in_numpy import NumpyKernel
+from attention_in_numpy import NumpyKernel, kernels_in_numpy
 from torch import Tensor
 
-from onewave.ops.attention import fp8_impl, fp8_op, gluon_impl, op
 from onewave.ops.attention.fp8_op import attention_fp8
 from onewave.ops.attention.op import attention, attention_varlen
 
@@ -28,19 +27,8 @@ LUCK = "mbarrier.luck("
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, NumpyKernel]:
-    """CPU tensors go the way of a card's; one program, so that it has tiles enough to use every buffer again."""
-    made = {
-        "attention_kernel": NumpyKernel("attention_kernel", gluon_impl.attention_kernel.arg_names),
-        "fp8_kernel": NumpyKernel("fp8_kernel", fp8_impl.fp8_kernel.arg_names),
-    }
-    monkeypatch.setattr(gluon_impl, "attention_kernel", made["attention_kernel"])
-    monkeypatch.setattr(fp8_impl, "fp8_kernel", made["fp8_kernel"])
-    for module in (gluon_impl, fp8_impl):
-        monkeypatch.setattr(module, "num_sms", lambda _: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
-    monkeypatch.setattr(fp8_op, "_refusal", lambda *_, **__: None)
-    return made
+    """One program, so that it has tiles enough to use every buffer again."""
+    return kernels_in_numpy(monkeypatch, programs=1)
 
 
 def randn(*shape: int, seed: int) -> Tensor:

@@ -51,6 +51,12 @@ FAULTS = {
     "results are read too early": (
         Fault("finish_blocks", "mbarrier.wait(pfull", "mbarrier.luck(pfull"), "exchange.* reads what multi.* wrote"
     ),
+    "a tile is held before it has landed": (
+        Fault("held_tile", "mbarrier.wait(full", "mbarrier.luck(full"), "multi.* reads what a copy"
+    ),
+    "held tiles do not wait for their activations": (
+        Fault("multiply_held", "mbarrier.wait(xfull", "mbarrier.luck(xfull"), "products of multi.* reads what exchange"
+    ),
 }  # fmt: skip
 
 
@@ -62,7 +68,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
     down = (randn(128, 2112, seed=3) / 33).half()
     program = plan_ffn(sizes, workers=2, order="row").programs[0]
     stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu"))
-    bench = Bench(program, stream)
+    bench = Bench(program, stream, HELD=2 if "held" in fault.function else 0)
     source, out = bench.memory.put(words(randn(1, 192, seed=4).half())), bench.memory.put(np.zeros((1, 64), np.int32))
     bench.run(source, 96, out, 64, 1)
     bench.planted.append(fault)

@@ -157,9 +157,7 @@ class Wave:
             "FORMAT": 0 if self._rounding is None else self._rounding.number,
             "FLIGHT": _FLIGHT * TILE_BYTES // self.program.shape.tile_bytes,
             "XW": _EXCHANGE_WARPS,
-            **shared_registers(
-                self.program.shape, 0 if self._attention is None else self._attention.groups.head_dim, self.tokens
-            ),
+            **shared_registers(self.program.shape, self._head_dim, self.tokens),
             "D": 0,
             "GP": 1,
             "CH": 1,
