@@ -56,7 +56,7 @@ class LaunchState:
             asking=torch.cuda.Stream(device) if tokens > 1 else None,
         )
         state.reset(program, budget)
-        # The first copy of a stream waits for whatever runs on the device: better here than when a launch is to end.
+        # Making a stream and its first copy waits for what runs: better here than when a launch is to end.
         state.ask_for_end()
         state.whole_again()
         return state
