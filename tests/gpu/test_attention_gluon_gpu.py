@@ -123,7 +123,7 @@ def test_every_length_and_mask_agrees_with_float64(head_dim: int, dtype: torch.d
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, BF16), (128, BF16), (64, FP16), (128, FP16), (256, BF16)])
 def test_logits_that_outgrow_a_rows_first_maximum_stay_exact(head_dim: int, dtype: torch.dtype) -> None:
     for mask in ({}, {"causal": True}, {"causal": True, "window": 900}):
-        for scale in (1.0, 2.0, 4.0):
+        for scale in (1.0, 2.0, 4.0, 8.0):
             q = framed((2, 4, 700, head_dim), dtype, 1, tokens_first=False, scale=scale)
             k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False, scale=scale)
             v = framed((2, 2, 1500, head_dim), dtype, 3, tokens_first=False)
@@ -163,7 +163,7 @@ def test_packed_sequences_equal_each_alone_bit_for_bit(head_dim: int) -> None:
                 assert torch.equal(one_lse[0], lse[:, queries]), (row, mask)
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [1.0, 4.0, 8.0])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_rows_bits_depend_on_no_other_row_even_where_some_must_be_rescaled(head_dim: int, scale: float) -> None:
     q = framed((3, 16, 900, head_dim), BF16, 0, tokens_first=True, scale=scale)

@@ -21,7 +21,10 @@ from tiny_models import (
 
 from onewave.models.batch import Batch
 
-TOLERANCE = 1e-4
+# Of all logits, the largest difference over the largest logit. A card computes in 16 bits alone, and transformers' own
+# bfloat16 logits of these checkpoints are up to 0.017 away from its float32 ones.
+TOLERANCE = {"cpu": 1e-4, "cuda": 0.03}
+DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LENGTH = 29
 # How a sequence may reach the model: at once, token by token, and in chunks that straddle window and context ends.
@@ -90,11 +93,13 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def check_every_schedule(directory: Path, *, packed: bool = False, device: str = "cpu") -> None:
     """Compare all ways a sequence may arrive, alone and in a ragged batch; transformers stays on the CPU."""
-    reference, model = oracle(directory), ours(directory, packed=packed, device=torch.device(device))
+    reference = oracle(directory)
+    model = ours(directory, DTYPE[device], packed=packed, device=torch.device(device))
+    tolerance = TOLERANCE[device]
     ids = tokens(LENGTH)
     for name, chunks in SCHEDULES.items():
         error = relative_error(our_logits(model, ids, chunks), oracle_logits(reference, ids, chunks))
-        assert error <= TOLERANCE, (name, error)
+        assert error <= tolerance, (name, error)
     # Three sequences of different lengths prefilled in one batch, then decoded together in another order of slots.
     lengths, steps = [19, 3, 8], 6
     sequences = [tokens(length + steps, seed=length) for length in lengths]
@@ -109,7 +114,7 @@ def check_every_schedule(directory: Path, *, packed: bool = False, device: str =
     logits = model.forward(Batch.prefill(prompts, model.device), kv).cpu()
     for row, length in enumerate(lengths):
         error = relative_error(logits[row], expected[row][length - 1])
-        assert error <= TOLERANCE, ("ragged prefill", row, error)
+        assert error <= tolerance, ("ragged prefill", row, error)
     for step in range(steps):
         fed = [ids[length + step] for ids, length in zip(sequences, lengths, strict=True)]
         positions = [length + step for length in lengths]
@@ -117,14 +122,14 @@ def check_every_schedule(directory: Path, *, packed: bool = False, device: str =
         logits = model.forward(batch, kv).cpu()
         for row, length in enumerate(lengths):
             error = relative_error(logits[row], expected[row][length + step])
-            assert error <= TOLERANCE, ("ragged decode", row, step, error)
+            assert error <= tolerance, ("ragged decode", row, step, error)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("family", WINDOWED)
 def test_logits_agree_with_transformers(family: str, rope: str, device: str, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, config_of(family, rope, **WINDOWED[family]))
+    save_checkpoint(tmp_path, config_of(family, rope, **WINDOWED[family]), dtype=DTYPE[device])
     check_every_schedule(tmp_path, device=device)
 
 
@@ -132,7 +137,7 @@ def test_logits_agree_with_transformers(family: str, rope: str, device: str, tmp
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_agree_for_every_option(variant: str, device: str, tmp_path: Path) -> None:
     family, rope, options = VARIANTS[variant]
-    save_checkpoint(tmp_path, config_of(family, rope, **options))
+    save_checkpoint(tmp_path, config_of(family, rope, **options), dtype=DTYPE[device])
     check_every_schedule(tmp_path, device=device)
 
 

@@ -44,6 +44,28 @@ def test_rms_norm_kernels_equal_the_reference(rows: int, hidden: int, dtype: tor
         assert out.dtype is dtype
 
 
+@pytest.mark.parametrize("vocab", [1, 61, 4096, 4097, 20_000])
+def test_greedy_kernel_equals_argmax_and_takes_the_first_of_equals(vocab: int) -> None:
+    from onewave.ops.sampling import triton_impl
+
+    logits = randn(9, vocab, dtype=torch.float32)
+    logits[1] = 0.0
+    logits[2] = -torch.inf
+    logits[3, vocab // 2 :] = 7.0
+    logits[4] = -logits[4].abs() - 1
+    logits[5, vocab // 3] = torch.nan
+    logits[5, vocab // 2] = torch.inf
+    logits[6] = logits[6].round()  # many equals
+    logits[7] = -0.0
+    logits[7, vocab // 2] = 0.0
+    logits[8, 1:] = -torch.inf
+    # One row more between any two of these.
+    apart = torch.full((9, 2, vocab), 9.0, device=DEVICE)
+    apart[:, 0] = logits
+    assert triton_impl.greedy(apart[:, 0]).tolist() == logits.cpu().argmax(dim=1).tolist()
+    assert triton_impl.greedy(logits[:0]).shape == (0,)
+
+
 @pytest.mark.parametrize("dtype", LOW_DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (2, 513), (3, 1536)])
 def test_swiglu_kernel_equals_the_reference(rows: int, width: int, dtype: torch.dtype) -> None:

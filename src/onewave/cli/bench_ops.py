@@ -109,7 +109,7 @@ def ops(
         raise InvalidArgumentError(what, got="no attention operator", next="Name attention first.")
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.operators import OPERATORS, measure, trials
-    from onewave.engine.options import choose_device, choose_dtype
+    from onewave.engine.options import check_dtype_on, choose_device, choose_dtype
     from onewave.models.config_file import load_config
     from onewave.ops.linear.packed import FORMATS
 
@@ -121,6 +121,7 @@ def ops(
     if weight_format not in FORMATS:
         raise InvalidArgumentError("--weight-format", got=repr(weight_format), allowed=", ".join(FORMATS))
     where = choose_device(device)
+    check_dtype_on(dtype, where)
     load_format = "dummy" if model in sources.builtin_names() else "auto"
     location = sources.resolve(model, Settings.from_env(), load_format=load_format)
     config = load_config(location)

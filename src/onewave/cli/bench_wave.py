@@ -58,13 +58,14 @@ def wave(
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.wave import measure_wave
-    from onewave.engine.options import choose_device, choose_dtype
+    from onewave.engine.options import check_dtype_on, choose_device, choose_dtype
     from onewave.engine.wave_decode import WaveLoad, load_streamed
     from onewave.models.loading import load_config, load_model
 
     where = choose_device(device)
     if where.type != "cuda":
         raise UnsupportedError("bench wave", got=str(where), allowed="a card of compute capability 9.0")
+    check_dtype_on(dtype, where)
     # After all that may be refused: finding a model may mean a download.
     settings = Settings.from_env()
     location = sources.resolve(model, settings, load_format=chosen)

@@ -41,6 +41,8 @@ __all__ = ["Engine", "Runner"]
 
 # Room made at once for a request without max_tokens; more is made as it grows.
 _FIRST_ROOM = 256
+# Steps whose positions lie on the device before they are launched.
+_STEPS_AHEAD = 64
 # Rows of prompt logits turned into log-probabilities at a time: [64, 128k] float32 is 32 MiB.
 _LOGPROB_CHUNK = 64
 
@@ -94,30 +96,53 @@ class Runner(Protocol):
 class _Rows:
     """The rows that decode together, fixed until one of them leaves or another joins.
 
-    slots, token_ids, positions: int64 [rows] on the device; token_ids and positions are the next step's input.
-    limits: of launches of several tokens, int64 [rows, LIMIT_WORDS]. longest: cache entries that the longest row has
-    after the next step. most: that any row may come to have. left: steps until a row has all its tokens.
+    slots, token_ids: int64 [rows] on the device; token_ids are the next step's input. coming: the positions of steps
+    ahead, see `_coming`. limits: of launches of several tokens, int64 [rows, LIMIT_WORDS]. longest: cache entries that
+    the longest row has after the next step. most: that any row may come to have. left: steps until a row has all its
+    tokens.
     """
 
     samples: list[Sample]
     slots: Tensor
     token_ids: Tensor
-    positions: Tensor
+    coming: Tensor
     limits: Tensor
     plan: SamplingPlan
     longest: int
     most: int
     left: int
+    step: int = 0
+
+    @property
+    def positions(self) -> Tensor:
+        """Of the next step, int64 [rows] on the device."""
+        return self.coming[self.step, : len(self.samples)]
+
+    def advance(self, steps: int) -> None:
+        """Note that this many steps were launched."""
+        self.longest += steps
+        self.left -= steps
+        self.step += steps
+        if self.step >= len(self.coming):
+            self.coming, self.step = self.coming + self.step, 0
+
+
+def _coming(positions: Tensor) -> Tensor:
+    """Positions of the next _STEPS_AHEAD steps, int64 [steps, rows or one more]: adding one on the device would be a
+    kernel a step. Rows are 16-byte aligned, as kernels are compiled for."""
+    even = torch.nn.functional.pad(positions, (0, len(positions) % 2))
+    return even + torch.arange(_STEPS_AHEAD, device=positions.device)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """A launched step, or several at once (tokens [steps, rows]), whose tokens the host has not read: copies under way
-    to host memory, done when `ready` is."""
+    to host memory, done when `ready` is. source: what is copied, which has to live as long."""
 
     samples: list[Sample]
     sampled: Sampled
-    ready: torch.cuda.Event | None
+    ready: torch.cuda.Event | None = None
+    source: Sampled | None = None
 
 
 class Engine:
@@ -146,6 +171,7 @@ class Engine:
         self._scheduler: Scheduler[Sample] = Scheduler(runner.max_num_seqs)
         self._sampler = Sampler(num_slots=runner.max_num_seqs, vocab_size=runner.vocab_size, device=runner.device)
         self._on_cuda = runner.device.type == "cuda"
+        self._copies = torch.cuda.Stream(runner.device) if self._on_cuda else None
         self._rows: _Rows | None = None
         # Set when the rows that should decode are no longer those of self._rows.
         self._rows_changed = False
@@ -281,9 +307,7 @@ class Engine:
         logits = self._runner.decode(rows.slots, rows.token_ids, rows.positions)
         sampled = rows.plan(logits)
         rows.token_ids = sampled.tokens
-        rows.positions += 1
-        rows.longest += 1
-        rows.left -= 1
+        rows.advance(1)
         for sample in rows.samples:
             sample.launched += 1
         self._launch_copy(rows.samples, sampled)
@@ -299,9 +323,7 @@ class Engine:
         # next launch, which may be on its way before the host knows, makes nothing of it. No other kind of step sees
         # it: rows that fit a launch go on doing so, and new ones join when everything has been read.
         rows.token_ids = produced[-1].clone()
-        rows.positions += count
-        rows.longest += count
-        rows.left -= count
+        rows.advance(count)
         for sample in rows.samples:
             sample.launched = min(sample.launched + count, sample.request.max_new_tokens)
         self._launch_copy(rows.samples, Sampled(produced, None))
@@ -337,7 +359,7 @@ class Engine:
             samples=[sample for _, sample in chosen],
             slots=slots,
             token_ids=token_ids,
-            positions=positions,
+            coming=_coming(positions),
             limits=torch.tensor(limits, dtype=torch.int64).to(device, non_blocking=True),
             plan=self._sampler.plan([self._sampler_row(slot, sample) for slot, sample in chosen]),
             longest=max(lengths),
@@ -351,16 +373,21 @@ class Engine:
 
     def _launch_copy(self, samples: list[Sample], sampled: Sampled) -> None:
         """Start moving a step's results to the host."""
-        ready = None
-        if self._on_cuda:
+        if self._copies is None:
+            self._in_flight.append(_InFlight(samples, sampled))
+            return
+        made, ready = torch.cuda.Event(), torch.cuda.Event()
+        made.record(torch.cuda.current_stream(self._runner.device))
+        # On a stream of their own: the next step does not wait for the copy engine.
+        self._copies.wait_event(made)
+        with torch.cuda.stream(self._copies):
             logprobs = sampled.logprobs
-            sampled = Sampled(
+            copied = Sampled(
                 to_pinned(sampled.tokens),
                 None if logprobs is None else TokenLogprobs(*(to_pinned(part) for part in logprobs)),
             )
-            ready = torch.cuda.Event()
-            ready.record(torch.cuda.current_stream(self._runner.device))
-        self._in_flight.append(_InFlight(samples, sampled, ready))
+            ready.record(self._copies)
+        self._in_flight.append(_InFlight(samples, copied, ready, source=sampled))
 
     def _read(self, keep: int) -> None:
         """Wait for launched steps, oldest first, until only `keep` are left; hand their tokens to the samples."""

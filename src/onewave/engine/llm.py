@@ -14,7 +14,14 @@ from onewave.base.errors import InvalidArgumentError, TokenizerError, Unsupporte
 from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments
 from onewave.engine.engine import Engine
-from onewave.engine.options import choose_decode, choose_device, choose_dtype, choose_max_model_len, find_tokenizer
+from onewave.engine.options import (
+    check_dtype_on,
+    choose_decode,
+    choose_device,
+    choose_dtype,
+    choose_max_model_len,
+    find_tokenizer,
+)
 from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
@@ -96,6 +103,7 @@ class LLM:
             quantization=quantization,
         )
         self.device = choose_device(device)
+        check_dtype_on(dtype, self.device)
         path = choose_decode(decode, enforce_eager=enforce_eager, device=self.device)
         if tokens_per_launch > 1 and path not in ("auto", "wave"):
             got = f"{tokens_per_launch} on {self.device}, decode={path!r}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onewave.models.config import ModelConfig
 
 __all__ = [
+    "check_dtype_on",
     "choose_decode",
     "choose_device",
     "choose_dtype",
@@ -56,6 +57,12 @@ def choose_device(name: str) -> torch.device:
     if number >= torch.cuda.device_count():
         raise UnsupportedError("device", got=repr(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", number)
+
+
+def check_dtype_on(name: str, device: torch.device) -> None:
+    """Raises UnsupportedError for float32 on a card, where operators compute from 16 bits."""
+    if name == "float32" and device.type != "cpu":
+        raise UnsupportedError("dtype", got=f"float32 on {device}", allowed="bfloat16 or float16; float32 on a CPU")
 
 
 def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -31,7 +31,7 @@ _MOST_KEYS = 1 << 30
 # Bounds of a packed sequence's descriptor: see gluon_kernel_impl.
 _RAGGED_END, _RAGGED_ANY = 1 << 30, 0x7FFF0000
 # Exponents of two that P may reach before its row is rescaled. float16 ends at 2^16; with bf16, P, sums and P V stay
-# within float32 for any |v| below 2^60.
+# within float32 for any |v| below 2^60 (and begin below 1: gluon_softmax_impl).
 _HEADROOM = {torch.float16: 12, torch.bfloat16: 40}
 
 

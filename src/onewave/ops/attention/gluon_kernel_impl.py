@@ -20,8 +20,9 @@ With HALF_TILES, a warpgroup that sees no more than half of its last key tile mu
 alone: of a causal tile's 128 rows the first 64. (With three warpgroups the two halves of a whole one cost more.)
 
 Softmax without a running max: a row keeps its reference m until a score exceeds it by more than 2^HEADROOM, and only
-then is the accumulator rescaled ("lazy", exact: bf16 P and float32 sums keep their relative precision). m is the max of
-the first tile of keys that the row sees; tiles go by from the last key to the first. The loop of whole tiles needs no
+then is the accumulator rescaled ("lazy", exact: P and float32 sums keep their relative precision). m is the max of the
+first tile of keys that the row sees, with bf16 2^24 above it, which doubles the room of scores to come; tiles go by
+from the last key to the first. The loop of whole tiles needs no
 max, no shuffle and no rescale: after the exponentials one vote over sums finds out whether any row exceeded; then the
 tile's scores are computed anew (K is not yet released), m is moved, and the remaining tiles go through the loop with
 the max. Rows that did not exceed are multiplied by exactly 1: a row's bits never depend on its neighbours.

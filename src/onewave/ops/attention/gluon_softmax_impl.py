@@ -39,6 +39,9 @@ _RESULT = gl.constexpr(
     " selp.b32 $0, 1, 0, any; }}"
 )
 _VOTE_BARRIER = gl.constexpr(10)
+# Exponents of two between a row's highest score and its reference where P has the range of float32: P begins at 2^-24
+# and may reach 2^HEADROOM. |v| from 2^-90 on keeps its precision.
+_LIFT = gl.constexpr(24)
 
 
 @gluon.jit
@@ -102,14 +105,16 @@ def hidden(problem, s, row_place, key, num_keys):
 
 @gluon.jit
 def lazy_softmax(problem, s, m, total, unit, BN: gl.constexpr):
-    """One step that moves m where a row's scores exceed it by more than HEADROOM.
+    """One step that moves m where a row's scores exceed it by more than HEADROOM: to the highest of them, or, where P
+    has the range of float32, as far above it as leaves later scores the room of two moves.
 
     Returns (p, m, total, factor of what was accumulated before: exactly 1 for a row whose m stays).
     """
+    LIFT: gl.constexpr = _LIFT if problem.q.dtype == gl.bfloat16 else 0
     # Pairs first: one chain over all would wait for each maximum in turn.
     top = gl.max(gl.max(gl.max(s.reshape([64, BN // 8, 4, 2]), 3), 1), 1)
-    top = gl.convert_layout(top, m.type.layout, assert_trivial=True) * unit
-    moved = gl.where(top > m + problem.HEADROOM, top, m)
+    top = gl.convert_layout(top, m.type.layout, assert_trivial=True) * unit + LIFT
+    moved = gl.where(top > m + (problem.HEADROOM + LIFT), top, m)
     reference = gl.where(moved == -float("inf"), 0.0, moved)
     kept = gl.exp2(m - reference)
     p = gl.exp2(s * unit - reference[:, None])

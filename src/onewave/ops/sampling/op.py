@@ -114,6 +114,10 @@ def _greedy(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu":
         # NumPy's argmax is vectorised: 5 us against torch's 42 us for 49,152 entries. Both return the first maximum.
         return torch.from_numpy(np.argmax(logits.numpy(), axis=-1))  # pyright: ignore[reportUnknownMemberType] (torch's stub)
+    if logits.ndim == 2 and logits.dtype is torch.float32 and logits.stride(1) == 1 and logits.shape[1]:
+        from onewave.ops.sampling import triton_impl
+
+        return triton_impl.greedy(logits)
     return torch.argmax(logits, dim=-1)
 
 
