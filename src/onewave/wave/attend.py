@@ -57,7 +57,7 @@ from onewave.wave.spin import ABSENT
 __all__ = ["attend", "heads_memory", "prefetch_split"]
 
 # Blocks of keys, a power of two, between the one that is multiplied and the one on its way into the second-level cache.
-_AHEAD = gl.constexpr(4)
+_AHEAD = gl.constexpr(2)
 # Keys a warp multiplies at a time.
 _KEYS = gl.constexpr(16)
 
@@ -185,7 +185,7 @@ def prefetch_split(
 
 
 @gluon.jit
-def new_row(words, fresh, begin, cached, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
+def new_row(words, fresh, begin, cached, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
     """`words` of load_keys with the row of number `cached` replaced by the new one."""
     new = fresh.load(gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
     number = begin + gl.expand_dims(numbers(KW, XW, gl.SliceLayout(2, LAYOUT)), 2)
@@ -287,8 +287,8 @@ def attend_keys(
     acc = gl.zeros([XW, D, 8], gl.float32, ACC)
     for at in range(begin, end, XW * KW):
         if has_new:
-            k_words = new_row(k_words, fresh.index(GP), at, cached, D, KW, XW, LK)
-            v_words = new_row(v_words, fresh.index(GP + 1), at, cached, D, KW, XW, LV)
+            k_words = new_row(k_words, fresh.index(GP), at, cached, KW, XW, LK)
+            v_words = new_row(v_words, fresh.index(GP + 1), at, cached, KW, XW, LV)
         # Read for every block: at head_dim 128 there are no registers to keep them in.
         q = queries._reinterpret(DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
         q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], DTYPE, A))

@@ -75,7 +75,7 @@ def fetch(problem, descriptor, page_rows, buffer, full, batch, kv_head, start_k,
             page = gl.load(table + nth, mask=seen, other=0)
             used = gl.where(seen, gl.minimum(num_keys - nth * PAGE, PAGE), 0)
             for across in gl.static_range(problem.D // _ACROSS):
-                at = place_in_page(problem, page, page_rows, kv_head, used, key - nth * PAGE, across * _ACROSS)
+                at = place_in_page(page, page_rows, kv_head, used, key - nth * PAGE, across * _ACROSS)
                 box = pieces.index(across * (BN // ROWS) + piece)
                 tma.async_copy_global_to_shared(descriptor, at, full, boxed(box, descriptor))
 

@@ -290,7 +290,7 @@ def first_seen(problem, shift, num_keys):
 
 
 @gluon.jit
-def place_in_page(problem, page, page_rows, kv_head, used, row, column):
+def place_in_page(page, page_rows, kv_head, used, row, column):
     """The same in a page whose first `used` rows are keys; beyond them the descriptor reads zeros."""
     return [_RAGGED_END, page * page_rows + used, kv_head, _RAGGED_END - used + row, column]
 
