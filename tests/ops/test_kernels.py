@@ -66,6 +66,35 @@ def test_greedy_kernel_equals_argmax_and_takes_the_first_of_equals(vocab: int) -
     assert triton_impl.greedy(logits[:0]).shape == (0,)
 
 
+@pytest.mark.parametrize("vocab", [1, 61, 4096, 4097, 20_000])
+def test_draw_kernel_equals_the_operators_of_pytorch(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onewave.ops.sampling import op, triton_impl
+
+    temperature, min_p = [0.3, 1.0, 1.7, 50.0, 1.0, 1.0, 0.7], [0.0, 0.0, 0.05, 0.0, 1.0, 0.999, 0.0]
+    rows = len(temperature)
+    parameters = op.RowParameters.build(
+        temperature=temperature, top_k=[0] * rows, top_p=[1.0] * rows, min_p=min_p, device=torch.device(DEVICE)
+    )
+    group = parameters.plain
+    assert group is not None
+    for seed in range(6):
+        logits = 3 * randn(rows, vocab, dtype=torch.float32, seed=seed)
+        if seed % 2:
+            logits = logits.round()  # many equals
+        logits[4, :: max(1, vocab // 3)] = 9.0
+        logits[6, vocab // 2 :] = -torch.inf
+        edges = {4: 0.0, 5: 1 - 2.0**-53}
+        uniform = torch.full((rows,), edges[seed]).double() if seed in edges else torch.rand(rows).double()
+        found = triton_impl.draw(logits, uniform.to(DEVICE), group.temperature, group.min_p, 2.0**44)
+        with monkeypatch.context() as patch:
+            patch.setattr(op, "_suits_kernels", lambda logits: False)
+            expected = op._draw(logits, uniform.to(DEVICE), group)
+        assert found.tolist() == expected.tolist(), seed
+    logits[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf], device=DEVICE)[:, None]
+    found = triton_impl.draw(logits, uniform.to(DEVICE), group.temperature, group.min_p, 2.0**44)
+    assert ((found >= 0) & (found < vocab)).all()
+
+
 @pytest.mark.parametrize("dtype", LOW_DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (2, 513), (3, 1536)])
 def test_swiglu_kernel_equals_the_reference(rows: int, width: int, dtype: torch.dtype) -> None:

@@ -1,9 +1,10 @@
-"""The likeliest entry of each row of logits, in two launches that share no state with any other call.
+"""One token a row of logits, the likeliest or one drawn, in two or three launches that share no state with other calls.
 
-First each program finds the best entry of one piece of a row, then one program a row finds the best of those. An entry
-is one 64-bit number, ordered as logits are in its high word and falling with its index in its low one, so that the
-greatest is the first of equals. Bound: a launch's time twice; the logits come from the second-level cache, where the
-step that made them left them. PyTorch's argmax gives a row to a single multiprocessor.
+A row is cut in pieces, a program each, so that a single row keeps many multiprocessors busy; PyTorch's reductions and
+sums give it to one. What is found in the pieces, a program a row puts together. The likeliest: an entry is one 64-bit
+number, ordered as logits are in its high word and falling with its index in its low one, so that the greatest is the
+first of equals. A draw: see op.py; sums of whole numbers, the same in any order. Bound: the launches' own time; the
+logits come from the second-level cache, where the step that made them left them.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -17,17 +18,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["greedy"]
+__all__ = ["draw", "greedy"]
 
 _PIECE = 4096
 
 
 @triton.jit
+def _entries(piece, PIECE: tl.constexpr):
+    return piece * PIECE + tl.arange(0, PIECE)
+
+
+@triton.jit
+def _logits(logits_ptr, row, index, vocab, stride):
+    """Of a row; -inf beyond it."""
+    return tl.load(logits_ptr + row.to(tl.int64) * stride + index, mask=index < vocab, other=float("-inf"))
+
+
+@triton.jit
 def _best_of_piece(logits_ptr, best_ptr, vocab, stride, PIECE: tl.constexpr):
     piece, row = tl.program_id(0), tl.program_id(1)
-    index = piece * PIECE + tl.arange(0, PIECE)
-    # Beyond the row: never better than its own entries, which come first.
-    logits = tl.load(logits_ptr + row.to(tl.int64) * stride + index, mask=index < vocab, other=float("-inf"))
+    # Entries beyond the row are never better than its own, which come first.
+    index = _entries(piece, PIECE)
+    logits = _logits(logits_ptr, row, index, vocab, stride)
     bits = (logits + 0.0).to(tl.int32, bitcast=True)  # makes both zeros equal
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     order = tl.where(logits != logits, 0x7FFFFFFF, order)  # what is no number comes first, as in PyTorch
@@ -43,6 +55,63 @@ def _best_of_row(best_ptr, token_ptr, pieces, MOST: tl.constexpr):
     tl.store(token_ptr + row, 0x7FFFFFFF - (tl.max(entry, axis=0) & 0x7FFFFFFF))
 
 
+@triton.jit
+def _most_of_piece(logits_ptr, most_ptr, vocab, stride, PIECE: tl.constexpr):
+    piece, row = tl.program_id(0), tl.program_id(1)
+    logits = _logits(logits_ptr, row, _entries(piece, PIECE), vocab, stride)
+    tl.store(most_ptr + row * tl.num_programs(0) + piece, tl.max(logits, axis=0))
+
+
+@triton.jit
+def _weights(
+    logits_ptr, most_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT: tl.constexpr,
+    MOST: tl.constexpr,
+):  # fmt: skip
+    """int64: probabilities over the row's largest, in 1 / UNIT; 0 below min_p and beyond the row."""
+    logits = _logits(logits_ptr, row, index, vocab, stride)
+    temperature = tl.load(temperature_ptr + row)
+    other = tl.arange(0, MOST)
+    most = tl.max(tl.load(most_ptr + row * pieces + other, mask=other < pieces, other=float("-inf")), axis=0)
+    # Division keeps the order, so the largest quotient is the largest logit's.
+    apart = tl.div_rn(logits, temperature) - tl.div_rn(most, temperature)
+    weight = tl.exp(apart.to(tl.float64)) * UNIT
+    weight = (weight + 6755399441055744.0) - 6755399441055744.0  # 1.5 * 2^52: to the nearest whole number, ties to even
+    kept = (weight >= tl.load(min_p_ptr + row) * UNIT) & (index < vocab)
+    return tl.where(kept, weight, 0.0).to(tl.int64)
+
+
+@triton.jit
+def _sum_of_piece(
+    logits_ptr, most_ptr, temperature_ptr, min_p_ptr, sum_ptr, vocab, stride, UNIT: tl.constexpr, PIECE: tl.constexpr,
+    MOST: tl.constexpr,
+):  # fmt: skip
+    piece, row = tl.program_id(0), tl.program_id(1)
+    pieces = tl.num_programs(0)
+    index = _entries(piece, PIECE)
+    weight = _weights(logits_ptr, most_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT, MOST)
+    tl.store(sum_ptr + row * pieces + piece, tl.sum(weight, axis=0))
+
+
+@triton.jit
+def _draw_of_row(
+    logits_ptr, most_ptr, temperature_ptr, min_p_ptr, sum_ptr, uniform_ptr, token_ptr, pieces, vocab, stride,
+    UNIT: tl.constexpr, PIECE: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    number = tl.arange(0, MOST)
+    sums = tl.load(sum_ptr + row * pieces + number, mask=number < pieces, other=0)
+    total = tl.sum(sums, axis=0)
+    # Rounding may carry the product up to the total itself, which no index passes.
+    target = tl.minimum((tl.load(uniform_ptr + row) * total.to(tl.float64)).to(tl.int64), total - 1)
+    piece = tl.min(tl.where((tl.cumsum(sums, axis=0) > target) & (number < pieces), number, pieces - 1), axis=0)
+    before = tl.sum(tl.where(number < piece, sums, 0), axis=0)
+    index = _entries(piece, PIECE)
+    weight = _weights(logits_ptr, most_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT, MOST)
+    passes = before + tl.cumsum(weight, axis=0) > target
+    # Weights of logits that are no numbers are anything: then the last token.
+    tl.store(token_ptr + row, tl.min(tl.where(passes & (index < vocab), index, vocab - 1), axis=0).to(tl.int64))
+
+
 def greedy(logits: Tensor) -> Tensor:
     """float32 [rows, vocab], last axis contiguous -> int64 [rows]: the first of the likeliest."""
     rows, vocab = logits.shape
@@ -52,4 +121,24 @@ def greedy(logits: Tensor) -> Tensor:
     if rows:
         _best_of_piece[(pieces, rows)](logits, best, vocab, logits.stride(0), PIECE=_PIECE, num_warps=8)
         _best_of_row[(rows,)](best, tokens, pieces, MOST=triton.next_power_of_2(pieces), num_warps=1)
+    return tokens
+
+
+def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, unit: float) -> Tensor:
+    """float32 [rows, vocab], last axis contiguous -> int64 [rows], each drawn at uniform (float64 [rows]) of the whole
+    vocabulary but for what is less likely than min_p (float64 [rows]) times the likeliest. temperature: float32 [rows].
+    unit: whole numbers that the likeliest's probability is."""
+    rows, vocab = logits.shape
+    pieces = triton.cdiv(vocab, _PIECE)
+    most = torch.empty(rows, pieces, dtype=torch.float32, device=logits.device)
+    sums = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        grid, stride = (pieces, rows), logits.stride(0)
+        constants = {"UNIT": unit, "PIECE": _PIECE, "MOST": triton.next_power_of_2(pieces), "num_warps": 8}
+        _most_of_piece[grid](logits, most, vocab, stride, PIECE=_PIECE, num_warps=8)
+        _sum_of_piece[grid](logits, most, temperature, min_p, sums, vocab, stride, **constants)
+        _draw_of_row[(rows,)](
+            logits, most, temperature, min_p, sums, uniform, tokens, pieces, vocab, stride, **constants
+        )
     return tokens
