@@ -48,8 +48,8 @@ class LLM:
 
     model: a directory with config.json, a GGUF file, an alias, a Hugging Face id, or with load_format="dummy" the name
     of a built-in configuration. revision: branch, tag or commit of a Hugging Face id.
-    dtype: auto | float32 | bfloat16 | float16; auto is float32 on a CPU, elsewhere the checkpoint's own 16-bit type,
-    bfloat16 for one in float32. device: auto | cpu | cuda | cuda:N.
+    dtype: auto | float32 (on a CPU) | bfloat16 | float16; auto is float32 on a CPU, elsewhere the checkpoint's own
+    16-bit type, bfloat16 for one in float32. device: auto | cpu | cuda | cuda:N.
     max_model_len: most tokens of prompt and output together; by default what the model's positions reach.
     max_num_seqs: sequences that run at once. seed: of requests that bring none, and of dummy weights.
     tokenizer: a directory, file or id to take it from instead. enforce_eager: no CUDA graphs.
