@@ -131,6 +131,18 @@ def test_rows_of_one_launch_end_by_their_own_lengths_and_stop_tokens() -> None:
     assert [len(runner.cache[slot]) for slot in range(3)] == [len(PROMPT) + length - 1 for length in lengths]
 
 
+@pytest.mark.parametrize("together", [1, 5])
+def test_positions_go_on_where_those_laid_out_ahead_end(together: int) -> None:
+    runner = FakeRunner(max_model_len=256, run_ahead=1, tokens_per_launch=together)
+    engine = make_engine(runner)
+    params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+    prompts = [PROMPT, PROMPT[:1], PROMPT * 2]
+    requests = [engine.add(None, prompt, params) for prompt in prompts]
+    run_all(engine)  # the runner compares every position with what its cache holds
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert request.samples[0].token_ids == expected_tokens(prompt, params, 0, max_model_len=256)
+
+
 def test_launches_that_nobody_waits_for_any_more_are_told_to_end() -> None:
     def running(count: int) -> tuple[FakeRunner, list[Request], Engine]:
         runner = FakeRunner(run_ahead=1, tokens_per_launch=4)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import onewave
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, TokenizerError, UnsupportedError
+from onewave.engine.options import check_dtype_on
 from onewave.ops.sampling import reference
 
 transformers: Any = pytest.importorskip("transformers")
@@ -259,6 +260,11 @@ def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> No
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedError, match="'cuda', but PyTorch finds no CUDA card"):
             LLM(checkpoint, device="cuda")
+    card = torch.device("cuda", 0)
+    with pytest.raises(UnsupportedError, match="float32 on cuda:0"):
+        check_dtype_on("float32", card)
+    for name, where in (("auto", card), ("bfloat16", card), ("float32", torch.device("cpu"))):
+        check_dtype_on(name, where)
 
 
 def test_a_model_without_a_tokenizer_works_on_token_ids(checkpoint: Path, llm: LLM, tmp_path: Path) -> None:

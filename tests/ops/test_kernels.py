@@ -84,12 +84,25 @@ def test_draw_kernel_equals_the_operators_of_pytorch(vocab: int, monkeypatch: py
         logits[4, :: max(1, vocab // 3)] = 9.0
         logits[6, vocab // 2 :] = -torch.inf
         edges = {4: 0.0, 5: 1 - 2.0**-53}
-        uniform = torch.full((rows,), edges[seed]).double() if seed in edges else torch.rand(rows).double()
+        uniform = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        if seed in edges:
+            uniform.fill_(edges[seed])
         found = triton_impl.draw(logits, uniform.to(DEVICE), group.temperature, group.min_p, 2.0**44)
         with monkeypatch.context() as patch:
             patch.setattr(op, "_suits_kernels", lambda logits: False)
             expected = op._draw(logits, uniform.to(DEVICE), group)
         assert found.tolist() == expected.tolist(), seed
+    # A mixed batch: the group's rows, through the operator.
+    mixed = op.RowParameters.build(
+        temperature=[0.0, 0.8, 0.0, 1.2, 1.0, 1.0, 1.0], top_k=[0] * rows, top_p=[1.0] * rows, min_p=min_p,
+        device=torch.device(DEVICE),
+    )  # fmt: skip
+    chosen = []
+    for suits in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(op, "_suits_kernels", lambda logits, suits=suits: suits)
+            chosen.append(op.sample(logits, uniform.to(DEVICE), mixed).tolist())
+    assert chosen[0] == chosen[1]
     logits[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf], device=DEVICE)[:, None]
     found = triton_impl.draw(logits, uniform.to(DEVICE), group.temperature, group.min_p, 2.0**44)
     assert ((found >= 0) & (found < vocab)).all()

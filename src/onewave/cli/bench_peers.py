@@ -54,7 +54,7 @@ def peers(
         raise InvalidArgumentError("--threads", got=str(threads), allowed=f"whole numbers from 1 to {MAX_THREADS}")
     check_ledger(ledger)
     check_dtype(dtype)
-    where = _device(device)
+    where = _device(device, dtype)
     location = _find(model, revision, input_len + output_len)
     job = _job(location, dtype, where, threads, input_len, output_len)
     from onewave.bench.peer_worker import PEERS
@@ -91,12 +91,14 @@ def _find(model: str, revision: str | None, context: int) -> ModelLocation:
     return location
 
 
-def _device(name: str) -> str:
-    """cpu or cuda:N. Raises UnsupportedError for anything else and for a card that is not there."""
+def _device(name: str, dtype: str) -> str:
+    """cpu or cuda:N. Raises UnsupportedError for anything else, a card that is not there, and a dtype not for it."""
     check_device(name)
-    from onewave.engine.options import choose_device
+    from onewave.engine.options import check_dtype_on, choose_device
 
-    return str(choose_device(name))
+    found = choose_device(name)
+    check_dtype_on(dtype, found)
+    return str(found)
 
 
 def _job(location: ModelLocation, dtype: str, device: str, threads: int | None, input_len: int, output_len: int) -> Job:

@@ -39,7 +39,7 @@ Model = Annotated[
     str,
     typer.Option("--model", "-m", help="Directory, *.gguf file, alias, built-in configuration, or Hugging Face id."),
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or float32.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or, on a CPU, float32.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (cuda:1 for the second card).")]
 MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Most tokens of prompt and answer together. Default: the model's.")

@@ -55,6 +55,8 @@ class Sampler:
     def __init__(self, *, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.num_slots, self.vocab_size, self.device = num_slots, vocab_size, device
         self._seen: tuple[Tensor, Tensor] | None = None
+        if device.type == "cuda":
+            _compile_kernels(vocab_size, device)
 
     def begin(self, slot: int, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Forget what the slot's last owner saw and note the new prompt."""
@@ -76,6 +78,15 @@ class Sampler:
     def plan(self, rows: Sequence[SamplerRow]) -> SamplingPlan:
         """Prepare to sample these rows, in this order, from their current steps on."""
         return SamplingPlan(self, rows)
+
+
+def _compile_kernels(vocab_size: int, device: torch.device) -> None:
+    """Choose two tokens of nothing, so that no request waits for what chooses them to be compiled."""
+    logits, uniform = torch.zeros(1, vocab_size, device=device), torch.zeros(1, dtype=torch.float64, device=device)
+    drawn = RowParameters.build(temperature=[1.0], top_k=[0], top_p=[1.0], min_p=[0.0], device=device)
+    with torch.cuda.device(device):
+        greedy(logits)
+        sample(logits, uniform, drawn)
 
 
 class SamplingPlan:

@@ -21,11 +21,11 @@ alone: of a causal tile's 128 rows the first 64. (With three warpgroups the two 
 
 Softmax without a running max: a row keeps its reference m until a score exceeds it by more than 2^HEADROOM, and only
 then is the accumulator rescaled ("lazy", exact: P and float32 sums keep their relative precision). m is the max of the
-first tile of keys that the row sees, with bf16 2^24 above it, which doubles the room of scores to come; tiles go by
-from the last key to the first. The loop of whole tiles needs no
-max, no shuffle and no rescale: after the exponentials one vote over sums finds out whether any row exceeded; then the
-tile's scores are computed anew (K is not yet released), m is moved, and the remaining tiles go through the loop with
-the max. Rows that did not exceed are multiplied by exactly 1: a row's bits never depend on its neighbours.
+first tile of keys that the row sees, with bf16 2^24 above it, so that later scores have 2^64 of room instead of 2^40;
+tiles go by from the last key to the first. The loop of whole tiles needs no max, no shuffle and no rescale: after the
+exponentials one vote over sums finds out whether any row exceeded; then the tile's scores are computed anew (K is not
+yet released), m is moved, and the remaining tiles go through the loop with the max. Rows that did not exceed are
+multiplied by exactly 1: a row's bits never depend on its neighbours.
 
 Tiles that a mask cuts take the loop with the max, with -inf for hidden scores; tiles that no row of the CTA sees are
 never loaded. TMA returns zeros beyond Sq, Sk and head_dim and drops what is written there. Packed sequences use
@@ -104,8 +104,9 @@ def consume(wg: gl.constexpr, problem):
     # sees all of it, unless lengths are odd.
     NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
     dtype: gl.constexpr = problem.q.dtype
-    # A sum of 32 exponentials below 2^HEADROOM may exceed it: then the vote is for nothing, and harmless.
-    TOO_MUCH: gl.constexpr = 2.0**problem.HEADROOM
+    # Half of 2^HEADROOM: where the loop with a max, which rounds another way, would move m, sums must be beyond it, or
+    # a row's bits depended on its neighbours. A vote for nothing is harmless (a sum of 32 may well cause one).
+    TOO_MUCH: gl.constexpr = 2.0 ** (problem.HEADROOM - 1)
     bk, bv, sk, sv = problem.bk, problem.bv, problem.sk, problem.sv
     unit = problem.scale_log2
     if problem.SOFTCAP:

@@ -39,8 +39,8 @@ _RESULT = gl.constexpr(
     " selp.b32 $0, 1, 0, any; }}"
 )
 _VOTE_BARRIER = gl.constexpr(10)
-# Exponents of two between a row's highest score and its reference where P has the range of float32: P begins at 2^-24
-# and may reach 2^HEADROOM. |v| from 2^-90 on keeps its precision.
+# Exponents of two from a row's highest score to its reference, when that is set, where P has the range of float32: P
+# begins at 2^-24 and may reach 2^HEADROOM. |v| from 2^-90 on keeps its precision.
 _LIFT = gl.constexpr(24)
 
 
@@ -105,8 +105,8 @@ def hidden(problem, s, row_place, key, num_keys):
 
 @gluon.jit
 def lazy_softmax(problem, s, m, total, unit, BN: gl.constexpr):
-    """One step that moves m where a row's scores exceed it by more than HEADROOM: to the highest of them, or, where P
-    has the range of float32, as far above it as leaves later scores the room of two moves.
+    """One step that moves m where a row's scores exceed it by more than HEADROOM: to the highest of them or, with bf16,
+    LIFT above it, which leaves later scores HEADROOM + LIFT.
 
     Returns (p, m, total, factor of what was accumulated before: exactly 1 for a row whose m stays).
     """

@@ -122,7 +122,7 @@ def _greedy(logits: Tensor) -> Tensor:
 
 
 def _suits_kernels(logits: Tensor) -> bool:
-    """Whether triton_impl takes logits [rows, vocab]; it is PyTorch's operators otherwise."""
+    """Whether triton_impl takes logits [rows, vocab]; otherwise PyTorch's operators are used."""
     on_card = logits.device.type == "cuda" and logits.dtype is torch.float32
     return on_card and logits.stride(1) == 1 and logits.shape[1] > 0
 
@@ -194,7 +194,7 @@ def _pick(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _draw(logits: Tensor, uniform: Tensor, group: _Group) -> Tensor:
-    if _suits_kernels(logits):
+    if _suits_kernels(logits) and not is_watched(logits, uniform):
         from onewave.ops.sampling import triton_impl
 
         return triton_impl.draw(logits, uniform.contiguous(), group.temperature, group.min_p, _UNIT)

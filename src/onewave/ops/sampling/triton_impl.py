@@ -36,15 +36,15 @@ def _logits(logits_ptr, row, index, vocab, stride):
 
 @triton.jit
 def _best_of_piece(logits_ptr, best_ptr, vocab, stride, PIECE: tl.constexpr):
-    piece, row = tl.program_id(0), tl.program_id(1)
-    # Entries beyond the row are never better than its own, which come first.
+    row, piece = tl.program_id(0), tl.program_id(1)
+    # What stands for entries beyond the row is -inf, and its index is higher: never better than any of the row's own.
     index = _entries(piece, PIECE)
     logits = _logits(logits_ptr, row, index, vocab, stride)
     bits = (logits + 0.0).to(tl.int32, bitcast=True)  # makes both zeros equal
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     order = tl.where(logits != logits, 0x7FFFFFFF, order)  # what is no number comes first, as in PyTorch
     entry = (order.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
-    tl.store(best_ptr + row * tl.num_programs(0) + piece, tl.max(entry, axis=0))
+    tl.store(best_ptr + row * tl.num_programs(1) + piece, tl.max(entry, axis=0))
 
 
 @triton.jit
@@ -57,9 +57,9 @@ def _best_of_row(best_ptr, token_ptr, pieces, MOST: tl.constexpr):
 
 @triton.jit
 def _most_of_piece(logits_ptr, most_ptr, vocab, stride, PIECE: tl.constexpr):
-    piece, row = tl.program_id(0), tl.program_id(1)
+    row, piece = tl.program_id(0), tl.program_id(1)
     logits = _logits(logits_ptr, row, _entries(piece, PIECE), vocab, stride)
-    tl.store(most_ptr + row * tl.num_programs(0) + piece, tl.max(logits, axis=0))
+    tl.store(most_ptr + row * tl.num_programs(1) + piece, tl.max(logits, axis=0))
 
 
 @triton.jit
@@ -85,14 +85,15 @@ def _sum_of_piece(
     logits_ptr, most_ptr, temperature_ptr, min_p_ptr, sum_ptr, vocab, stride, UNIT: tl.constexpr, PIECE: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
-    piece, row = tl.program_id(0), tl.program_id(1)
-    pieces = tl.num_programs(0)
+    row, piece = tl.program_id(0), tl.program_id(1)
+    pieces = tl.num_programs(1)
     index = _entries(piece, PIECE)
     weight = _weights(logits_ptr, most_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT, MOST)
     tl.store(sum_ptr + row * pieces + piece, tl.sum(weight, axis=0))
 
 
-@triton.jit
+# A row of uniform numbers lies at any multiple of 8 bytes: no build of its own for every second one.
+@triton.jit(do_not_specialize_on_alignment=["uniform_ptr"])
 def _draw_of_row(
     logits_ptr, most_ptr, temperature_ptr, min_p_ptr, sum_ptr, uniform_ptr, token_ptr, pieces, vocab, stride,
     UNIT: tl.constexpr, PIECE: tl.constexpr, MOST: tl.constexpr,
@@ -103,13 +104,14 @@ def _draw_of_row(
     total = tl.sum(sums, axis=0)
     # Rounding may carry the product up to the total itself, which no index passes.
     target = tl.minimum((tl.load(uniform_ptr + row) * total.to(tl.float64)).to(tl.int64), total - 1)
-    piece = tl.min(tl.where((tl.cumsum(sums, axis=0) > target) & (number < pieces), number, pieces - 1), axis=0)
+    # The first to pass it; some piece does, and some entry of it. (A weight that is no number is 0; where all are,
+    # the target is -1.)
+    piece = tl.sum((tl.cumsum(sums, axis=0) <= target).to(tl.int32), axis=0)
     before = tl.sum(tl.where(number < piece, sums, 0), axis=0)
     index = _entries(piece, PIECE)
     weight = _weights(logits_ptr, most_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT, MOST)
-    passes = before + tl.cumsum(weight, axis=0) > target
-    # Weights of logits that are no numbers are anything: then the last token.
-    tl.store(token_ptr + row, tl.min(tl.where(passes & (index < vocab), index, vocab - 1), axis=0).to(tl.int64))
+    place = tl.sum((before + tl.cumsum(weight, axis=0) <= target).to(tl.int32), axis=0)
+    tl.store(token_ptr + row, (piece * PIECE + place).to(tl.int64))
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ def greedy(logits: Tensor) -> Tensor:
     best = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        _best_of_piece[(pieces, rows)](logits, best, vocab, logits.stride(0), PIECE=_PIECE, num_warps=8)
+        _best_of_piece[(rows, pieces)](logits, best, vocab, logits.stride(0), PIECE=_PIECE, num_warps=8)
         _best_of_row[(rows,)](best, tokens, pieces, MOST=triton.next_power_of_2(pieces), num_warps=1)
     return tokens
 
@@ -134,7 +136,7 @@ def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, un
     sums = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        grid, stride = (pieces, rows), logits.stride(0)
+        grid, stride = (rows, pieces), logits.stride(0)
         constants = {"UNIT": unit, "PIECE": _PIECE, "MOST": triton.next_power_of_2(pieces), "num_warps": 8}
         _most_of_piece[grid](logits, most, vocab, stride, PIECE=_PIECE, num_warps=8)
         _sum_of_piece[grid](logits, most, temperature, min_p, sums, vocab, stride, **constants)
