@@ -7,12 +7,14 @@ as device tensors, so that a step of greedy rows is one argmax and no step reads
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from onewave.base.errors import ShapeError
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs, uniforms
 from onewave.wave.layout import draw_words
@@ -86,7 +88,8 @@ def _compile_kernels(vocab_size: int, device: torch.device) -> None:
     drawn = RowParameters.build(temperature=[1.0], top_k=[0], top_p=[1.0], min_p=[0.0], device=device)
     with torch.cuda.device(device):
         greedy(logits)
-        sample(logits, uniform, drawn)
+        with suppress(ShapeError):  # too large a vocabulary to draw from: then a request that asks for it hears so
+            sample(logits, uniform, drawn)
 
 
 class SamplingPlan:
