@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
+from onewave.ops.backends import load
 from onewave.ops.library import is_watched, register
 
 __all__ = ["RowParameters", "TokenLogprobs", "greedy", "penalise", "sample", "token_logprobs"]
@@ -114,17 +115,15 @@ def _greedy(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu":
         # NumPy's argmax is vectorised: 5 us against torch's 42 us for 49,152 entries. Both return the first maximum.
         return torch.from_numpy(np.argmax(logits.numpy(), axis=-1))  # pyright: ignore[reportUnknownMemberType] (torch's stub)
-    if logits.ndim == 2 and _suits_kernels(logits):
-        from onewave.ops.sampling import triton_impl
-
-        return triton_impl.greedy(logits)
+    if _suits_kernels(logits):
+        return load("sampling", "triton_impl").greedy(logits)
     return torch.argmax(logits, dim=-1)
 
 
 def _suits_kernels(logits: Tensor) -> bool:
-    """Whether triton_impl takes logits [rows, vocab]; otherwise PyTorch's operators are used."""
-    on_card = logits.device.type == "cuda" and logits.dtype is torch.float32
-    return on_card and logits.stride(1) == 1 and logits.shape[1] > 0
+    """Whether triton_impl takes these logits; otherwise PyTorch's operators are used."""
+    rows = logits.device.type == "cuda" and logits.dtype is torch.float32 and logits.ndim == 2
+    return rows and logits.stride(1) == 1 and logits.shape[1] > 0
 
 
 def penalise(
@@ -195,9 +194,8 @@ def _pick(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
 
 def _draw(logits: Tensor, uniform: Tensor, group: _Group) -> Tensor:
     if _suits_kernels(logits) and not is_watched(logits, uniform):
-        from onewave.ops.sampling import triton_impl
-
-        return triton_impl.draw(logits, uniform.contiguous(), group.temperature, group.min_p, _UNIT)
+        draw = load("sampling", "triton_impl").draw
+        return draw(logits, uniform.contiguous(), group.temperature, group.min_p, _UNIT)
     scaled = logits / group.temperature[:, None]
     weights = _weights(scaled, scaled.amax(dim=-1, keepdim=True))
     if group.any_min_p:
