@@ -113,7 +113,8 @@ def test_a_large_head_is_unpacked_part_by_part(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pack, "_PART_BYTES", 10 * 128 * 2)
     assert len(list(made.model.weights.head.parts())) == 14  # type: ignore[union-attr] # in the stream
     for found, whole in zip(logits(made.model), expected, strict=True):
-        assert torch.allclose(found, whole, atol=1e-5)  # the sums' order may follow the matrix's height
+        # The sums' order may follow the matrix's height, and with it a rounding of 16-bit logits.
+        assert (found - whole).abs().max() <= 2**-10 * whole.abs().max()
 
 
 class Watched:

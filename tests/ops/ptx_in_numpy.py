@@ -91,7 +91,7 @@ def plain(text: str) -> str:
         else:
             parts = re.sub(r"\.reg[^;]*;|[{}](?=\s*$)|^\{\s", "", bare).split(";")
             lines += [
-                re.sub(r"(?<![%\w])([pq]\d*)\b(?=\s|,)", r"%in_\1", part.strip()) + ";"
+                re.sub(r"(?<![%\w])([pqz]\d*)\b(?=\s|,|\])", r"%in_\1", part.strip()) + ";"
                 for part in parts
                 if part.strip()
             ]

@@ -1,7 +1,7 @@
 """Compiles the wave's attention and its combination as kernels of their own for sm_90; prints PTX, a JSON line each.
 
 A script, as kernels under test run in Triton's interpreter, which compiles nothing. Argument: a JSON list of
-["attend", D, GP, QKNORM, PAGE] and ["combine", D, CH, KSPLITS].
+["attend", D, GP, QKNORM, PAGE, FEW], ["combine", D, CH, KSPLITS] and ["merge", D, WORDS].
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from onewave.wave.attend import attend, heads_memory
 from onewave.wave.attend_layouts import warps_rows
 from onewave.wave.combine import combine
+from onewave.wave.merge import merged_splits
+from onewave.wave.spin import poll_few
 
 
 @gluon.jit
 def attend_alone(
     record, ours, theirs, positions, slots, places, watch, batch,
-    D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, PAGE: gl.constexpr,
+    D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, PAGE: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     """One attention task, whose queries are there already (SYNC 1 loads them without a poll)."""
     heads = heads_memory(D, 8)
@@ -31,7 +33,7 @@ def attend_alone(
     none = batch * 0
     attend(
         record, ours, theirs, positions, slots, places, watch, none, none, batch, none, heads, xs,
-        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 8, 1, 1, PAGE,
+        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 8, 1, FEW, 1, PAGE,
     )  # fmt: skip
 
 
@@ -41,10 +43,23 @@ def combine_alone(
 ):  # fmt: skip
     """One combining task."""
     none = batch * 0
-    combine(record, ours, theirs, positions, watch, none, none, batch, none, gl.float16, D, CH, KSPLITS, 1, 8)
+    combine(record, ours, theirs, positions, watch, none, none, batch, none, gl.float16, D, 0, CH, KSPLITS, 1, 8)
 
 
-KERNELS = {"attend": attend_alone, "combine": combine_alone}
+@gluon.jit
+def merge_alone(first, lses, counts, watch, out, D: gl.constexpr, WORDS: gl.constexpr):
+    """Merging few splits of as many heads as 256 threads take at a time, WORDS words each, without a poll."""
+    COUNT: gl.constexpr = WORDS * 256
+    word = gl.arange(0, COUNT, layout=gl.BlockedLayout([4], [32], [8], [0]))
+    stride = 8 * (D // 2 + 1)
+    pointers = (first + word // (D // 2) * stride + word % (D // 2)).to(gl.int64)
+    count = gl.load(counts + word // (D // 2))
+    lses = gl.where(count > 1, (lses + word // (D // 2) * stride).to(gl.int64), 0)
+    parts = poll_few(pointers, lses, D * 2, count, watch, 0, 0, False, WORDS)
+    gl.store(out + word, merged_splits(parts, COUNT, gl.float16))
+
+
+KERNELS = {"attend": attend_alone, "combine": combine_alone, "merge": merge_alone}
 
 
 def compile_variant(name: str, *constants: int) -> dict[str, object]:

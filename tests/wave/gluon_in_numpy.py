@@ -25,7 +25,7 @@ import torch
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, narrow, widen
+from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, merge, narrow, widen
 
 sys.path.insert(0, str(Path(__file__).parent))
 import happens_before
@@ -321,7 +321,7 @@ def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
     return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))
 
 
-WAVE = (narrow, draw, choose, finish, combine, cached, attend, exchange, widen, kernel)
+WAVE = (narrow, draw, choose, finish, combine, cached, attend, merge, exchange, widen, kernel)
 """The modules of the wave kernel."""
 
 
@@ -362,6 +362,32 @@ def _namespace(
                 return found
             waiting.look()
             time.sleep(0.0005)
+
+    def poll_few(
+        pointers: Array,
+        lses: Array,
+        stride: int,
+        counts: Array,
+        watch: Any,
+        block: Any,
+        step: Any,
+        WAITS: bool,
+        WORDS: int,
+    ) -> tuple[Array, ...]:
+        split, packet = np.arange(8)[:, None], np.arange(len(pointers)) % 4
+        # The first address of a packet counts.
+        first, lse_first, count = (np.repeat(np.asarray(x)[::4], 4) for x in (pointers, lses, counts))
+        places = wrapped(np.where(split < count, (first + packet * 4) + split * stride, 0))
+        number = packet + 4 * np.arange(2)[:, None]
+        real = (lse_first != 0) & (number < count)  # not every word of their packets will come
+        of_lses = wrapped(np.where(real, lse_first + number * 4, 0))
+        if WAITS:
+            lse, words = poll(of_lses, watch, block, step, 4), poll(places, watch, block, step, WORDS)
+        else:
+            lse, words = loaded(of_lses), loaded(places)
+        none = np.where(number > 0, np.float32(-np.inf), np.float32(0)).view(np.int32)
+        lse = np.where(real, lse, none)
+        return (*(wrapped(row) for row in words), *(wrapped(row) for row in lse))
 
     def spin(pointers: Array, values: Array, watch: Any, block: Any, step: Any) -> None:
         waiting = Patience(f"block {int(block)} step {int(step)}: a counter never rose")
@@ -411,6 +437,7 @@ def _namespace(
         "tl": gl,
         "cuda": types.SimpleNamespace(gdc_wait=lambda: None, gdc_launch_dependents=lambda: None),
         "poll_words": poll,
+        "poll_few": poll_few,
         "load_words": lambda pointers, WORDS: loaded(pointers),
         "spin_counter": spin,
         "prefetch_lines": nearer,

@@ -22,20 +22,25 @@ from ptx_in_numpy import Block, Program, plain
 from ptx_memories import Global
 
 from onewave.tiles.builders import cuts
-from onewave.wave.layout import STEP_WORDS, Word
+from onewave.wave.layout import FEW_PLACES, STEP_WORDS, Word
 
-# D, heads a task has room for, norms of q and k, keys of a page (or 0); heads there are, keys, split, splits, window.
-CASES: dict[str, tuple[tuple[int, int, bool, int], tuple[int, int, int, int, int]]] = {
-    "the last of three splits": ((64, 4, False, 0), (4, 300, 2, 16, 0)),
-    "head_dim 128, three heads, three blocks of keys": ((128, 4, False, 0), (3, 300, 0, 1, 0)),
-    "head_dim 128, two blocks of keys": ((128, 4, False, 0), (4, 256, 0, 4, 0)),
-    "the first of three splits": ((64, 4, False, 0), (4, 257, 0, 16, 0)),
-    "head_dim 32, norms, one key": ((32, 4, True, 0), (4, 1, 0, 16, 0)),
-    "seven heads, one window": ((64, 8, False, 0), (7, 400, 1, 4, 350)),
-    "seven heads, a window that one split holds": ((64, 8, False, 0), (7, 400, 0, 4, 150)),
-    "pages of 16, a window from the middle of one": ((64, 4, False, 16), (4, 301, 0, 1, 203)),
-    "pages of 64, head_dim 128, the last of three splits": ((128, 4, False, 64), (3, 300, 2, 16, 0)),
-    "pages of 16, head_dim 32, the first key": ((32, 4, True, 16), (4, 1, 0, 16, 0)),
+# D, heads a task has room for, norms of q and k, keys of a page (or 0), FEW; heads there are, keys, split, splits,
+# window.
+CASES: dict[str, tuple[tuple[int, int, bool, int, int], tuple[int, int, int, int, int]]] = {
+    "the last of three splits": ((64, 4, False, 0, 0), (4, 300, 2, 16, 0)),
+    "head_dim 128, three heads, three blocks of keys": ((128, 4, False, 0, 0), (3, 300, 0, 1, 0)),
+    "head_dim 128, two blocks of keys": ((128, 4, False, 0, 0), (4, 256, 0, 4, 0)),
+    "the first of three splits": ((64, 4, False, 0, 0), (4, 257, 0, 16, 0)),
+    "head_dim 32, norms, one key": ((32, 4, True, 0, 0), (4, 1, 0, 16, 0)),
+    "seven heads, one window": ((64, 8, False, 0, 0), (7, 400, 1, 4, 350)),
+    "seven heads, a window that one split holds": ((64, 8, False, 0, 0), (7, 400, 0, 4, 150)),
+    "pages of 16, a window from the middle of one": ((64, 4, False, 16, 0), (4, 301, 0, 1, 203)),
+    "pages of 64, head_dim 128, the last of three splits": ((128, 4, False, 64, 0), (3, 300, 2, 16, 0)),
+    "pages of 16, head_dim 32, the first key": ((32, 4, True, 16, 0), (4, 1, 0, 16, 0)),
+    "the last of three splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 300, 2, 16, 0)),
+    "head_dim 128, the second of eight splits, merged elsewhere": ((128, 4, False, 0, 8), (3, 1024, 1, 16, 0)),
+    "head_dim 32, the third of nine splits": ((32, 4, True, 0, 4), (4, 1025, 2, 16, 0)),
+    "one split where others are merged elsewhere": ((64, 4, False, 0, 4), (3, 256, 0, 16, 0)),
 }
 # D, heads a task has room for, splits; heads there are, keys.
 MERGED: dict[str, tuple[tuple[int, int, int], tuple[int, int]]] = {
@@ -45,14 +50,15 @@ MERGED: dict[str, tuple[tuple[int, int, int], tuple[int, int]]] = {
     "one split, of many keys": ((64, 2, 1), (2, 500)),
     "a sequence that one split holds": ((64, 2, 4), (2, 256)),
 }
+FEWS = (("merge", 32, 4), ("merge", 64, 8), ("merge", 128, 4))
 NAMES = ("record", "ours", "theirs", "positions", "slots", "places", "watch", "batch")
-TARGET, WHOLE = 2048, 4096
+TARGET, WHOLE, FEW = 2048, 4096, 6144
 
 
 @lru_cache(maxsize=1)
 def compiled() -> dict[tuple[Any, ...], dict[str, Any]]:
     variants = [("attend", *constants) for constants, _ in CASES.values()]
-    variants = list(dict.fromkeys([*variants, *(("combine", *constants) for constants, _ in MERGED.values())]))
+    variants = list(dict.fromkeys([*variants, *(("combine", *constants) for constants, _ in MERGED.values()), *FEWS]))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).parent / "attend_aot.py"), json.dumps(variants)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -84,7 +90,7 @@ def paged(cache: np.ndarray, table: np.ndarray, page: int) -> np.ndarray:
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new_row(case: str) -> None:
     constants, (heads, length, split, splits, window) = CASES[case]
-    dim, room, norms, page = constants
+    dim, room, norms, page, merges = constants
     report, memory, dice = compiled()["attend", *constants], Global(1 << 22), np.random.default_rng(0)
     position, half = length - 1, dim // 2
     new = dice.standard_normal((heads + 2, dim)).astype(np.float16)
@@ -100,7 +106,7 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         memory.readable[at : at + array.nbytes] = read
         return at
 
-    words = np.full(3 * TARGET, -1, dtype=np.int32)
+    words = np.full(5 * TARGET, -1, dtype=np.int32)
     words[: new.size // 2] = new.reshape(-1).view(np.int32)
     places = np.zeros(16, dtype=np.int64)
     table = dice.permutation(cuts(length, page) + 2)[: cuts(length, page)] if page else np.zeros(1, dtype=int)
@@ -110,6 +116,7 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         places[[9, 14, 15]] = (page * half, put(table.astype(np.int32)), len(table))
     record = np.zeros(STEP_WORDS, dtype=np.int32)
     record[[Word.TARGET, Word.WHOLE, Word.SLICE, Word.SPLITS, Word.WINDOW]] = (TARGET, WHOLE, split, splits, window)
+    record[Word.FEW] = FEW
     record[[Word.APPENDS, Word.HEADS, Word.K_WORD, Word.V_WORD]] = (1, heads, heads * half, (heads + 1) * half)
     ours, theirs = put(words, written=True), put(np.zeros_like(words), read=False, written=True)
     given = [put(record), ours, theirs]
@@ -139,11 +146,24 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         assert np.abs(found - expected).max() < 1e-3 * max(1.0, np.abs(expected).max())
         assert (after[TARGET:WHOLE] == -1).all()
         assert (cleared[WHOLE:][: heads * half] == -1).all()
+    elif merges and used <= FEW_PLACES:
+        rows = [row[FEW:][: heads * FEW_PLACES * (half + 1)].reshape(heads, -1) for row in (after, cleared)]
+        own, lses = np.arange(half) + split * half, FEW_PLACES * half + split
+        found = np.ascontiguousarray(rows[0][:, own]).view(np.float16).astype(np.float64)
+        assert np.abs(found - expected).max() < 1e-3 * max(1.0, np.abs(expected).max())
+        assert np.abs(rows[0][:, lses].view(np.float32) - lse).max() < 1e-5
+        assert (np.delete(rows[0], [*own, lses], axis=1) == -1).all()
+        assert (after[TARGET:FEW] == -1).all()
     else:
         found = after[TARGET:][: room * (dim + 4)].view(np.float32).reshape(room, dim + 4)[:heads]
         assert np.abs(found[:, :dim] - expected).max() < 5e-4 * max(1.0, np.abs(expected).max())
         assert np.abs(found[:, dim:] - lse[:, None]).max() < 1e-5
         assert (after[WHOLE:] == -1).all()
+    if merges and split < FEW_PLACES:  # whichever way it was published, the other one's words too
+        rows = cleared[FEW:][: heads * FEW_PLACES * (half + 1)].reshape(heads, -1)
+        mine = [*(np.arange(half) + split * half), FEW_PLACES * half + split]
+        assert (rows[:, mine] == -1).all()
+        assert not np.delete(rows, mine, axis=1).any()
     assert (cleared[TARGET:][: (heads if used > 1 else room) * (dim + 4)] == -1).all()
     for at, cache, row in ((kept[0], keys, key), (kept[1], values, value)):
         after = memory.get(at, paged(cache, table, page))
@@ -196,3 +216,31 @@ def test_compiled_combination_merges_the_splits_that_a_sequence_uses_if_there_ar
     cleared = memory.get(theirs, words)
     assert (cleared[parts.size :][: heads * dim // 2] == -1).all()
     assert not cleared[: parts.size].any()
+
+
+@pytest.mark.parametrize("variant", FEWS)
+def test_compiled_merging_of_few_splits_weighs_them_by_their_sums(variant: tuple[str, int, int]) -> None:
+    _, dim, words = variant
+    report, memory, dice = compiled()[variant], Global(1 << 22), np.random.default_rng(2)
+    heads = words * 256 // (dim // 2)
+    counts = dice.integers(1, FEW_PLACES + 1, heads).astype(np.int32)
+    counts[:3] = 1, 2, FEW_PLACES
+    places = np.full((heads, FEW_PLACES * (dim // 2 + 1)), -1, dtype=np.int32)
+    values = dice.standard_normal((heads, FEW_PLACES, dim)).astype(np.float16)
+    lses = 4 * dice.standard_normal((heads, FEW_PLACES)).astype(np.float32)
+    for head, count in enumerate(counts):
+        places[head, : count * dim // 2] = values[head, :count].reshape(-1).view(np.int32)
+        places[head, FEW_PLACES * dim // 2 :][:count] = lses[head, :count].view(np.int32)
+    first, out = memory.put(places), np.zeros(words * 256, dtype=np.int32)
+    made = memory.put(out, writable=True)
+    given = [first, first + FEW_PLACES * dim * 2, memory.put(counts), memory.put(np.zeros(64, np.int32)), made]
+    program = Program(plain(report["ptx"]))
+    given += [0] * (len(program.parameters) - len(given))
+    arguments = {name: value for (_, name), value in zip(program.parameters, given, strict=True)}
+    Block(program, memory, arguments, 0, report["shared"]).run()
+    there = np.arange(FEW_PLACES) < counts[:, None]
+    weights = np.where(there, np.exp2(np.where(counts > 1, 1, 0)[:, None] * lses.astype(np.float64)), 0)
+    expected = (weights[:, :, None] * values).sum(1) / weights.sum(1)[:, None]
+    found = memory.get(made, out).view(np.float16).reshape(heads, dim)
+    assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
+    assert (found[counts == 1] == values[counts == 1, 0]).all()

@@ -21,8 +21,8 @@ VARIANTS = {
     "sixteen rows, eight slices": {"batch": 16, "SPLITS": 8},
     "thirty-two rows, sixteen slices, delays, trace": {"batch": 32, "SPLITS": 16, "TEST": 2, "TRACE": True},
     "sixty-four rows, thirty-two slices": {"batch": 64, "SPLITS": 32},
-    "a decode step, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16},
-    "a decode step, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16},
+    "a decode step, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4},
+    "a decode step, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8},
     "a decode step, head_dim 128, eight rows": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2},
     "a decode step, sixteen rows, norms": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True},
     "a decode step, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8},
@@ -30,16 +30,24 @@ VARIANTS = {
     "a decode step, eight heads a group": {"batch": 1, "D": 64, "GP": 8, "KSPLITS": 16},
     "a decode step, one head a group, traced": {"batch": 2, "D": 64, "GP": 1, "KSPLITS": 4, "TRACE": True},
     "a decode step, head_dim 32": {"batch": 1, "D": 32, "GP": 2, "KSPLITS": 8},
-    "a decode step from pages, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "PAGE": 16},
+    "a decode step from pages, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "PAGE": 16},
     "a decode step from pages, head_dim 128": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "PAGE": 256},
-    "several decode steps from pages": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8, "PAGE": 64},
+    "several decode steps from pages": {
+        "batch": 1,
+        "D": 128,
+        "GP": 4,
+        "KSPLITS": 16,
+        "FEW": 8,
+        "TOKENS": 8,
+        "PAGE": 64,
+    },
     "several drawn decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "TOKENS": 8, "DRAWS": True},
     "several drawn decode steps, head_dim 128": {"batch": 4, "D": 128, "GP": 4, "TOKENS": 8, "DRAWS": True},
-    "several decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "TOKENS": 8},
-    "several decode steps, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8},
-    "int8, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FORMAT": 1},
+    "several decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "TOKENS": 8},
+    "several decode steps, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "TOKENS": 8},
+    "int8, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "FORMAT": 1},
     "fp8, small tiles, float16": {"batch": 1, "D": 64, "GP": 4, "FORMAT": 2, "IMAGES": 1, "dtype": "fp16"},
-    "fp8, several, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "TOKENS": 8, "FORMAT": 2},
+    "fp8, several, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "TOKENS": 8, "FORMAT": 2},
     "int8, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8, "FORMAT": 1},
     "int8, eight rows": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2, "FORMAT": 1},
     "fp8, sixteen rows": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True, "FORMAT": 2},
@@ -48,9 +56,9 @@ VARIANTS = {
 REGISTERS_AT_START = 128
 SHARED_BYTES = 227 * 1024
 # Addresses that every step shares; none inside a loop over tiles or keys. By (head_dim, several tokens a launch).
-SPILLED_BYTES = {(64, False): 16, (128, False): 32, (128, True): 48}
+SPILLED_BYTES = {(64, False): 16, (128, False): 16, (128, True): 24}
 # What draws tokens keeps in registers from one token to the next is spilled: more, but once a token for the most part.
-SPILLED_BYTES_DRAWING = 240
+SPILLED_BYTES_DRAWING = 128
 
 
 def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_copies() -> None:

@@ -29,7 +29,7 @@ from simulated_device import Bench, words
 from tiny_decoders import BASE, in_float32, randn, random_model
 
 CPU = torch.device("cpu")
-CAPACITY = 304
+CAPACITY = 1056
 STREAM = 1 << 40  # where the packed weights lie, as far as prefetching them goes
 LONG = replace(BASE, num_layers=1, layer_windows=(None,))
 FAMILIES = {
@@ -181,6 +181,39 @@ def agree_at(model: Llama, contexts: list[int], workers: int) -> None:
 def test_long_contexts_in_any_number_of_splits(context: int, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", tasks)
     agree_at(random_model(LONG), [context], 2)
+
+
+@pytest.mark.parametrize("dim", [32, 64, 128])
+@pytest.mark.parametrize("context", [256, 1023, 1024])
+def test_the_output_projection_merges_up_to_eight_splits_itself(context: int, dim: int) -> None:
+    rope = RopeConfig("default", 500.0, dim)
+    config = replace(LONG, head_dim=dim, rope=rope, num_heads=2048 // dim, num_kv_heads=2)
+    model = random_model(config)
+    program = plan_decode(config, batch=1, workers=3).program
+    assert program.few_words == 4
+    agree_at(model, [context], 3)
+
+
+def test_activations_longer_than_one_round_of_threads_are_merged_in_several() -> None:
+    rope = RopeConfig("default", 500.0, 128)
+    config = replace(LONG, num_heads=40, num_kv_heads=8, head_dim=128, rope=rope)
+    assert plan_decode(config, batch=1, workers=3).program.few_words == 8
+    agree_at(random_model(config), [600], 3)
+
+
+@pytest.mark.parametrize("first", [254, 1021])
+def test_a_launch_of_several_tokens_goes_from_one_way_of_merging_to_the_next(first: int) -> None:
+    model = random_model(replace(LONG))
+    caches = [randn(1, 1, 2, CAPACITY, 32, seed=seed).half().numpy().view(np.int32) for seed in (1, 2)]
+    one, many = (Simulated(model, 1, 3, 1) for _ in range(2))
+    for wave in (one, many):
+        for cache, pointer in zip(caches, (wave.k, wave.v), strict=True):
+            wave.bench.memory.set(pointer, cache)
+    expected, token = [], 5
+    for position in range(first, first + 5):
+        token = int(one.step([token], [position], [0]).argmax())
+        expected.append(token)
+    assert many.several([5], [first], [0], 5) == [expected]
 
 
 @pytest.mark.parametrize("family", ["a sliding window", "seven heads a KV head, biases"])

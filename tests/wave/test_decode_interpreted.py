@@ -21,6 +21,7 @@ from onewave.models.batch import Batch
 from onewave.models.llama_plan import DecodePlan, plan_decode, wave_weights
 from onewave.tiles.builders import cuts
 from onewave.tiles.interpret import execute
+from onewave.wave.layout import FEW_PLACES
 from onewave.wave.operations import INPUT, OUTPUT
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -112,7 +113,8 @@ class Step:
         weights = np.exp(scores - peak[:, None])
         part = np.concatenate((peak[:, None], weights.sum(axis=1)[:, None], weights @ values), axis=1)
         parts = [part[first : first + groups.merged] for first in range(0, len(part), groups.merged)]
-        return [*parts, part[:1, :1]] if cache["last"] else parts
+        few = [part] if groups.few and cache["split"] < FEW_PLACES else []
+        return [*parts, *few, part[:1, :1]] if cache["last"] else [*parts, *few]
 
     def combine(self, reads: Tiles) -> list[np.ndarray]:
         parts = np.stack(reads)  # [splits, heads, 2 + dim]
@@ -121,9 +123,11 @@ class Step:
         return [total]
 
 
-@pytest.mark.parametrize(("workers", "seed"), [(1, 0), (3, 1), (7, 2)])
-def test_the_table_gives_the_forward_passs_logits(workers: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", 8)
+@pytest.mark.parametrize(("workers", "seed", "splits"), [(1, 0, 4), (3, 1, 4), (7, 2, 4), (3, 3, 8), (7, 4, 16)])
+def test_the_table_gives_the_forward_passs_logits(
+    workers: int, seed: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", 2 * splits)
     model = in_float32(random_model(replace(BASE, num_heads=4, num_kv_heads=2)))
     plan = plan_decode(model.config, batch=1, workers=workers)
     graph, table, groups = plan.graph, plan.table, plan.groups
@@ -158,7 +162,7 @@ def test_the_table_gives_the_forward_passs_logits(workers: int, seed: int, monke
                 span = slice(split * share, (split + 1) * share)
                 holds = {"unit": unit, "keys": keys[span], "values": values[span]}
                 holds["newest"] = split * share <= CONTEXT < (split + 1) * share
-                holds["last"] = split == groups.splits - 1
+                holds |= {"split": split, "last": split == groups.splits - 1}
                 put(f"cache{layer}", (unit, split), holds)
     operators = step.operators()
     layers = range(model.config.num_layers)
@@ -177,7 +181,14 @@ def test_the_table_gives_the_forward_passs_logits(workers: int, seed: int, monke
 
 
 def with_places(reads: Tiles, step: Step) -> list[Any]:
-    """Attended tiles [heads, dim], unit by unit and part by part, as one row."""
-    tiles = sum(len(step.groups.parts_of(group)) for group in range(step.groups.count))
-    row = np.concatenate([tile.reshape(1, -1) for tile in reads[:tiles]], axis=1)
+    """Attention [heads, dim], unit by unit and part by part, as one row: as it was merged, or merged here where the
+    splits come, few enough, in front of it."""
+    groups = step.groups
+    few = groups.count * FEW_PLACES if groups.few else 0
+    tiles = few + sum(len(groups.parts_of(group)) for group in range(groups.count))
+    whole = reads[few:tiles]
+    if few:
+        assert cuts(CONTEXT + 1, cuts(cuts(CONTEXT + 1, groups.splits), 16) * 16) <= FEW_PLACES
+        whole = [step.combine(reads[first : first + FEW_PLACES])[0] for first in range(0, few, FEW_PLACES)]
+    row = np.concatenate([tile.reshape(1, -1) for tile in whole], axis=1)
     return [placed(0, row), *reads[tiles:]]

@@ -125,7 +125,11 @@ def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
 def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> None:
     model, batch = random_model(BASE), 3
     exact = exact_of(model, name)
-    plain = Llama(model.config, round_weights(random_model(BASE).weights, ROUNDINGS[name]), max_model_len=320)
+    plain = Llama(
+        model.config,
+        round_weights(random_model(BASE).weights, ROUNDINGS[name]),
+        max_model_len=model.config.max_position,
+    )
     wave = Simulated(model, batch, 3, batch, rounding=ROUNDINGS[name])
     caches = [network.new_cache(num_slots=batch, capacity=CAPACITY) for network in (exact, plain)]
     dice = torch.Generator().manual_seed(5)

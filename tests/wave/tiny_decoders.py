@@ -25,7 +25,7 @@ BASE = ModelConfig(
     num_kv_heads=2,
     head_dim=32,
     rms_norm_eps=1e-5,
-    max_position=320,
+    max_position=1056,
     rope=RopeConfig("default", 500.0, 32),
     tie_word_embeddings=False,
     qkv_bias=False,
@@ -71,7 +71,7 @@ def random_model(config: ModelConfig) -> Llama:
     weights = LlamaWeights(
         randn(config.vocab_size, hidden, seed=7).half(), layers, gain(hidden), matrix(config.vocab_size, hidden)
     )
-    return Llama(config, weights, max_model_len=320)
+    return Llama(config, weights, max_model_len=config.max_position)
 
 
 def in_float32(model: Llama) -> Llama:
@@ -82,4 +82,4 @@ def in_float32(model: Llama) -> Llama:
 
     layers = tuple(LayerWeights(**{k: wide(v) for k, v in vars(layer).items()}) for layer in model.weights.layers)
     rest = [wide(t) for t in (model.weights.embedding, model.weights.norm, model.weights.head)]
-    return Llama(model.config, LlamaWeights(rest[0], layers, rest[1], rest[2]), max_model_len=320)
+    return Llama(model.config, LlamaWeights(rest[0], layers, rest[1], rest[2]), max_model_len=model.config.max_position)

@@ -27,7 +27,7 @@ from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
-from onewave.wave.layout import TILE_BYTES, TileShape, tile_shape
+from onewave.wave.layout import FEW_PLACES, TILE_BYTES, TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
 from onewave.wave.program import WaveProgram, build_program
@@ -52,6 +52,9 @@ _FEW_BLOCKS = (97, 128)
 _MOST_FILLING = 1.03
 # What one combining task keeps in registers.
 _MOST_SPLITS = 16
+# The largest padded batch at which the output projection merges few splits itself: every worker then reads all of them,
+# which takes less than the hand-off that it saves for one sequence, and more for two.
+_FEW_BATCH = 1
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,9 @@ def _groups(config: ModelConfig, padded: int) -> HeadGroups:
     merged = 1
     while merged < one.size and padded * one.count * one.size // merged > _ATTENTION_TASKS:
         merged *= 2
-    return replace(one, splits=1 << (splits.bit_length() - 1), merged=merged)
+    splits = 1 << (splits.bit_length() - 1)
+    few = padded <= _FEW_BATCH and splits >= FEW_PLACES
+    return replace(one, splits=splits, merged=merged, few=few)
 
 
 def _shape(config: ModelConfig, padded: int, weight_bytes: int = 2) -> TileShape:
@@ -184,10 +189,13 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
         )
         source, parts, attended = f"qkv_of{layer}", f"parts{layer}", f"attended{layer}"
         window = config.layer_windows[layer]
-        found[f"attend{layer}"] = Attention(groups, layer, source, parts, attended, window)
+        few = f"few{layer}" if groups.few else ""
+        attention = Attention(groups, layer, source, parts, attended, window, few)
+        found[f"attend{layer}"] = attention
         found[f"combine{layer}"] = Combination(groups, parts, attended, window)
+        merges = attention if groups.few else None
         found[f"o{layer}"] = Operation(
-            f"o{layer}", hidden, width, 1, attended, f"h{layer}", residual=True, embedded=first
+            f"o{layer}", hidden, width, 1, attended, f"h{layer}", residual=True, embedded=first, merges=merges
         )
         found[f"gate_up{layer}"] = Operation(
             f"gate_up{layer}", 2 * inner, hidden, 1, f"h{layer}", f"act{layer}", gated=True, norm=True

@@ -5,6 +5,7 @@ split's first keys and values, and all that queries are rotated with, are on the
 queries, new key and new value are polled at once, normalised and rotated, the new ones appended, and each of the warps
 goes over its own keys on the tensor cores with an online softmax in float32. The warps' results are merged and
 published with their log2-sum-exp2; combine.py merges the splits. A short sequence is one split, and is finished here.
+Of up to FEW_PLACES splits the values are published in 16 bits if the output projection merges them (FEW, see merge.py).
 
 Operands never leave registers between device memory and mma: a thread loads 16 bytes of a key or a value, and what they
 count as in the product's inner index (or in its columns, for values) is a matter of naming; queries go by the same
@@ -52,12 +53,14 @@ from onewave.wave.cached import (
 from onewave.wave.choose import has_stopped
 from onewave.wave.combine import clear_words, read_words, split_of_keys
 from onewave.wave.finish import bits16, bits32, place_of, to_float
+from onewave.wave.layout import FEW_PLACES
 from onewave.wave.spin import ABSENT
 
 __all__ = ["attend", "heads_memory", "prefetch_split"]
 
 # Blocks of keys, a power of two, between the one that is multiplied and the one on its way into the second-level cache.
 _AHEAD = gl.constexpr(2)
+_PLACES = gl.constexpr(FEW_PLACES)
 # Keys a warp multiplies at a time.
 _KEYS = gl.constexpr(16)
 
@@ -130,14 +133,14 @@ def queries_and_new(
 def attend(
     record, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, xs,
     DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, TOKENS: gl.constexpr,
-    PAGE: gl.constexpr,
+    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, FEW: gl.constexpr,
+    TOKENS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """One group of heads over one split of one sequence's keys. Without keys, or for a sequence beyond the batch, only
     clear. xs: the activations' shared memory, which no step needs while one attends. positions: if TOKENS > 1, the
     block's own (choose.py)."""
     b = gl.load(record + 8)
-    position, first_key, begin, end = keys_of_split(record, positions, batch)
+    position, begin, end = keys_of_split(record, positions, batch)
     stopped = 0
     if TOKENS > 1:
         stopped = has_stopped(positions, b, NB)
@@ -149,24 +152,38 @@ def attend(
             record, new, k_rows, v_rows, table, begin, end, position, layer, stopped, places, watch, block, step,
             keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
         )  # fmt: skip
+        # Worked out again: there are no registers to keep it in.
+        splits = splits_used(record, positions)
         merged, lse = merge_warps(heads, xs, D, XW)
-        if end - begin == position.to(gl.int32) + 1 - first_key:
-            show_whole(record, ours, theirs, merged, keep_back, DTYPE, D, GP, XW)
-        else:
+        if splits == 1:
+            show_whole(record, ours, theirs, merged, keep_back, DTYPE, D, XW)
+        elif splits > (_PLACES if FEW > 0 else 0):
             show_part(record, ours, theirs, merged, lse, keep_back, D)
+        else:
+            if FEW > 0:
+                show_few(record, ours, theirs, merged, lse, keep_back, DTYPE, D)
+        clear_others(record, theirs, splits, D, GP, FEW, XW)
     else:
-        clear_words(theirs + gl.load(record + 9), GP * (D + 4), XW)
+        clear_others(record, theirs, 0, D, GP, FEW, XW)
 
 
 @gluon.jit
 def keys_of_split(record, positions, batch):
-    """The new token's position, the first key that it sees, and the split's first and the one after its last."""
+    """The new token's position, the split's first key and the one after its last."""
     b = gl.load(record + 8)
     position = gl.load(positions + b, mask=b < batch, other=0)
     length = position.to(gl.int32) + 1
     first_key, share = split_of_keys(record, length)
     begin = first_key + gl.load(record + 11) * share
-    return position, first_key, begin, gl.minimum(begin + share, length)
+    return position, begin, gl.minimum(begin + share, length)
+
+
+@gluon.jit
+def splits_used(record, positions):
+    """How many splits the record's sequence has."""
+    last = gl.load(positions + gl.load(record + 8)).to(gl.int32)
+    first_key, share = split_of_keys(record, last + 1)
+    return (last - first_key) // share + 1
 
 
 @gluon.jit
@@ -175,7 +192,7 @@ def prefetch_split(
 ):  # fmt: skip
     """Have a coming attend step's first keys and values brought into the second-level cache."""
     b = gl.load(record + 8)
-    position, first_key, begin, end = keys_of_split(record, positions, batch)
+    position, begin, end = keys_of_split(record, positions, batch)
     if (b < batch) & (begin < end):
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
         if PAGE > 0:  # the new key's page is none of a sequence that has stopped
@@ -359,10 +376,52 @@ def show_part(record, ours, theirs, merged, lse, keep_back, D: gl.constexpr):
 
 
 @gluon.jit
+def show_few(record, ours, theirs, merged, lse, keep_back, DTYPE: gl.constexpr, D: gl.constexpr):
+    """Publish one of a sequence's few splits for who merges them: head by head, 16-bit values of all splits, then a
+    log2-sum-exp2 of each."""
+    low, high = gl.split(gl.reshape(merged, [8, D // 2, 2]))
+    words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
+    LW: gl.constexpr = words.type.layout
+    head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))
+    pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))
+    split = gl.load(record + 11)
+    first = gl.load(record + 31)
+    shown = (head < gl.load(record + 22)) & (keep_back == 0)
+    at = (head * (_PLACES * (D // 2 + 1)))[:, None] + pair[None, :]
+    values = first + split * (D // 2)
+    gl.store(gl.multiple_of(ours + values, 16) + at, words, mask=shown[:, None])
+    gl.store(gl.multiple_of(theirs + values, 16) + at, words | ABSENT, mask=shown[:, None])
+    at = first + _PLACES * (D // 2) + split + head * (_PLACES * (D // 2 + 1))
+    gl.store(ours + at, bits32(gl.convert_layout(lse, gl.SliceLayout(1, LW))), mask=shown)
+    gl.store(theirs + at, head | ABSENT, mask=shown)
+
+
+@gluon.jit
+def clear_others(record, theirs, splits, D: gl.constexpr, GP: gl.constexpr, FEW: gl.constexpr, XW: gl.constexpr):
+    """Clear what the task would publish of a sequence of another number of splits: show_part's words, show_few's."""
+    if splits <= (_PLACES if FEW > 0 else 1):
+        clear_words(theirs + gl.load(record + 9), GP * (D + 4), XW)
+    if FEW > 0:
+        split = gl.load(record + 11)
+        if (split < _PLACES) & ((splits < 2) | (splits > _PLACES)):
+            LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
+            heads = gl.load(record + 22)
+            first = gl.load(record + 31)
+            word = gl.arange(0, XW * 128, layout=LINE)
+            absent = gl.full([XW * 128], ABSENT, gl.int32, LINE)
+            for begin in gl.static_range(0, GP * (D // 2), XW * 128):
+                head = (begin + word) // (D // 2)
+                at = head * (_PLACES * (D // 2 + 1)) + split * (D // 2) + word % (D // 2)
+                gl.store(gl.multiple_of(theirs + first, 16) + at, absent, mask=head < heads)
+            at = _PLACES * (D // 2) + split + word * (_PLACES * (D // 2 + 1))
+            gl.store(theirs + first + at, absent, mask=word < heads)
+
+
+@gluon.jit
 def show_whole(
-    record, ours, theirs, merged, keep_back, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr
+    record, ours, theirs, merged, keep_back, DTYPE: gl.constexpr, D: gl.constexpr, XW: gl.constexpr
 ):  # fmt: skip
-    """Publish a sequence's only split as `combine` would, and clear what it would have read."""
+    """Publish a sequence's only split as `combine` would."""
     low, high = gl.split(gl.reshape(merged, [8, D // 2, 2]))
     words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
     LW: gl.constexpr = words.type.layout
@@ -373,4 +432,3 @@ def show_whole(
     at = head * (D // 2) + pair
     gl.store(gl.multiple_of(ours + target, 16) + at, words, mask=shown)
     gl.store(gl.multiple_of(theirs + target, 16) + at, words | ABSENT, mask=shown)
-    clear_words(theirs + gl.load(record + 9), GP * (D + 4), XW)

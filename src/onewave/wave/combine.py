@@ -2,7 +2,8 @@
 
 One task merges all splits of a few heads of one sequence, in their order. How many splits a sequence uses follows from
 its length; words of the others are cleared by the tasks that find no keys, and are not read. A sequence that fits one
-split needs no merging: who attends it publishes what a merge would, and spares it a hand-off.
+split needs no merging: who attends it publishes what a merge would, and spares it a hand-off. Where the
+output projection merges splits while it loads them (FEW, see merge.py), up to FEW_PLACES need no merging here either.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -20,12 +21,14 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.attend_layouts import part_packet, part_words
 from onewave.wave.finish import bits16
+from onewave.wave.layout import FEW_PLACES
 from onewave.wave.spin import ABSENT, load_words, poll_words
 
 __all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
 
 # Keys up to which one split is sooner done than several and their merging: 128 more take half as long as that.
 _WHOLE = gl.constexpr(256)
+_PLACES = gl.constexpr(FEW_PLACES)
 
 
 @gluon.jit
@@ -61,10 +64,10 @@ def clear_words(pointer, count, XW: gl.constexpr):
 @gluon.jit
 def combine(
     record, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
-    D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
+    D: gl.constexpr, FEW: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
     """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention; of a sequence of
-    one split nothing is left to do."""
+    one split nothing is left to do, and of few splits that another merges only to clear."""
     VALUES: gl.constexpr = CH * D
     L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
     b = gl.load(record + 8)
@@ -74,7 +77,9 @@ def combine(
         length = gl.load(positions + b).to(gl.int32) + 1
         first_key, share = split_of_keys(record, length)
         used = (length - first_key + share - 1) // share
-        if used > 1:
+        if (used > 1) & (used <= (_PLACES if FEW > 0 else 0)):
+            clear_words(theirs + target, count * (D // 2), XW)
+        elif used > 1:
             what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
             split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
             value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]

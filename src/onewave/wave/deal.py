@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from onewave.tiles.builders import Builder
 from onewave.tiles.graph import Tile
-from onewave.wave.layout import TileShape
-from onewave.wave.operations import INPUT, AnyOperation, Attention, Operation
+from onewave.wave.layout import FEW_PLACES, TileShape
+from onewave.wave.operations import INPUT, AnyOperation, Attention, Combination, Operation
 from onewave.wave.program import slice_bounds
 
 __all__ = ["Deal"]
@@ -98,18 +98,19 @@ class Deal:
         return operation.rows if longest <= self.shape.most_tiles else 1
 
     def add_units(self, name: str) -> None:
-        """Deal out attention, a task a unit and split, or its combination, a task a unit and part, side by side."""
+        """Deal out attention, a task a unit and split, side by side, or its combination, a task a unit and part: to
+        those who attend the unit's last splits, which have nothing to do while a sequence is short."""
         operation = self.operations[name]
         assert not isinstance(operation, Operation)
         groups = operation.groups
-        split = isinstance(operation, Attention)
-        units = [
-            (unit, piece)
-            for unit in range(groups.count * self.batch)
-            for piece in range(groups.splits if split else len(groups.parts_of(unit % groups.count)))
-        ]
-        for number, (unit, piece) in enumerate(units):
-            self._unit(number * self.workers // len(units), name, unit, piece)
+        units = groups.count * self.batch
+        for unit in range(units):
+            splits = range(groups.splits)
+            if isinstance(operation, Combination):
+                splits = [max(0, splits[-1] - part) for part in range(len(groups.parts_of(unit % groups.count)))]
+            for piece, split in enumerate(splits):
+                number = unit * groups.splits + split
+                self._unit(number * self.workers // (units * groups.splits), name, unit, piece)
 
     def task(self, worker: int, name: str, first: int, blocks: int, part: int) -> None:
         """One worker's run of row blocks of one slice of K."""
@@ -123,7 +124,12 @@ class Deal:
             reads: list[Tile] = [(operation.source, (k, row)) for k in range(operation.slices) for row in spans]
         else:
             bounds = slice_bounds(operation.cols, operation.slices, self.shape)
-            reads = self._reads(operation.source, bounds[part], bounds[part + 1])
+            reads = []
+            if operation.merges is not None:
+                groups = operation.merges.groups
+                units = range(groups.count * self.batch)
+                reads += [(operation.merges.few, (unit, split)) for unit in units for split in range(FEW_PLACES)]
+            reads += self._reads(operation.source, bounds[part], bounds[part + 1])
             reads += [(self._weight(name, operation), (first + i, part)) for i in range(blocks)]
             tiles = -(-(bounds[part + 1] - bounds[part]) // self.shape.cols)
             self.load[worker] += blocks * tiles
@@ -211,6 +217,11 @@ class Deal:
             writes: tuple[Tile, ...] = tuple(
                 (operation.target, (first + part, split)) for part in range(len(groups.parts_of(group)))
             )
+            if groups.few and split < FEW_PLACES:
+                if operation.few not in self.build.tensors:
+                    shape = (groups.count * self.batch, FEW_PLACES)
+                    self.build.tensor(operation.few, shape, (1, 1), 4 * groups.size * groups.few_words // FEW_PLACES)
+                writes += ((operation.few, (unit, split)),)
             if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
                 writes += ((fresh, (unit, 0)),)
         else:

@@ -18,6 +18,7 @@ holding 4 neighbouring rows, so that gate and up, or the two halves of a word, m
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -31,6 +32,7 @@ from onewave.wave.finish import (
     results_over_sequences,
     to_float,
 )
+from onewave.wave.merge import load_merged
 from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 
 __all__ = ["exchange_partition"]
@@ -45,8 +47,8 @@ def exchange_partition(
     G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
     SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
-    KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
-    PAGE: gl.constexpr, DRAWS: gl.constexpr,
+    FEW: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
+    TOKENS: gl.constexpr, PAGE: gl.constexpr, DRAWS: gl.constexpr,
 ):  # fmt: skip
     chunks_before = 0
     results = 0
@@ -55,7 +57,7 @@ def exchange_partition(
             steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
             epoch, watch, trace, tokens, positions, slots, places, several, asked, block, batch, source_stride,
             out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, FORMAT, IMAGES,
-            NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, KSPLITS, QKNORM, EPS, SCALE,
+            NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE,
             TOKENS, PAGE,
         )  # fmt: skip
         gl.store(epochs + block, epoch + 1)
@@ -75,7 +77,7 @@ def exchange_partition(
                     totals, epoch + token, watch, trace, own, own + NB, slots, places, several, asked, block, batch,
                     source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
                     DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH,
-                    KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
+                    FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
                 )  # fmt: skip
                 token += 1
         gl.store(epochs + block, epoch + token)
@@ -90,15 +92,15 @@ def exchange_steps(
     G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
     SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
-    KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr,
-    PAGE: gl.constexpr,
+    FEW: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
+    TOKENS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """Go through the block's steps once. epoch: times it has done so before. Returns chunks and results of this launch
     so far."""
     ours = exchange + (epoch & 1).to(gl.int64) * set_words
     theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
     kind = gl.load(steps)
-    for step in range(num_steps):
+    for step in tl.range(num_steps, disable_licm=True):
         record = steps + step * 32
         # Brings the next record into the first-level cache while this step waits.
         next_kind = gl.load(record + 32)
@@ -109,11 +111,18 @@ def exchange_steps(
         keep_back = (first_step + step == skipped) & (TEST != 0)
         chunks = gl.load(record + 3)
         inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
-        if chunks > 0:
+        merges = (FEW > 0) & (kind < 4) & (gl.load(record + 17) > 0)
+        if (chunks > 0) & (merges == 0):
             inverse_rms = load_activations(
                 record, chunks, chunks_before, source, ours, tokens, places, watch, block, first_step + step,
                 batch, source_stride, xs, xfull, xempty, DTYPE, NB, R, G, XS, PC, SYNC, XW, D, EPS,
             )  # fmt: skip
+        if FEW > 0:
+            if merges:
+                load_merged(
+                    record, chunks, chunks_before, ours, positions, watch, block, first_step + step, batch, xs, xfull,
+                    xempty, DTYPE, NB, R, XS, PC, SYNC, XW, D, FEW, IMAGES,
+                )  # fmt: skip
         chunks_before += chunks
         if D > 0:
             coming = gl.load(record + 26)
@@ -150,13 +159,13 @@ def exchange_steps(
                 if kind == 6:
                     attend(
                         record, ours, theirs, positions, slots, places, watch, block, first_step + step,
-                        batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, TOKENS,
-                        PAGE,
+                        batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, FEW,
+                        TOKENS, PAGE,
                     )  # fmt: skip
                 else:
                     combine(
                         record, ours, theirs, positions, watch, block, first_step + step, batch, keep_back,
-                        DTYPE, D, CH, KSPLITS, SYNC, XW,
+                        DTYPE, D, FEW, CH, KSPLITS, SYNC, XW,
                     )  # fmt: skip
         gl.thread_barrier()
         if SYNC == 1:

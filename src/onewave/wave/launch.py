@@ -46,8 +46,9 @@ _EXCHANGE_WARPS = 8
 _EXCHANGE_REGISTERS = {0: 208, 2: 176, 4: 152}
 _WIDE_REGISTERS = {0: 208, 2: 184}
 _BYTE_REGISTERS = 192
-# Tiles of 16 KiB in flight a block. More only lengthens the queues in front of L2, which every hand-off has to pass.
-_FLIGHT = 3
+# Tiles of 16 KiB in flight a block, and in a step whose output projection merges splits. More only lengthens the queues
+# in front of L2, which every hand-off has to pass, and such a step has one less.
+_FLIGHT, _FLIGHT_OF_FEW = 3, 4
 
 
 def shared_registers(shape: TileShape, head_dim: int, tokens: int = 1) -> dict[str, int]:
@@ -150,12 +151,13 @@ class Wave:
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
+        flight = _FLIGHT_OF_FEW if self.program.few_words else _FLIGHT
         return {
             **self.program.constants,
             "ACT": ACTIVATIONS[activation],
             "SYNC": int(self._counters),
             "FORMAT": 0 if self._rounding is None else self._rounding.number,
-            "FLIGHT": _FLIGHT * TILE_BYTES // self.program.shape.tile_bytes,
+            "FLIGHT": flight * TILE_BYTES // self.program.shape.tile_bytes,
             "XW": _EXCHANGE_WARPS,
             **shared_registers(self.program.shape, self._head_dim, self.tokens),
             "D": 0,

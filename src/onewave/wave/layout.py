@@ -17,6 +17,7 @@ from onewave.base.errors import UnsupportedError
 
 __all__ = [
     "DRAW_WORDS",
+    "FEW_PLACES",
     "LIMIT_WORDS",
     "MOST_BATCH",
     "MOST_TOKENS",
@@ -44,6 +45,8 @@ STEP_WORDS = 32
 MOST_BATCH = 64
 MOST_TOKENS = 64
 """Tokens of each sequence that one launch makes."""
+FEW_PLACES = 8
+"""Places that splits of a sequence have, of which whoever reads the attention merges them itself."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
 LIMIT_WORDS = 8
@@ -127,6 +130,9 @@ class Word:
     SCALES = 29
     # Of attention: the first word of the group's finished attention, for a sequence that one split holds.
     WHOLE = 30
+    # Of attention: the first word of the group's splits for who merges them itself; of a product that does: of all
+    # such words. 0 behind SPLITS of a product: its activations are no attention, or merged already.
+    FEW = 31
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewave.wave.layout import Flag
+from onewave.wave.layout import FEW_PLACES, Flag
 
 __all__ = ["INPUT", "OUTPUT", "AnyOperation", "Attention", "Combination", "HeadGroups", "Operation"]
 
@@ -24,7 +24,8 @@ class Operation:
     come in (gate, up) pairs, each pair giving one value, function(gate) * up. Of a decode step: norm: the source is
     divided by its root mean square. residual: the result is added to the float32 residual stream. embedded: the
     caller's input, or the residual stream before, is the token's embedding. logits: float32 results to the caller.
-    bias: the first value of the rows' bias among all biases.
+    bias: the first value of the rows' bias among all biases. merges: the attention whose splits the product merges
+    while it loads them, if a sequence has few.
     """
 
     weight: str | None
@@ -41,6 +42,7 @@ class Operation:
     embedded: bool = False
     logits: bool = False
     bias: int | None = None
+    merges: Attention | None = None
 
     @property
     def flags(self) -> int:
@@ -65,6 +67,7 @@ class HeadGroups:
     """How query heads are grouped for attention: at most `size` (a power of two) heads of one KV head a task.
 
     splits: of a sequence's keys, a task each. merged: heads whose splits one task combines, a power of two up to size.
+    few: whether who reads the attention merges up to FEW_PLACES splits itself, which saves a hand-off.
     """
 
     heads: int
@@ -72,6 +75,7 @@ class HeadGroups:
     head_dim: int
     splits: int
     merged: int = 1
+    few: bool = False
 
     @property
     def per_kv_head(self) -> int:
@@ -98,6 +102,11 @@ class HeadGroups:
         """Words of one split's result: a group's values, and log2-sum-exp2 four times a head."""
         return self.size * (self.head_dim + 4)
 
+    @property
+    def few_words(self) -> int:
+        """Words of a head's few splits: 16-bit values, then a log2-sum-exp2 each."""
+        return FEW_PLACES * (self.head_dim // 2 + 1)
+
     def first_head(self, group: int) -> int:
         """The group's first query head."""
         return group // self.of_kv_head * self.per_kv_head + group % self.of_kv_head * self.size
@@ -117,7 +126,7 @@ class Attention:
     """Attention of a layer, by splits; a task's index is (unit, 1, split), unit = sequence * groups + group.
 
     source: the projected q, k, v. target: the splits' results. combined: the Combination's target, for a sequence that
-    one split holds. window: keys a query sees, None for all.
+    one split holds. window: keys a query sees, None for all. few: the results of few splits, if groups.few.
     """
 
     groups: HeadGroups
@@ -126,11 +135,13 @@ class Attention:
     target: str
     combined: str
     window: int | None = None
+    few: str = ""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """Merges the splits of up to groups.merged heads of a unit; a task's index is (unit, 1, part)."""
+    """Merges the splits of up to groups.merged heads of a unit, if there are more than groups.few; a task's index is
+    (unit, 1, part)."""
 
     groups: HeadGroups
     source: str

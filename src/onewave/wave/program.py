@@ -26,6 +26,8 @@ __all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
+# Tiles fewer that have time where a hand-off less is waited for, because the product merges attention's splits itself.
+_SOONER = 2
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -88,8 +90,17 @@ class WaveProgram:
             "IMAGES": self.shape.images,
             "HELD": self.shape.held,
             "SPLITS": 1 << (self.most_splits - 1).bit_length(),
+            "FEW": self.few_words,
             "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
         }
+
+    @property
+    def few_words(self) -> int:
+        """Words that each of 256 threads takes of the activations that are merged while they are loaded, 4 or 8 (a few
+        times, if they are long); 0: none are."""
+        merging = (self.steps[:, Word.SPLITS] > 0) & (self.steps[:, Word.KIND] < Kind.ATTEND)
+        words = int(self.steps[merging, Word.COLUMNS].max(initial=0)) * self.shape.batch
+        return 0 if words == 0 else 4 if words <= 1024 else 8
 
     def step_of(self, task_name: str) -> int:
         """The step record of a task, by its name. Raises InvalidArgumentError."""
@@ -162,7 +173,8 @@ def build_program(
                     mine = blocks * int(record[Word.TILES])
                     first_easy = count - (before if before <= short and shape.held == 0 else 0)
                     held = min(shape.held, mine)
-                    easy[-1] += [first_easy, count + held + shape.ring - 1 + (mine if mine <= short else 0)]
+                    last_easy = count + held + shape.ring - 1 + (mine if mine <= short else 0)
+                    easy[-1] += [first_easy, last_easy - (_SOONER if operation.merges is not None else 0)]
                 before = blocks * int(record[Word.TILES])
                 begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
                 for block in range(first, first + blocks):
@@ -297,6 +309,10 @@ def _regions(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[
     found: list[Region] = []
     first = 0
     for name, operation in operations.items():
+        if isinstance(operation, Attention) and operation.few:
+            stride = operation.groups.few_words * operation.groups.heads
+            found.append(Region(operation.few, first, stride * shape.batch, stride, name))
+            first += -(-stride * shape.batch // 32) * 32
         if operation.target == OUTPUT or any(region.name == operation.target for region in found):
             continue
         if isinstance(operation, Attention):
@@ -346,6 +362,9 @@ def _record(
     record[Word.SOURCE] = -1 if operation.source == INPUT else place[operation.source].first
     record[Word.SOURCE_STRIDE] = 0 if operation.source == INPUT else place[operation.source].stride
     record[Word.FIRST_COLUMN], record[Word.COLUMNS] = begin // 2, (end - begin) // 2
+    if operation.merges is not None:
+        record[Word.SPLITS], record[Word.WINDOW] = operation.merges.groups.splits, operation.merges.window or 0
+        record[Word.FEW] = place[operation.merges.few].first
     return record
 
 
@@ -367,6 +386,9 @@ def _attention_record(operation: Attention | Combination, unit: int, split: int,
     kv_head = group // groups.of_kv_head
     whole = place[operation.combined]
     record[Word.WHOLE] = whole.first + sequence * whole.stride + first_head * half
+    if operation.few:
+        few = place[operation.few]
+        record[Word.FEW] = few.first + sequence * few.stride + first_head * groups.few_words
     record[Word.KIND], record[Word.SLICE] = Kind.ATTEND, split
     record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
     record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words

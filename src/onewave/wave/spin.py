@@ -21,12 +21,15 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from onewave.wave.layout import FEW_PLACES
+
 __all__ = [
     "ABSENT",
     "delay",
     "fence",
     "load_words",
     "nanoseconds",
+    "poll_few",
     "poll_words",
     "prefetch_bytes",
     "prefetch_lines",
@@ -116,6 +119,70 @@ def _poll_text(words: int, waits: bool) -> tuple[str, str]:
     return "\n".join(text), ",".join(constraints)
 
 
+def _few_text(words: int, waits: bool) -> tuple[str, str]:
+    """Load `words` words a thread, in packets of four, of each of up to eight splits, and with each packet the two of
+    the splits' log2-sum-exp2; if `waits`, again until none of them is absent: first the log2-sum-exp2s, which are
+    published last, and are the same for many threads.
+
+    Operands: the words of each split, and both parts of the log2-sum-exp2s; the addresses of the first split's words
+    and of the log2-sum-exp2s (every fourth counts); bytes from split to split; how many there are; abort word; record;
+    step. Words of splits beyond are zeros and their log2-sum-exp2 is -inf; behind an address of 0 the first one's is 0.
+    """
+    firsts = range(0, words, 4)
+    # Packets: by the first of their words, and by split or part of the log2-sum-exp2s. q: wanted; z: where.
+    values = [(i, split) for i in firsts for split in range(FEW_PLACES)]
+    lses = [(i, FEW_PLACES + part) for i in firsts for part in (0, 1)]
+    number = {packet: at for at, packet in enumerate(values + lses)}
+    first, lse, stride, count, flag, record, step = range(10 * words, 17 * words, words)
+
+    def names(i: int, piece: int) -> list[str]:
+        return [f"${piece * words + i + j}" for j in range(4)]
+
+    def load(packets: list[tuple[int, int]]) -> list[str]:
+        vectors = [(number[packet], ", ".join(names(*packet))) for packet in packets]
+        return [f"@q{at} ld.relaxed.gpu.global.v4.b32 {{{vector}}}, [z{at}];" for at, vector in vectors]
+
+    def none() -> list[str]:
+        """Where no split is, its log2-sum-exp2 is -inf."""
+        places = {i: [*names(i, FEW_PLACES), *names(i, FEW_PLACES + 1)] for i in firsts}
+        return [
+            f"setp.le.s32 p, ${count + i}, {split}; @p mov.b32 {places[i][split]}, 0xff800000;"
+            for i in firsts
+            for split in range(1, FEW_PLACES)
+        ]
+
+    def missing(packets: list[tuple[int, int]]) -> list[str]:
+        """p: whether any word is absent; q: in which packets."""
+        lines = ["mov.b32 m, 0;"]
+        for packet in packets:
+            a, b, c, d = names(*packet)
+            lines += [f"max.u32 t, {a}, {b};", f"max.u32 u, {c}, {d};", "max.u32 t, t, u;"]
+            lines += [f"setp.eq.u32 q{number[packet]}, t, 0xffffffff;", "max.u32 m, m, t;"]
+        return [*lines, "setp.eq.u32 p, m, 0xffffffff;"]
+
+    text = ["{", ".reg .pred p; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
+    text += [f".reg .pred q<{len(number)}>; .reg .b64 z<{len(number)}>;"]
+    text += [f"mov.b32 ${i}, 0;" for i in range(10 * words)]
+    for i, split in values:
+        at = number[i, split]
+        text += [f"setp.gt.s32 q{at}, ${count + i}, {split};"]
+        text += [f"mad.lo.s64 z{at}, ${stride + i}, {split}, ${first + i};"]
+    for i, part in lses:
+        at, before = number[i, part], 4 * (part - FEW_PLACES)
+        text += [f"setp.gt.s32 q{at}, ${count + i}, {before};", f"setp.ne.and.s64 q{at}, ${lse + i}, 0, q{at};"]
+        text += [f"add.s64 z{at}, ${lse + i}, {4 * before};"]
+    text += [*load([*number]), *none()]
+    if waits:
+        text += [*missing([*number]), "@!p bra WEND;", "mov.b32 n, 0;", "WLOOP:"]
+        text += [*_look_and_count(f"${flag}", "WGO"), "mov.b64 z, 0;"]
+        text += [f"@q{at} mov.b64 z, z{at};" for at in number.values()]
+        text += [*_give_up(2, f"${step}", "z", "0", "m", f"${flag}", f"${record}"), "bra WEND;", "WGO:"]
+        text += [*load(lses), *none(), *missing(lses), "@p bra WLOOP;"]
+        text += [*load(values), *missing(values), "@p bra WLOOP;", "WEND:"]
+    constraints = ["=&r"] * (10 * words) + ["l"] * (3 * words) + ["r"] * words + ["l"] * (2 * words) + ["r"] * words
+    return "\n".join([*text, "}"]), ",".join(constraints)
+
+
 def _counter_text() -> tuple[str, str]:
     """Spin until a counter has reached a value, the difference read as a signed number.
 
@@ -133,6 +200,9 @@ _LOAD = {words: _poll_text(words, False) for words in (4, 8, 16, 32)}
 _POLL4, _POLL8, _POLL16, _POLL32 = (gl.constexpr(_POLL[words][0]) for words in (4, 8, 16, 32))
 _LOAD4, _LOAD8, _LOAD16, _LOAD32 = (gl.constexpr(_LOAD[words][0]) for words in (4, 8, 16, 32))
 _WITH4, _WITH8, _WITH16, _WITH32 = (gl.constexpr(_POLL[words][1]) for words in (4, 8, 16, 32))
+(_FEW4, _FEW_WITH4), (_FEW8, _FEW_WITH8) = (map(gl.constexpr, _few_text(words, True)) for words in (4, 8))
+_FEW_ONCE4, _FEW_ONCE8 = (gl.constexpr(_few_text(words, False)[0]) for words in (4, 8))
+_TEN = gl.constexpr((gl.int32,) * 10)
 _SPIN, _SPIN_WITH = (gl.constexpr(text) for text in _counter_text())
 
 
@@ -160,6 +230,31 @@ def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
         return gl.inline_asm_elementwise(
             _POLL4, _WITH4, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=4
         )
+
+
+@gluon.jit
+def poll_few(pointers, lses, stride, counts, watch, block, step, WAITS: gl.constexpr, WORDS: gl.constexpr):
+    """int32 words of eight splits behind `pointers`, and the packets behind `lses`, WORDS (4 or 8) a thread, once all
+    are there; at once if not WAITS.
+
+    pointers: of the first split, as int64; the others lie `stride` bytes one behind the other. lses: of each packet's
+    eight log2-sum-exp2; 0 for one that needs none. counts: how many splits there are; the others' words are zeros,
+    their log2-sum-exp2 -inf. Returns ten tensors, the last two the log2-sum-exp2 by fours.
+    """
+    flag = pointers * 0 + watch.to(gl.int64)
+    record = flag + 64 + block * 32
+    who = flag.to(gl.int32) * 0 + step
+    given = [pointers, lses, pointers * 0 + stride, counts, flag, record, who]
+    if WORDS == 8:
+        if WAITS:
+            return gl.inline_asm_elementwise(_FEW8, _FEW_WITH8, given, dtype=_TEN, is_pure=False, pack=8)
+        else:
+            return gl.inline_asm_elementwise(_FEW_ONCE8, _FEW_WITH8, given, dtype=_TEN, is_pure=False, pack=8)
+    else:
+        if WAITS:
+            return gl.inline_asm_elementwise(_FEW4, _FEW_WITH4, given, dtype=_TEN, is_pure=False, pack=4)
+        else:
+            return gl.inline_asm_elementwise(_FEW_ONCE4, _FEW_WITH4, given, dtype=_TEN, is_pure=False, pack=4)
 
 
 @gluon.jit

@@ -1,0 +1,127 @@
+"""Activations that are attention, merged from a sequence's few splits on their way into shared memory.
+
+Between attention and the output projection stands one hand-off less then than if somebody combined the splits first
+(combine.py): every worker reads all of them, 16-bit values with a log2-sum-exp2 a head and split, and merges them for
+itself. Of a sequence of one split, or of more than FEW_PLACES, it reads what is merged already.
+"""
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from onewave.wave.combine import split_of_keys
+from onewave.wave.finish import bits16, to_float
+from onewave.wave.layout import FEW_PLACES
+from onewave.wave.spin import poll_few
+
+__all__ = ["load_merged"]
+
+_PLACES = gl.constexpr(FEW_PLACES)
+
+
+@gluon.jit
+def load_merged(
+    record, chunks, chunks_before, ours, positions, watch, block, step, batch, xs, xfull, xempty,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SYNC: gl.constexpr,
+    XW: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, IMAGES: gl.constexpr,
+):  # fmt: skip
+    """exchange.load_activations of attention: chunk by chunk into shared memory, [N, PC * 64] words each, or as much of
+    that as the step multiplies; FEW words a thread at a time."""
+    Q: gl.constexpr = 64 // R
+    T: gl.constexpr = FEW * XW * 32 // (Q * NB * 64)
+    OWN: gl.constexpr = T * Q * 64
+    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
+    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    first = gl.load(record + 4)
+    stride = gl.load(record + 5)
+    columns = gl.load(record + 7)
+    few = gl.load(record + 31)
+    few_stride = columns // (D // 2) * (_PLACES * (D // 2 + 1))
+    word = gl.arange(0, NB * OWN, layout=LINE)
+    b = word // OWN
+    length = gl.load(positions + b, mask=b < batch, other=0).to(gl.int32) + 1
+    first_key, share = split_of_keys(record, length)
+    used = (length - first_key + share - 1) // share
+    merges = (used > 1) & (used <= _PLACES)
+    used = gl.where(merges, used, 1)
+    for chunk in range(chunks):
+        place = (chunks_before + chunk) % XS
+        mbarrier.wait(xempty.index(place), (((chunks_before + chunk) // XS) & 1) ^ 1)
+        rows = xs.index(place)._reinterpret(gl.int32, [PC // T, Q * NB, T * 64], STORED)
+        tiles = gl.minimum(gl.load(record + 2) * IMAGES - chunk * PC, PC)
+        for piece in range((tiles + T - 1) // T):
+            column = (chunk * (PC // T) + piece) * OWN + word % OWN
+            real = (column < columns) & (b < batch)
+            of_head = few + b * few_stride + column // (D // 2) * (_PLACES * (D // 2 + 1))
+            at = gl.where(merges, of_head + column % (D // 2), first + b * stride + column)
+            pointers = gl.where(real, (ours + at).to(gl.int64), 0)
+            lses = gl.where(real & merges, (ours + of_head + _PLACES * (D // 2)).to(gl.int64), 0)
+            counts = gl.where(real, used, 0)
+            parts = poll_few(pointers, lses, D * 2, counts, watch, block, step, SYNC == 0, FEW)
+            words = merged_splits(parts, NB * OWN, DTYPE)
+            ordered = gl.permute(gl.reshape(words, [NB, T, Q, 64]), (2, 0, 1, 3))
+            rows.index(piece).store(gl.reshape(ordered, [Q * NB, T * 64]))
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(xfull.index(place), count=1)
+
+
+@gluon.jit
+def merged_splits(parts, COUNT: gl.constexpr, DTYPE: gl.constexpr):
+    """Splits' words, merged in float32 by the log2-sum-exp2 of each packet. Nothing leaves its thread."""
+    w0, w1, w2, w3, w4, w5, w6, w7, first, second = parts
+    e0, e1, e2, e3 = of_packets(first, COUNT)
+    e4, e5, e6, e7 = of_packets(second, COUNT)
+    top = gl.maximum(highest(e0, e1, e2, e3), highest(e4, e5, e6, e7))
+    low, high, mass = four_splits(w0, w1, w2, w3, e0 - top, e1 - top, e2 - top, e3 - top, COUNT, DTYPE)
+    low4, high4, mass4 = four_splits(w4, w5, w6, w7, e4 - top, e5 - top, e6 - top, e7 - top, COUNT, DTYPE)
+    scale = gl.convert_layout(1.0 / (mass + mass4), gl.SliceLayout(1, low.type.layout))[:, None]
+    words = bits16((low + low4) * scale, DTYPE) | (bits16((high + high4) * scale, DTYPE) << 16)
+    return gl.reshape(words, [COUNT])
+
+
+@gluon.jit
+def of_packets(lses, COUNT: gl.constexpr):
+    """The four words of each packet, as float32, [COUNT / 4] each."""
+    even, odd = gl.split(gl.reshape(lses.to(gl.float32, bitcast=True), [COUNT // 4, 2, 2]))
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return first, second, third, fourth
+
+
+@gluon.jit
+def highest(a, b, c, d):
+    return gl.maximum(gl.maximum(a, b), gl.maximum(c, d))
+
+
+@gluon.jit
+def four_splits(w0, w1, w2, w3, e0, e1, e2, e3, COUNT: gl.constexpr, DTYPE: gl.constexpr):
+    """Four splits' values, the lower and the higher of each word, [COUNT / 4, 4], weighted and added up, and the sum of
+    the weights, 2 to the power of e."""
+    e0 = gl.exp2(e0)
+    e1 = gl.exp2(e1)
+    e2 = gl.exp2(e2)
+    e3 = gl.exp2(e3)
+    low0, high0 = weighted(w0, e0, COUNT, DTYPE)
+    low1, high1 = weighted(w1, e1, COUNT, DTYPE)
+    low2, high2 = weighted(w2, e2, COUNT, DTYPE)
+    low3, high3 = weighted(w3, e3, COUNT, DTYPE)
+    return (low0 + low1) + (low2 + low3), (high0 + high1) + (high2 + high3), (e0 + e1) + (e2 + e3)
+
+
+@gluon.jit
+def weighted(words, weight, COUNT: gl.constexpr, DTYPE: gl.constexpr):
+    packets = gl.reshape(words, [COUNT // 4, 4])
+    low, high = to_float(packets, DTYPE)
+    scale = gl.convert_layout(weight, gl.SliceLayout(1, packets.type.layout))[:, None]
+    return low * scale, high * scale
