@@ -54,7 +54,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "TEST": 0,
         "TRACE": False,
         "XW": 8,
-        **shared_registers(shape, head_dim, int(str(changes.get("TOKENS", 1)))),
+        **shared_registers(shape, head_dim, draws=bool(changes.get("DRAWS"))),
         "D": 0,
         "GP": 1,
         "CH": 1,

@@ -51,11 +51,11 @@ _BYTE_REGISTERS = 192
 _FLIGHT, _FLIGHT_OF_FEW = 3, 4
 
 
-def shared_registers(shape: TileShape, head_dim: int, tokens: int = 1) -> dict[str, int]:
+def shared_registers(shape: TileShape, head_dim: int, *, draws: bool = False) -> dict[str, int]:
     """How the kernel shares registers: tiles held by the multiply partition, registers of an exchange thread.
 
-    What makes several tokens a launch keeps more from one to the next, and holds no tiles."""
-    held = shape.held if tokens == 1 else 0
+    draws: whether it draws tokens, which keeps more from one token to the next, and leaves no room to hold tiles."""
+    held = 0 if draws else shape.held
     narrow = _WIDE_REGISTERS if head_dim > 64 else _EXCHANGE_REGISTERS
     return {"HELD": held, "XREGS": narrow[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS}
 
@@ -159,7 +159,6 @@ class Wave:
             "FORMAT": 0 if self._rounding is None else self._rounding.number,
             "FLIGHT": flight * TILE_BYTES // self.program.shape.tile_bytes,
             "XW": _EXCHANGE_WARPS,
-            **shared_registers(self.program.shape, self._head_dim, self.tokens),
             "D": 0,
             "GP": 1,
             "CH": 1,
@@ -373,7 +372,7 @@ class Wave:
             TRACE=trace is not None,
             num_warps=4,
             launch_cooperative_grid=True,
-            **self._constants,
+            **(self._constants | shared_registers(self.program.shape, self._head_dim, draws=draws is not None)),
         )
 
     def check(self) -> None:
