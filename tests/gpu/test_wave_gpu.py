@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
 ]
-CAPACITY = 1024
-CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900]
+CAPACITY = 1056
+CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024]
 
 
 def on_card(model: Llama, dtype: torch.dtype = torch.bfloat16) -> Llama:
@@ -118,12 +118,31 @@ def test_a_thousand_steps_give_the_same_bits_in_any_company_and_with_any_workers
     assert int(wrong) == 0
 
 
-def test_random_delays_change_no_bit() -> None:
+@pytest.mark.parametrize("position", [17, 300, 1023, 1030])
+def test_a_single_sequences_bits_are_those_of_any_run_and_any_workers(position: int) -> None:
     model = on_card(random_model(BASE))
-    tokens, positions = torch.tensor([5, 80], device="cuda"), torch.tensor([300, 17], device="cuda")
-    slots, kv = torch.tensor([1, 0], device="cuda"), filled(model, 2)
-    right = step(DecodeWave(model, batch=2), copied(model, kv), tokens, positions, slots)
-    slow = DecodeWave(model, batch=2, workers=16, delays=True)
+    kv = filled(model, 2)
+    row = torch.tensor([[5], [position], [1]], device="cuda")
+    wave = DecodeWave(model, batch=1)
+    once = step(wave, copied(model, kv), *row)
+    for workers in sorted({1, 17, 64, co_resident(model.device) - 1}):
+        assert torch.equal(step(DecodeWave(model, batch=1, workers=workers), copied(model, kv), *row), once)
+    wave.bind_cache(copied(model, kv))
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        wrong += (wave(*row) != once).any()
+    wave.wave.check()
+    assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_random_delays_change_no_bit(sequences: int) -> None:
+    model = on_card(random_model(BASE))
+    kv = filled(model, 2)
+    rows = torch.tensor([[5, 80], [300, 17], [1, 0]], device="cuda")
+    tokens, positions, slots = rows[:, :sequences].contiguous()
+    right = step(DecodeWave(model, batch=sequences), copied(model, kv), tokens, positions, slots)
+    slow = DecodeWave(model, batch=sequences, workers=16, delays=True)
     slow.bind_cache(copied(model, kv))
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(10_000):
