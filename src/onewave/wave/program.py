@@ -8,7 +8,7 @@ step record of 32 words (layout.Word), in its worker's order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.tiles.graph import EdgeKind, TileGraph
+from onewave.tiles.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word
@@ -132,66 +132,43 @@ def build_program(
         raise UnsupportedError("wave: table mode", got=table.mode.value, allowed="static")
     regions = _regions(operations, shape)
     place = {region.name: region for region in regions}
-    rows = table.queue
-    steps = np.zeros((len(rows), STEP_WORDS), dtype=np.int32)
-    lanes = np.zeros((len(table.queues), 4), dtype=np.int32)
-    waits: list[tuple[int, int]] = []
-    names: list[str] = []
-    phases: list[str] = []
-    tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
-    attended = {operation.target for operation in operations.values() if isinstance(operation, Combination)}
     first_scale, num_scales = _scales(operations, shape)
-    short = _SHORT * TILE_BYTES // shape.tile_bytes
-    easy: list[list[int]] = []
-    at = 0
-    for worker, queue in enumerate(table.queues):
-        lanes[worker, 2:] = (at, len(queue))
-        count = 0
-        easy.append([])
-        before = 0
-        for row in queue.tolist():
-            task = graph.tasks[int(table.task[row])]
-            operation = operations.get(task.name)
-            if operation is None:
-                raise UnsupportedError("wave: opcode", got=task.name, allowed=", ".join(operations))
+    rows = [row for queue in table.queues for row in queue.tolist()]
+    tasks = [graph.tasks[int(table.task[row])] for row in rows]
+    missing = next((task.name for task in tasks if task.name not in operations), None)
+    if missing is not None:
+        raise UnsupportedError("wave: opcode", got=missing, allowed=", ".join(operations))
+    steps = np.zeros((len(rows), STEP_WORDS), dtype=np.int32)
+    waits: list[tuple[int, int]] = []
+    for record, row, task in zip(steps, rows, tasks, strict=True):
+        operation = operations[task.name]
+        if isinstance(operation, Operation):
             first, blocks, part = task.index
-            if isinstance(operation, Operation):
-                record = _record(operation, first, blocks, part, place, shape)
-                record[Word.SCALES] = first_scale.get(operation.weight or "", 0)
-            else:
-                record = _attention_record(operation, first, part, place)
-            entries = slice(int(table.waits.start[row]), int(table.waits.start[row + 1]))
-            mine = list(zip(table.waits.first[entries].tolist(), table.waits.second[entries].tolist(), strict=True))
-            record[Word.FIRST_WAIT], record[Word.WAITS] = len(waits), len(mine)
-            waits += mine
-            record[Word.POST] = _post(table, row)
-            if isinstance(operation, Operation) and operation.weight is not None:
-                if operation.source in attended:
-                    # While attention runs the ring fills up and waits for this step; if it is a short one, the
-                    # tiles behind its own have time as well. So have those before it, unless some of its own are held
-                    # in registers: then there is more to stream meanwhile.
-                    mine = blocks * int(record[Word.TILES])
-                    first_easy = count - (before if before <= short and shape.held == 0 else 0)
-                    held = min(shape.held, mine)
-                    last_easy = count + held + shape.ring - 1 + (mine if mine <= short else 0)
-                    easy[-1] += [first_easy, last_easy - (_SOONER if operation.merges is not None else 0)]
-                before = blocks * int(record[Word.TILES])
-                begin = slice_bounds(operation.cols, operation.slices, shape)[part] // shape.cols
-                for block in range(first, first + blocks):
-                    for tile in range(int(record[Word.TILES])):
-                        tiles.append((operation.weight, block, begin + tile, worker, count))
-                        count += 1
-            steps[at] = record
-            names.append(table.name(row))
-            phases.append(task.phase)
-            at += 1
-        lanes[worker, 0] = count
-        _mark_prefetches(steps[at - len(queue) : at])
+            record[:] = _record(operation, first, blocks, part, place, shape)
+            record[Word.SCALES] = first_scale.get(operation.weight or "", 0)
+        else:
+            record[:] = _attention_record(operation, task.index[0], task.index[2], place)
+        entries = slice(int(table.waits.start[row]), int(table.waits.start[row + 1]))
+        mine = list(zip(table.waits.first[entries].tolist(), table.waits.second[entries].tolist(), strict=True))
+        record[Word.FIRST_WAIT], record[Word.WAITS] = len(waits), len(mine)
+        waits += mine
+        record[Word.POST] = _post(table, row)
+    workers = len(table.queues)
+    lanes = np.zeros((workers, 4), dtype=np.int32)
+    tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
+    easy: list[list[int]] = []
+    attended = {operation.target for operation in operations.values() if isinstance(operation, Combination)}
+    ends = np.cumsum([len(queue) for queue in table.queues]).tolist()
+    for worker, (begin, end) in enumerate(pairwise([0, *ends])):
+        lane = [operations[task.name] for task in tasks[begin:end]]
+        own = _tiles_of(lane, tasks[begin:end], shape)
+        tiles += [(*tile, worker, count) for count, tile in enumerate(own)]
+        easy.append(_easy_runs(lane, steps[begin:end], attended, shape))
+        lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
+        _mark_prefetches(steps[begin:end])
+    phases = tuple(task.phase for task in tasks)
     _mark_ahead(steps, lanes, phases, shape.ring)
     _check_hand_offs(graph, table, {region.name for region in regions})
-    # Tile i of worker w is the stream's i * workers + w: what all read at one time lies side by side.
-    workers = len(lanes)
-    lanes[:, 1] = np.arange(workers) * shape.tile_rows
     return WaveProgram(
         shape=shape,
         steps=steps,
@@ -203,14 +180,45 @@ def build_program(
         stream_tiles=int(lanes[:, 0].max(initial=0)) * workers,
         set_words=max((-(-(region.first + region.words) // 32) * 32 for region in regions), default=0),
         regions=regions,
-        names=tuple(names),
-        phases=tuple(phases),
+        names=tuple(table.name(row) for row in rows),
+        phases=phases,
         most_splits=max(
             (o.slices for o in operations.values() if isinstance(o, Operation) and o.weight is None), default=1
         ),
         first_scale=first_scale,
         num_scales=num_scales,
     )
+
+
+def _tiles_of(lane: Sequence[AnyOperation], tasks: Sequence[Task], shape: TileShape) -> list[tuple[str, int, int]]:
+    """The weight tiles that a lane's tasks read, in their order: (weight, row block, column tile)."""
+    found: list[tuple[str, int, int]] = []
+    for operation, task in zip(lane, tasks, strict=True):
+        if isinstance(operation, Operation) and operation.weight is not None:
+            first, blocks, part = task.index
+            bounds = slice_bounds(operation.cols, operation.slices, shape)
+            columns = range(bounds[part] // shape.cols, -(-bounds[part + 1] // shape.cols))
+            found += [(operation.weight, block, tile) for block in range(first, first + blocks) for tile in columns]
+    return found
+
+
+def _easy_runs(lane: Sequence[AnyOperation], records: Words, attended: Container[str], shape: TileShape) -> list[int]:
+    """The first and the last of each run of a lane's tiles that have time: while attention runs the ring fills up and
+    waits for the product behind it. If that is a short one, the tiles behind its own have time as well; so have those
+    before it, unless some of its own are held in registers: then there is more to stream meanwhile."""
+    short = _SHORT * TILE_BYTES // shape.tile_bytes
+    found: list[int] = []
+    count, before = 0, 0
+    for operation, record in zip(lane, records, strict=True):
+        if not isinstance(operation, Operation) or operation.weight is None:
+            continue
+        mine = int(record[Word.BLOCKS] * record[Word.TILES])
+        if operation.source in attended:
+            first = count - (before if before <= short and shape.held == 0 else 0)
+            last = count + min(shape.held, mine) + shape.ring - 1 + (mine if mine <= short else 0)
+            found += [first, last - (_SOONER if operation.merges is not None else 0)]
+        count, before = count + mine, mine
+    return found
 
 
 def _scales(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[dict[str, int], int]:
