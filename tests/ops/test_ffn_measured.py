@@ -262,3 +262,20 @@ def test_the_docs_tables_are_the_tables_rows() -> None:
         shown = [f"{row.rows}", *("" if t is None else f"{t:.1f}" if t < 1000 else f"{t:.0f}" for t in times)]
         ratio = f"{row.two_launches_us / row.one_launch[1]:.3f}"
         assert cells[:-1] == [*shown, ratio, {"torch": "two products"}.get(row.best, row.best)]
+
+
+def test_the_docs_bytes_are_the_ledgers() -> None:
+    section = (ROOT / "docs" / "reference" / "ffn.md").read_text().split("## What memory moves")[1]
+    ledger = (ROOT / "ledger" / "h200.jsonl").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if "jsonl" in line]
+    assert len(rows) == 7
+    for cells in rows:
+        first, last = map(int, cells[-1].partition(":")[2].split("-"))
+        records = [json.loads(line) for line in ledger[first - 1 : last]]
+        shown = {column: cell for column, cell in zip(("cuBLAS", "streams", "chain", "wave"), cells[2:6]) if cell}
+        assert len(records) == len(shown)
+        for record in records:
+            name, _, _ = record["extra"]["implementation"].partition(",")
+            megabytes = (f"{record['extra'][key] * 1e-6:,.0f}" for key in ("dram_read_bytes", "dram_write_bytes"))
+            assert shown[name] == f"{' + '.join(megabytes)}, {record['extra']['l2_hit_rate'] * 100:.0f} %"
+            assert record["extra"]["shape"] == f"{cells[0].replace(',', '')}x4096x14336"
