@@ -272,7 +272,11 @@ def test_the_docs_bytes_are_the_ledgers() -> None:
     for cells in rows:
         first, last = map(int, cells[-1].partition(":")[2].split("-"))
         records = [json.loads(line) for line in ledger[first - 1 : last]]
-        shown = {column: cell for column, cell in zip(("cuBLAS", "streams", "chain", "wave"), cells[2:6]) if cell}
+        shown = {
+            column: cell
+            for column, cell in zip(("cuBLAS", "streams", "chain", "wave"), cells[2:6], strict=True)
+            if cell
+        }
         assert len(records) == len(shown)
         for record in records:
             name, _, _ = record["extra"]["implementation"].partition(",")
