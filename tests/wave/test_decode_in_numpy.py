@@ -201,6 +201,31 @@ def test_activations_longer_than_one_round_of_threads_are_merged_in_several() ->
     agree_at(random_model(config), [600], 3)
 
 
+@pytest.mark.parametrize(
+    ("changes", "constants"),
+    [
+        ({}, {}),
+        ({}, {"SYNC": 1}),
+        ({"layer_windows": (300,)}, {}),
+        ({"num_heads": 7, "num_kv_heads": 1, "head_dim": 64, "rope": RopeConfig("default", 500.0, 64)}, {}),
+    ],
+    ids=["plain", "counters", "a window", "seven heads"],
+)
+def test_a_wave_goes_from_any_length_to_any_other(changes: dict[str, Any], constants: dict[str, Any]) -> None:
+    model = random_model(replace(LONG, **changes))
+    exact, wave = in_float32(model), Simulated(model, 1, 3, 1, **constants)
+    assert wave.bench.program.few_words == 4
+    kv = exact.new_cache(num_slots=1, capacity=CAPACITY)
+    kv.k.normal_(generator=torch.Generator().manual_seed(8))
+    kv.v.normal_(generator=torch.Generator().manual_seed(9))
+    for token, position in enumerate((300, 1040, 10, 1030, 600, 1024, 0, 256, 257)):
+        for cache, pointer in ((kv.k, wave.k), (kv.v, wave.v)):
+            wave.bench.memory.set(pointer, cache.half().numpy().view(np.int32))
+        expected = exact.forward(Batch.decode(*torch.tensor([[token], [position], [0]])), kv)
+        found = wave.step([token], [position], [0])
+        assert (found - expected).norm() < 4e-3 * expected.norm(), f"position {position}"
+
+
 @pytest.mark.parametrize("first", [254, 1021])
 def test_a_launch_of_several_tokens_goes_from_one_way_of_merging_to_the_next(first: int) -> None:
     model = random_model(replace(LONG))

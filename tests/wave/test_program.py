@@ -22,7 +22,7 @@ from onewave.wave.launch import Wave
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Kind, Word, heads_bytes, tile_shape
 from onewave.wave.operations import INPUT, AnyOperation, HeadGroups, Operation
 from onewave.wave.pack import Weight, pack_stream, tile_images
-from onewave.wave.program import build_program, slice_bounds
+from onewave.wave.program import SOONER, build_program, slice_bounds
 from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -231,6 +231,6 @@ def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_
                 first, last = runs.pop(0)
                 own = int(step[Word.TILES] * step[Word.BLOCKS])
                 assert first == before if held else first <= before
-                sooner = 2 if program.few_words else 0
+                sooner = SOONER if program.few_words else 0
                 assert before + min(held, own) <= last + 1 + sooner - program.shape.ring
             before += int(step[Word.TILES] * step[Word.BLOCKS]) if step[Word.KIND] < Kind.REDUCE_HIDDEN else 0

@@ -218,9 +218,8 @@ class Deal:
                 (operation.target, (first + part, split)) for part in range(len(groups.parts_of(group)))
             )
             if groups.few and split < FEW_PLACES:
-                if operation.few not in self.build.tensors:
-                    shape = (groups.count * self.batch, FEW_PLACES)
-                    self.build.tensor(operation.few, shape, (1, 1), 4 * groups.size * groups.few_words // FEW_PLACES)
+                if operation.few not in self.build.tensors:  # empty, as a simulated step's caches hold no keys
+                    self.build.tensor(operation.few, (groups.count * self.batch, FEW_PLACES), (1, 1))
                 writes += ((operation.few, (unit, split)),)
             if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
                 writes += ((fresh, (unit, 0)),)

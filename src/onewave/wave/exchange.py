@@ -100,6 +100,7 @@ def exchange_steps(
     ours = exchange + (epoch & 1).to(gl.int64) * set_words
     theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
     kind = gl.load(steps)
+    # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
     for step in tl.range(num_steps, disable_licm=True):
         record = steps + step * 32
         # Brings the next record into the first-level cache while this step waits.

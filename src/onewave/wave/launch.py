@@ -47,7 +47,7 @@ _EXCHANGE_REGISTERS = {0: 208, 2: 176, 4: 152}
 _WIDE_REGISTERS = {0: 208, 2: 184}
 _BYTE_REGISTERS = 192
 # Tiles of 16 KiB in flight a block, and in a step whose output projection merges splits. More only lengthens the queues
-# in front of L2, which every hand-off has to pass, and such a step has one less.
+# in front of L2, which every hand-off has to pass, and such a step has one less (docs/log.md: how a layer is paced).
 _FLIGHT, _FLIGHT_OF_FEW = 3, 4
 
 

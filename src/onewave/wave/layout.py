@@ -131,7 +131,7 @@ class Word:
     # Of attention: the first word of the group's finished attention, for a sequence that one split holds.
     WHOLE = 30
     # Of attention: the first word of the group's splits for who merges them itself; of a product that does: of all
-    # such words. 0 behind SPLITS of a product: its activations are no attention, or merged already.
+    # such words. A product whose SPLITS is 0 merges nothing.
     FEW = 31
 
 

@@ -140,8 +140,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class Combination:
-    """Merges the splits of up to groups.merged heads of a unit, if there are more than groups.few; a task's index is
-    (unit, 1, part)."""
+    """Merges the splits of up to groups.merged heads of a unit, if there are several, and, where groups.few, more than
+    FEW_PLACES; a task's index is (unit, 1, part)."""
 
     groups: HeadGroups
     source: str

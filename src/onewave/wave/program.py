@@ -22,12 +22,13 @@ from onewave.tiles.table import TaskTable
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
-__all__ = ["Region", "WaveProgram", "build_program", "slice_bounds"]
+__all__ = ["SOONER", "Region", "WaveProgram", "build_program", "slice_bounds"]
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
-# Tiles fewer that have time where a hand-off less is waited for, because the product merges attention's splits itself.
-_SOONER = 2
+# Tiles fewer, of 16 KiB, that have time where a hand-off less is waited for, because the product merges attention's
+# splits itself: by measurement (docs/log.md, "How a layer's stream is paced").
+SOONER = 2
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -216,7 +217,7 @@ def _easy_runs(lane: Sequence[AnyOperation], records: Words, attended: Container
         if operation.source in attended:
             first = count - (before if before <= short and shape.held == 0 else 0)
             last = count + min(shape.held, mine) + shape.ring - 1 + (mine if mine <= short else 0)
-            found += [first, last - (_SOONER if operation.merges is not None else 0)]
+            found += [first, last - (SOONER * TILE_BYTES // shape.tile_bytes if operation.merges is not None else 0)]
         count, before = count + mine, mine
     return found
 
@@ -371,6 +372,7 @@ def _record(
     record[Word.SOURCE_STRIDE] = 0 if operation.source == INPUT else place[operation.source].stride
     record[Word.FIRST_COLUMN], record[Word.COLUMNS] = begin // 2, (end - begin) // 2
     if operation.merges is not None:
+        assert operation.slices == 1, "who merges splits loads whole rows"
         record[Word.SPLITS], record[Word.WINDOW] = operation.merges.groups.splits, operation.merges.window or 0
         record[Word.FEW] = place[operation.merges.few].first
     return record
