@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
@@ -30,7 +29,7 @@ from onewave.wave import attend, cached, choose, combine, draw, exchange, finish
 sys.path.insert(0, str(Path(__file__).parent))
 import happens_before
 from numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
-from numpy_memory import Array, Memory, Pointer, PointerType, wrapped
+from numpy_memory import Array, Memory, Pointer, PointerType, widened, wrapped
 from numpy_tensor_maps import Boxes, Descriptor, Matrix
 
 
@@ -308,17 +307,6 @@ class Gluon:
 
     def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *sizes: Any) -> None:
         happens_before.agents_of(parts, run_side_by_side)
-
-
-def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
-    """What widen.widened says in PTX: the bits of float16 numbers, from each word's lowest byte on."""
-    raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
-    if FORMAT == 1:
-        values = raw.view(np.int8).astype(np.float16)
-    else:
-        values = torch.from_numpy(raw).view(torch.float8_e4m3fn).half().numpy()
-    assert DTYPE is np.float16
-    return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))
 
 
 WAVE = (narrow, draw, choose, finish, combine, cached, attend, merge, exchange, widen, kernel)

@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import numpy as np
+import torch
 
 
 class Array(np.ndarray):
@@ -93,3 +94,14 @@ class Memory:
         at = pointer.address[keep] // pointer.item.itemsize
         assert (at >= 32).all(), "a store through a null pointer"
         self.bytes.view(pointer.item)[at] = values[keep].astype(pointer.item)
+
+
+def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
+    """What widen.widened says in PTX: the bits of float16 numbers, from each word's lowest byte on."""
+    raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
+    if FORMAT == 1:
+        values = raw.view(np.int8).astype(np.float16)
+    else:
+        values = torch.from_numpy(raw).view(torch.float8_e4m3fn).half().numpy()
+    assert DTYPE is np.float16
+    return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))
