@@ -189,8 +189,7 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
         )
         source, parts, attended = f"qkv_of{layer}", f"parts{layer}", f"attended{layer}"
         window = config.layer_windows[layer]
-        few = f"few{layer}" if groups.few else ""
-        attention = Attention(groups, layer, source, parts, attended, window, few)
+        attention = Attention(groups, layer, source, parts, attended, window)
         found[f"attend{layer}"] = attention
         found[f"combine{layer}"] = Combination(groups, parts, attended, window)
         merges = attention if groups.few else None

@@ -32,6 +32,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from onewave.wave.attend_layouts import (
+    few_words,
     head_words,
     key_words,
     merged_words,
@@ -387,11 +388,11 @@ def show_few(record, ours, theirs, merged, lse, keep_back, DTYPE: gl.constexpr, 
     split = gl.load(record + 11)
     first = gl.load(record + 31)
     shown = (head < gl.load(record + 22)) & (keep_back == 0)
-    at = (head * (_PLACES * (D // 2 + 1)))[:, None] + pair[None, :]
+    at = (head * few_words(D))[:, None] + pair[None, :]
     values = first + split * (D // 2)
     gl.store(gl.multiple_of(ours + values, 16) + at, words, mask=shown[:, None])
     gl.store(gl.multiple_of(theirs + values, 16) + at, words | ABSENT, mask=shown[:, None])
-    at = first + _PLACES * (D // 2) + split + head * (_PLACES * (D // 2 + 1))
+    at = first + _PLACES * (D // 2) + split + head * few_words(D)
     gl.store(ours + at, bits32(gl.convert_layout(lse, gl.SliceLayout(1, LW))), mask=shown)
     gl.store(theirs + at, head | ABSENT, mask=shown)
 
@@ -411,9 +412,9 @@ def clear_others(record, theirs, splits, D: gl.constexpr, GP: gl.constexpr, FEW:
             absent = gl.full([XW * 128], ABSENT, gl.int32, LINE)
             for begin in gl.static_range(0, GP * (D // 2), XW * 128):
                 head = (begin + word) // (D // 2)
-                at = head * (_PLACES * (D // 2 + 1)) + split * (D // 2) + word % (D // 2)
+                at = head * few_words(D) + split * (D // 2) + word % (D // 2)
                 gl.store(gl.multiple_of(theirs + first, 16) + at, absent, mask=head < heads)
-            at = _PLACES * (D // 2) + split + word * (_PLACES * (D // 2 + 1))
+            at = _PLACES * (D // 2) + split + word * few_words(D)
             gl.store(theirs + first + at, absent, mask=word < heads)
 
 

@@ -18,7 +18,10 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from onewave.wave.layout import few_head_words
+
 __all__ = [
+    "few_words",
     "head_words",
     "key_words",
     "merged_words",
@@ -29,6 +32,9 @@ __all__ = [
     "value_words",
     "warps_rows",
 ]
+
+
+few_words = gluon.constexpr_function(few_head_words)
 
 
 @gluon.constexpr_function

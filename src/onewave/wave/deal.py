@@ -217,7 +217,7 @@ class Deal:
             writes: tuple[Tile, ...] = tuple(
                 (operation.target, (first + part, split)) for part in range(len(groups.parts_of(group)))
             )
-            if groups.few and split < FEW_PLACES:
+            if operation.few and split < FEW_PLACES:
                 if operation.few not in self.build.tensors:  # empty, as a simulated step's caches hold no keys
                     self.build.tensor(operation.few, (groups.count * self.batch, FEW_PLACES), (1, 1))
                 writes += ((operation.few, (unit, split)),)

@@ -138,6 +138,7 @@ class Wave:
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
         self._constants = self._kernel_constants(activation)
+        self._drawing = shared_registers(program.shape, self._head_dim, draws=True)
         self._places = torch.zeros(16, dtype=torch.int64, device=device)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
@@ -159,6 +160,7 @@ class Wave:
             "FORMAT": 0 if self._rounding is None else self._rounding.number,
             "FLIGHT": flight * TILE_BYTES // self.program.shape.tile_bytes,
             "XW": _EXCHANGE_WARPS,
+            **shared_registers(self.program.shape, self._head_dim),
             "D": 0,
             "GP": 1,
             "CH": 1,
@@ -372,7 +374,7 @@ class Wave:
             TRACE=trace is not None,
             num_warps=4,
             launch_cooperative_grid=True,
-            **(self._constants | shared_registers(self.program.shape, self._head_dim, draws=draws is not None)),
+            **(self._constants if draws is None else self._constants | self._drawing),
         )
 
     def check(self) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "TileShape",
     "Word",
     "draw_words",
+    "few_head_words",
     "group_of",
     "heads_bytes",
     "limit_words",
@@ -264,6 +265,11 @@ def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: fl
     """What a launch of several tokens draws a sequence's by, as ops.sampling's RowParameters has them, DRAW_WORDS of
     float64; the uniform numbers of its tokens follow them (see draw.py)."""
     return [temperature, min_p, max(top_k, 0), top_p]
+
+
+def few_head_words(head_dim: int) -> int:
+    """Words of a head's splits in their FEW_PLACES: 16-bit values of all, then a log2-sum-exp2 of each."""
+    return FEW_PLACES * (head_dim // 2 + 1)
 
 
 def group_of(padded: int) -> int:

@@ -19,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from onewave.wave.attend_layouts import few_words
 from onewave.wave.combine import split_of_keys
 from onewave.wave.finish import bits16, to_float
 from onewave.wave.layout import FEW_PLACES
@@ -46,7 +47,7 @@ def load_merged(
     stride = gl.load(record + 5)
     columns = gl.load(record + 7)
     few = gl.load(record + 31)
-    few_stride = columns // (D // 2) * (_PLACES * (D // 2 + 1))
+    few_stride = columns // (D // 2) * few_words(D)
     word = gl.arange(0, NB * OWN, layout=LINE)
     b = word // OWN
     length = gl.load(positions + b, mask=b < batch, other=0).to(gl.int32) + 1
@@ -62,7 +63,7 @@ def load_merged(
         for piece in range((tiles + T - 1) // T):
             column = (chunk * (PC // T) + piece) * OWN + word % OWN
             real = (column < columns) & (b < batch)
-            of_head = few + b * few_stride + column // (D // 2) * (_PLACES * (D // 2 + 1))
+            of_head = few + b * few_stride + column // (D // 2) * few_words(D)
             at = gl.where(merges, of_head + column % (D // 2), first + b * stride + column)
             pointers = gl.where(real, (ours + at).to(gl.int64), 0)
             lses = gl.where(real & merges, (ours + of_head + _PLACES * (D // 2)).to(gl.int64), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewave.wave.layout import FEW_PLACES, Flag
+from onewave.wave.layout import Flag
 
 __all__ = ["INPUT", "OUTPUT", "AnyOperation", "Attention", "Combination", "HeadGroups", "Operation"]
 
@@ -102,11 +102,6 @@ class HeadGroups:
         """Words of one split's result: a group's values, and log2-sum-exp2 four times a head."""
         return self.size * (self.head_dim + 4)
 
-    @property
-    def few_words(self) -> int:
-        """Words of a head's few splits: 16-bit values, then a log2-sum-exp2 each."""
-        return FEW_PLACES * (self.head_dim // 2 + 1)
-
     def first_head(self, group: int) -> int:
         """The group's first query head."""
         return group // self.of_kv_head * self.per_kv_head + group % self.of_kv_head * self.size
@@ -126,7 +121,7 @@ class Attention:
     """Attention of a layer, by splits; a task's index is (unit, 1, split), unit = sequence * groups + group.
 
     source: the projected q, k, v. target: the splits' results. combined: the Combination's target, for a sequence that
-    one split holds. window: keys a query sees, None for all. few: the results of few splits, if groups.few.
+    one split holds. window: keys a query sees, None for all.
     """
 
     groups: HeadGroups
@@ -135,7 +130,11 @@ class Attention:
     target: str
     combined: str
     window: int | None = None
-    few: str = ""
+
+    @property
+    def few(self) -> str:
+        """The results of few splits, for who merges them; empty if nobody does."""
+        return f"few{self.layer}" if self.groups.few else ""
 
 
 @dataclass(frozen=True)

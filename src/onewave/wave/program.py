@@ -19,7 +19,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.tiles.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
-from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word
+from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word, few_head_words
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
 __all__ = ["SOONER", "Region", "WaveProgram", "build_program", "slice_bounds"]
@@ -319,7 +319,7 @@ def _regions(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[
     first = 0
     for name, operation in operations.items():
         if isinstance(operation, Attention) and operation.few:
-            stride = operation.groups.few_words * operation.groups.heads
+            stride = few_head_words(operation.groups.head_dim) * operation.groups.heads
             found.append(Region(operation.few, first, stride * shape.batch, stride, name))
             first += -(-stride * shape.batch // 32) * 32
         if operation.target == OUTPUT or any(region.name == operation.target for region in found):
@@ -398,7 +398,7 @@ def _attention_record(operation: Attention | Combination, unit: int, split: int,
     record[Word.WHOLE] = whole.first + sequence * whole.stride + first_head * half
     if operation.few:
         few = place[operation.few]
-        record[Word.FEW] = few.first + sequence * few.stride + first_head * groups.few_words
+        record[Word.FEW] = few.first + sequence * few.stride + first_head * few_head_words(groups.head_dim)
     record[Word.KIND], record[Word.SLICE] = Kind.ATTEND, split
     record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
     record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words
