@@ -120,15 +120,20 @@ def load_tiles(c, first_row, last_row, first_at, first_length, share_begin, shar
             if c.PAGING == 3:
                 pages = pages_of_tile(c, row, start, first_key, end)
             mbarrier.wait(c.empty.index(slot), phase)
-            if c.FLIGHT < c.STAGES:
-                if issued >= c.FLIGHT:
-                    mbarrier.wait(c.v_full.index(behind), behind_phase)
-                    behind, behind_phase = next_place(behind, behind_phase, c.STAGES)
-                issued += 1
+            # Keys after keys and values after values, so that never more than FLIGHT tiles' bytes are under way.
+            old = issued >= c.FLIGHT
+            if old:
+                mbarrier.wait(c.k_full.index(behind), behind_phase)
             if c.PAGING == 3:
                 fetch_pages(c, c.k_tiles, pages, kv_head, c.k_ring.index(slot), c.k_full.index(slot))
-                fetch_pages(c, c.v_tiles, pages, kv_head, c.v_ring.index(slot), c.v_full.index(slot))
             else:
                 fetch(c, c.k_tiles, block, kv_head, key, c.k_ring.index(slot), c.k_full.index(slot))
+            if old:
+                mbarrier.wait(c.v_full.index(behind), behind_phase)
+                behind, behind_phase = next_place(behind, behind_phase, c.STAGES)
+            if c.PAGING == 3:
+                fetch_pages(c, c.v_tiles, pages, kv_head, c.v_ring.index(slot), c.v_full.index(slot))
+            else:
                 fetch(c, c.v_tiles, block, kv_head, key, c.v_ring.index(slot), c.v_full.index(slot))
+            issued += 1
             slot, phase = next_place(slot, phase, c.STAGES)

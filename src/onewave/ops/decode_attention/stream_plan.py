@@ -52,11 +52,12 @@ class StreamTile:
 
 def stream_tile(rows: int, capacity: int, shares: int, *, in_pieces: bool) -> StreamTile:
     """The kernel's constants. shares: of plan.shares. in_pieces: tiles are put together from several pages."""
-    # Three tiles under way keep the memory busy, more do no better, and two are too few; beside them there is a place
-    # that is being worked on. A program with a few tiles has them all under way in any case, and with three places the
-    # next launch's programs can begin beside this one's (docs/log.md).
+    # Two tiles under way keep the memory busy. With more, multiprocessors that share their way to memory with fewer
+    # others end a tenth earlier, and everybody waits for the rest (docs/log.md). A third place is being worked on and a
+    # fourth hides how long that takes. A program with a few tiles does without: with three places the next launch's
+    # programs can begin beside this one's.
     few = rows * capacity <= shares * _FEW_KEYS
-    return StreamTile(3 if few else 4, 3, loader=40 if in_pieces else 24)
+    return StreamTile(3 if few else 4, 2, loader=40 if in_pieces else 24)
 
 
 def refusal(call: StreamCall, plan: DecodePlan) -> str | None:

@@ -235,7 +235,7 @@ def clicked(graph: TileGraph, order: str) -> Ints:
     return linear_extension(graph, (when, at.stage, at.split, at.column))
 
 
-BANDS = {"row": (banded, 1), "rows": (banded, 8), "skewed": (skewed, 4), "sequential": (raster, 8)}
+BANDS = {"row": (banded, 1), "rows": (banded, 8), "skewed": (skewed, 8), "sequential": (raster, 8)}
 """Orders by name, with the number of row blocks that they take unless one follows a colon ("rows:16")."""
 
 
