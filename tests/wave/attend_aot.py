@@ -55,7 +55,7 @@ def merge_alone(first, lses, counts, watch, out, D: gl.constexpr, WORDS: gl.cons
     pointers = (first + word // (D // 2) * stride + word % (D // 2)).to(gl.int64)
     count = gl.load(counts + word // (D // 2))
     lses = gl.where(count > 1, (lses + word // (D // 2) * stride).to(gl.int64), 0)
-    parts = poll_few(pointers, lses, D * 2, count, watch, 0, 0, False, WORDS)
+    parts = poll_few(pointers, lses, count, watch, 0, 0, False, WORDS, D * 2)
     gl.store(out + word, merged_splits(parts, COUNT, gl.float16))
 
 

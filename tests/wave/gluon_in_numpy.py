@@ -354,18 +354,18 @@ def _namespace(
     def poll_few(
         pointers: Array,
         lses: Array,
-        stride: int,
         counts: Array,
         watch: Any,
         block: Any,
         step: Any,
         WAITS: bool,
         WORDS: int,
+        STRIDE: int,
     ) -> tuple[Array, ...]:
         split, packet = np.arange(8)[:, None], np.arange(len(pointers)) % 4
         # The first address of a packet counts.
         first, lse_first, count = (np.repeat(np.asarray(x)[::4], 4) for x in (pointers, lses, counts))
-        places = wrapped(np.where(split < count, (first + packet * 4) + split * stride, 0))
+        places = wrapped(np.where(split < count, (first + packet * 4) + split * STRIDE, 0))
         number = packet + 4 * np.arange(2)[:, None]
         real = (lse_first != 0) & (number < count)  # not every word of their packets will come
         of_lses = wrapped(np.where(real, lse_first + number * 4, 0))
@@ -387,6 +387,9 @@ def _namespace(
     def nearer(pointers: Pointer, wanted: Any) -> None:
         gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32)))
         gl.memory.lines.update(np.asarray(pointers.address)[np.broadcast_to(wanted, pointers.address.shape)].tolist())
+
+    def at_hand(pointers: Pointer, wanted: Any) -> None:
+        gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32)))
 
     def copy(descriptor: Descriptor | Matrix | Boxes, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
         box = descriptor.box(at)
@@ -429,6 +432,7 @@ def _namespace(
         "load_words": lambda pointers, WORDS: loaded(pointers),
         "spin_counter": spin,
         "prefetch_lines": nearer,
+        "prefetch_sectors": at_hand,
         "prefetch_bytes": lambda pointers, wanted, BYTES: gl.memory.prefetched.extend(
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),

@@ -21,7 +21,7 @@ class Bench:
         put = self.memory.put
         self.asked = put(np.zeros(1, dtype=np.int32))  # whether the host asks launches to end
         exchange = np.full(2 * program.set_words, -1, dtype=np.int32)
-        steps = np.concatenate((program.steps, np.zeros((1, program.steps.shape[1]), dtype=np.int32)))
+        steps = np.concatenate((program.steps, np.zeros((2, program.steps.shape[1]), dtype=np.int32)))
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
         self.arguments: dict[str, Any] = {
             "weights": Descriptor(stream.numpy(), program.shape.tile_rows),

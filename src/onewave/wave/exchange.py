@@ -33,7 +33,7 @@ from onewave.wave.finish import (
     to_float,
 )
 from onewave.wave.merge import load_merged
-from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
+from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, prefetch_sectors, spin_counter
 
 __all__ = ["exchange_partition"]
 
@@ -99,12 +99,10 @@ def exchange_steps(
     so far."""
     ours = exchange + (epoch & 1).to(gl.int64) * set_words
     theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
-    kind = gl.load(steps)
     # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
     for step in tl.range(num_steps, disable_licm=True):
         record = steps + step * 32
-        # Brings the next record into the first-level cache while this step waits.
-        next_kind = gl.load(record + 32)
+        kind = gl.load(record)
         if TRACE:
             gl.store(trace + (first_step + step) * 4, nanoseconds(kind))
         if SYNC == 1:
@@ -169,14 +167,23 @@ def exchange_steps(
                         DTYPE, D, FEW, CH, KSPLITS, SYNC, XW,
                     )  # fmt: skip
         gl.thread_barrier()
+        prefetch_record(record + 64, XW)
         if SYNC == 1:
             post = gl.load(record + 15)
             if (post > 0) & (keep_back == 0):
                 gl.atomic_add(counters + post - 1, 1, sem="release", scope="gpu")
         if TRACE:
             gl.store(trace + (first_step + step) * 4 + 2, nanoseconds(results))
-        kind = next_kind
     return chunks_before, results
+
+
+@gluon.jit
+def prefetch_record(record, XW: gl.constexpr):
+    """Have a record brought into the first-level cache, a step before it is read: it has been out of all caches since
+    the token before, and beside the stream memory takes long to answer."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
+    lane = gl.arange(0, XW * 32, layout=LANES)
+    prefetch_sectors(record + lane * 8, lane < 4)
 
 
 @gluon.jit

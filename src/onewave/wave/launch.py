@@ -131,8 +131,8 @@ class Wave:
         self._budget, self._counters, self._delays, self.tokens = budget, counters, delays, tokens
         self._steps, self._lanes, self._totals = (
             torch.from_numpy(words).to(device)
-            # One record more: each step looks at the next one's kind.
-            for words in (np.pad(program.steps, ((0, 1), (0, 0))), program.lanes, _padded(program.totals))
+            # Two records more: each step has the next but one brought nearer.
+            for words in (np.pad(program.steps, ((0, 2), (0, 0))), program.lanes, _padded(program.totals))
         )
         self._easy = torch.from_numpy(program.easy).to(device)
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)

@@ -68,7 +68,7 @@ def load_merged(
             pointers = gl.where(real, (ours + at).to(gl.int64), 0)
             lses = gl.where(real & merges, (ours + of_head + _PLACES * (D // 2)).to(gl.int64), 0)
             counts = gl.where(real, used, 0)
-            parts = poll_few(pointers, lses, D * 2, counts, watch, block, step, SYNC == 0, FEW)
+            parts = poll_few(pointers, lses, counts, watch, block, step, SYNC == 0, FEW, D * 2)
             words = merged_splits(parts, NB * OWN, DTYPE)
             ordered = gl.permute(gl.reshape(words, [NB, T, Q, 64]), (2, 0, 1, 3))
             rows.index(piece).store(gl.reshape(ordered, [Q * NB, T * 64]))

@@ -33,6 +33,7 @@ __all__ = [
     "poll_words",
     "prefetch_bytes",
     "prefetch_lines",
+    "prefetch_sectors",
     "spin_counter",
 ]
 
@@ -62,17 +63,17 @@ def _give_up(state: int, step: str, address: str, expected: str, got: str, flag:
 
 
 def _look_and_count(flag: str, again: str) -> list[str]:
-    """Count a poll in n; leave for WEND if somebody has aborted; go to `again` while the budget lasts."""
+    """Count a poll in n, and load again; every so often look first, and leave for WEND if somebody has aborted, or go
+    on with what follows if the budget is spent. Not before the first polls, as what is awaited may just have come."""
     return [
         "add.s32 n, n, 1;",
         f"and.b32 a, n, {_LOOK - 1};",
-        "setp.ne.s32 p, a, 1;",
+        "setp.ne.s32 p, a, 0;",
         f"@p bra {again};",
-        f"ld.relaxed.gpu.b32 a, [{flag}];",
+        f"ld.relaxed.gpu.v2.b32 {{a, t}}, [{flag}];",
         "setp.ne.s32 p, a, 0;",
         "@p bra WEND;",
-        f"ld.relaxed.gpu.b32 a, [{flag}+4];",
-        "setp.lt.s32 p, n, a;",
+        "setp.lt.s32 p, n, t;",
         f"@p bra {again};",
     ]
 
@@ -102,7 +103,7 @@ def _poll_text(words: int, waits: bool) -> tuple[str, str]:
         return [*lines, "setp.ne.u32 p, m, 0xffffffff;", "@p bra WEND;"]
 
     flag, record, step = f"${2 * words}", f"${3 * words}", f"${4 * words}"
-    text = ["{", f".reg .pred p; .reg .pred q<{packets}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
+    text = ["{", f".reg .pred p, q<{packets}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
     for i in range(packets):
         text += [f"setp.ne.s64 q{i}, ${words + 4 * i}, 0;", *(f"mov.b32 ${4 * i + j}, 0;" for j in range(4))]
     text += [f"@q{i} {load(i)}" for i in range(packets)]
@@ -111,36 +112,42 @@ def _poll_text(words: int, waits: bool) -> tuple[str, str]:
         text += [f"mov.b64 z, ${words};"]
         text += [f"@q{i} mov.b64 z, ${words + 4 * i};" for i in range(packets)]
         text += [*_give_up(2, step, "z", "0", "m", flag, record), "bra WEND;", "WGO:"]
-        for i in range(packets):  # only the missing packets are read again
-            text += [f"@!q{i} bra WN{i};", load(i), f"WN{i}:"]
+        text += [f"@q{i} {load(i)}" for i in range(packets)]  # only the missing packets are read again
         text += [*check(), "bra WLOOP;", "WEND:"]
     text.append("}")
     constraints = ["=&r"] * words + ["l"] * (3 * words) + ["r"] * words
     return "\n".join(text), ",".join(constraints)
 
 
-def _few_text(words: int, waits: bool) -> tuple[str, str]:
+def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
     """Load `words` words a thread, in packets of four, of each of up to eight splits, and with each packet the two of
     the splits' log2-sum-exp2; if `waits`, again until none of them is absent: first the log2-sum-exp2s, which are
     published last, and are the same for many threads.
 
-    Operands: the words of each split, and both parts of the log2-sum-exp2s; the addresses of the first split's words
-    and of the log2-sum-exp2s (every fourth counts); bytes from split to split; how many there are; abort word; record;
-    step. Words of splits beyond are zeros and their log2-sum-exp2 is -inf; behind an address of 0 the first one's is 0.
+    stride: bytes from split to split. Operands: the words of each split, and both parts of the log2-sum-exp2s; the
+    addresses of the first split's words and of the log2-sum-exp2s (every fourth counts); how many splits there are;
+    abort word; record; step. Words of splits beyond are zeros and their log2-sum-exp2 is -inf; behind an address of 0
+    the first one's is 0.
     """
     firsts = range(0, words, 4)
-    # Packets: by the first of their words, and by split or part of the log2-sum-exp2s. q: wanted; z: where.
+    # Packets: by the first of their words, and by split or part of the log2-sum-exp2s. q: wanted.
     values = [(i, split) for i in firsts for split in range(FEW_PLACES)]
     lses = [(i, FEW_PLACES + part) for i in firsts for part in (0, 1)]
     number = {packet: at for at, packet in enumerate(values + lses)}
-    first, lse, stride, count, flag, record, step = range(10 * words, 17 * words, words)
+    first, lse, count, flag, record, step = range(10 * words, 16 * words, words)
+    bases = {(i, piece): (lse + i, 16 * (piece - FEW_PLACES)) for i, piece in lses}
+    bases |= {(i, split): (first + i, stride * split) for i, split in values}
 
     def names(i: int, piece: int) -> list[str]:
         return [f"${piece * words + i + j}" for j in range(4)]
 
     def load(packets: list[tuple[int, int]]) -> list[str]:
-        vectors = [(number[packet], ", ".join(names(*packet))) for packet in packets]
-        return [f"@q{at} ld.relaxed.gpu.global.v4.b32 {{{vector}}}, [z{at}];" for at, vector in vectors]
+        lines = []
+        for packet in packets:
+            base, offset = bases[packet]
+            vector = ", ".join(names(*packet))
+            lines.append(f"@q{number[packet]} ld.relaxed.gpu.global.v4.b32 {{{vector}}}, [${base}+{offset}];")
+        return lines
 
     def none() -> list[str]:
         """Where no split is, its log2-sum-exp2 is -inf."""
@@ -160,26 +167,22 @@ def _few_text(words: int, waits: bool) -> tuple[str, str]:
             lines += [f"setp.eq.u32 q{number[packet]}, t, 0xffffffff;", "max.u32 m, m, t;"]
         return [*lines, "setp.eq.u32 p, m, 0xffffffff;"]
 
-    text = ["{", ".reg .pred p; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
-    text += [f".reg .pred q<{len(number)}>; .reg .b64 z<{len(number)}>;"]
+    text = ["{", f".reg .pred p, q<{len(number)}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
     text += [f"mov.b32 ${i}, 0;" for i in range(10 * words)]
-    for i, split in values:
-        at = number[i, split]
-        text += [f"setp.gt.s32 q{at}, ${count + i}, {split};"]
-        text += [f"mad.lo.s64 z{at}, ${stride + i}, {split}, ${first + i};"]
+    text += [f"setp.gt.s32 q{number[i, split]}, ${count + i}, {split};" for i, split in values]
     for i, part in lses:
-        at, before = number[i, part], 4 * (part - FEW_PLACES)
-        text += [f"setp.gt.s32 q{at}, ${count + i}, {before};", f"setp.ne.and.s64 q{at}, ${lse + i}, 0, q{at};"]
-        text += [f"add.s64 z{at}, ${lse + i}, {4 * before};"]
+        at = number[i, part]
+        text += [f"setp.gt.s32 q{at}, ${count + i}, {4 * (part - FEW_PLACES)};"]
+        text += [f"setp.ne.and.s64 q{at}, ${lse + i}, 0, q{at};"]
     text += [*load([*number]), *none()]
     if waits:
         text += [*missing([*number]), "@!p bra WEND;", "mov.b32 n, 0;", "WLOOP:"]
         text += [*_look_and_count(f"${flag}", "WGO"), "mov.b64 z, 0;"]
-        text += [f"@q{at} mov.b64 z, z{at};" for at in number.values()]
+        text += [f"@q{at} add.s64 z, ${bases[packet][0]}, {bases[packet][1]};" for packet, at in number.items()]
         text += [*_give_up(2, f"${step}", "z", "0", "m", f"${flag}", f"${record}"), "bra WEND;", "WGO:"]
         text += [*load(lses), *none(), *missing(lses), "@p bra WLOOP;"]
         text += [*load(values), *missing(values), "@p bra WLOOP;", "WEND:"]
-    constraints = ["=&r"] * (10 * words) + ["l"] * (3 * words) + ["r"] * words + ["l"] * (2 * words) + ["r"] * words
+    constraints = ["=&r"] * (10 * words) + ["l"] * (2 * words) + ["r"] * words + ["l"] * (2 * words) + ["r"] * words
     return "\n".join([*text, "}"]), ",".join(constraints)
 
 
@@ -188,7 +191,7 @@ def _counter_text() -> tuple[str, str]:
 
     Operands: a dummy result; counter's address; value; abort word; record; step. An address of 0 waits for nothing.
     """
-    text = ["{", ".reg .pred p; .reg .b32 n, a, v, d; .reg .b64 w;", "mov.b32 $0, 0;"]
+    text = ["{", ".reg .pred p; .reg .b32 n, a, t, v, d; .reg .b64 w;", "mov.b32 $0, 0;"]
     text += ["setp.eq.s64 p, $1, 0;", "@p bra WEND;", "mov.b32 n, 0;", "WGO:"]
     text += ["ld.acquire.gpu.global.b32 v, [$1];", "sub.s32 d, v, $2;", "setp.ge.s32 p, d, 0;", "@p bra WEND;"]
     text += [*_look_and_count("$3", "WGO"), *_give_up(1, "$5", "$1", "$2", "v", "$3", "$4"), "WEND:", "}"]
@@ -200,8 +203,15 @@ _LOAD = {words: _poll_text(words, False) for words in (4, 8, 16, 32)}
 _POLL4, _POLL8, _POLL16, _POLL32 = (gl.constexpr(_POLL[words][0]) for words in (4, 8, 16, 32))
 _LOAD4, _LOAD8, _LOAD16, _LOAD32 = (gl.constexpr(_LOAD[words][0]) for words in (4, 8, 16, 32))
 _WITH4, _WITH8, _WITH16, _WITH32 = (gl.constexpr(_POLL[words][1]) for words in (4, 8, 16, 32))
-(_FEW4, _FEW_WITH4), (_FEW8, _FEW_WITH8) = (map(gl.constexpr, _few_text(words, True)) for words in (4, 8))
-_FEW_ONCE4, _FEW_ONCE8 = (gl.constexpr(_few_text(words, False)[0]) for words in (4, 8))
+# By words a thread, bytes from split to split (of head_dim 32, 64 and 128), and whether it waits.
+_FEW = gl.constexpr(
+    {
+        (words, stride, waits): _few_text(words, stride, waits)
+        for words in (4, 8)
+        for stride in (64, 128, 256)
+        for waits in (False, True)
+    }
+)
 _TEN = gl.constexpr((gl.int32,) * 10)
 _SPIN, _SPIN_WITH = (gl.constexpr(text) for text in _counter_text())
 
@@ -232,29 +242,29 @@ def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
         )
 
 
+@gluon.constexpr_function
+def few_text(words, stride, waits):
+    return _FEW.value[words, stride, waits]
+
+
 @gluon.jit
-def poll_few(pointers, lses, stride, counts, watch, block, step, WAITS: gl.constexpr, WORDS: gl.constexpr):
+def poll_few(
+    pointers, lses, counts, watch, block, step, WAITS: gl.constexpr, WORDS: gl.constexpr, STRIDE: gl.constexpr
+):  # fmt: skip
     """int32 words of eight splits behind `pointers`, and the packets behind `lses`, WORDS (4 or 8) a thread, once all
     are there; at once if not WAITS.
 
-    pointers: of the first split, as int64; the others lie `stride` bytes one behind the other. lses: of each packet's
+    pointers: of the first split, as int64; the others lie STRIDE bytes one behind the other. lses: of each packet's
     eight log2-sum-exp2; 0 for one that needs none. counts: how many splits there are; the others' words are zeros,
     their log2-sum-exp2 -inf. Returns ten tensors, the last two the log2-sum-exp2 by fours.
     """
     flag = pointers * 0 + watch.to(gl.int64)
     record = flag + 64 + block * 32
     who = flag.to(gl.int32) * 0 + step
-    given = [pointers, lses, pointers * 0 + stride, counts, flag, record, who]
-    if WORDS == 8:
-        if WAITS:
-            return gl.inline_asm_elementwise(_FEW8, _FEW_WITH8, given, dtype=_TEN, is_pure=False, pack=8)
-        else:
-            return gl.inline_asm_elementwise(_FEW_ONCE8, _FEW_WITH8, given, dtype=_TEN, is_pure=False, pack=8)
-    else:
-        if WAITS:
-            return gl.inline_asm_elementwise(_FEW4, _FEW_WITH4, given, dtype=_TEN, is_pure=False, pack=4)
-        else:
-            return gl.inline_asm_elementwise(_FEW_ONCE4, _FEW_WITH4, given, dtype=_TEN, is_pure=False, pack=4)
+    TEXT: gl.constexpr = few_text(WORDS, STRIDE, WAITS)
+    return gl.inline_asm_elementwise(
+        TEXT[0], TEXT[1], [pointers, lses, counts, flag, record, who], dtype=_TEN, is_pure=False, pack=WORDS
+    )
 
 
 @gluon.jit
@@ -300,6 +310,19 @@ def prefetch_lines(pointers, wanted):
     """Start bringing the lines behind `pointers` into the second-level cache, where wanted."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers, wanted.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def prefetch_sectors(pointers, wanted):
+    """Start bringing the 32 bytes behind `pointers` into the first-level cache, where wanted."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L1 [$1]; mov.u32 $0, 0; }",
         "=r,l,r",
         [pointers, wanted.to(gl.int32)],
         dtype=gl.int32,
