@@ -33,6 +33,7 @@ from onewave.cli.generate import generate
 from onewave.cli.info import info
 from onewave.cli.lab import lab
 from onewave.cli.tiles import tiles
+from onewave.cli.warm import warm
 
 __all__ = ["app", "main", "run"]
 
@@ -71,6 +72,7 @@ app.command("chat")(chat)
 # Short helps where a command's first sentence would be cut off in the list.
 app.command("info", short_help="Print a model's configuration, tensors and sizes.")(info)
 app.command("env")(env)
+app.command("warm", short_help="Compile attention's kernels before their first call.")(warm)
 app.command("lab", short_help="Open the tile lab in the browser.")(lab)
 bench.command("latency", short_help="Measure prefill, decode and the memory's read ceiling.")(latency)
 bench.command("ops", short_help="Time operators one by one, beside their peers.")(ops)

@@ -18,9 +18,11 @@ from onewave.ops.merge_attention.op import merge_attention
 from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
 from onewave.ops.sampling.op import greedy
 from onewave.ops.swiglu.op import swiglu
+from onewave.ops.warm import Warmed, warm
 
 __all__ = [
     "Explanation",
+    "Warmed",
     "add_rms_norm",
     "append_kv",
     "attention",
@@ -39,4 +41,5 @@ __all__ = [
     "rms_norm",
     "swiglu",
     "unpack_k",
+    "warm",
 ]

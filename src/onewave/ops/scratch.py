@@ -7,15 +7,18 @@ side by side on two streams. Blocks only grow; what a recorded graph may point a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-__all__ = ["counters", "scratch"]
+__all__ = ["counters", "held", "scratch"]
 
 _blocks: dict[tuple[torch.device, int], list[Tensor]] = {}
 _counters: dict[tuple[torch.device, int], list[Tensor]] = {}
+_locks: dict[tuple[torch.device, int], threading.RLock] = {}
 _GRAPHS = -1
 _LEAST_FLOATS = 1 << 20
 _LEAST_COUNTERS = 1 << 12
@@ -37,6 +40,21 @@ def counters(device: torch.device, number: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, device=device)
 
     return _kept(_counters, device, number, _LEAST_COUNTERS, made)
+
+
+def held(device: torch.device) -> AbstractContextManager[object]:
+    """While this lasts no other thread launches between ours what uses the same scratch: for what one launch leaves
+    there for the next."""
+    if device.type != "cuda":
+        return nullcontext()
+    return _locks.setdefault((device, _owner(device)), threading.RLock())
+
+
+def _owner(device: torch.device) -> int:
+    """The current stream, or whatever is being recorded."""
+    if torch.cuda.is_current_stream_capturing():
+        return _GRAPHS
+    return torch.cuda.current_stream(device).cuda_stream
 
 
 def _kept(

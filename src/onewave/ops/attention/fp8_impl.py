@@ -18,7 +18,7 @@ from onewave.ops.attention.gluon_impl import describe, undescribable
 from onewave.ops.attention.gluon_order_impl import order_of
 from onewave.ops.attention.masks import Options
 from onewave.ops.backends import num_sms
-from onewave.ops.scratch import scratch
+from onewave.ops.scratch import held, scratch
 
 __all__ = ["attention", "undescribable"]
 
@@ -77,59 +77,60 @@ def attention(
     left, right = (min(side or 0, _MOST_KEYS) for side in (wanted.left, wanted.right))
     steps = (sequences or 0).bit_length() + 1
     places = (starts_q, starts_k)
-    tiles = _turned(v, places, (num_keys, first_key, sequences or 0, steps, v_tiles, left, right), flags)
-    plan = deal(
-        heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
-        num_keys=num_keys, wanted=wanted, shift=shift, sequences=sequences, processors=num_sms(q.device),
-    )  # fmt: skip
-    # Sorting would write where the values lie: both use the operator's scratch.
-    order, which, rounds = (None, 0, plan.turns)
-    if plan.order == "table":
-        order, which, rounds = order_of(
-            plan, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift,
-            starts_q=None, starts_k=None, longest=longest,
+    with held(q.device):
+        tiles = _turned(v, places, (num_keys, first_key, sequences or 0, steps, v_tiles, left, right), flags)
+        plan = deal(
+            heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
+            num_keys=num_keys, wanted=wanted, shift=shift, sequences=sequences, processors=num_sms(q.device),
         )  # fmt: skip
-    if not packed:
-        k = k[:, :, first_key:num_keys]
-    fp8_kernel[(plan.programs,)](
-        describe(q, ROWS, COLUMNS, packed),
-        describe(k, KEYS, COLUMNS, packed),
-        tiles,
-        describe(out, ROWS, COLUMNS, packed),
-        *scales,
-        scales[0] if lse is None else lse,
-        scales[0] if sinks is None else sinks,
-        scales[0].view(torch.int32) if starts_q is None else starts_q,
-        scales[0].view(torch.int32) if starts_k is None else starts_k,
-        scales[0].view(torch.int32) if order is None else order,
-        v_tiles,
-        0 if lse is None else lse.stride(0),
-        0 if lse is None else lse.stride(1),
-        num_heads,
-        num_heads // kv_heads,
-        plan.section,
-        min(longest, num_queries),
-        num_keys,
-        first_key,
-        sequences or 0,
-        steps,
-        plan.slots,
-        plan.slots * plan.heads,
-        rounds,
-        shift,
-        left,
-        right,
-        wanted.scale * _LOG2E,
-        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
-        _LOG2E * (wanted.softcap or 1.0),
-        ORDER=which,
-        SOFTCAP=wanted.softcap is not None,
-        SINKS=sinks is not None,
-        LSE=lse is not None,
-        num_warps=4,
-        **FP8_TILE,
-        **flags,
-    )
+        # Sorting would write where the values lie: both use the operator's scratch.
+        order, which, rounds = (None, 0, plan.turns)
+        if plan.order == "table":
+            order, which, rounds = order_of(
+                plan, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift,
+                starts_q=None, starts_k=None, longest=longest,
+            )  # fmt: skip
+        if not packed:
+            k = k[:, :, first_key:num_keys]
+        fp8_kernel[(plan.programs,)](
+            describe(q, ROWS, COLUMNS, packed),
+            describe(k, KEYS, COLUMNS, packed),
+            tiles,
+            describe(out, ROWS, COLUMNS, packed),
+            *scales,
+            scales[0] if lse is None else lse,
+            scales[0] if sinks is None else sinks,
+            scales[0].view(torch.int32) if starts_q is None else starts_q,
+            scales[0].view(torch.int32) if starts_k is None else starts_k,
+            scales[0].view(torch.int32) if order is None else order,
+            v_tiles,
+            0 if lse is None else lse.stride(0),
+            0 if lse is None else lse.stride(1),
+            num_heads,
+            num_heads // kv_heads,
+            plan.section,
+            min(longest, num_queries),
+            num_keys,
+            first_key,
+            sequences or 0,
+            steps,
+            plan.slots,
+            plan.slots * plan.heads,
+            rounds,
+            shift,
+            left,
+            right,
+            wanted.scale * _LOG2E,
+            2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
+            _LOG2E * (wanted.softcap or 1.0),
+            ORDER=which,
+            SOFTCAP=wanted.softcap is not None,
+            SINKS=sinks is not None,
+            LSE=lse is not None,
+            num_warps=4,
+            **FP8_TILE,
+            **flags,
+        )
 
 
 def _turned(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
@@ -20,6 +21,7 @@ from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, kno
 from onewave.ops.attention.masks import Options
 from onewave.ops.attention.plan import AttentionPlan
 from onewave.ops.backends import num_sms
+from onewave.ops.scratch import held
 
 __all__ = ["attention", "describe", "describe_pages", "undescribable"]
 
@@ -114,62 +116,64 @@ def attention(
         columns=columns, processors=num_sms(q.device), shift=shift, left=wanted.left, right=wanted.right,
         sequences=sequences, queue=True,
     )  # fmt: skip
-    order, which, rounds = order_of(
-        plan_of_tiles, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift,
-        starts_q=starts_q, starts_k=starts_k, longest=longest, queue=True,
-    )  # fmt: skip
-    if not packed:
-        k, v = (tensor[:, :, first_key:num_keys] for tensor in (k, v))
-    page = k.shape[1] if paged else 0
-    attention_kernel[(plan_of_tiles.programs,)](
-        describe(q, 64, columns, packed),
-        *(
-            describe_pages(t, constants["BN"]) if paged else describe(t, constants["BN"], columns, packed)
-            for t in (k, v)
-        ),
-        describe(out, 64, columns, packed),
-        q if lse is None else lse,
-        q if sinks is None else sinks,
-        q if starts_q is None else starts_q,
-        q if starts_k is None else starts_k,
-        q if order is None else order,
-        q if block_table is None else block_table,
-        0 if block_table is None else block_table.stride(0),
-        *((t.stride(0) // t.stride(1) if paged else 0) for t in (k, v)),
-        0 if lse is None else lse.stride(0),
-        0 if lse is None else lse.stride(1),
-        num_heads,
-        group,
-        plan_of_tiles.section,
-        min(longest, num_queries),
-        num_keys,
-        first_key,
-        sequences or 0,
-        (sequences or 0).bit_length() + 1,
-        plan_of_tiles.slots,
-        plan_of_tiles.slots * plan_of_tiles.heads,
-        rounds,
-        shift,
-        min(wanted.left or 0, _MOST_KEYS),
-        min(_MOST_KEYS if wanted.right is None else wanted.right, _MOST_KEYS),
-        2,
-        wanted.scale * _LOG2E,
-        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
-        _LOG2E * (wanted.softcap or 1.0),
-        D=columns,
-        HEADROOM=_HEADROOM[q.dtype],
-        ORDER=which,
-        PAGE=page,
-        RAGGED=packed,
-        TOP_LEFT=wanted.top_left,
-        LEFT=wanted.left is not None,
-        RIGHT=wanted.right is not None or knows_limit(columns, packed=packed),
-        SOFTCAP=wanted.softcap is not None,
-        SINKS=sinks is not None,
-        LSE=lse is not None,
-        num_warps=4,
-        **constants,
-    )
+    # What sorts packed tiles leaves their order in the scratch.
+    with held(q.device) if packed else nullcontext():
+        order, which, rounds = order_of(
+            plan_of_tiles, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift,
+            starts_q=starts_q, starts_k=starts_k, longest=longest, queue=True,
+        )  # fmt: skip
+        if not packed:
+            k, v = (tensor[:, :, first_key:num_keys] for tensor in (k, v))
+        page = k.shape[1] if paged else 0
+        attention_kernel[(plan_of_tiles.programs,)](
+            describe(q, 64, columns, packed),
+            *(
+                describe_pages(t, constants["BN"]) if paged else describe(t, constants["BN"], columns, packed)
+                for t in (k, v)
+            ),
+            describe(out, 64, columns, packed),
+            q if lse is None else lse,
+            q if sinks is None else sinks,
+            q if starts_q is None else starts_q,
+            q if starts_k is None else starts_k,
+            q if order is None else order,
+            q if block_table is None else block_table,
+            0 if block_table is None else block_table.stride(0),
+            *((t.stride(0) // t.stride(1) if paged else 0) for t in (k, v)),
+            0 if lse is None else lse.stride(0),
+            0 if lse is None else lse.stride(1),
+            num_heads,
+            group,
+            plan_of_tiles.section,
+            min(longest, num_queries),
+            num_keys,
+            first_key,
+            sequences or 0,
+            (sequences or 0).bit_length() + 1,
+            plan_of_tiles.slots,
+            plan_of_tiles.slots * plan_of_tiles.heads,
+            rounds,
+            shift,
+            min(wanted.left or 0, _MOST_KEYS),
+            min(_MOST_KEYS if wanted.right is None else wanted.right, _MOST_KEYS),
+            2,
+            wanted.scale * _LOG2E,
+            2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
+            _LOG2E * (wanted.softcap or 1.0),
+            D=columns,
+            HEADROOM=_HEADROOM[q.dtype],
+            ORDER=which,
+            PAGE=page,
+            RAGGED=packed,
+            TOP_LEFT=wanted.top_left,
+            LEFT=wanted.left is not None,
+            RIGHT=wanted.right is not None or knows_limit(columns, packed=packed),
+            SOFTCAP=wanted.softcap is not None,
+            SINKS=sinks is not None,
+            LSE=lse is not None,
+            num_warps=4,
+            **constants,
+        )
 
 
 @lru_cache(maxsize=16)

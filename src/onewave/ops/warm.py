@@ -1,0 +1,101 @@
+"""Compiling attention's kernels before anybody waits for them: side by side, into Triton's cache on disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.ops.attention.op import attention, attention_varlen
+
+__all__ = ["Warmed", "warm"]
+
+_HEADS = 16
+# Sequences and their tokens: few enough for causal tiles to be dealt in turns, enough for a table or a sorted queue.
+_FEW, _MANY = (1, 512), (12, 1024)
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """One kind of call, and the seconds until its first one came back: compiling, mostly, beside the others."""
+
+    name: str
+    seconds: float
+
+
+def warm(
+    device: torch.device | str = "cuda",
+    *,
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    head_dims: Sequence[int] = (64, 128),
+    threads: int | None = None,
+) -> tuple[Warmed, ...]:
+    """Make the first call of each common kind of prefill attention: full, and causal in batches and packed.
+
+    Triton compiles a kernel when it is first called, in several seconds; from then on it finds it in its cache
+    directory (`TRITON_CACHE_DIR`), in any process. These calls run in `threads` threads, one a processor by default, on
+    operands of their own, up to 50 MB each. dtypes: bfloat16, float16. head_dims: as `attention` takes them.
+
+    Returns what was called, in order. Raises UnsupportedError without a CUDA card and for what attention refuses, and
+    InvalidArgumentError.
+    """
+    where = torch.device(device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        got = str(where) if where.type != "cuda" else "no CUDA card that PyTorch finds"
+        raise UnsupportedError("warm", got=got, allowed="a CUDA card", next="A CPU's kernels need none.")
+    if threads is not None and threads < 1:
+        raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
+    if ":" not in str(where):
+        where = torch.device("cuda", torch.cuda.current_device())
+    calls: dict[str, Callable[[], object]] = {}
+    for dtype in dtypes:
+        for head_dim in head_dims:
+            kind = f"{str(dtype).removeprefix('torch.')}, head_dim {head_dim}"
+            calls[f"attention, {kind}, full"] = partial(_batch, _MANY, head_dim, dtype, where, False)
+            for number, some in (("few", _FEW), ("many", _MANY)):
+                calls[f"attention, {kind}, causal, {number} tiles"] = partial(
+                    _batch, some, head_dim, dtype, where, True
+                )
+                calls[f"attention_varlen, {kind}, causal, {number} tiles"] = partial(
+                    _packed, some, head_dim, dtype, where
+                )
+    return side_by_side(calls, where, threads or os.cpu_count() or 1)
+
+
+def side_by_side(calls: Mapping[str, Callable[[], object]], device: torch.device, threads: int) -> tuple[Warmed, ...]:
+    """Make each call once, in threads that all work on the device. The first error of any is raised when all are
+    done."""
+
+    def timed(name: str) -> Warmed:
+        start = time.perf_counter()
+        # A stream each: operators that hand scratch from one launch to the next wait for others on theirs.
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            calls[name]()
+        return Warmed(name, time.perf_counter() - start)
+
+    with ThreadPoolExecutor(min(threads, max(1, len(calls)))) as pool:
+        waiting = [pool.submit(timed, name) for name in calls]
+    done = tuple(each.result() for each in waiting)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return done
+
+
+def _batch(some: tuple[int, int], head_dim: int, dtype: torch.dtype, device: torch.device, causal: bool) -> None:
+    sequences, tokens = some
+    q = torch.zeros(sequences, _HEADS, tokens, head_dim, dtype=dtype, device=device)
+    attention(q, q, q, causal=causal)
+
+
+def _packed(some: tuple[int, int], head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    sequences, tokens = some
+    q = torch.zeros(sequences * tokens, _HEADS, head_dim, dtype=dtype, device=device)
+    starts = torch.arange(sequences + 1, dtype=torch.int32, device=device) * tokens
+    attention_varlen(q, q, q, starts, starts, tokens, tokens, causal=True)

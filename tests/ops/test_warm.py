@@ -1,0 +1,76 @@
+"""Compiling kernels side by side. What comes out on a card: tests/gpu/test_warm_gpu.py."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.ops import warm as module_function
+from onewave.ops.attention.gluon_plan import schedule
+from onewave.ops.warm import _FEW, _HEADS, _MANY, side_by_side, warm
+
+CPU = torch.device("cpu")
+
+
+def test_the_package_has_the_function() -> None:
+    assert module_function is warm
+
+
+def test_calls_run_side_by_side_and_come_back_in_order() -> None:
+    together = threading.Barrier(3, timeout=20)
+    done = side_by_side(dict.fromkeys("cab", together.wait), CPU, threads=3)
+    assert [each.name for each in done] == ["c", "a", "b"]
+    assert all(each.seconds >= 0 for each in done)
+
+
+def test_one_thread_makes_one_call_after_another() -> None:
+    seen: list[str] = []
+    side_by_side({name: lambda name=name: seen.append(name) for name in ("1", "2", "3")}, CPU, threads=1)
+    assert seen == ["1", "2", "3"]
+
+
+def test_an_error_is_raised_after_the_other_calls() -> None:
+    seen: list[int] = []
+
+    def refused() -> None:
+        raise UnsupportedError("head_dim", got="84")
+
+    with pytest.raises(UnsupportedError, match="84"):
+        side_by_side({"bad": refused, "good": lambda: seen.append(1)}, CPU, threads=2)
+    assert seen == [1]
+
+
+def test_a_cpu_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="warm: cpu; allowed: a CUDA card"):
+        warm("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a card")
+def test_a_missing_card_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="no CUDA card"):
+        warm()
+
+
+def test_too_few_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InvalidArgumentError, match="threads: 0"):
+        warm(threads=0)
+
+
+@pytest.mark.parametrize("processors", [78, 114, 132])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_its_operands_reach_every_way_to_deal_tiles(processors: int, head_dim: int) -> None:
+    def order(some: tuple[int, int], *, packed: bool) -> str:
+        sequences, tokens = some
+        rows = sequences * tokens if packed else tokens
+        heads = _HEADS if packed else sequences * _HEADS
+        return schedule(
+            heads=heads, group=1, num_queries=rows, num_keys=rows, columns=head_dim, processors=processors, shift=0,
+            left=None, right=0, sequences=sequences if packed else None, queue=True,
+        ).order  # fmt: skip
+
+    assert [order(_FEW, packed=packed) for packed in (False, True)] == ["turns", "turns"]
+    assert [order(_MANY, packed=packed) for packed in (False, True)] == ["table", "sorted"]
