@@ -1,4 +1,4 @@
-"""Options of benchmarks that make no sense are refused before anything is measured."""
+"""Options of benchmarks, and of `warm`, that make no sense are refused before anything is measured."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ def test_the_feed_forward_block_takes_no_option_of_attention(onewave, option):
 def test_no_card_has_so_many_multiprocessors(onewave):
     message = onewave("bench", "predict", "--workers", "1025").error()
     assert message == "error: --workers: 1025; allowed: whole numbers from 1 to 1024"
+
+
+def test_kernels_are_compiled_for_a_card_and_for_16_bits(onewave):
+    assert onewave("warm", "--device", "cpu").error() == (
+        "error: warm: cpu; allowed: a CUDA card. A CPU's kernels need none."
+    )
+    assert onewave("warm", "--threads", "0").error().startswith("error: --threads: 0; allowed: a whole number from 1")
+    assert onewave("warm", "--dtype", "int3").error().startswith("error: dtype: 'int3'")
 
 
 def test_a_step_of_no_sequences_is_refused(onewave):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, cast
 
 import pytest
@@ -10,7 +13,7 @@ from attention_in_numpy import NumpyKernel, kernels_in_numpy
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention import gluon_impl, gluon_order_impl
+from onewave.ops.attention import fp8_impl, gluon_impl, gluon_order_impl
 from onewave.ops.attention.fp8_op import attention_fp8
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
@@ -133,6 +136,44 @@ def test_tiles_taken_from_a_queue_give_the_bits_of_tiles_in_turns(
     assert all(torch.equal(a, b) for a, b in zip(in_turns, taken, strict=True))
     # Every place by the first of the three programs, and one beyond the end by each of the others.
     assert counters[0][-1] == 3 * (len(counters[0]) - 1) + 2
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("module", "first", "last"),
+    [(gluon_impl, "order_of", "attention_kernel"), (fp8_impl, "_turned", "fp8_kernel")],
+)
+def test_scratch_is_held_from_the_launch_that_fills_it_to_the_one_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, first: str, last: str
+) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def held(device: torch.device) -> Iterator[None]:
+        said.append(f"held on {device}")
+        yield
+        said.append("let go")
+
+    class Kernel:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: Any) -> Any:
+            said.append(last)
+            return self.kernel[grid]
+
+    fill = getattr(module, first)
+    monkeypatch.setattr(module, "held", held)
+    monkeypatch.setattr(module, first, lambda *args, **named: (said.append(first), fill(*args, **named))[1])
+    monkeypatch.setattr(module, last, Kernel(getattr(module, last)))
+    q, k, v = (randn(150, heads, 128, seed=heads) for heads in (2, 1, 1))
+    starts = torch.tensor([0, 70, 150], dtype=torch.int32)
+    if module is gluon_impl:
+        attention_varlen(q, k, v, starts, starts, 80, 80, causal=True, backend="gluon")
+    else:
+        q, k, v = (tensor.transpose(0, 1)[None].to(torch.float8_e4m3fn) for tensor in (q, k, v))
+        attention_fp8(q, k, v, causal=True, backend="gluon")
+    assert said == ["held on cpu", first, last, "let go"]
 
 
 @pytest.mark.parametrize(

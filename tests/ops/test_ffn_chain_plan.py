@@ -155,6 +155,15 @@ def test_the_busiest_worker_ends_soon_after_the_mean(rows: int, gated: bool) -> 
     assert plan.tile.shared_bytes <= 227 << 10
 
 
+def test_bands_of_eight_row_blocks_are_the_default() -> None:
+    sizes, tile = ChainSizes(1200, 128, 512, 256, True), ChainTile(1, 128, 4, 1)
+    plain, named, narrower = (
+        plan_chain(sizes, workers=5, order=o, tile=tile) for o in ("auto", "skewed:8", "skewed:4")
+    )
+    assert (plain.records == named.records).all()
+    assert not np.array_equal(plain.records, narrower.records)
+
+
 def test_bands_read_the_weights_less_often_than_row_by_row() -> None:
     sizes = ChainSizes(2048, 1024, 4096, 1024, True)
     graph = chain_graph(sizes, ChainTile(2, 256, 4, 1))

@@ -35,8 +35,41 @@ def test_threads_wait_for_each_other_on_one_stream_and_not_on_two(monkeypatch: p
     threads["second"].start()
     threads["third"].start()
     assert entered["third"].wait(20)
-    assert not entered["second"].wait(0.2)
+    # Whoever asks for the first one's lock now is refused, from the thread of the second or any other.
+    taken: list[bool] = []
+    refused = threading.Thread(target=lambda: taken.append(scratch._locks[CARD, 1].acquire(blocking=False)))
+    refused.start()
+    refused.join(20)
+    assert taken == [False]
+    assert not entered["second"].is_set()
     let_go.set()
     assert entered["second"].wait(20)
     for thread in threads.values():
         thread.join(20)
+
+
+def test_each_use_and_stream_has_memory_of_its_own_and_never_less_than_it_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = [1]
+    monkeypatch.setattr(scratch, "_blocks", {})
+    monkeypatch.setattr(scratch, "_owner", lambda device: stream[0])
+
+    def block(use: str, size: int) -> torch.Tensor:
+        return scratch._kept(use, CARD, size, 8, torch.empty)
+
+    first = block("partials", 10)
+    assert block("partials", 9) is first
+    assert block("order of tiles", 10) is not first
+    grown = block("partials", 11)
+    assert grown is not first
+    assert len(grown) >= 20
+    assert block("partials", 10) is grown
+    stream[0] = 2
+    assert block("partials", 10) is not grown
+    # A recording takes what eager calls of any stream have made, and else has its own.
+    stream[0] = scratch._GRAPHS
+    recorded = block("partials", 11)
+    assert recorded is block("partials", 10)
+    assert len(block("partials", 1000)) == 1000
+    assert block("partials", 10) is recorded

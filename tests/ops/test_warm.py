@@ -60,6 +60,15 @@ def test_too_few_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         warm(threads=0)
 
 
+@pytest.mark.parametrize("head_dim", [-8, 0, 84, 264])
+def test_a_head_dim_that_attention_does_not_take_is_refused_first(
+    monkeypatch: pytest.MonkeyPatch, head_dim: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UnsupportedError, match=f"head_dim: {head_dim}; allowed: multiples of 8 up to 256"):
+        warm("cuda:0", head_dims=(64, head_dim))
+
+
 @pytest.mark.parametrize("processors", [78, 114, 132])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_its_operands_reach_every_way_to_deal_tiles(processors: int, head_dim: int) -> None:

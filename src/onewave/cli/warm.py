@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from onewave.base.errors import UnsupportedError
 from onewave.cli import options
 from onewave.engine.arguments import check_device, check_dtype, whole
 
@@ -31,16 +30,15 @@ def warm(
     """
     check_device(device)
     check_dtype(dtype)
-    if dtype == "float32":
-        raise UnsupportedError("dtype", got="float32 on a card", allowed="bfloat16 or float16")
     if threads is not None:
         whole("--threads", threads, 1)
     import torch
 
-    from onewave.engine.options import choose_device
+    from onewave.engine.options import check_dtype_on, choose_device
     from onewave.ops.warm import warm as compile_kernels
 
     where = choose_device(device)
+    check_dtype_on(dtype, where)
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     start = time.perf_counter()
     done = compile_kernels(where, dtypes=(kind,), head_dims=head_dim or (64, 128), threads=threads)

@@ -1,8 +1,11 @@
 """Scratch memory that kernels of one operator hand partial results through, and counters of who has arrived.
 
-Kept from call to call, one block of each a stream, so that a steady state allocates nothing. Calls recorded into CUDA
-graphs share one block a device, which eager calls before the recording have made: graphs of one device must not run
-side by side on two streams. Blocks only grow; what a recorded graph may point at is never freed.
+Kept from call to call, one block for each use and stream, so that a steady state allocates nothing. Calls recorded into
+CUDA graphs share one block a use and device, which eager calls before the recording have made: graphs of one device
+must not run side by side on two streams. Blocks only grow; what a recorded graph may point at is never freed.
+
+Launches on one stream run one after another, so one that takes and leaves its scratch as it likes needs no more. What
+one launch leaves there for the next is safe from other threads' launches between the two while `held`.
 """
 
 from __future__ import annotations
@@ -16,21 +19,24 @@ from torch import Tensor
 
 __all__ = ["counters", "held", "scratch"]
 
-_blocks: dict[tuple[torch.device, int], list[Tensor]] = {}
-_counters: dict[tuple[torch.device, int], list[Tensor]] = {}
+# By device, stream (or _GRAPHS) and use; the last of a list is the largest.
+_blocks: dict[tuple[torch.device, int, str], list[Tensor]] = {}
 _locks: dict[tuple[torch.device, int], threading.RLock] = {}
+_growing = threading.Lock()
 _GRAPHS = -1
 _LEAST_FLOATS = 1 << 20
 _LEAST_COUNTERS = 1 << 12
 
 
-def scratch(device: torch.device, num_floats: int) -> Tensor:
-    """At least num_floats of float32, any contents, for the current stream or for the graph that is being recorded."""
+def scratch(device: torch.device, num_floats: int, use: str = "partials") -> Tensor:
+    """At least num_floats of float32, any contents, for the current stream or for the graph that is being recorded.
+
+    use: whose; another use has other memory."""
 
     def made(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.float32, device=device)
 
-    return _kept(_blocks, device, num_floats, _LEAST_FLOATS, made)
+    return _kept(use, device, num_floats, _LEAST_FLOATS, made)
 
 
 def counters(device: torch.device, number: int) -> Tensor:
@@ -39,12 +45,12 @@ def counters(device: torch.device, number: int) -> Tensor:
     def made(size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, device=device)
 
-    return _kept(_counters, device, number, _LEAST_COUNTERS, made)
+    return _kept("counters", device, number, _LEAST_COUNTERS, made)
 
 
 def held(device: torch.device) -> AbstractContextManager[object]:
-    """While this lasts no other thread launches between ours what uses the same scratch: for what one launch leaves
-    there for the next."""
+    """While this lasts no other thread launches between ours what holds the same stream's scratch, too: for what one
+    launch leaves there for the next."""
     if device.type != "cuda":
         return nullcontext()
     return _locks.setdefault((device, _owner(device)), threading.RLock())
@@ -57,24 +63,17 @@ def _owner(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def _kept(
-    blocks: dict[tuple[torch.device, int], list[Tensor]],
-    device: torch.device,
-    size: int,
-    least: int,
-    made: Callable[[int], Tensor],
-) -> Tensor:
+def _kept(use: str, device: torch.device, size: int, least: int, made: Callable[[int], Tensor]) -> Tensor:
     if device.type != "cuda":
         return made(size)
-    if torch.cuda.is_current_stream_capturing():
-        kept = blocks.get((device, _GRAPHS))
-        if kept and kept[-1].numel() >= size:
-            return kept[-1]
-        # No eager call of this size came first: the graph owns its own, and makes it anew at every replay.
-        return made(size)
-    _grown(blocks.setdefault((device, _GRAPHS), []), size, least, made)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    return _grown(blocks.setdefault((device, stream), []), size, least, made)
+    owner = _owner(device)
+    with _growing:
+        if owner == _GRAPHS:
+            kept = _blocks.get((device, _GRAPHS, use))
+            # No eager call of this size came first: the graph owns its own, and makes it anew at every replay.
+            return kept[-1] if kept and kept[-1].numel() >= size else made(size)
+        _grown(_blocks.setdefault((device, _GRAPHS, use), []), size, least, made)
+        return _grown(_blocks.setdefault((device, owner, use), []), size, least, made)
 
 
 def _grown(kept: list[Tensor], size: int, least: int, made: Callable[[int], Tensor]) -> Tensor:

@@ -51,6 +51,9 @@ def warm(
         raise UnsupportedError("warm", got=got, allowed="a CUDA card", next="A CPU's kernels need none.")
     if threads is not None and threads < 1:
         raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
+    for head_dim in head_dims:
+        if head_dim % 8 or not 8 <= head_dim <= 256:
+            raise UnsupportedError("head_dim", got=str(head_dim), allowed="multiples of 8 up to 256")
     if ":" not in str(where):
         where = torch.device("cuda", torch.cuda.current_device())
     calls: dict[str, Callable[[], object]] = {}

@@ -83,7 +83,7 @@ def attention(
             heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
             num_keys=num_keys, wanted=wanted, shift=shift, sequences=sequences, processors=num_sms(q.device),
         )  # fmt: skip
-        # Sorting would write where the values lie: both use the operator's scratch.
+        # Packed tiles are taken in turns: a sorted queue was not tried here.
         order, which, rounds = (None, 0, plan.turns)
         if plan.order == "table":
             order, which, rounds = order_of(
@@ -140,7 +140,7 @@ def _turned(
     batch, kv_heads, _, head_dim = v.shape
     v_tiles = sizes[4]
     rows = batch * kv_heads * v_tiles * COLUMNS
-    turned = scratch(v.device, rows * KEYS // _FLOAT_BYTES).view(torch.uint8)
+    turned = scratch(v.device, rows * KEYS // _FLOAT_BYTES, "turned values").view(torch.uint8)
     values = v.view(torch.uint8)
     turn_values[(v_tiles, kv_heads, batch)](
         values, turned, *(values if each is None else each for each in starts), *v.stride()[:3], *sizes,

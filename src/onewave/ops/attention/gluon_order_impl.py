@@ -11,6 +11,7 @@ tile changes no bit.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 
 import torch
@@ -35,6 +36,7 @@ _Key = tuple[object, ...]
 _tables: OrderedDict[_Key, dict[int, tuple[Tensor, Tensor]]] = OrderedDict()
 # What a recorded graph may point at is never freed.
 _recorded: dict[int, Tensor] = {}
+_looking = threading.Lock()
 
 
 def order_of(
@@ -60,7 +62,7 @@ def order_of(
         if table is not None:
             return table, TABLE, table.shape[1]
     if plan.order == "sorted" and starts_q is not None and starts_k is not None:
-        order = scratch(device, plan.slots + 1).view(torch.int32)
+        order = scratch(device, plan.slots + 1, "order of tiles").view(torch.int32)
         sequences = starts_q.shape[0] - 1
         programs = -(-plan.slots // _SLOTS_A_PROGRAM)
         sort_slots[(programs,)](
@@ -82,20 +84,21 @@ def _table(
     key: _Key = (device, plan, num_queries, num_keys, shift, left, right)
     if device.type != "cuda":
         return _host_table(plan, num_queries, num_keys, shift, left, right)
-    if torch.cuda.is_current_stream_capturing():
-        # Recording begins with a synchronisation, so what an earlier call made is there on every stream.
-        for table, _ in _tables.get(key, {}).values():
-            return _recorded.setdefault(table.data_ptr(), table)
-        return None
-    made = _tables.setdefault(key, {})
-    _tables.move_to_end(key)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    if stream not in made:
-        pinned = _host_table(plan, num_queries, num_keys, shift, left, right).pin_memory()
-        made[stream] = (pinned.to(device, non_blocking=True), pinned)
-    if len(_tables) > _MOST_TABLES:
-        _tables.popitem(last=False)
-    return made[stream][0]
+    with _looking:
+        if torch.cuda.is_current_stream_capturing():
+            # Recording begins with a synchronisation, so what an earlier call made is there on every stream.
+            for table, _ in _tables.get(key, {}).values():
+                return _recorded.setdefault(table.data_ptr(), table)
+            return None
+        made = _tables.setdefault(key, {})
+        _tables.move_to_end(key)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        if stream not in made:
+            pinned = _host_table(plan, num_queries, num_keys, shift, left, right).pin_memory()
+            made[stream] = (pinned.to(device, non_blocking=True), pinned)
+        if len(_tables) > _MOST_TABLES:
+            _tables.popitem(last=False)
+        return made[stream][0]
 
 
 def _host_table(plan: Schedule, num_queries: int, num_keys: int, shift: int, left: int | None, right: int) -> Tensor:
