@@ -60,12 +60,12 @@ def test_too_few_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         warm(threads=0)
 
 
-@pytest.mark.parametrize("head_dim", [-8, 0, 84, 264])
+@pytest.mark.parametrize("head_dim", [-8, 0, 8, 84, 264])
 def test_a_head_dim_that_attention_does_not_take_is_refused_first(
     monkeypatch: pytest.MonkeyPatch, head_dim: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UnsupportedError, match=f"head_dim: {head_dim}; allowed: multiples of 8 up to 256"):
+    with pytest.raises(UnsupportedError, match=f"warm: head_dim: {head_dim}; allowed: multiples of 8 from 16 to 256"):
         warm("cuda:0", head_dims=(64, head_dim))
 
 

@@ -146,15 +146,10 @@ def ops(
 
 def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
     """What attention is measured in: bfloat16 on a card, float32 on a CPU, unless a type is named."""
-    import torch
-
-    from onewave.engine.options import check_dtype_on, choose_device
+    from onewave.engine.options import choose_device, choose_operand_dtype
 
     where = choose_device(device)
-    check_dtype_on(dtype, where)
-    if dtype == "auto":
-        return (torch.bfloat16 if where.type == "cuda" else torch.float32), where
-    return getattr(torch, dtype), where
+    return choose_operand_dtype(dtype, where), where
 
 
 def _print(title: str, ceiling: Ceiling, results: list[OperatorResult]) -> None:

@@ -32,14 +32,11 @@ def warm(
     check_dtype(dtype)
     if threads is not None:
         whole("--threads", threads, 1)
-    import torch
-
-    from onewave.engine.options import check_dtype_on, choose_device
+    from onewave.engine.options import choose_device, choose_operand_dtype
     from onewave.ops.warm import warm as compile_kernels
 
     where = choose_device(device)
-    check_dtype_on(dtype, where)
-    kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+    kind = choose_operand_dtype(dtype, where)
     start = time.perf_counter()
     done = compile_kernels(where, dtypes=(kind,), head_dims=head_dim or (64, 128), threads=threads)
     seconds = time.perf_counter() - start

@@ -23,6 +23,7 @@ __all__ = [
     "choose_device",
     "choose_dtype",
     "choose_max_model_len",
+    "choose_operand_dtype",
     "find_tokenizer",
 ]
 
@@ -72,6 +73,17 @@ def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.
     if device.type == "cpu":
         return torch.float32
     return torch.float16 if config.dtype == "float16" else torch.bfloat16
+
+
+def choose_operand_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype in which operators are called on their own; auto is bfloat16 on a card and float32 on a CPU.
+
+    Raises UnsupportedError for float32 on a card.
+    """
+    check_dtype_on(name, device)
+    if name != "auto":
+        return _DTYPES[name]
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def choose_max_model_len(given: int | None, config: ModelConfig) -> int:

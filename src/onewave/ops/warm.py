@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.op import attention, attention_varlen
 
 __all__ = ["Warmed", "warm"]
@@ -52,8 +53,7 @@ def warm(
     if threads is not None and threads < 1:
         raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
     for head_dim in head_dims:
-        if head_dim % 8 or not 8 <= head_dim <= 256:
-            raise UnsupportedError("head_dim", got=str(head_dim), allowed="multiples of 8 up to 256")
+        check_head_dim("warm", head_dim)
     if ":" not in str(where):
         where = torch.device("cuda", torch.cuda.current_device())
     calls: dict[str, Callable[[], object]] = {}

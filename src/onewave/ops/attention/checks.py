@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 
-__all__ = ["check_cu_seqlens", "check_extras", "check_out", "check_qkv"]
+__all__ = ["check_cu_seqlens", "check_extras", "check_head_dim", "check_out", "check_qkv"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 _BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
@@ -32,6 +32,16 @@ def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smalle
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         got = f"{num_heads} query heads, {num_kv_heads} KV heads"
         raise ShapeError(f"{name}: heads", got=got, allowed="a multiple of the KV heads")
+    check_head_dim(name, head_dim, smallest)
+    _check_kinds(name, q, k, v)
+    for label, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.stride(-1) != 1 and tensor.numel() > 0:
+            got = f"strides {tensor.stride()}"
+            raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
+
+
+def check_head_dim(name: str, head_dim: int, smallest: int = 16) -> None:
+    """Raises UnsupportedError for one that no kernel has."""
     if head_dim % 8 or not smallest <= head_dim <= 256:
         raise UnsupportedError(
             f"{name}: head_dim",
@@ -39,11 +49,6 @@ def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smalle
             allowed=f"multiples of 8 from {smallest} to 256",
             next="Pad it with zeros.",
         )
-    _check_kinds(name, q, k, v)
-    for label, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.stride(-1) != 1 and tensor.numel() > 0:
-            got = f"strides {tensor.stride()}"
-            raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
 
 
 def _check_kinds(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:

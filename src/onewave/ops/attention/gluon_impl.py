@@ -117,7 +117,7 @@ def attention(
         sequences=sequences, queue=True,
     )  # fmt: skip
     # What sorts packed tiles leaves their order in the scratch.
-    with held(q.device) if packed else nullcontext():
+    with held(q.device) if plan_of_tiles.order == "sorted" else nullcontext():
         order, which, rounds = order_of(
             plan_of_tiles, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift,
             starts_q=starts_q, starts_k=starts_k, longest=longest, queue=True,
