@@ -14,12 +14,15 @@ import torch
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.compile_pool import compile_in, processes
 
 __all__ = ["Warmed", "warm"]
 
 _HEADS = 16
 # Sequences and their tokens: few enough for causal tiles to be dealt in turns, enough for a table or a sorted queue.
 _FEW, _MANY = (1, 512), (12, 1024)
+# Calls of a dtype and head_dim.
+_KINDS = 5
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ def warm(
 
     Triton compiles a kernel when it is first called, in several seconds; from then on it finds it in its cache
     directory (`TRITON_CACHE_DIR`), in any process. These calls run in `threads` threads, one a processor by default, on
-    operands of their own, up to 50 MB each. dtypes: bfloat16, float16. head_dims: as `attention` takes them.
+    operands of their own, up to 50 MB each, and compile in as many processes, unless this one has used CUDA before:
+    then in the threads, which takes longer. dtypes: bfloat16, float16. head_dims: as `attention` takes them.
 
     Returns what was called, in order. Raises UnsupportedError without a CUDA card and for what attention refuses, and
     InvalidArgumentError.
@@ -54,21 +58,31 @@ def warm(
         raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
     for head_dim in head_dims:
         check_head_dim("warm", head_dim)
-    if ":" not in str(where):
-        where = torch.device("cuda", torch.cuda.current_device())
+    from onewave.ops.attention import gluon_impl  # noqa: F401 (whoever compiles needs not import it again)
+
+    count = max(1, min(threads or os.cpu_count() or 1, len(dtypes) * len(head_dims) * _KINDS))
+    with processes(count) as pool, compile_in(pool):
+        if ":" not in str(where):
+            where = torch.device("cuda", torch.cuda.current_device())
+        return side_by_side(_calls(where, dtypes, head_dims), where, count)
+
+
+def _calls(
+    device: torch.device, dtypes: Sequence[torch.dtype], head_dims: Sequence[int]
+) -> dict[str, Callable[[], object]]:
     calls: dict[str, Callable[[], object]] = {}
     for dtype in dtypes:
         for head_dim in head_dims:
             kind = f"{str(dtype).removeprefix('torch.')}, head_dim {head_dim}"
-            calls[f"attention, {kind}, full"] = partial(_batch, _MANY, head_dim, dtype, where, False)
+            calls[f"attention, {kind}, full"] = partial(_batch, _MANY, head_dim, dtype, device, False)
             for number, some in (("few", _FEW), ("many", _MANY)):
                 calls[f"attention, {kind}, causal, {number} tiles"] = partial(
-                    _batch, some, head_dim, dtype, where, True
+                    _batch, some, head_dim, dtype, device, True
                 )
                 calls[f"attention_varlen, {kind}, causal, {number} tiles"] = partial(
-                    _packed, some, head_dim, dtype, where
+                    _packed, some, head_dim, dtype, device
                 )
-    return side_by_side(calls, where, threads or os.cpu_count() or 1)
+    return calls
 
 
 def side_by_side(calls: Mapping[str, Callable[[], object]], device: torch.device, threads: int) -> tuple[Warmed, ...]:

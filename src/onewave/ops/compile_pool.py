@@ -1,0 +1,79 @@
+"""Compiling Triton's kernels in processes of their own: its compiler holds Python's lock for most of the time."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+__all__ = ["compile_in", "compile_kernel", "processes"]
+
+
+@contextmanager
+def processes(count: int) -> Iterator[ProcessPoolExecutor | None]:
+    """So many processes, forked from this one, or None: once this process uses CUDA, or where there is no fork."""
+    if count < 2 or torch.cuda.is_initialized() or "fork" not in multiprocessing.get_all_start_methods():
+        yield None
+        return
+    with ProcessPoolExecutor(count, multiprocessing.get_context("fork")) as pool:
+        # The first job forks all of them, before anything here starts a thread or uses CUDA.
+        pool.submit(int).result()
+        yield pool
+
+
+@contextmanager
+def compile_in(pool: ProcessPoolExecutor | None) -> Iterator[None]:
+    """Meanwhile, whatever any thread has Triton compile is compiled by the pool first, into Triton's cache on disk,
+    where Triton then finds it."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    before = knobs.runtime.jit_cache_hook
+
+    def hook(**given: Any) -> bool | None:
+        fn, known = given["fn"], given["compile"]
+        source = (fn.module, fn.name, known["signature"], known["constants"], known["configs"][0])
+        options = json.loads(known["specialization_data"])["options"]
+        assert pool is not None
+        # What fails there fails here again, with its own words.
+        wait([pool.submit(compile_kernel, *source, options, driver.active.get_current_target())])
+        return None if before is None else before(**given)
+
+    if pool is not None:
+        knobs.runtime.jit_cache_hook = hook
+    try:
+        yield
+    finally:
+        knobs.runtime.jit_cache_hook = before
+
+
+def compile_kernel(
+    module: str,
+    name: str,
+    signature: Mapping[str, object],
+    constants: Mapping[tuple[int, ...], object],
+    attributes: Mapping[tuple[int, ...], object],
+    options: Mapping[str, object],
+    target: object,
+) -> None:
+    """Compile one variant of the kernel of that name into Triton's cache. Uses no device.
+
+    signature, constants, attributes, options, target: as Triton's jit_cache_hook tells them.
+    """
+    import triton
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    kernel = getattr(import_module(module), name)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    triton.compile(source, target=target, options=given)

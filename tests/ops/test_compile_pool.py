@@ -1,0 +1,42 @@
+"""Kernels compiled in processes of their own are those that Triton looks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onewave.ops.compile_pool import processes
+
+SCRIPT = Path(__file__).parent / "compile_pool_alone.py"
+
+
+def compiled(count: int, cache: Path) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, str(SCRIPT), str(count)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def test_triton_finds_what_the_pool_has_compiled(tmp_path: Path) -> None:
+    kernels = {"doubled": "found", "tripled": "found"}
+    assert compiled(2, tmp_path) == {"pool": True, **kernels, "refused": True, "hook": True}
+
+
+def test_without_a_pool_triton_compiles_itself(tmp_path: Path) -> None:
+    kernels = {"doubled": "compiled", "tripled": "compiled"}
+    assert compiled(1, tmp_path) == {"pool": False, **kernels, "refused": True, "hook": True}
+
+
+def test_a_process_that_uses_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with processes(4) as pool:
+        assert pool is None
