@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from onewave.models.llama_plan import plan_decode, workers_for
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from tiny_decoders import BASE
+from tiny_decoders import BASE as SMALL
+
+BASE = replace(SMALL, vocab_size=9000)
 
 
 @pytest.mark.parametrize("available", [1, 7, 8, 61, 114, 132])
@@ -35,3 +38,14 @@ def _busiest(workers: int) -> dict[str, int]:
 @pytest.mark.parametrize("available", [7, 8, 16, 61])
 def test_nobody_of_fewer_blocks_has_more_of_a_layer_than_the_busiest_of_all(available: int) -> None:
     assert _busiest(workers_for(BASE, batch=8, available=available)) == _busiest(available)
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(1, 8), (2, 16), (8, 16), (16, 32)])
+def test_every_block_has_a_part_of_the_head(batch: int, rows: int) -> None:
+    """As each shows the others its best logits, if another token of the launch comes of them."""
+    blocks = -(-SMALL.vocab_size // rows)
+    taken = workers_for(SMALL, batch=batch, available=132)
+    assert blocks * 15 // 16 <= taken <= blocks
+    plan = plan_decode(SMALL, batch=batch, workers=taken)
+    heads = [any(plan.table.name(int(row)).startswith("head") for row in queue) for queue in plan.table.queues]
+    assert all(heads)

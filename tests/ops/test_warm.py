@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.engine.options import choose_device
 from onewave.ops import warm as module_function
 from onewave.ops.attention.gluon_plan import schedule
 from onewave.ops.warm import _FEW, _HEADS, _MANY, side_by_side, warm
@@ -83,3 +84,16 @@ def test_its_operands_reach_every_way_to_deal_tiles(processors: int, head_dim: i
 
     assert [order(_FEW, packed=packed) for packed in (False, True)] == ["turns", "turns"]
     assert [order(_MANY, packed=packed) for packed in (False, True)] == ["table", "sorted"]
+
+
+def test_choosing_a_card_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the command could not fork what compiles."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("the card is used"))
+    assert [choose_device(name) for name in ("auto", "cuda", "cuda:1")] == [
+        torch.device("cuda:0"),
+        torch.device("cuda:0"),
+        torch.device("cuda:1"),
+    ]

@@ -21,14 +21,15 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
 from onewave.wave.launch import shared_registers
-from onewave.wave.layout import TILE_BYTES, tile_shape
+from onewave.wave.layout import STEP_WORDS, TILE_BYTES, tile_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from ptx_arrivals import early_arrivals
 
+RECORDS = gl.NVMMASharedLayout(0, 32, 2)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
-LONGS = ("tokens", "positions", "slots", "places", "several", "limits")
+LONGS = ("tokens", "positions", "slots", "several", "limits")
 
 
 def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[str, object]:
@@ -54,7 +55,9 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "TEST": 0,
         "TRACE": False,
         "XW": 8,
-        **shared_registers(shape, head_dim, draws=bool(changes.get("DRAWS"))),
+        **shared_registers(
+            shape, head_dim, several="TOKENS" in changes, draws="DRAWS" in changes, paged="PAGE" in changes
+        ),
         "D": 0,
         "GP": 1,
         "CH": 1,
@@ -71,6 +74,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
     types["draws"] = "*fp64"
     types["weights"] = f"tensordesc<{dtype}[{shape.tile_rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    types["records"] = f"tensordesc<i32[2, {STEP_WORDS}],{RECORDS!r}>"
     types |= dict.fromkeys(constants, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
     values = {(names.index(name),): value for name, value in constants.items()}

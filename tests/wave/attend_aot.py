@@ -18,8 +18,21 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from onewave.wave.attend import attend, heads_memory
 from onewave.wave.attend_layouts import warps_rows
 from onewave.wave.combine import combine
+from onewave.wave.layout import POINTERS, STEP_WORDS
 from onewave.wave.merge import merged_splits
 from onewave.wave.spin import poll_few
+
+_RECORD, _PLACES = gl.constexpr(STEP_WORDS), gl.constexpr(POINTERS)
+
+
+@gluon.jit
+def noted_at(words, COUNT: gl.constexpr):
+    """So many words of device memory in shared memory, as the wave keeps a record and its places."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [8], [0])
+    notes = gl.allocate_shared_memory(words.dtype.element_ty, [COUNT], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    notes.store(gl.load(words + gl.arange(0, COUNT, layout=LANES)))
+    gl.thread_barrier()
+    return notes
 
 
 @gluon.jit
@@ -32,7 +45,8 @@ def attend_alone(
     xs = gl.allocate_shared_memory(gl.float32, [8, 8, D], warps_rows(D))
     none = batch * 0
     attend(
-        record, ours, theirs, positions, slots, places, watch, none, none, batch, none, heads, xs,
+        noted_at(record, _RECORD), ours, theirs, positions, slots, noted_at(places, _PLACES), watch, none, none,
+        batch, none, heads, xs,
         gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 8, 1, FEW, 1, PAGE,
     )  # fmt: skip
 
@@ -43,7 +57,8 @@ def combine_alone(
 ):  # fmt: skip
     """One combining task."""
     none = batch * 0
-    combine(record, ours, theirs, positions, watch, none, none, batch, none, gl.float16, D, 0, CH, KSPLITS, 1, 8)
+    noted = noted_at(record, _RECORD)
+    combine(noted, ours, theirs, positions, watch, none, none, batch, none, gl.float16, D, 0, CH, KSPLITS, 1, 8)
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ import numpy as np
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, merge, narrow, widen
+from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, merge, narrow, notes, widen
 
 sys.path.insert(0, str(Path(__file__).parent))
 import happens_before
@@ -309,7 +309,7 @@ class Gluon:
         happens_before.agents_of(parts, run_side_by_side)
 
 
-WAVE = (narrow, draw, choose, finish, combine, cached, attend, merge, exchange, widen, kernel)
+WAVE = (narrow, draw, choose, notes, finish, combine, cached, attend, merge, exchange, widen, kernel)
 """The modules of the wave kernel."""
 
 
@@ -432,7 +432,6 @@ def _namespace(
         "load_words": lambda pointers, WORDS: loaded(pointers),
         "spin_counter": spin,
         "prefetch_lines": nearer,
-        "prefetch_sectors": at_hand,
         "prefetch_bytes": lambda pointers, wanted, BYTES: gl.memory.prefetched.extend(
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),

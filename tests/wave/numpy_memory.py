@@ -22,6 +22,9 @@ class Array(np.ndarray):
             return Pointer(self, dtype.item)
         return wrapped(self.view(dtype) if bitcast else np.asarray(self).astype(dtype))
 
+    def item(self, *at: Any) -> Any:
+        return wrapped(np.asarray(self).reshape(()))
+
     def __iadd__(self, other: Any) -> Any:
         return self + other  # a tensor never changes: another name for it keeps its value
 

@@ -25,6 +25,8 @@ class Descriptor:
 class Matrix:
     """A tensor map of a matrix in device memory, in boxes: zeros come from beyond its edges, and nothing goes there."""
 
+    layout = "rows"
+
     def __init__(
         self, memory: Memory, pointer: Pointer, shape: tuple[int, int], box: tuple[int, int], stride: int | None = None
     ):

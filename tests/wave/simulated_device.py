@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gluon_in_numpy import Descriptor, Fault, Memory, Pointer, launch
+from gluon_in_numpy import Descriptor, Fault, Matrix, Memory, Pointer, launch
 from torch import Tensor
 
-from onewave.wave.layout import DRAW_WORDS, MOST_TOKENS
+from onewave.wave.layout import DRAW_WORDS, MOST_TOKENS, STEP_WORDS
 from onewave.wave.program import WaveProgram
 
 
@@ -21,13 +21,15 @@ class Bench:
         put = self.memory.put
         self.asked = put(np.zeros(1, dtype=np.int32))  # whether the host asks launches to end
         exchange = np.full(2 * program.set_words, -1, dtype=np.int32)
-        steps = np.concatenate((program.steps, np.zeros((2, program.steps.shape[1]), dtype=np.int32)))
+        rows = np.pad(program.steps, ((1, 0), (0, 0)))  # the first one: a launch's places
+        self.records = put(rows)
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
         self.arguments: dict[str, Any] = {
             "weights": Descriptor(stream.numpy(), program.shape.tile_rows),
             "easy": put(program.easy),
             "easy_words": program.easy.shape[1],
-            "steps": put(steps),
+            "records": Matrix(self.memory, self.records, rows.shape, (2, STEP_WORDS)),
+            "steps": self.records + STEP_WORDS,
             "lanes": put(program.lanes),
             "exchange": put(exchange),
             "waits": put(waits),
@@ -65,8 +67,9 @@ class Bench:
         } | constants
 
     def run(self, source: Pointer, source_stride: int, out: Pointer, out_stride: int, batch: int, **more: Any) -> None:
-        places = more.pop("places", out)
-        given = {"tokens": out, "positions": out, "slots": out, "places": places, "several": out} | more
+        if "places" in more:
+            self.memory.set(self.records, np.array(more.pop("places"), dtype=np.int64).view(np.int32))
+        given = {"tokens": out, "positions": out, "slots": out, "several": out} | more
         given |= {"source": source, "source_stride": source_stride, "out": out, "out_stride": out_stride}
         delays = given.pop("delays", lambda: None)
         arguments = self.arguments | given | {"batch": batch}

@@ -57,7 +57,7 @@ REGISTERS_AT_START = 128
 SHARED_BYTES = 227 * 1024
 # Addresses that every step shares; none inside a loop over tiles or keys. By head_dim, whether the cache is paged, and
 # whether a launch makes several tokens.
-SPILLED_BYTES = {(64, True, False): 16, (64, False, True): 16, (128, False, True): 32, (128, True, True): 32}
+SPILLED_BYTES = {(64, False, True): 16, (128, False, True): 32, (128, True, True): 32}
 # What draws tokens keeps in registers from one token to the next is spilled: more, but once a token for the most part.
 SPILLED_BYTES_DRAWING = 128
 

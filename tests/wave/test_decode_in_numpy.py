@@ -96,7 +96,7 @@ class Simulated:
         strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
         scales = put(np.zeros(1, dtype=np.float32) if stream.scales is None else stream.scales.numpy())
         known = [*(int(p.address) for p in pointers), *strides, STREAM, int(scales.address)]
-        self.places = put(np.array(known + [0] * (16 - len(known)), dtype=np.int64))
+        self.places = known + [0] * (16 - len(known))
 
     def fill(self, slots: list[int], contexts: list[int]) -> None:
         """Put random keys and values of so many tokens into slots; NaN behind them, and everywhere else."""

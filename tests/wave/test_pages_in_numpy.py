@@ -46,11 +46,11 @@ class Paged(Simulated):
         self.k, self.v = memory.put(empty), memory.put(empty)
         self.table = np.zeros((slots, self.per_slot), dtype=np.int32)
         self.table_at = memory.put(np.full((slots, self.per_slot), -1, dtype=np.int32))
-        places = memory.get(self.places, (16,))
+        places = np.array(self.places, dtype=np.int64)
         places[2:4] = int(self.k.address), int(self.v.address)
         places[8:11] = [np.prod(self.pool[axis:]) // 2 for axis in (1, 2, 3)]
         places[14:16] = int(self.table_at.address), self.per_slot
-        memory.set(self.places, places)
+        self.places = places.tolist()
 
     def fill(self, caches: list[Tensor], keys: list[int]) -> None:
         """Deal out pages anew and lay plain caches out in them; a slot has pages for so many keys only."""

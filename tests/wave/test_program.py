@@ -231,6 +231,6 @@ def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_
                 first, last = runs.pop(0)
                 own = int(step[Word.TILES] * step[Word.BLOCKS])
                 assert first == before if held else first <= before
-                sooner = SOONER if program.few_words else 0
+                sooner = SOONER[program.shape.held] if program.few_words else 0
                 assert before + min(held, own) <= last + 1 + sooner - program.shape.ring
             before += int(step[Word.TILES] * step[Word.BLOCKS]) if step[Word.KIND] < Kind.REDUCE_HIDDEN else 0

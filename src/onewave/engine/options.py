@@ -54,7 +54,8 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UnsupportedError("device", got=f"{name!r}, but PyTorch finds no CUDA card", next='Use device="cpu".')
-    number = int(index) if index else torch.cuda.current_device()
+    # A process that has not used CUDA yet begins with card 0; asking it would make it use CUDA.
+    number = int(index) if index else torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     if number >= torch.cuda.device_count():
         raise UnsupportedError("device", got=repr(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", number)

@@ -124,16 +124,17 @@ def _padded_values(config: ModelConfig, shape: TileShape) -> int:
 
 
 def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes: int = 2) -> int:
-    """Blocks of a launch, of `available` that the device runs side by side.
+    """Blocks of a launch, of `available` that the device runs side by side; none without a row block of the head.
 
     One or two sequences take all: their rings are what rides out a hand-off. More take the fewest, of the upper 15
     sixteenths, that leave nobody with more row blocks of any matrix of a layer: each then has a larger share of the
     bandwidth, and fewer of them read the activations.
     """
     padded = 1 << (batch - 1).bit_length()
+    shape = _shape(config, padded, weight_bytes)
+    available = min(available, -(-config.vocab_size // shape.rows))
     if padded <= 2:
         return available
-    shape = _shape(config, padded, weight_bytes)
     products = [o for o in _operations(config, shape, _groups(config, padded)).values() if isinstance(o, Operation)]
     blocks = {o.rows // shape.rows * o.slices for o in products if o.weight is not None and not o.logits}
     fewest = max(-(-count // -(-count // available)) for count in blocks)
@@ -295,6 +296,11 @@ class DecodeWave:
     def several(self, tokens: int) -> DecodeWave:
         """The same steps, so many in one launch, each sequence's next token its likeliest (`produce`); the weights lie
         there once. Raises UnsupportedError."""
+        program = self.wave.program
+        blocks = -(-self.vocab_size // program.shape.rows)
+        if tokens > 1 and program.workers > blocks:  # each shows the others its best logits
+            got = f"{program.workers} workers for a head of {blocks} row blocks"
+            raise UnsupportedError("several tokens a launch", got=got, allowed="a row block or more for each worker")
         made = copy(self)
         made.wave = self._bound(tokens=tokens)
         return made

@@ -53,8 +53,9 @@ from onewave.wave.cached import (
 )
 from onewave.wave.choose import has_stopped
 from onewave.wave.combine import clear_words, read_words, split_of_keys
-from onewave.wave.finish import bits16, bits32, place_of, to_float
+from onewave.wave.finish import bits16, bits32, to_float
 from onewave.wave.layout import FEW_PLACES
+from onewave.wave.notes import noted, place_of
 from onewave.wave.spin import ABSENT
 
 __all__ = ["attend", "heads_memory", "prefetch_split"]
@@ -91,9 +92,9 @@ def queries_and_new(
     head = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
     half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
     word = gl.arange(0, QUARTER, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
-    first = gl.where(head == GP, gl.load(record + 24), gl.load(record + 23) + head * (D // 2))
-    first = gl.where(head == GP + 1, gl.load(record + 25), first)
-    real = (head < gl.load(record + 22)) | (has_new & ((head == GP) | (head == GP + 1)))
+    first = gl.where(head == GP, noted(record, 24), noted(record, 23) + head * (D // 2))
+    first = gl.where(head == GP + 1, noted(record, 25), first)
+    real = (head < noted(record, 22)) | (has_new & ((head == GP) | (head == GP + 1)))
     at = first + half * QUARTER + word
     pointers = gl.where(real & (at >= 0), (new + at).to(gl.int64), 0)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LQ))[:, None]
@@ -140,15 +141,15 @@ def attend(
     """One group of heads over one split of one sequence's keys. Without keys, or for a sequence beyond the batch, only
     clear. xs: the activations' shared memory, which no step needs while one attends. positions: if TOKENS > 1, the
     block's own (choose.py)."""
-    b = gl.load(record + 8)
+    b = noted(record, 8)
     position, begin, end = keys_of_split(record, positions, batch)
     stopped = 0
     if TOKENS > 1:
         stopped = has_stopped(positions, b, NB)
     if (b < batch) & (begin < end):
-        layer = gl.load(record + 18)
+        layer = noted(record, 18)
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
-        new = ours + gl.load(record + 4) + b * gl.load(record + 5)
+        new = ours + noted(record, 4) + b * noted(record, 5)
         attend_keys(
             record, new, k_rows, v_rows, table, begin, end, position, layer, stopped, places, watch, block, step,
             keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
@@ -171,18 +172,18 @@ def attend(
 @gluon.jit
 def keys_of_split(record, positions, batch):
     """The new token's position, the split's first key and the one after its last."""
-    b = gl.load(record + 8)
+    b = noted(record, 8)
     position = gl.load(positions + b, mask=b < batch, other=0)
     length = position.to(gl.int32) + 1
     first_key, share = split_of_keys(record, length)
-    begin = first_key + gl.load(record + 11) * share
+    begin = first_key + noted(record, 11) * share
     return position, begin, gl.minimum(begin + share, length)
 
 
 @gluon.jit
 def splits_used(record, positions):
     """How many splits the record's sequence has."""
-    last = gl.load(positions + gl.load(record + 8)).to(gl.int32)
+    last = gl.load(positions + noted(record, 8)).to(gl.int32)
     first_key, share = split_of_keys(record, last + 1)
     return (last - first_key) // share + 1
 
@@ -192,7 +193,7 @@ def prefetch_split(
     record, positions, slots, places, batch, D: gl.constexpr, XW: gl.constexpr, PAGE: gl.constexpr
 ):  # fmt: skip
     """Have a coming attend step's first keys and values brought into the second-level cache."""
-    b = gl.load(record + 8)
+    b = noted(record, 8)
     position, begin, end = keys_of_split(record, positions, batch)
     if (b < batch) & (begin < end):
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
@@ -293,7 +294,7 @@ def attend_keys(
             target = target + in_pages + word
         else:
             target = target + position * (D // 2) + word
-        writes = (gl.load(record + 21) > 0) & (keep_back == 0)
+        writes = (noted(record, 21) > 0) & (keep_back == 0)
         if TOKENS > 1:
             writes = writes & (stopped == 0)
         gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
@@ -362,8 +363,8 @@ def show_part(record, ours, theirs, merged, lse, keep_back, D: gl.constexpr):
     LW: gl.constexpr = values.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, LW))[None, :]
-    target = gl.load(record + 9)
-    shown = (head < gl.load(record + 22)) & (keep_back == 0)
+    target = noted(record, 9)
+    shown = (head < noted(record, 22)) & (keep_back == 0)
     at = head * (D + 4) + column
     ours = gl.multiple_of(ours + target, 16)
     theirs = gl.multiple_of(theirs + target, 16)
@@ -385,9 +386,9 @@ def show_few(record, ours, theirs, merged, lse, keep_back, DTYPE: gl.constexpr, 
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))
     pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))
-    split = gl.load(record + 11)
-    first = gl.load(record + 31)
-    shown = (head < gl.load(record + 22)) & (keep_back == 0)
+    split = noted(record, 11)
+    first = noted(record, 31)
+    shown = (head < noted(record, 22)) & (keep_back == 0)
     at = (head * few_words(D))[:, None] + pair[None, :]
     values = first + split * (D // 2)
     gl.store(gl.multiple_of(ours + values, 16) + at, words, mask=shown[:, None])
@@ -401,13 +402,13 @@ def show_few(record, ours, theirs, merged, lse, keep_back, DTYPE: gl.constexpr, 
 def clear_others(record, theirs, splits, D: gl.constexpr, GP: gl.constexpr, FEW: gl.constexpr, XW: gl.constexpr):
     """Clear what the task would publish of a sequence of another number of splits: show_part's words, show_few's."""
     if splits <= (_PLACES if FEW > 0 else 1):
-        clear_words(theirs + gl.load(record + 9), GP * (D + 4), XW)
+        clear_words(theirs + noted(record, 9), GP * (D + 4), XW)
     if FEW > 0:
-        split = gl.load(record + 11)
+        split = noted(record, 11)
         if (split < _PLACES) & ((splits < 2) | (splits > _PLACES)):
             LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
-            heads = gl.load(record + 22)
-            first = gl.load(record + 31)
+            heads = noted(record, 22)
+            first = noted(record, 31)
             word = gl.arange(0, XW * 128, layout=LINE)
             absent = gl.full([XW * 128], ABSENT, gl.int32, LINE)
             for begin in gl.static_range(0, GP * (D // 2), XW * 128):
@@ -428,8 +429,8 @@ def show_whole(
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
     pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
-    target = gl.load(record + 30)
-    shown = (head < gl.load(record + 22)) & (keep_back == 0)
+    target = noted(record, 30)
+    shown = (head < noted(record, 22)) & (keep_back == 0)
     at = head * (D // 2) + pair
     gl.store(gl.multiple_of(ours + target, 16) + at, words, mask=shown)
     gl.store(gl.multiple_of(theirs + target, 16) + at, words | ABSENT, mask=shown)

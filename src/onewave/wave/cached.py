@@ -21,7 +21,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.finish import place_of
+from onewave.wave.notes import noted, place_of, place_word
 from onewave.wave.spin import prefetch_lines
 
 __all__ = [
@@ -46,17 +46,17 @@ def page_bits(page) -> int:
 def rows_of_cache(record, slots, places, PAGE: gl.constexpr):
     """Pointers to the keys and values of the task's sequence, layer and KV head; of a paged cache, those of page 0, and
     the sequence's row of the block table with the words of a page."""
-    slot = gl.load(slots + gl.load(record + 8))
-    layer = gl.load(record + 18)
+    slot = gl.load(slots + noted(record, 8))
+    layer = noted(record, 18)
     table = (0, 0)
     if PAGE == 0:
         in_cache = (
-            layer * gl.load(places + 8) + slot * gl.load(places + 9) + gl.load(record + 19) * gl.load(places + 10)
+            layer * place_word(places, 8) + slot * place_word(places, 9) + noted(record, 19) * place_word(places, 10)
         )
     else:
-        in_cache = layer * gl.load(places + 8) + gl.load(record + 19) * gl.load(places + 10)
-        row = place_of(places, 14, gl.int32) + slot * gl.load(places + 15)
-        table = (row, gl.multiple_of(gl.load(places + 9), 16))
+        in_cache = layer * place_word(places, 8) + noted(record, 19) * place_word(places, 10)
+        row = place_of(places, 14, gl.int32) + slot * place_word(places, 15)
+        table = (row, gl.multiple_of(place_word(places, 9), 16))
     k_rows = gl.multiple_of(place_of(places, 2, gl.int32) + in_cache, 16)
     v_rows = gl.multiple_of(place_of(places, 3, gl.int32) + in_cache, 16)
     return k_rows, v_rows, table

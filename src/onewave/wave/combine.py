@@ -22,6 +22,7 @@ from triton.experimental.gluon import language as gl
 from onewave.wave.attend_layouts import part_packet, part_words
 from onewave.wave.finish import bits16
 from onewave.wave.layout import FEW_PLACES
+from onewave.wave.notes import noted
 from onewave.wave.spin import ABSENT, load_words, poll_words
 
 __all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
@@ -43,8 +44,8 @@ def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.const
 def split_of_keys(record, length):
     """The first key that is seen, and keys a split. Both depend on the sequence's own length alone, so that its bits do
     not depend on its company; a short sequence leaves splits empty, as merging them would take longer."""
-    window = gl.load(record + 20)
-    splits = gl.load(record + 17)
+    window = noted(record, 20)
+    splits = noted(record, 17)
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
     count = length - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + 127) // 128))
@@ -70,9 +71,9 @@ def combine(
     one split nothing is left to do, and of few splits that another merges only to clear."""
     VALUES: gl.constexpr = CH * D
     L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
-    b = gl.load(record + 8)
-    target = gl.load(record + 9)
-    count = gl.load(record + 22)
+    b = noted(record, 8)
+    target = noted(record, 9)
+    count = noted(record, 22)
     if b < batch:
         length = gl.load(positions + b).to(gl.int32) + 1
         first_key, share = split_of_keys(record, length)
@@ -84,7 +85,7 @@ def combine(
             split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
             value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
             at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
-            at = gl.load(record + 4) + split * gl.load(record + 5) + at
+            at = noted(record, 4) + split * noted(record, 5) + at
             real = (split < used) & (value < count * D)
             pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
             words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))

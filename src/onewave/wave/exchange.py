@@ -33,16 +33,24 @@ from onewave.wave.finish import (
     to_float,
 )
 from onewave.wave.merge import load_merged
-from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, prefetch_sectors, spin_counter
+from onewave.wave.notes import (
+    bring_next,
+    groups_of,
+    noted,
+    place_word,
+    record_of,
+    wait_for_ahead,
+)
+from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 
 __all__ = ["exchange_partition"]
 
 
 @gluon.jit
 def exchange_partition(
-    steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
-    tokens, positions, slots, places, several, limits, asked, draws, block, batch, source_stride, out_stride, set_words,
-    skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
+    records, steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
+    tokens, positions, slots, several, limits, asked, draws, block, batch, source_stride, out_stride, set_words,
+    skipped, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull, decided, going,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
     SYNC: gl.constexpr, TEST: gl.constexpr,
@@ -54,16 +62,17 @@ def exchange_partition(
     results = 0
     if TOKENS == 1:
         chunks_before, results = exchange_steps(
-            steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals,
-            epoch, watch, trace, tokens, positions, slots, places, several, asked, block, batch, source_stride,
-            out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, DTYPE, FORMAT, IMAGES,
-            NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE,
-            TOKENS, PAGE,
+            records, first_step, num_steps, 0, chunks_before, results, source, exchange, out, waits, counters, totals,
+            epoch, watch, trace, tokens, positions, slots, several, asked, block, batch, source_stride, out_stride,
+            set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull, DTYPE, FORMAT,
+            IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS,
+            SCALE, TOKENS, PAGE,
         )  # fmt: skip
         gl.store(epochs + block, epoch + 1)
     else:
         own = own_values(several, block, NB, TOKENS)
-        head = steps + (num_steps - 1) * 32
+        head = steps + (first_step + num_steps - 1) * 32
+        groups = groups_of(num_steps)
         token = 0
         goes = 1
         while goes > 0:
@@ -73,21 +82,22 @@ def exchange_partition(
             )  # fmt: skip
             if goes > 0:
                 chunks_before, results = exchange_steps(
-                    steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters,
-                    totals, epoch + token, watch, trace, own, own + NB, slots, places, several, asked, block, batch,
-                    source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
-                    DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH,
-                    FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
+                    records, first_step, num_steps, token * groups, chunks_before, results, source, exchange, out,
+                    waits, counters, totals, epoch + token, watch, trace, own, own + NB, slots, several, asked, block,
+                    batch, source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty,
+                    heads, notes, places, nfull, DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC,
+                    TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
                 )  # fmt: skip
                 token += 1
+        wait_for_ahead(num_steps, token * groups, nfull, TOKENS)
         gl.store(epochs + block, epoch + token)
 
 
 @gluon.jit
 def exchange_steps(
-    steps, first_step, num_steps, chunks_before, results, source, exchange, out, waits, counters, totals, epoch, watch,
-    trace, tokens, positions, slots, places, several, asked, block, batch, source_stride, out_stride, set_words,
-    skipped, xs, xfull, xempty, parts, pfull, pempty, heads,
+    records, first_step, num_steps, before, chunks_before, results, source, exchange, out, waits, counters, totals,
+    epoch, watch, trace, tokens, positions, slots, several, asked, block, batch, source_stride, out_stride, set_words,
+    skipped, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
     SYNC: gl.constexpr, TEST: gl.constexpr,
@@ -95,22 +105,25 @@ def exchange_steps(
     FEW: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
     TOKENS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Go through the block's steps once. epoch: times it has done so before. Returns chunks and results of this launch
-    so far."""
+    """Go through the block's steps once. epoch: times it has done so before. before: groups of records (notes.py) of
+    this launch so far. Returns chunks and results of this launch so far."""
     ours = exchange + (epoch & 1).to(gl.int64) * set_words
     theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
     # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
     for step in tl.range(num_steps, disable_licm=True):
-        record = steps + step * 32
-        kind = gl.load(record)
+        record = record_of(step, before, notes, nfull)
+        kind = noted(record, 0)
         if TRACE:
             gl.store(trace + (first_step + step) * 4, nanoseconds(kind))
         if SYNC == 1:
             wait_for_counters(record, waits, counters, totals, epoch, watch, block, first_step + step, XW)
         keep_back = (first_step + step == skipped) & (TEST != 0)
-        chunks = gl.load(record + 3)
+        chunks = noted(record, 3)
+        if D > 0:
+            coming = noted(record, 26)
+            ahead = noted(record, 28)
         inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
-        merges = (FEW > 0) & (kind < 4) & (gl.load(record + 17) > 0)
+        merges = (FEW > 0) & (kind < 4) & (noted(record, 17) > 0)
         if (chunks > 0) & (merges == 0):
             inverse_rms = load_activations(
                 record, chunks, chunks_before, source, ours, tokens, places, watch, block, first_step + step,
@@ -124,13 +137,12 @@ def exchange_steps(
                 )  # fmt: skip
         chunks_before += chunks
         if D > 0:
-            coming = gl.load(record + 26)
             if coming > 0:  # while the step's first product is being made
-                prefetch_split(record + coming * 32, positions, slots, places, batch, D, XW, PAGE)
-            ahead = gl.load(record + 28)
+                to_come = record_of(step + coming, before, notes, nfull)
+                prefetch_split(to_come, positions, slots, places, batch, D, XW, PAGE)
             if ahead > 0:
                 prefetch_tiles(
-                    places, block, gl.load(record + 27), ahead, 8192 * IMAGES if FORMAT > 0 else 16384, XW
+                    places, block, noted(record, 27), ahead, 8192 * IMAGES if FORMAT > 0 else 16384, XW
                 )  # fmt: skip
         if TRACE:
             gl.store(trace + (first_step + step) * 4 + 1, nanoseconds(chunks))
@@ -166,10 +178,12 @@ def exchange_steps(
                         record, ours, theirs, positions, watch, block, first_step + step, batch, keep_back,
                         DTYPE, D, FEW, CH, KSPLITS, SYNC, XW,
                     )  # fmt: skip
-        gl.thread_barrier()
-        prefetch_record(record + 64, XW)
         if SYNC == 1:
-            post = gl.load(record + 15)
+            post = noted(record, 15)
+            gl.thread_barrier()  # as Triton puts there in the other builds, in which a second one costs registers
+        bring_next(records, first_step, num_steps, step, before, notes, nfull, TOKENS)
+        gl.thread_barrier()
+        if SYNC == 1:
             if (post > 0) & (keep_back == 0):
                 gl.atomic_add(counters + post - 1, 1, sem="release", scope="gpu")
         if TRACE:
@@ -178,21 +192,12 @@ def exchange_steps(
 
 
 @gluon.jit
-def prefetch_record(record, XW: gl.constexpr):
-    """Have a record brought into the first-level cache, a step before it is read: it has been out of all caches since
-    the token before, and beside the stream memory takes long to answer."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
-    lane = gl.arange(0, XW * 32, layout=LANES)
-    prefetch_sectors(record + lane * 8, lane < 4)
-
-
-@gluon.jit
 def prefetch_tiles(places, block, first, count, TILE: gl.constexpr, XW: gl.constexpr):
     """Have some of the block's weight tiles, at most one a thread, brought into the second-level cache."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
     tile = (first + lane).to(gl.int64) * gl.num_programs(0) + block
-    prefetch_bytes(gl.load(places + 11) + tile * TILE, lane < count, TILE)
+    prefetch_bytes(place_word(places, 11) + tile * TILE, lane < count, TILE)
 
 
 @gluon.constexpr_function
@@ -218,13 +223,20 @@ def activations_layout(rows, sequences, words, warps):
     )
 
 
+@gluon.constexpr_function
+def sums_layout(rows, blocks, terms, warps):
+    """`terms` values of each sequence in every thread that has results of it, [sequences, terms, 1]."""
+    across = min(32, blocks * rows // 4)
+    return gl.BlockedLayout([1, terms, 4], [32 // across, 1, across], [warps, 1, 1], [2, 1, 0])
+
+
 @gluon.jit
 def wait_for_counters(record, waits, counters, totals, epoch, watch, block, step, XW: gl.constexpr):
     """Spin on all counters of the step side by side, one a thread."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
-    first = gl.load(record + 13)
-    count = gl.load(record + 14)
+    first = noted(record, 13)
+    count = noted(record, 14)
     for begin in range(0, count, XW * 32):
         mine = begin + lane < count
         number = gl.load(waits + (first + begin + lane) * 2, mask=mine, other=0)
@@ -250,11 +262,11 @@ def load_activations(
     WORDS: gl.constexpr = N * PC * 64 // (XW * 32)
     LX: gl.constexpr = activations_layout(N, NB, PC * 64, XW)
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    first = gl.load(record + 4)
-    stride = gl.load(record + 5)
-    column = gl.load(record + 6)
-    columns = gl.load(record + 7)
-    flags = gl.load(record + 12)
+    first = noted(record, 4)
+    stride = noted(record, 5)
+    column = noted(record, 6)
+    columns = noted(record, 7)
+    flags = noted(record, 12)
     n = gl.arange(0, N, layout=gl.SliceLayout(1, LX))
     word = gl.arange(0, PC * 64, layout=gl.SliceLayout(0, LX))
     in_slice = ((word // 64) * (Q * 64) + word % 64)[None, :] + ((n // NB) * 64)[:, None]
@@ -292,8 +304,25 @@ def load_activations(
     inverse = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
     if D > 0:
         if flags & 4:
-            a_sequence = gl.permute(gl.reshape(squares, [Q, NB, PC * 64]), (1, 0, 2))
-            total = gl.sum(gl.reshape(a_sequence, [NB, Q * PC * 64]), axis=1)
+            total = total_of_sequences(squares, NB, R, G, XW)
             mean = total / (2 * columns).to(gl.float32)
-            inverse = gl.convert_layout(1.0 / gl.sqrt(mean + EPS), results_over_sequences(R, G, XW))
+            inverse = 1.0 / gl.sqrt(mean + EPS)
     return inverse
+
+
+@gluon.jit
+def total_of_sequences(squares, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW: gl.constexpr):
+    """The sum of each sequence's values, [NB], laid out for results. squares: [64 / R * NB, words], as activations are.
+
+    Each warp adds up what it has of a row, then every thread what the warps have of its sequences. Triton's own sum
+    over warps has more barriers, and leaves some threads a register as it was, which the loop over steps would keep for
+    it.
+    """
+    Q: gl.constexpr = 64 // R
+    WORDS: gl.constexpr = squares.shape[1]
+    WIDE: gl.constexpr = max(1, XW * 4 // (Q * NB))  # warps side by side
+    of_warps = gl.permute(gl.reshape(squares, [Q * NB, WORDS // (32 * WIDE), WIDE, 32]), (0, 2, 1, 3))
+    of_warps = gl.sum(gl.reshape(of_warps, [Q * NB, WIDE, WORDS // WIDE]), axis=2)
+    of_sequences = gl.reshape(gl.permute(gl.reshape(of_warps, [Q, NB, WIDE]), (1, 0, 2)), [NB, Q * WIDE, 1])
+    own = gl.convert_layout(of_sequences, sums_layout(R, G, Q * WIDE, XW))
+    return gl.convert_layout(gl.sum(gl.sum(own, axis=1), axis=1), results_over_sequences(R, G, XW))

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from onewave.wave.choose import host_asks, show_best
+from onewave.wave.notes import noted, place_of
 from onewave.wave.spin import ABSENT, load_words, poll_words
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "bits32",
     "finish_blocks",
     "load_addend",
-    "place_of",
     "reduce_pieces",
     "results_over_sequences",
     "results_rows",
@@ -53,12 +53,6 @@ def to_float(words, DTYPE: gl.constexpr):
     low = (words & 65535).to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
     high = ((words >> 16) & 65535).to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
     return low, high
-
-
-@gluon.jit
-def place_of(places, number: gl.constexpr, TYPE: gl.constexpr):
-    """The pointer that stands at a place of `places`."""
-    return gl.load(places + number).to(gl.pointer_type(TYPE))
 
 
 @gluon.jit
@@ -127,11 +121,11 @@ def load_addend(
     LZ: gl.constexpr = results_rows(R, G, XW)
     sequence = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))[:, None]
     in_step = (number * R + gl.arange(0, G * R, layout=gl.SliceLayout(0, LZ)))[None, :]
-    row = gl.load(record + 8) * R + in_step
-    shown = (sequence < batch) & (in_step < gl.load(record + 1) * R) & (keep_back == 0)
-    hidden = gl.load(record + 10) * 2
-    flags = gl.load(record + 12)
-    bias_at = gl.load(record + 16)
+    row = noted(record, 8) * R + in_step
+    shown = (sequence < batch) & (in_step < noted(record, 1) * R) & (keep_back == 0)
+    hidden = noted(record, 10) * 2
+    flags = noted(record, 12)
+    bias_at = noted(record, 16)
     bias = place_of(places, 5, gl.float32) + bias_at - 1 + row + sequence * 0
     bias = gl.load(bias, mask=shown & (bias_at > 0), other=0)
     stream = place_of(places, 4, gl.float32) + sequence * hidden + row
@@ -155,8 +149,8 @@ def addend_of(loaded, DTYPE: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW:
 def load_scales(places, record, number, R: gl.constexpr, G: gl.constexpr, LZ: gl.constexpr):
     """The scales of the rows of the step's row blocks from that number on, on their way: float32 [G * R]."""
     row = number * R + gl.arange(0, G * R, layout=gl.SliceLayout(0, LZ))
-    first = place_of(places, 12, gl.float32) + gl.load(record + 29) + gl.load(record + 8) * R
-    return gl.load(gl.multiple_of(first, 16) + row, mask=row < gl.load(record + 1) * R, other=0.0)
+    first = place_of(places, 12, gl.float32) + noted(record, 29) + noted(record, 8) * R
+    return gl.load(gl.multiple_of(first, 16) + row, mask=row < noted(record, 1) * R, other=0.0)
 
 
 @gluon.jit
@@ -174,13 +168,13 @@ def finish_blocks(
     LP: gl.constexpr = results_layout(R, G, XW)
     LZ: gl.constexpr = results_rows(R, G, XW)
     PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    blocks = gl.load(record + 1)
-    first_block = gl.load(record + 8)
-    target = gl.load(record + 9)
-    stride = gl.load(record + 10)
-    part = gl.load(record + 11)
-    flags = gl.load(record + 12)
-    adds = ((flags & 8) > 0) | (gl.load(record + 16) > 0)
+    blocks = noted(record, 1)
+    first_block = noted(record, 8)
+    target = noted(record, 9)
+    stride = noted(record, 10)
+    part = noted(record, 11)
+    flags = noted(record, 12)
+    adds = ((flags & 8) > 0) | (noted(record, 16) > 0)
     b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
     r = gl.arange(0, GR, layout=gl.SliceLayout(0, LZ))
     best = gl.full([NB, GR], float("-inf"), gl.float32, LZ)
@@ -325,14 +319,14 @@ def reduce_pieces(
     GROUP: gl.constexpr = min(SPLITS, 8)
     L2: gl.constexpr = gl.BlockedLayout([GROUP, 4], [1, 32], [1, XW], [1, 0])
     LV: gl.constexpr = gl.SliceLayout(0, L2)
-    pieces = gl.load(record + 1)
-    first = gl.load(record + 4)
-    first_piece = gl.load(record + 8)
-    target = gl.load(record + 9)
-    stride = gl.load(record + 10)
-    slices = gl.load(record + 11)
-    flags = gl.load(record + 12)
-    bias_at = gl.load(record + 16)
+    pieces = noted(record, 1)
+    first = noted(record, 4)
+    first_piece = noted(record, 8)
+    target = noted(record, 9)
+    stride = noted(record, 10)
+    slices = noted(record, 11)
+    flags = noted(record, 12)
+    bias_at = noted(record, 16)
     value = gl.arange(0, VALUES, layout=LV)
     part = gl.arange(0, GROUP, layout=gl.SliceLayout(1, L2))
     for begin in range(0, pieces * (NB * PR), VALUES):

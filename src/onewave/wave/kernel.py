@@ -40,6 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from onewave.wave.attend import heads_memory
 from onewave.wave.choose import is_decided
 from onewave.wave.exchange import exchange_partition
+from onewave.wave.notes import bring_first, notes_memory
 from onewave.wave.widen import multiply_byte_steps, wanted_part
 
 __all__ = ["wave_kernel"]
@@ -339,8 +340,8 @@ def multiply_block(
 
 @gluon.jit(do_not_specialize=["row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped"])
 def wave_kernel(
-    weights, easy, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
-    tokens, positions, slots, places, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
+    weights, easy, records, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
+    tokens, positions, slots, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
     skipped, limits, asked, draws,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
@@ -377,6 +378,7 @@ def wave_kernel(
     xempty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
     pfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     pempty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    notes, table, nfull = notes_memory(records)
     if TOKENS > 1:
         decided = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
         going = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -403,6 +405,7 @@ def wave_kernel(
     num_steps = gl.load(lanes + block * 4 + 3)
     mine = steps + first_step * 32
     epoch = gl.load(epochs + block)
+    bring_first(records, first_step, num_steps, notes, table, nfull, TOKENS)
     gl.warp_specialize(
         [
             (
@@ -415,11 +418,11 @@ def wave_kernel(
             (
                 exchange_partition,
                 (
-                    mine, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch,
-                    trace, tokens, positions, slots, places, several, limits, asked, draws, block, batch, source_stride,
-                    out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, decided, going,
-                    DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH,
-                    FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE, DRAWS,
+                    records, steps, first_step, num_steps, source, exchange, out, waits, counters,
+                    totals, epochs, epoch, watch, trace, tokens, positions, slots, several, limits, asked, draws, block,
+                    batch, source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty,
+                    heads, notes, table, nfull, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT,
+                    GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE, DRAWS,
                 ),
             ),
             (

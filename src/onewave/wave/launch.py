@@ -41,23 +41,28 @@ POLLS = 1 << 18
 """Polls of one wait before a launch gives up: a few tenths of a second, where an honest wait takes microseconds."""
 
 _EXCHANGE_WARPS = 8
-# Of an exchange thread, by the tiles that the multiply partition holds in its own registers; with heads of 128, whose
-# attention needs more; beside products of one-byte weights, which do.
+# Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
+# short (docs/log.md: registers); with heads of 128, whose attention needs more, most of all in a launch of several
+# tokens; beside products of one-byte weights, which need more themselves.
 _EXCHANGE_REGISTERS = {0: 208, 2: 176, 4: 152}
-_WIDE_REGISTERS = {0: 208, 2: 184}
+_WIDE_REGISTERS, _WIDE_REGISTERS_SEVERAL = {0: 208, 2: 176}, {0: 208, 2: 184}
 _BYTE_REGISTERS = 192
 # Tiles of 16 KiB in flight a block, and in a step whose output projection merges splits. More only lengthens the queues
 # in front of L2, which every hand-off has to pass, and such a step has one less (docs/log.md: how a layer is paced).
 _FLIGHT, _FLIGHT_OF_FEW = 3, 4
 
 
-def shared_registers(shape: TileShape, head_dim: int, *, draws: bool = False) -> dict[str, int]:
+def shared_registers(
+    shape: TileShape, head_dim: int, *, several: bool = False, draws: bool = False, paged: bool = False
+) -> dict[str, int]:
     """How the kernel shares registers: tiles held by the multiply partition, registers of an exchange thread.
 
-    draws: whether it draws tokens, which keeps more from one token to the next, and leaves no room to hold tiles."""
-    held = 0 if draws else shape.held
-    narrow = _WIDE_REGISTERS if head_dim > 64 else _EXCHANGE_REGISTERS
-    return {"HELD": held, "XREGS": narrow[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS}
+    several: whether a launch makes several tokens. draws: whether it draws them, which keeps more from one token to the
+    next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less."""
+    held = 0 if draws else min(shape.held, 2) if paged else shape.held
+    wide = _WIDE_REGISTERS_SEVERAL if several else _WIDE_REGISTERS
+    exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
+    return {"HELD": held, "XREGS": exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS}
 
 
 def runs_here(device: torch.device) -> bool:
@@ -129,20 +134,20 @@ class Wave:
         self.program, self.device, self._stream = program, device, stream
         self._rounding, self._scales = rounding, scales
         self._budget, self._counters, self._delays, self.tokens = budget, counters, delays, tokens
-        self._steps, self._lanes, self._totals = (
+        self._records, self._lanes, self._totals = (
             torch.from_numpy(words).to(device)
-            # Two records more: each step has the next but one brought nearer.
-            for words in (np.pad(program.steps, ((0, 2), (0, 0))), program.lanes, _padded(program.totals))
+            for words in (np.pad(program.steps, ((1, 0), (0, 0))), program.lanes, _padded(program.totals))
         )
+        # The first row is `places`, the others are the steps.
+        self._places, self._steps = self._records[0].view(torch.int64), self._records[1:]
+        self._record = _box(self._records, 2, swizzle=0)
         self._easy = torch.from_numpy(program.easy).to(device)
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
         self._constants = self._kernel_constants(activation)
-        self._drawing = shared_registers(program.shape, self._head_dim, draws=True)
-        self._places = torch.zeros(16, dtype=torch.int64, device=device)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
-        self._descriptor = _descriptor(stream, program.shape.tile_rows)
+        self._descriptor = _box(stream, program.shape.tile_rows, swizzle=128)
         self._states: dict[int, LaunchState] = {}
         self._graphs = self._new_state()
         # Of a sequence that nothing stops.
@@ -160,7 +165,7 @@ class Wave:
             "FORMAT": 0 if self._rounding is None else self._rounding.number,
             "FLIGHT": flight * TILE_BYTES // self.program.shape.tile_bytes,
             "XW": _EXCHANGE_WARPS,
-            **shared_registers(self.program.shape, self._head_dim),
+            **self._shared_registers(),
             "D": 0,
             "GP": 1,
             "CH": 1,
@@ -172,6 +177,10 @@ class Wave:
             "PAGE": 0,
             **self._attention_constants(),
         }
+
+    def _shared_registers(self, *, draws: bool = False, paged: bool = False) -> dict[str, int]:
+        several = self.tokens > 1
+        return shared_registers(self.program.shape, self._head_dim, several=several, draws=draws, paged=paged)
 
     @property
     def _head_dim(self) -> int:
@@ -211,7 +220,8 @@ class Wave:
         if table is not None:
             check_pages(k, v, table)
             words[14:16] = table.data_ptr(), table.stride(0)
-        self._constants["PAGE"] = 0 if table is None else k.shape[3]
+        self._constants |= {"PAGE": 0 if table is None else k.shape[3]}
+        self._constants |= self._shared_registers(paged=table is not None)
         self._bound = (k, v, table)
         self._places.copy_(torch.tensor(words, dtype=torch.int64))
 
@@ -344,6 +354,7 @@ class Wave:
         wave_kernel[(self.program.workers,)](
             self._descriptor,
             self._easy,
+            self._record,
             self._steps,
             self._lanes,
             x.view(torch.int32),
@@ -356,7 +367,6 @@ class Wave:
             state.watch,
             self._no_trace if trace is None else trace,
             *(sequences or (self._places,) * 3),
-            self._places,
             state.several,
             self.program.workers * self.program.shape.tile_rows,
             self.program.easy.shape[1],
@@ -374,7 +384,7 @@ class Wave:
             TRACE=trace is not None,
             num_warps=4,
             launch_cooperative_grid=True,
-            **(self._constants if draws is None else self._constants | self._drawing),
+            **(self._constants if draws is None else self._constants | self._shared_registers(draws=True)),
         )
 
     def check(self) -> None:
@@ -408,11 +418,13 @@ def _gluon_dtype(dtype: torch.dtype) -> Any:
     return gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
 
 
-def _descriptor(stream: Tensor, rows: int) -> Any:
+def _box(matrix: Tensor, rows: int, *, swizzle: int) -> Any:
+    """How the copy engine brings so many whole rows of a matrix to shared memory. swizzle: bytes."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    return TensorDescriptor.from_tensor(stream, [rows, 64], gl.NVMMASharedLayout(128, 16, 2))
+    layout = gl.NVMMASharedLayout(swizzle, matrix.element_size() * 8, 2)
+    return TensorDescriptor.from_tensor(matrix, [rows, matrix.shape[1]], layout)
 
 
 def _trace(program: WaveProgram, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:

@@ -21,7 +21,9 @@ __all__ = [
     "LIMIT_WORDS",
     "MOST_BATCH",
     "MOST_TOKENS",
+    "NOTES",
     "PAGES",
+    "POINTERS",
     "STEP_WORDS",
     "TILE_BYTES",
     "TILE_VALUES",
@@ -43,6 +45,10 @@ TILE_VALUES = 8192
 TILE_BYTES = 2 * TILE_VALUES
 """Of a tile of 16-bit weights."""
 STEP_WORDS = 32
+NOTES = 4
+"""Steps ahead, at most, whose records a block can look at (notes.py)."""
+POINTERS = 16
+"""int64 of what a launch keeps its data by (`places`, see attend.py)."""
 MOST_BATCH = 64
 MOST_TOKENS = 64
 """Tokens of each sequence that one launch makes."""

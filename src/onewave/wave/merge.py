@@ -23,6 +23,7 @@ from onewave.wave.attend_layouts import few_words
 from onewave.wave.combine import split_of_keys
 from onewave.wave.finish import bits16, to_float
 from onewave.wave.layout import FEW_PLACES
+from onewave.wave.notes import noted
 from onewave.wave.spin import poll_few
 
 __all__ = ["load_merged"]
@@ -43,10 +44,10 @@ def load_merged(
     OWN: gl.constexpr = T * Q * 64
     LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    first = gl.load(record + 4)
-    stride = gl.load(record + 5)
-    columns = gl.load(record + 7)
-    few = gl.load(record + 31)
+    first = noted(record, 4)
+    stride = noted(record, 5)
+    columns = noted(record, 7)
+    few = noted(record, 31)
     few_stride = columns // (D // 2) * few_words(D)
     word = gl.arange(0, NB * OWN, layout=LINE)
     b = word // OWN
@@ -59,7 +60,7 @@ def load_merged(
         place = (chunks_before + chunk) % XS
         mbarrier.wait(xempty.index(place), (((chunks_before + chunk) // XS) & 1) ^ 1)
         rows = xs.index(place)._reinterpret(gl.int32, [PC // T, Q * NB, T * 64], STORED)
-        tiles = gl.minimum(gl.load(record + 2) * IMAGES - chunk * PC, PC)
+        tiles = gl.minimum(noted(record, 2) * IMAGES - chunk * PC, PC)
         for piece in range((tiles + T - 1) // T):
             column = (chunk * (PC // T) + piece) * OWN + word % OWN
             real = (column < columns) & (b < batch)

@@ -19,7 +19,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.tiles.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
-from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word, few_head_words
+from onewave.wave.layout import NOTES, STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word, few_head_words
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
 __all__ = ["SOONER", "Region", "WaveProgram", "build_program", "slice_bounds"]
@@ -27,8 +27,8 @@ __all__ = ["SOONER", "Region", "WaveProgram", "build_program", "slice_bounds"]
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
 # Tiles fewer, of 16 KiB, that have time where a hand-off less is waited for, because the product merges attention's
-# splits itself: by measurement (docs/log.md, "How a layer's stream is paced").
-SOONER = 2
+# splits itself; by the tiles that are held in registers, and by measurement (docs/log.md, "How a layer is paced").
+SOONER = {0: 2, 2: 2, 4: 5}
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -217,7 +217,8 @@ def _easy_runs(lane: Sequence[AnyOperation], records: Words, attended: Container
         if operation.source in attended:
             first = count - (before if before <= short and shape.held == 0 else 0)
             last = count + min(shape.held, mine) + shape.ring - 1 + (mine if mine <= short else 0)
-            found += [first, last - (SOONER * TILE_BYTES // shape.tile_bytes if operation.merges is not None else 0)]
+            sooner = 0 if operation.merges is None else SOONER[shape.held]
+            found += [first, last - sooner * TILE_BYTES // shape.tile_bytes]
         count, before = count + mine, mine
     return found
 
@@ -241,7 +242,7 @@ def _mark_prefetches(steps: Words) -> None:
     for at in (at for at, kind in enumerate(kinds) if kind == Kind.ATTEND):
         before = [product for product in products if product < at]
         free = [product for product in before[-1:] if not steps[product, Word.PREFETCH]]
-        if free:
+        if free and at - free[0] <= NOTES:  # whose record is in shared memory by then
             steps[free[0], Word.PREFETCH] = at - free[0]
 
 

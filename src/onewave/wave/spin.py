@@ -33,7 +33,6 @@ __all__ = [
     "poll_words",
     "prefetch_bytes",
     "prefetch_lines",
-    "prefetch_sectors",
     "spin_counter",
 ]
 
@@ -213,10 +212,6 @@ _FEW = gl.constexpr(
     }
 )
 _TEN = gl.constexpr((gl.int32,) * 10)
-_TO_L1, _TO_L2 = (
-    gl.constexpr(f"{{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L{level} [$1]; mov.u32 $0, 0; }}")
-    for level in (1, 2)
-)
 _SPIN, _SPIN_WITH = (gl.constexpr(text) for text in _counter_text())
 
 
@@ -312,18 +307,14 @@ def spin_counter(pointers, values, watch, block, step):
 @gluon.jit
 def prefetch_lines(pointers, wanted):
     """Start bringing the lines behind `pointers` into the second-level cache, where wanted."""
-    prefetch(pointers, wanted, _TO_L2)
-
-
-@gluon.jit
-def prefetch_sectors(pointers, wanted):
-    """Start bringing the 32 bytes behind `pointers` into the first-level cache, where wanted."""
-    prefetch(pointers, wanted, _TO_L1)
-
-
-@gluon.jit
-def prefetch(pointers, wanted, TEXT: gl.constexpr):
-    gl.inline_asm_elementwise(TEXT, "=r,l,r", [pointers, wanted.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1)
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers, wanted.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
