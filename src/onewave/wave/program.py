@@ -28,7 +28,7 @@ __all__ = ["SOONER", "Region", "WaveProgram", "build_program", "slice_bounds"]
 _SHORT = 8
 # Tiles fewer, of 16 KiB, that have time where a hand-off less is waited for, because the product merges attention's
 # splits itself; by the tiles that are held in registers, and by measurement (docs/log.md, "How a layer is paced").
-SOONER = {0: 2, 2: 2, 4: 5}
+SOONER = {0: 2, 2: 2, 4: 6}
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
