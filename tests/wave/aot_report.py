@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
-from onewave.wave.launch import shared_registers
+from onewave.wave.launch import kernel_resources
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, tile_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
@@ -55,7 +55,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "TEST": 0,
         "TRACE": False,
         "XW": 8,
-        **shared_registers(
+        **kernel_resources(
             shape, head_dim, several="TOKENS" in changes, draws="DRAWS" in changes, paged="PAGE" in changes
         ),
         "D": 0,

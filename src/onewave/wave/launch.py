@@ -19,7 +19,7 @@ from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.byte_formats import Rounding
 from onewave.wave.launch_checks import check_rows, check_tokens
 from onewave.wave.launch_state import LaunchState
-from onewave.wave.layout import TILE_BYTES, TileShape, limit_words, several_words
+from onewave.wave.layout import TILE_BYTES, TileShape, drawing_ring, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls
@@ -30,8 +30,8 @@ __all__ = [
     "AttentionSetup",
     "Wave",
     "co_resident",
+    "kernel_resources",
     "runs_here",
-    "shared_registers",
 ]
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
@@ -52,17 +52,19 @@ _BYTE_REGISTERS = 192
 _FLIGHT, _FLIGHT_OF_FEW = 3, 4
 
 
-def shared_registers(
+def kernel_resources(
     shape: TileShape, head_dim: int, *, several: bool = False, draws: bool = False, paged: bool = False
 ) -> dict[str, int]:
-    """How the kernel shares registers: tiles held by the multiply partition, registers of an exchange thread.
+    """How the kernel shares registers and shared memory: tiles held by the multiply partition, registers of an exchange
+    thread, and tiles of the ring.
 
     several: whether a launch makes several tokens. draws: whether it draws them, which keeps more from one token to the
     next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less."""
     held = 0 if draws else min(shape.held, 2) if paged else shape.held
     wide = _WIDE_REGISTERS_SEVERAL if several else _WIDE_REGISTERS
     exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
-    return {"HELD": held, "XREGS": exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS}
+    registers = exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS
+    return {"HELD": held, "XREGS": registers, "S": drawing_ring(shape, head_dim) if draws else shape.ring}
 
 
 def runs_here(device: torch.device) -> bool:
@@ -165,7 +167,7 @@ class Wave:
             "FORMAT": 0 if self._rounding is None else self._rounding.number,
             "FLIGHT": flight * TILE_BYTES // self.program.shape.tile_bytes,
             "XW": _EXCHANGE_WARPS,
-            **self._shared_registers(),
+            **self._resources(),
             "D": 0,
             "GP": 1,
             "CH": 1,
@@ -178,9 +180,9 @@ class Wave:
             **self._attention_constants(),
         }
 
-    def _shared_registers(self, *, draws: bool = False, paged: bool = False) -> dict[str, int]:
+    def _resources(self, *, draws: bool = False, paged: bool = False) -> dict[str, int]:
         several = self.tokens > 1
-        return shared_registers(self.program.shape, self._head_dim, several=several, draws=draws, paged=paged)
+        return kernel_resources(self.program.shape, self._head_dim, several=several, draws=draws, paged=paged)
 
     @property
     def _head_dim(self) -> int:
@@ -221,7 +223,7 @@ class Wave:
             check_pages(k, v, table)
             words[14:16] = table.data_ptr(), table.stride(0)
         self._constants |= {"PAGE": 0 if table is None else k.shape[3]}
-        self._constants |= self._shared_registers(paged=table is not None)
+        self._constants |= self._resources(paged=table is not None)
         self._bound = (k, v, table)
         self._places.copy_(torch.tensor(words, dtype=torch.int64))
 
@@ -384,7 +386,7 @@ class Wave:
             TRACE=trace is not None,
             num_warps=4,
             launch_cooperative_grid=True,
-            **(self._constants if draws is None else self._constants | self._shared_registers(draws=True)),
+            **(self._constants if draws is None else self._constants | self._resources(draws=True)),
         )
 
     def check(self) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "TileShape",
     "Word",
     "draw_words",
+    "drawing_ring",
     "few_head_words",
     "group_of",
     "heads_bytes",
@@ -60,8 +61,9 @@ LIMIT_WORDS = 8
 """int64 words of a sequence's limits in a launch of several tokens (limit_words)."""
 DRAW_WORDS = 4
 """float64 words of how a sequence's tokens are drawn there, before its uniform numbers (draw_words)."""
-# Shared memory of an sm_90 block, less what barriers and small buffers take.
-_SHARED_BYTES = 227 * 1024 - 2048
+# Shared memory of an sm_90 block, and what of it barriers, records and small buffers take; half a KiB more where tokens
+# are drawn.
+_SHARED_BYTES, _SMALL_BYTES, _DRAWING_BYTES = 227 * 1024, 2304, 2816
 # What activations may take of it: half the rest is a ring deep enough to ride out a hand-off.
 _X_BYTES = 64 * 1024
 
@@ -246,10 +248,16 @@ def tile_shape(
     wanted = max(2 * padded * columns, _warps_bytes(head_dim))
     # Of one sequence 16,384 columns are enough: a deeper ring serves more.
     slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
-    results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
-    ring = (_SHARED_BYTES - results - slots * chunk_bytes) // (TILE_VALUES * weight_bytes * images)
+    left = _SHARED_BYTES - _SMALL_BYTES - _results_bytes(padded, head_dim) - slots * chunk_bytes
+    ring = left // (TILE_VALUES * weight_bytes * images)
     held = _HELD[head_dim > 64].get(padded, 0) if head_dim > 0 and weight_bytes == 2 else 0
     return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images, held)
+
+
+def drawing_ring(shape: TileShape, head_dim: int) -> int:
+    """Weight tiles that fit where a decode step draws tokens."""
+    left = _SHARED_BYTES - _DRAWING_BYTES - _results_bytes(shape.batch, head_dim) - shape.slots * shape.chunk_bytes
+    return min(shape.ring, left // shape.tile_bytes)
 
 
 def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:
@@ -281,6 +289,11 @@ def few_head_words(head_dim: int) -> int:
 def group_of(padded: int) -> int:
     """Row blocks whose products are handed over together: as many as one hand-over takes no longer for."""
     return max(1, min(4, 16 // padded))
+
+
+def _results_bytes(padded: int, head_dim: int) -> int:
+    """Shared memory of results on their way from the multiply to the exchange partition, and of attention."""
+    return 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
 
 
 def _warps_bytes(head_dim: int) -> int:
