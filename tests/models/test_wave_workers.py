@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from onewave.models.llama_plan import plan_decode, workers_for
+from onewave.base.errors import UnsupportedError
+from onewave.models.llama_plan import DecodeWave, plan_decode, workers_for
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE as SMALL
@@ -49,3 +51,11 @@ def test_every_block_has_a_part_of_the_head(batch: int, rows: int) -> None:
     plan = plan_decode(SMALL, batch=batch, workers=taken)
     heads = [any(plan.table.name(int(row)).startswith("head") for row in queue) for queue in plan.table.queues]
     assert all(heads)
+
+
+def test_several_tokens_a_launch_need_a_part_of_the_head_in_every_block() -> None:
+    wave = DecodeWave.__new__(DecodeWave)
+    program = plan_decode(SMALL, batch=1, workers=18).program
+    wave.wave, wave.vocab_size = SimpleNamespace(program=program), SMALL.vocab_size  # type: ignore[assignment]
+    with pytest.raises(UnsupportedError, match="18 workers for a head of 17 row blocks"):
+        wave.several(4)

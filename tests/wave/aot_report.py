@@ -21,7 +21,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
 from onewave.wave.launch import kernel_resources
-from onewave.wave.layout import STEP_WORDS, TILE_BYTES, tile_shape
+from onewave.wave.layout import STEP_WORDS, TILE_BYTES, TOGETHER, tile_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from ptx_arrivals import early_arrivals
@@ -74,7 +74,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
     types["draws"] = "*fp64"
     types["weights"] = f"tensordesc<{dtype}[{shape.tile_rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
-    types["records"] = f"tensordesc<i32[2, {STEP_WORDS}],{RECORDS!r}>"
+    types["records"] = f"tensordesc<i32[{TOGETHER}, {STEP_WORDS}],{RECORDS!r}>"
     types |= dict.fromkeys(constants, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
     values = {(names.index(name),): value for name, value in constants.items()}

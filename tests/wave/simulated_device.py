@@ -8,7 +8,7 @@ import numpy as np
 from gluon_in_numpy import Descriptor, Fault, Matrix, Memory, Pointer, launch
 from torch import Tensor
 
-from onewave.wave.layout import DRAW_WORDS, MOST_TOKENS, STEP_WORDS
+from onewave.wave.layout import DRAW_WORDS, MOST_TOKENS, STEP_WORDS, TOGETHER
 from onewave.wave.program import WaveProgram
 
 
@@ -28,7 +28,7 @@ class Bench:
             "weights": Descriptor(stream.numpy(), program.shape.tile_rows),
             "easy": put(program.easy),
             "easy_words": program.easy.shape[1],
-            "records": Matrix(self.memory, self.records, rows.shape, (2, STEP_WORDS)),
+            "records": Matrix(self.memory, self.records, rows.shape, (TOGETHER, STEP_WORDS)),
             "steps": self.records + STEP_WORDS,
             "lanes": put(program.lanes),
             "exchange": put(exchange),

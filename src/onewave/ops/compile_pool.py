@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from importlib import import_module
@@ -19,7 +19,7 @@ __all__ = ["compile_in", "compile_kernel", "processes"]
 
 
 @contextmanager
-def processes(count: int) -> Iterator[ProcessPoolExecutor | None]:
+def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
     """So many processes, forked from this one, or None: once this process uses CUDA, or where there is no fork."""
     if count < 2 or torch.cuda.is_initialized() or "fork" not in multiprocessing.get_all_start_methods():
         yield None
@@ -31,7 +31,7 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor | None]:
 
 
 @contextmanager
-def compile_in(pool: ProcessPoolExecutor | None) -> Iterator[None]:
+def compile_in(pool: ProcessPoolExecutor | None) -> Generator[None]:
     """Meanwhile, whatever any thread has Triton compile is compiled by the pool first, into Triton's cache on disk,
     where Triton then finds it."""
     from triton import knobs

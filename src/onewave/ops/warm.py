@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 
 import torch
 
@@ -58,8 +59,7 @@ def warm(
         raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
     for head_dim in head_dims:
         check_head_dim("warm", head_dim)
-    from onewave.ops.attention import gluon_impl  # noqa: F401 (whoever compiles needs not import it again)
-
+    import_module("onewave.ops.attention.gluon_impl")  # before the processes are forked, or each would
     count = max(1, min(threads or os.cpu_count() or 1, len(dtypes) * len(head_dims) * _KINDS))
     with processes(count) as pool, compile_in(pool):
         if ":" not in str(where):

@@ -13,7 +13,7 @@ holding 4 neighbouring rows, so that gate and up, or the two halves of a word, m
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false
+# pyright: reportUnusedVariable=false, reportReturnType=false, reportPossiblyUnboundVariable=false
 # (Triton ships no type information.)
 
 from __future__ import annotations

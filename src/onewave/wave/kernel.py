@@ -354,14 +354,14 @@ def wave_kernel(
     """Run every block's steps once, or up to TOKENS times, each after the token that the one before has chosen.
 
     weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile: [128, 64], or [IMAGES * 64, 64]
-    of one-byte weights (FORMAT 1: int8, 2: fp8 e4m3). easy: see program.py, easy_words a block. steps, lanes: see
-    program.py. source: the caller's activations as int32 words. exchange: two sets of set_words words. out: the
-    caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch:
-    sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64
-    [batch], places, GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py, FEW as in merge.py (0: nobody merges splits
-    on loading them), and PAGE as in cached.py. skipped: the step record whose results a test build keeps back (-1:
-    none). several, limits, asked, and draws if DRAWS: see choose.py and draw.py, if TOKENS > 1; positions are those of
-    the first token.
+    of one-byte weights (FORMAT 1: int8, 2: fp8 e4m3). easy: see program.py, easy_words a block. records: descriptor of
+    boxes of TOGETHER rows; the first row is `places` (attend.py), the others are steps. steps, lanes: see program.py.
+    source: the caller's activations as int32 words. exchange: two sets of set_words words. out: the caller's result as
+    words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch: sequences, at most NB.
+    D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch], GP, CH, KSPLITS,
+    QKNORM, EPS, SCALE as in attend.py, FEW as in merge.py (0: nobody merges splits on loading them), and PAGE as in
+    cached.py. skipped: the step record whose results a test build keeps back (-1: none). several, limits, asked, and
+    draws if DRAWS: see choose.py and draw.py, if TOKENS > 1; positions are those of the first token.
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)

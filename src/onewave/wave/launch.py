@@ -19,7 +19,7 @@ from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.byte_formats import Rounding
 from onewave.wave.launch_checks import check_rows, check_tokens
 from onewave.wave.launch_state import LaunchState
-from onewave.wave.layout import TILE_BYTES, TileShape, drawing_ring, limit_words, several_words
+from onewave.wave.layout import TILE_BYTES, TOGETHER, TileShape, drawing_ring, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls
@@ -142,7 +142,7 @@ class Wave:
         )
         # The first row is `places`, the others are the steps.
         self._places, self._steps = self._records[0].view(torch.int64), self._records[1:]
-        self._record = _box(self._records, 2, swizzle=0)
+        self._record = _box(self._records, TOGETHER, swizzle=0)
         self._easy = torch.from_numpy(program.easy).to(device)
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention

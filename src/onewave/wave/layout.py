@@ -27,6 +27,7 @@ __all__ = [
     "STEP_WORDS",
     "TILE_BYTES",
     "TILE_VALUES",
+    "TOGETHER",
     "Flag",
     "Kind",
     "TileShape",
@@ -46,8 +47,10 @@ TILE_VALUES = 8192
 TILE_BYTES = 2 * TILE_VALUES
 """Of a tile of 16-bit weights."""
 STEP_WORDS = 32
-NOTES = 4
-"""Steps ahead, at most, whose records a block can look at (notes.py)."""
+TOGETHER = 2
+"""Steps' records that are brought to shared memory at a time (notes.py)."""
+NOTES = 2 * TOGETHER
+"""Steps ahead, at most, whose records a block can look at."""
 POINTERS = 16
 """int64 of what a launch keeps its data by (`places`, see attend.py)."""
 MOST_BATCH = 64

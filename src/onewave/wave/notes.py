@@ -18,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from onewave.wave.layout import POINTERS, STEP_WORDS
+from onewave.wave.layout import POINTERS, STEP_WORDS, TOGETHER
 
 __all__ = [
     "bring_first",
@@ -34,11 +34,10 @@ __all__ = [
 
 _STEP_WORDS = gl.constexpr(STEP_WORDS)
 _POINTERS = gl.constexpr(POINTERS)
-# Records that are brought together, and how many such groups have a place: that of the step, those of the next steps,
-# and one that may still be read.
-_TOGETHER = gl.constexpr(2)
+_TOGETHER = gl.constexpr(TOGETHER)
+# How many such groups have a place: that of the step, the next two, and one that may still be read.
 _GROUPS = gl.constexpr(4)
-_BYTES = gl.constexpr(2 * STEP_WORDS * 4)
+_BYTES = gl.constexpr(TOGETHER * STEP_WORDS * 4)
 
 
 @gluon.jit
