@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from onewave.base.errors import UnsupportedError
-from onewave.models.llama_plan import DecodeWave, plan_decode, workers_for
+from onewave.models.llama_plan import plan_decode, workers_for
+from onewave.wave.launch_checks import check_tokens
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE as SMALL
@@ -49,13 +48,4 @@ def test_every_block_has_a_part_of_the_head(batch: int, rows: int) -> None:
     taken = workers_for(SMALL, batch=batch, available=132)
     assert blocks * 15 // 16 <= taken <= blocks
     plan = plan_decode(SMALL, batch=batch, workers=taken)
-    heads = [any(plan.table.name(int(row)).startswith("head") for row in queue) for queue in plan.table.queues]
-    assert all(heads)
-
-
-def test_several_tokens_a_launch_need_a_part_of_the_head_in_every_block() -> None:
-    wave = DecodeWave.__new__(DecodeWave)
-    program = plan_decode(SMALL, batch=1, workers=18).program
-    wave.wave, wave.vocab_size = SimpleNamespace(program=program), SMALL.vocab_size  # type: ignore[assignment]
-    with pytest.raises(UnsupportedError, match="18 workers for a head of 17 row blocks"):
-        wave.several(4)
+    check_tokens(plan.program, 8, decodes=True, threads=256)

@@ -6,6 +6,8 @@ A script, as kernels under test run in Triton's interpreter, which compiles noth
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.runtime import driver
 
-from onewave.ops.compile_pool import compile_in, processes
+from onewave.ops.compile_pool_impl import compile_in, processes
 
 
 @triton.jit
@@ -40,8 +42,8 @@ def refused(x, COUNT: tl.constexpr):
     tl.store(x, 0.0)
 
 
-def run(count: int) -> dict[str, Any]:
-    """What Triton compiled or found, kernel by kernel, and what it refused."""
+def run(count: int, kills: bool) -> dict[str, Any]:
+    """What Triton compiled or found, kernel by kernel, and what it refused. kills: one of the processes, first."""
     driver.set_active(
         SimpleNamespace(
             get_current_device=lambda: 0,
@@ -57,6 +59,8 @@ def run(count: int) -> dict[str, Any]:
     knobs.compilation.listener = listener
     with processes(count) as pool, compile_in(pool):
         found["pool"] = pool is not None
+        if kills:
+            os.kill(next(iter(pool._processes)), signal.SIGKILL)
         doubled.warmup(torch.float32, torch.bfloat16, 64, tl.bfloat16, grid=(1,), num_warps=2)
         tripled.warmup(torch.float32, torch.float16, 128, gl.float16, grid=(1,), num_warps=4)
         try:
@@ -71,4 +75,4 @@ if __name__ == "__main__":
     # As the module that other processes know by its name.
     from compile_pool_alone import run as run_as_module
 
-    print(json.dumps(run_as_module(int(sys.argv[1]))))
+    print(json.dumps(run_as_module(int(sys.argv[1]), "kill" in sys.argv)))

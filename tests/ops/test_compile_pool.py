@@ -6,21 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from onewave.ops.compile_pool import processes
+from onewave.ops.compile_pool_impl import processes
 
 SCRIPT = Path(__file__).parent / "compile_pool_alone.py"
 
 
-def compiled(count: int, cache: Path) -> dict[str, Any]:
+def compiled(count: int, cache: Path, *more: str) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache)}
-    command = [sys.executable, str(SCRIPT), str(count)]
+    command = [sys.executable, str(SCRIPT), str(count), *more]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
@@ -34,6 +35,25 @@ def test_triton_finds_what_the_pool_has_compiled(tmp_path: Path) -> None:
 def test_without_a_pool_triton_compiles_itself(tmp_path: Path) -> None:
     kernels = {"doubled": "compiled", "tripled": "compiled"}
     assert compiled(1, tmp_path) == {"pool": False, **kernels, "refused": True, "hook": True}
+
+
+def test_when_one_of_its_processes_dies_triton_compiles_itself(tmp_path: Path) -> None:
+    found = compiled(2, tmp_path, "kill")
+    assert found["refused"]
+    assert found["hook"]
+    assert found["tripled"] == "compiled"  # by then the pool has noticed
+
+
+def test_a_process_with_other_threads_is_not_forked() -> None:
+    ends = threading.Event()
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    try:
+        with processes(4) as pool:
+            assert pool is None
+    finally:
+        ends.set()
+        other.join()
 
 
 def test_a_process_that_uses_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,11 +296,6 @@ class DecodeWave:
     def several(self, tokens: int) -> DecodeWave:
         """The same steps, so many in one launch, each sequence's next token its likeliest (`produce`); the weights lie
         there once. Raises UnsupportedError."""
-        program = self.wave.program
-        blocks = -(-self.vocab_size // program.shape.rows)
-        if tokens > 1 and program.workers > blocks:  # each shows the others its best logits
-            got = f"{program.workers} workers for a head of {blocks} row blocks"
-            raise UnsupportedError("several tokens a launch", got=got, allowed="a row block or more for each worker")
         made = copy(self)
         made.wave = self._bound(tokens=tokens)
         return made

@@ -15,15 +15,13 @@ import torch
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.compile_pool import compile_in, processes
+from onewave.ops.compile_pool_impl import compile_in, processes
 
 __all__ = ["Warmed", "warm"]
 
 _HEADS = 16
 # Sequences and their tokens: few enough for causal tiles to be dealt in turns, enough for a table or a sorted queue.
 _FEW, _MANY = (1, 512), (12, 1024)
-# Calls of a dtype and head_dim.
-_KINDS = 5
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,9 @@ def warm(
 
     Triton compiles a kernel when it is first called, in several seconds; from then on it finds it in its cache
     directory (`TRITON_CACHE_DIR`), in any process. These calls run in `threads` threads, one a processor by default, on
-    operands of their own, up to 50 MB each, and compile in as many processes, unless this one has used CUDA before:
-    then in the threads, which takes longer. dtypes: bfloat16, float16. head_dims: as `attention` takes them.
+    operands of their own, up to 50 MB each, and compile in as many processes, unless this one uses CUDA already or has
+    other threads: then in the threads, which takes longer. dtypes: bfloat16, float16. head_dims: as `attention` takes
+    them.
 
     Returns what was called, in order. Raises UnsupportedError without a CUDA card and for what attention refuses, and
     InvalidArgumentError.
@@ -59,12 +58,14 @@ def warm(
         raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
     for head_dim in head_dims:
         check_head_dim("warm", head_dim)
-    import_module("onewave.ops.attention.gluon_impl")  # before the processes are forked, or each would
-    count = max(1, min(threads or os.cpu_count() or 1, len(dtypes) * len(head_dims) * _KINDS))
+    if ":" not in str(where):
+        # A process that has not used CUDA yet begins with card 0; asking it would make it use CUDA.
+        where = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+    calls = _calls(where, dtypes, head_dims)
+    count = max(1, min(threads or os.cpu_count() or 1, len(calls)))
+    import_module("onewave.ops.attention.gluon_impl")  # once, before the processes are forked
     with processes(count) as pool, compile_in(pool):
-        if ":" not in str(where):
-            where = torch.device("cuda", torch.cuda.current_device())
-        return side_by_side(_calls(where, dtypes, head_dims), where, count)
+        return side_by_side(calls, where, count)
 
 
 def _calls(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import threading
 from collections.abc import Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -20,12 +21,14 @@ __all__ = ["compile_in", "compile_kernel", "processes"]
 
 @contextmanager
 def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
-    """So many processes, forked from this one, or None: once this process uses CUDA, or where there is no fork."""
-    if count < 2 or torch.cuda.is_initialized() or "fork" not in multiprocessing.get_all_start_methods():
+    """So many processes, forked from this one. None where there is no fork, and once this process uses CUDA or has
+    other threads, whose locks a fork would keep for ever."""
+    alone = threading.active_count() == 1 and not torch.cuda.is_initialized()
+    if count < 2 or not alone or "fork" not in multiprocessing.get_all_start_methods():
         yield None
         return
     with ProcessPoolExecutor(count, multiprocessing.get_context("fork")) as pool:
-        # The first job forks all of them, before anything here starts a thread or uses CUDA.
+        # The first job forks all of them, while there is one thread.
         pool.submit(int).result()
         yield pool
 
@@ -33,7 +36,10 @@ def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
 @contextmanager
 def compile_in(pool: ProcessPoolExecutor | None) -> Generator[None]:
     """Meanwhile, whatever any thread has Triton compile is compiled by the pool first, into Triton's cache on disk,
-    where Triton then finds it."""
+    where Triton then finds it. None: nothing changes."""
+    if pool is None:
+        yield
+        return
     from triton import knobs
     from triton.runtime import driver
 
@@ -43,17 +49,17 @@ def compile_in(pool: ProcessPoolExecutor | None) -> Generator[None]:
         fn, known = given["fn"], given["compile"]
         source = (fn.module, fn.name, known["signature"], known["constants"], known["configs"][0])
         options = json.loads(known["specialization_data"])["options"]
-        assert pool is not None
-        # What fails there fails here again, with its own words.
-        wait([pool.submit(compile_kernel, *source, options, driver.active.get_current_target())])
+        # What fails there fails here again, with its own words; a pool that has broken leaves all to Triton.
+        with suppress(RuntimeError):
+            wait([pool.submit(compile_kernel, *source, options, driver.active.get_current_target())])
         return None if before is None else before(**given)
 
-    if pool is not None:
-        knobs.runtime.jit_cache_hook = hook
+    knobs.runtime.jit_cache_hook = hook
     try:
         yield
     finally:
-        knobs.runtime.jit_cache_hook = before
+        if knobs.runtime.jit_cache_hook is hook:
+            knobs.runtime.jit_cache_hook = before
 
 
 def compile_kernel(
