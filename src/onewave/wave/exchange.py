@@ -180,7 +180,9 @@ def exchange_steps(
                     )  # fmt: skip
         if SYNC == 1:
             post = noted(record, 15)
-            gl.thread_barrier()  # as Triton puts there in the other builds, in which a second one costs registers
+            # Before what bring_next asks for, as tests of compiled code want of each arrival; in other builds Triton
+            # has one there by itself, and a second one would cost registers.
+            gl.thread_barrier()
         bring_next(records, first_step, num_steps, step, before, notes, nfull, TOKENS)
         gl.thread_barrier()
         if SYNC == 1:
@@ -204,8 +206,8 @@ def prefetch_tiles(places, block, first, count, TILE: gl.constexpr, XW: gl.const
 def activations_layout(rows, sequences, words, warps):
     """A chunk of activations, [rows, words]: packets of 4 words; 8 lanes side by side, 4 rows a warp.
 
-    Row q * sequences + b is of sequence b. With two of them the lanes' rows are 0, 2, 1, 3: sums over q and the words
-    then run over neighbouring bits of a lane's number, the only ones over which Triton 3.6 reduces rightly.
+    Row q * sequences + b is of sequence b. With two of them the lanes' rows are 0, 2, 1, 3: Triton 3.6 reduces rightly
+    only over neighbouring bits of a lane's number, over which sums of a sequence's rows would run then.
     """
     across = min(warps, rows // 4)
     if sequences != 2:

@@ -142,14 +142,14 @@ class Wave:
         )
         # The first row is `places`, the others are the steps.
         self._places, self._steps = self._records[0].view(torch.int64), self._records[1:]
-        self._record = _box(self._records, TOGETHER, swizzle=0)
+        self._records_box = _box(self._records, TOGETHER, swizzle=0)
         self._easy = torch.from_numpy(program.easy).to(device)
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
         self._constants = self._kernel_constants(activation)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
-        self._descriptor = _box(stream, program.shape.tile_rows, swizzle=128)
+        self._weights_box = _box(stream, program.shape.tile_rows, swizzle=128)
         self._states: dict[int, LaunchState] = {}
         self._graphs = self._new_state()
         # Of a sequence that nothing stops.
@@ -354,9 +354,9 @@ class Wave:
         test = self._delays or keep_back is not None
         dtype = self._stream.dtype
         wave_kernel[(self.program.workers,)](
-            self._descriptor,
+            self._weights_box,
             self._easy,
-            self._record,
+            self._records_box,
             self._steps,
             self._lanes,
             x.view(torch.int32),

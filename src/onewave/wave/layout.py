@@ -18,6 +18,7 @@ from onewave.base.errors import UnsupportedError
 __all__ = [
     "DRAW_WORDS",
     "FEW_PLACES",
+    "GROUPS",
     "LIMIT_WORDS",
     "MOST_BATCH",
     "MOST_TOKENS",
@@ -47,11 +48,11 @@ TILE_VALUES = 8192
 TILE_BYTES = 2 * TILE_VALUES
 """Of a tile of 16-bit weights."""
 STEP_WORDS = 32
-TOGETHER = 2
-"""Steps' records that are brought to shared memory at a time (notes.py)."""
-NOTES = 2 * TOGETHER
+TOGETHER, GROUPS = 2, 4
+"""Steps' records that are brought to shared memory at a time, and places there for so many (notes.py)."""
+NOTES = (GROUPS - 2) * TOGETHER
 """Steps ahead, at most, whose records a block can look at."""
-POINTERS = 16
+POINTERS = STEP_WORDS // 2
 """int64 of what a launch keeps its data by (`places`, see attend.py)."""
 MOST_BATCH = 64
 MOST_TOKENS = 64

@@ -1,8 +1,16 @@
-"""Records of a block's steps in shared memory, brought there by the copy engine ahead of the steps.
+"""Records of a block's steps in shared memory, brought there by the copy engine ahead of the exchange partition.
 
 A step begins with its record: beside the stream of weights device memory, and the second-level cache too, take longer
 to answer than most of what a step then does, and the first-level cache is too small, and too busy, to keep a line for
-the length of a step. So the next records lie in shared memory, NOTES at least, and `places`, a launch's pointers.
+the length of a step. So the next records lie in shared memory, and `places`, a launch's pointers. The multiply
+partition reads its few words itself: it has the time that a hand-off takes.
+
+Records come in groups of TOGETHER, numbered through the launch, group n in place n % GROUPS with a barrier of its own.
+The block asks for the first GROUPS - 1 before its partitions part. At the end of a group's first step the exchange
+partition asks for the group GROUPS - 1 further on, in place of the group before, which nobody has read since the
+barrier at the end of its last step. So at any step the records of NOTES more have been asked for. If there may be
+another token, the first groups follow behind the last one; what was brought for a token that is not made is waited for
+before the block leaves.
 """
 # ruff: noqa: RET505, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -18,7 +26,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from onewave.wave.layout import POINTERS, STEP_WORDS, TOGETHER
+from onewave.wave.layout import GROUPS, POINTERS, STEP_WORDS, TOGETHER
 
 __all__ = [
     "bring_first",
@@ -35,8 +43,7 @@ __all__ = [
 _STEP_WORDS = gl.constexpr(STEP_WORDS)
 _POINTERS = gl.constexpr(POINTERS)
 _TOGETHER = gl.constexpr(TOGETHER)
-# How many such groups have a place: that of the step, the next two, and one that may still be read.
-_GROUPS = gl.constexpr(4)
+_GROUPS = gl.constexpr(GROUPS)
 _BYTES = gl.constexpr(TOGETHER * STEP_WORDS * 4)
 
 

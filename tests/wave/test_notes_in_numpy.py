@@ -1,0 +1,78 @@
+"""The ring of records, its source run in NumPy: every step finds its own record, and those ahead of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from onewave.wave import notes
+from onewave.wave.layout import NOTES, POINTERS, STEP_WORDS, TOGETHER
+from onewave.wave.notes import (
+    bring_first,
+    bring_next,
+    groups_of,
+    noted,
+    notes_memory,
+    place_word,
+    record_of,
+    wait_for_ahead,
+)
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gluon_in_numpy import Matrix, Memory, launch
+
+
+@gluon.jit
+def ring(records, first_step, num_steps, out, TOKENS: gl.constexpr, MADE: gl.constexpr, AHEAD: gl.constexpr):
+    """Of each step of MADE tokens, its record's first word, that of the one AHEAD of it, and a place."""
+    found, table, nfull = notes_memory(records)
+    bring_first(records, first_step, num_steps, found, table, nfull, TOKENS)
+    groups = groups_of(num_steps)
+    for token in range(MADE):
+        for step in range(num_steps):
+            at = out + (token * num_steps + step) * 3
+            gl.store(at, noted(record_of(step, token * groups, found, nfull), 0))
+            further = gl.minimum(step + AHEAD, num_steps - 1)
+            gl.store(at + 1, noted(record_of(further, token * groups, found, nfull), 0))
+            gl.store(at + 2, place_word(table, 3).to(gl.int32))
+            bring_next(records, first_step, num_steps, step, token * groups, found, nfull, TOKENS)
+            gl.thread_barrier()
+    if TOKENS > 1:
+        wait_for_ahead(num_steps, MADE * groups, nfull, TOKENS)
+
+
+def read(num_steps: int, tokens: int, made: int, ahead: int) -> np.ndarray:
+    memory, first = Memory(1 << 16), 5
+    rows = np.zeros((1 + first + num_steps, STEP_WORDS), dtype=np.int32)
+    rows[0] = np.arange(100, 100 + POINTERS, dtype=np.int64).view(np.int32)
+    rows[1:, 0] = 1000 + np.arange(len(rows) - 1)
+    out = memory.put(np.zeros(max(1, made * num_steps * 3), dtype=np.int32))
+    arguments: dict[str, Any] = {
+        "records": Matrix(memory, memory.put(rows), rows.shape, (TOGETHER, STEP_WORDS)),
+        "first_step": first,
+        "num_steps": num_steps,
+        "out": out,
+        "TOKENS": tokens,
+        "MADE": made,
+        "AHEAD": ahead,
+    }
+    launch(memory, 1, arguments, modules=(notes, sys.modules[__name__]), name="ring")
+    return memory.get(out, (made * num_steps * 3,)).reshape(made, num_steps, 3)
+
+
+@pytest.mark.parametrize("num_steps", range(12))
+@pytest.mark.parametrize(("tokens", "made"), [(1, 1), (8, 0), (8, 1), (8, 2), (8, 5)])
+@pytest.mark.parametrize("ahead", [1, NOTES])
+def test_every_step_finds_its_record_and_those_ahead(num_steps: int, tokens: int, made: int, ahead: int) -> None:
+    found = read(num_steps, tokens, made, ahead)
+    steps = np.arange(num_steps)
+    expected = np.stack(
+        (1005 + steps, 1005 + np.minimum(steps + ahead, num_steps - 1), np.full(num_steps, 103)), axis=1
+    )
+    assert (found == expected[None]).all()
