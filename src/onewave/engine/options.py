@@ -11,6 +11,7 @@ import torch
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.engine.arguments import DTYPES, check_decode, check_device, whole
+from onewave.ops.backends import current_card
 from onewave.weights.sources import ModelLocation, resolve
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UnsupportedError("device", got=f"{name!r}, but PyTorch finds no CUDA card", next='Use device="cpu".')
-    # A process that has not used CUDA yet begins with card 0; asking it would make it use CUDA.
-    number = int(index) if index else torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    number = int(index) if index else current_card()
     if number >= torch.cuda.device_count():
         raise UnsupportedError("device", got=repr(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", number)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["implementation", "load", "num_sms"]
+__all__ = ["current_card", "implementation", "load", "num_sms"]
 
 
 def implementation(operator: str, x: Tensor) -> ModuleType:
@@ -25,6 +25,12 @@ def load(operator: str, module: str) -> ModuleType:
     """Import and return one implementation of an operator by name."""
     # Late, so that a machine without Triton never asks for it; cached, because this is in every operator's way.
     return import_module(f"onewave.ops.{operator}.{module}")
+
+
+def current_card() -> int:
+    """The number of the card that CUDA calls are for. A process that has not used CUDA begins with card 0; asking
+    PyTorch would make it use CUDA."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
 @cache

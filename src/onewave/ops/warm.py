@@ -15,6 +15,7 @@ import torch
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.backends import current_card
 from onewave.ops.compile_pool_impl import compile_in, processes
 
 __all__ = ["Warmed", "warm"]
@@ -59,8 +60,7 @@ def warm(
     for head_dim in head_dims:
         check_head_dim("warm", head_dim)
     if ":" not in str(where):
-        # A process that has not used CUDA yet begins with card 0; asking it would make it use CUDA.
-        where = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+        where = torch.device("cuda", current_card())
     calls = _calls(where, dtypes, head_dims)
     count = max(1, min(threads or os.cpu_count() or 1, len(calls)))
     import_module("onewave.ops.attention.gluon_impl")  # once, before the processes are forked

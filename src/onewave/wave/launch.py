@@ -147,6 +147,7 @@ class Wave:
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
         self._constants = self._kernel_constants(activation)
+        self._drawing = self._resources(draws=True)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
         self._weights_box = _box(stream, program.shape.tile_rows, swizzle=128)
@@ -222,7 +223,7 @@ class Wave:
         if table is not None:
             check_pages(k, v, table)
             words[14:16] = table.data_ptr(), table.stride(0)
-        self._constants |= {"PAGE": 0 if table is None else k.shape[3]}
+        self._constants["PAGE"] = 0 if table is None else k.shape[3]
         self._constants |= self._resources(paged=table is not None)
         self._bound = (k, v, table)
         self._places.copy_(torch.tensor(words, dtype=torch.int64))
@@ -386,7 +387,7 @@ class Wave:
             TRACE=trace is not None,
             num_warps=4,
             launch_cooperative_grid=True,
-            **(self._constants if draws is None else self._constants | self._resources(draws=True)),
+            **(self._constants if draws is None else self._constants | self._drawing),
         )
 
     def check(self) -> None:

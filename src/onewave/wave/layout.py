@@ -252,16 +252,14 @@ def tile_shape(
     wanted = max(2 * padded * columns, _warps_bytes(head_dim))
     # Of one sequence 16,384 columns are enough: a deeper ring serves more.
     slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
-    left = _SHARED_BYTES - _SMALL_BYTES - _results_bytes(padded, head_dim) - slots * chunk_bytes
-    ring = left // (TILE_VALUES * weight_bytes * images)
+    ring = _tiles_beside(slots * chunk_bytes + _SMALL_BYTES, padded, head_dim, TILE_VALUES * weight_bytes * images)
     held = _HELD[head_dim > 64].get(padded, 0) if head_dim > 0 and weight_bytes == 2 else 0
     return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images, held)
 
 
 def drawing_ring(shape: TileShape, head_dim: int) -> int:
     """Weight tiles that fit where a decode step draws tokens."""
-    left = _SHARED_BYTES - _DRAWING_BYTES - _results_bytes(shape.batch, head_dim) - shape.slots * shape.chunk_bytes
-    return min(shape.ring, left // shape.tile_bytes)
+    return _tiles_beside(shape.slots * shape.chunk_bytes + _DRAWING_BYTES, shape.batch, head_dim, shape.tile_bytes)
 
 
 def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:
@@ -295,9 +293,10 @@ def group_of(padded: int) -> int:
     return max(1, min(4, 16 // padded))
 
 
-def _results_bytes(padded: int, head_dim: int) -> int:
-    """Shared memory of results on their way from the multiply to the exchange partition, and of attention."""
-    return 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
+def _tiles_beside(taken: int, padded: int, head_dim: int, tile_bytes: int) -> int:
+    """Tiles that fit shared memory beside so many bytes, the results that are handed over, and attention's."""
+    results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
+    return (_SHARED_BYTES - taken - results) // tile_bytes
 
 
 def _warps_bytes(head_dim: int) -> int:
