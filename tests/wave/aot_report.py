@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import triton
@@ -21,7 +22,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
 from onewave.wave.launch import kernel_resources
-from onewave.wave.layout import STEP_WORDS, TILE_BYTES, TOGETHER, tile_shape
+from onewave.wave.layout import STEP_WORDS, TILE_BYTES, TOGETHER, held_tiles, tile_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from ptx_arrivals import early_arrivals
@@ -37,6 +38,8 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     bytewide = bool(changes.get("FORMAT"))
     images = int(str(changes.get("IMAGES", 2 if bytewide else 1)))
     shape = tile_shape(batch, head_dim=head_dim, weight_bytes=1 if bytewide else 2, images=images)
+    if shape.held and int(str(changes.get("SPLITS", 1))) > 1:
+        shape = replace(shape, held=held_tiles(shape.batch, head_dim, more=True))
     constants: dict[str, object] = {
         "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
         "FORMAT": 0,
@@ -47,6 +50,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "S": shape.ring,
         "XS": shape.slots,
         "PC": shape.chunk * images,
+        "PASSES": int(shape.batch >= 4),
         "SPLITS": 1,
         "ACT": 1,
         "GATED": True,

@@ -48,10 +48,14 @@ class Emulator:
                 self._publish(record, row, self.exchange[index, 0].sum(0), kind == Kind.REDUCE_OUT, out)
             return
         values = self._activations(record, x)
-        for block in range(first, first + blocks):
-            total = np.zeros((batch, rows))
-            for tile in range(int(record[Word.TILES])):
-                total += self._product(self._next_tile(worker), values, tile)
+        tiles = int(record[Word.TILES])
+        totals = np.zeros((blocks, batch, rows))
+        turn = self.shape.chunk if int(record[Word.CHUNKS]) > self.shape.slots else tiles
+        for begin in range(0, tiles, turn):
+            for total in totals:
+                for tile in range(begin, min(begin + turn, tiles)):
+                    total += self._product(self._next_tile(worker), values, tile)
+        for block, total in enumerate(totals, first):
             if kind == Kind.PARTIAL:
                 at = block * int(record[Word.TARGET_STRIDE]) + int(record[Word.SLICE])
                 at = int(record[Word.TARGET]) + at * self.shape.batch * rows

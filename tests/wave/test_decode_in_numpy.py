@@ -331,18 +331,19 @@ def test_sequences_of_one_batch_decode_side_by_side() -> None:
     agree(random_model(BASE), batch=3, workers=2, steps=5)
 
 
-@pytest.mark.parametrize("workers", [1, 3, 9])
-def test_activations_too_long_for_shared_memory_pass_through_it_for_one_row_block_at_a_time(
-    workers: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("workers", "rows"), [(1, 5), (3, 5), (9, 5), (2, 3), (1, 9)])
+def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_blocks_at_a_time(
+    workers: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_plan, "_FEW_BLOCKS", (1, 128))
-    model = random_model(replace(LONG, intermediate_size=4672))
-    program = plan_decode(model.config, batch=5, workers=workers).program
+    monkeypatch.setattr(llama_plan, "_MOST_OF_THEM", 1)
+    model = random_model(replace(LONG, intermediate_size=9280 if rows == 3 else 4672))
+    program = plan_decode(model.config, batch=rows, workers=workers).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
     assert program.most_splits == 1
     assert (downs[:, Word.CHUNKS] > program.shape.slots).all()
-    assert (downs[:, Word.BLOCKS] == 1).all()
-    agree_at(model, [3, 20, 0, 9, 1], workers)
+    blocks = model.config.hidden_size // program.shape.rows
+    assert downs[:, Word.BLOCKS].max() == min(program.shape.group, -(-blocks // workers))
+    agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11][:rows], workers)
 
 
 def test_who_streams_more_than_the_others_has_that_much_of_it_brought_nearer() -> None:

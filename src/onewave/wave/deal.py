@@ -90,12 +90,13 @@ class Deal:
             self.task(worker, name, block, run, slice_of)
 
     def _most_blocks(self, operation: Operation) -> int:
-        """Row blocks a task may have: one where its activations do not fit shared memory at once."""
+        """Row blocks a task may have: those handed over together, where its activations do not fit shared memory at
+        once."""
         if operation.weight is None:
             return operation.rows
         bounds = slice_bounds(operation.cols, operation.slices, self.shape)
         longest = max(-(-(end - begin) // self.shape.cols) for begin, end in pairwise(bounds))
-        return operation.rows if longest <= self.shape.most_tiles else 1
+        return operation.rows if longest <= self.shape.most_tiles else self.shape.group
 
     def add_units(self, name: str) -> None:
         """Deal out attention, a task a unit and split, side by side, or its combination, a task a unit and part: to
@@ -177,7 +178,7 @@ class Deal:
         spans = self._spans.setdefault(target, [])
         if self.by_writer:
             if target not in self.build.tensors:
-                most = self.workers if self._most_blocks(operation) > 1 else operation.rows // height
+                most = self.workers if self._most_blocks(operation) == operation.rows else operation.rows // height
                 self.build.tensor(target, (self.batch, most), (self.batch, 1), 2 * operation.outputs / most)
             tiles: list[Tile] = [(target, (0, len(spans)))]
             spans.append((first * width, (first + blocks) * width, tiles[0]))

@@ -282,7 +282,7 @@ def load_activations(
             row = gl.load(tokens + n % NB, mask=n % NB < batch, other=0)
     else:
         begin = ours + first + column
-    squares = gl.zeros([N, PC * 64], gl.float32, LX)
+    squares = of_threads(gl.zeros([N, PC * 64], gl.float32, LX), NB, R, XW)
     for chunk in range(chunks):
         at = in_slice + chunk * (PC * Q * 64)
         pointers = (begin + (row * stride)[:, None] + at).to(gl.int64)
@@ -302,7 +302,7 @@ def load_activations(
         mbarrier.arrive(xfull.index(place), count=1)
         if D > 0:
             low, high = to_float(words, DTYPE)
-            squares += low * low + high * high
+            squares += of_threads(low * low + high * high, NB, R, XW)
     inverse = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
     if D > 0:
         if flags & 4:
@@ -313,18 +313,24 @@ def load_activations(
 
 
 @gluon.jit
+def of_threads(values, NB: gl.constexpr, R: gl.constexpr, XW: gl.constexpr):
+    """Sums over what a thread has of a row, but for the four of a packet: [N, words] to [N, warps side by side, 32]."""
+    N: gl.constexpr = 64 // R * NB
+    WIDE: gl.constexpr = max(1, XW * 4 // N)
+    return gl.sum(gl.reshape(values, [N, values.shape[1] // (32 * WIDE), WIDE, 32]), axis=1)
+
+
+@gluon.jit
 def total_of_sequences(squares, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW: gl.constexpr):
-    """The sum of each sequence's values, [NB], laid out for results. squares: [64 / R * NB, words], as activations are.
+    """The sum of each sequence's values, [NB], laid out for results. squares: as of_threads makes them.
 
     Each warp adds up what it has of a row, then every thread what the warps have of its sequences. Triton's own sum
     over warps has more barriers, and leaves some threads a register as it was, which the loop over steps would keep for
     it.
     """
     Q: gl.constexpr = 64 // R
-    WORDS: gl.constexpr = squares.shape[1]
-    WIDE: gl.constexpr = max(1, XW * 4 // (Q * NB))  # warps side by side
-    of_warps = gl.permute(gl.reshape(squares, [Q * NB, WORDS // (32 * WIDE), WIDE, 32]), (0, 2, 1, 3))
-    of_warps = gl.sum(gl.reshape(of_warps, [Q * NB, WIDE, WORDS // WIDE]), axis=2)
+    WIDE: gl.constexpr = squares.shape[1]
+    of_warps = gl.sum(squares, axis=2)
     of_sequences = gl.reshape(gl.permute(gl.reshape(of_warps, [Q, NB, WIDE]), (1, 0, 2)), [NB, Q * WIDE, 1])
     own = gl.convert_layout(of_sequences, sums_layout(R, G, Q * WIDE, XW))
     return gl.convert_layout(gl.sum(gl.sum(own, axis=1), axis=1), results_over_sequences(R, G, XW))

@@ -41,7 +41,7 @@ from onewave.wave.attend import heads_memory
 from onewave.wave.choose import is_decided
 from onewave.wave.exchange import exchange_partition
 from onewave.wave.notes import bring_first, notes_memory
-from onewave.wave.widen import multiply_byte_steps, wanted_part
+from onewave.wave.widen import let_go, made_in, multiply_byte_steps, part_of, turns_of, wanted_part
 
 __all__ = ["wave_kernel"]
 
@@ -121,7 +121,8 @@ def load_tile(
 def multiply_partition(
     steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr, TOKENS: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr,
+    TOKENS: gl.constexpr,
 ):  # fmt: skip
     slot = 0
     phase = 0
@@ -130,7 +131,7 @@ def multiply_partition(
     if TOKENS == 1:
         multiply_any(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD,
+            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, PASSES, HELD,
         )  # fmt: skip
     else:
         token = 0
@@ -138,7 +139,7 @@ def multiply_partition(
         while goes > 0:
             slot, phase, chunks_before, results = multiply_any(
                 steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts,
-                pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD,
+                pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, PASSES, HELD,
             )  # fmt: skip
             token += 1
             goes = is_decided(decided, going, token, 4)
@@ -148,18 +149,18 @@ def multiply_partition(
 def multiply_any(
     steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """multiply_steps of 16-bit weights, multiply_byte_steps of one-byte ones."""
     if FORMAT > 0:
         return multiply_byte_steps(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC,
+            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, PASSES,
         )  # fmt: skip
     else:
         return multiply_steps(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, NB, R, G, S, XS, PC, HELD,
+            pempty, DTYPE, NB, R, G, S, XS, PC, PASSES, HELD,
         )  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def multiply_any(
 def multiply_steps(
     steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
-    PC: gl.constexpr, HELD: gl.constexpr,
+    PC: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """Make all products of the block's steps once. slot, phase: of the next tile, carried along rather than divided out
     of a count: between two products every instruction shows. chunks_before, results: of this launch, so far. Returns
@@ -198,25 +199,28 @@ def multiply_steps(
                 )  # fmt: skip
                 done0 = gl.minimum(tiles, HELD)
                 done1 = HELD - done0
-        for block in range(0, blocks, G):
+        for turn in range(turns_of(blocks, chunks, G, XS, PASSES)):
+            block, first, end, waits = part_of(turn, blocks, tiles, chunks, G, XS, PC, PASSES)
+            first0 = gl.maximum(first, gl.where(turn == 0, done0, 0))
+            first1 = gl.maximum(first, gl.where(turn == 0, done1, 0))
             before = -1
             acc0, slot, phase, before = multiply_block(
-                acc0, gl.where(block == 0, done0, 0), tiles, block == 0, chunks > XS, chunks_before, slot, phase,
-                before, ring, full, empty, xs, xfull, xempty, DTYPE, N, S, XS, PC,
+                acc0, first0, end, waits, chunks_before, slot, phase, before, ring, full, empty, xs,
+                xfull, DTYPE, N, S, XS, PC,
             )  # fmt: skip
             if G > 1:
                 acc1, slot, phase, before = multiply_block(
-                    acc1, gl.where(block == 0, done1, 0), gl.where(block + 1 < blocks, tiles, 0), False, False,
-                    chunks_before, slot, phase, before, ring, full, empty, xs, xfull, xempty, DTYPE, N, S, XS, PC,
+                    acc1, first1, gl.where(block + 1 < blocks, end, 0), False, chunks_before, slot, phase, before,
+                    ring, full, empty, xs, xfull, DTYPE, N, S, XS, PC,
                 )  # fmt: skip
             if G > 2:
                 acc2, slot, phase, before = multiply_block(
-                    acc2, 0, gl.where(block + 2 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
-                    ring, full, empty, xs, xfull, xempty, DTYPE, N, S, XS, PC,
+                    acc2, first, gl.where(block + 2 < blocks, end, 0), False, chunks_before, slot, phase, before,
+                    ring, full, empty, xs, xfull, DTYPE, N, S, XS, PC,
                 )  # fmt: skip
                 acc3, slot, phase, before = multiply_block(
-                    acc3, 0, gl.where(block + 3 < blocks, tiles, 0), False, False, chunks_before, slot, phase, before,
-                    ring, full, empty, xs, xfull, xempty, DTYPE, N, S, XS, PC,
+                    acc3, first, gl.where(block + 3 < blocks, end, 0), False, chunks_before, slot, phase, before,
+                    ring, full, empty, xs, xfull, DTYPE, N, S, XS, PC,
                 )  # fmt: skip
             if G == 1:
                 acc0 = warpgroup_mma_wait(0, deps=[acc0])
@@ -226,24 +230,22 @@ def multiply_steps(
                 acc0, acc1, acc2, acc3 = warpgroup_mma_wait(0, deps=[acc0, acc1, acc2, acc3])
             gl.thread_barrier()
             mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
-            if block + G >= blocks:
-                # Those that do not fit at once have been let go one by one, but for the last.
-                for used in range(gl.where(chunks > XS, chunks - 1, 0), chunks):
-                    mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
-            result = wanted_part(acc0, NB, R)
-            if G == 2:
-                result = gl.join(result, wanted_part(acc1, NB, R))
-            if G == 4:
-                last = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
-                result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), last)
-            place = results % 2
-            mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
-            PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-            where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
-            where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
-            gl.thread_barrier()
-            mbarrier.arrive(pfull.index(place), count=1)
-            results += 1
+            let_go(turn, blocks, chunks, chunks_before, xempty, G, XS, PASSES)
+            if made_in(turn, blocks, chunks, G, XS, PASSES):
+                result = wanted_part(acc0, NB, R)
+                if G == 2:
+                    result = gl.join(result, wanted_part(acc1, NB, R))
+                if G == 4:
+                    others = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
+                    result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), others)
+                place = results % 2
+                mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
+                PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+                where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
+                where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
+                gl.thread_barrier()
+                mbarrier.arrive(pfull.index(place), count=1)
+                results += 1
         chunks_before += chunks
     return slot, phase, chunks_before, results
 
@@ -306,17 +308,17 @@ def held_tile(slot, phase, ring, full, ACC: gl.constexpr, DTYPE: gl.constexpr, S
 
 @gluon.jit
 def multiply_block(
-    acc, done, tiles, waits, passes, chunks_before, slot, phase, before, ring, full, empty, xs, xfull, xempty,
+    acc, first, end, waits, chunks_before, slot, phase, before, ring, full, empty, xs, xfull,
     DTYPE: gl.constexpr, N: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
 ):  # fmt: skip
-    """Start the products of a row block's tiles, in acc, and free every slot but the last one's as they end.
+    """Start the products of a row block's tiles from first to end, in acc, and free every slot but the last one's as
+    they end.
 
-    done: tiles that acc has in it already. waits: for the activations, too, as the step's first block does. passes:
-    lets each chunk of them go when it has been used, as the step's only block may. before: the slot of the tile before,
-    not free yet; -1: there is none. Returns acc, unfinished, the next tile's slot and phase, and the last one's slot.
+    waits: for the activations, too, as the first block that uses them does. before: the slot of the tile before, not
+    free yet; -1: there is none. Returns acc, unfinished, the next tile's slot and phase, and the last one's slot.
     """
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    for tile in range(done, tiles):
+    for tile in range(first, end):
         chunk = chunks_before + tile // PC
         place = chunk % XS
         if waits & (tile % PC == 0):
@@ -329,8 +331,6 @@ def multiply_block(
         acc = warpgroup_mma_wait(1, deps=[acc])
         gl.thread_barrier()
         mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
-        if passes & (tile > 0) & (tile % PC == 0):
-            mbarrier.arrive(xempty.index((chunk - 1) % XS), count=1)
         before = slot
         wraps = slot == S - 1
         phase = gl.where(wraps, phase ^ 1, phase)
@@ -344,9 +344,9 @@ def wave_kernel(
     tokens, positions, slots, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
     skipped, limits, asked, draws,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
-    GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr, TEST: gl.constexpr,
-    TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, PASSES: gl.constexpr, SPLITS: gl.constexpr,
+    ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr,
+    TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, FEW: gl.constexpr, KSPLITS: gl.constexpr,
     QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr,
     DRAWS: gl.constexpr,
@@ -412,7 +412,7 @@ def wave_kernel(
                 multiply_partition,
                 (
                     mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, TOKENS,
+                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, PASSES, HELD, TOKENS,
                 ),
             ),
             (

@@ -19,7 +19,7 @@ from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.byte_formats import Rounding
 from onewave.wave.launch_checks import check_rows, check_tokens
 from onewave.wave.launch_state import LaunchState
-from onewave.wave.layout import TILE_BYTES, TOGETHER, TileShape, drawing_ring, limit_words, several_words
+from onewave.wave.layout import TILE_BYTES, TOGETHER, TileShape, drawing_ring, held_tiles, limit_words, several_words
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls
@@ -61,6 +61,8 @@ def kernel_resources(
     several: whether a launch makes several tokens. draws: whether it draws them, which keeps more from one token to the
     next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less."""
     held = 0 if draws else min(shape.held, 2) if paged else shape.held
+    if several:
+        held = min(held, held_tiles(shape.batch, head_dim, more=True))
     wide = _WIDE_REGISTERS_SEVERAL if several else _WIDE_REGISTERS
     exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
     registers = exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS

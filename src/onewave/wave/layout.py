@@ -38,6 +38,7 @@ __all__ = [
     "few_head_words",
     "group_of",
     "heads_bytes",
+    "held_tiles",
     "limit_words",
     "several_words",
     "tile_shape",
@@ -210,15 +211,15 @@ class TileShape:
 
     @property
     def most_tiles(self) -> int:
-        """Longest slice of K, in tiles, of which several row blocks can be made: what shared memory holds of the
-        activations. For a single row block they pass through, however long the slice is."""
+        """Longest slice of K, in tiles, of which any number of row blocks can be made: what shared memory holds of the
+        activations. For `group` row blocks they pass through, however long the slice is."""
         return self.slots * self.chunk
 
 
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
 # Tiles held in registers in a decode step, by whether attention leaves few of them (head_dim 128) and by the padded
-# batch. Eight sequences gain nothing from it: with them a hand-off ends before the ring is full.
-_HELD = {False: {1: 4, 2: 4, 4: 2}, True: {1: 2, 2: 2}}
+# batch.
+_HELD = {False: {1: 4, 2: 4, 4: 2}, True: {1: 2, 2: 2, 4: 2, 8: 2}}
 
 
 def tile_shape(
@@ -253,8 +254,16 @@ def tile_shape(
     # Of one sequence 16,384 columns are enough: a deeper ring serves more.
     slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
     ring = _tiles_beside(slots * chunk_bytes + _SMALL_BYTES, padded, head_dim, TILE_VALUES * weight_bytes * images)
-    held = _HELD[head_dim > 64].get(padded, 0) if head_dim > 0 and weight_bytes == 2 else 0
+    held = held_tiles(padded, head_dim) if weight_bytes == 2 else 0
     return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images, held)
+
+
+def held_tiles(padded: int, head_dim: int, *, more: bool = False) -> int:
+    """Tiles of 16-bit weights that fit registers. more: whether the kernel does more than one token's step, or adds up
+    slices of K, which leaves fewer."""
+    if head_dim == 0 or (more and head_dim > 64 and padded > 2):
+        return 0
+    return _HELD[head_dim > 64].get(padded, 0)
 
 
 def drawing_ring(shape: TileShape, head_dim: int) -> int:

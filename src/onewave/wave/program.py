@@ -8,7 +8,7 @@ step record of 32 words (layout.Word), in its worker's order.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -88,6 +88,7 @@ class WaveProgram:
             "S": self.shape.ring,
             "XS": self.shape.slots,
             "PC": self.shape.chunk * self.shape.images,
+            "PASSES": int((self.steps[:, Word.CHUNKS] > self.shape.slots).any()),
             "IMAGES": self.shape.images,
             "HELD": self.shape.held,
             "SPLITS": 1 << (self.most_splits - 1).bit_length(),
@@ -158,8 +159,10 @@ def build_program(
     lanes = np.zeros((workers, 4), dtype=np.int32)
     tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
     easy: list[list[int]] = []
-    attended = {operation.target for operation in operations.values() if isinstance(operation, Combination)}
-    ends = np.cumsum([len(queue) for queue in table.queues]).tolist()
+    phases, lengths = tuple(task.phase for task in tasks), [len(queue) for queue in table.queues]
+    shares = _shares(steps, lengths, phases)
+    attended = _tiles_before_attention(operations, shares)
+    ends = np.cumsum(lengths).tolist()
     for worker, (begin, end) in enumerate(pairwise([0, *ends])):
         lane = [operations[task.name] for task in tasks[begin:end]]
         own = _tiles_of(lane, tasks[begin:end], shape)
@@ -167,8 +170,7 @@ def build_program(
         easy.append(_easy_runs(lane, steps[begin:end], attended, shape))
         lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
         _mark_prefetches(steps[begin:end])
-    phases = tuple(task.phase for task in tasks)
-    _mark_ahead(steps, lanes, phases, shape.ring)
+    _mark_ahead(steps, lanes, phases, shares, shape.ring)
     _check_hand_offs(graph, table, {region.name for region in regions})
     return WaveProgram(
         shape=shape,
@@ -192,34 +194,65 @@ def build_program(
 
 
 def _tiles_of(lane: Sequence[AnyOperation], tasks: Sequence[Task], shape: TileShape) -> list[tuple[str, int, int]]:
-    """The weight tiles that a lane's tasks read, in their order: (weight, row block, column tile)."""
+    """The weight tiles that a lane's tasks read, in their order: (weight, row block, column tile). Where activations
+    pass through shared memory a chunk of them is used for all row blocks of a task before the next comes."""
     found: list[tuple[str, int, int]] = []
     for operation, task in zip(lane, tasks, strict=True):
         if isinstance(operation, Operation) and operation.weight is not None:
             first, blocks, part = task.index
             bounds = slice_bounds(operation.cols, operation.slices, shape)
             columns = range(bounds[part] // shape.cols, -(-bounds[part + 1] // shape.cols))
-            found += [(operation.weight, block, tile) for block in range(first, first + blocks) for tile in columns]
+            together = shape.chunk if len(columns) > shape.most_tiles else len(columns)
+            turns = [columns[at : at + together] for at in range(0, len(columns), together)]
+            weight, chosen = operation.weight, range(first, first + blocks)
+            found += [(weight, block, tile) for turn in turns for block in chosen for tile in turn]
     return found
 
 
-def _easy_runs(lane: Sequence[AnyOperation], records: Words, attended: Container[str], shape: TileShape) -> list[int]:
+def _shares(steps: Words, lengths: Sequence[int], phases: Sequence[str]) -> dict[str, Ints]:
+    """The weight tiles that each worker streams of each phase. lengths: steps a worker."""
+    names, phase = np.unique(phases, return_inverse=True)
+    found = np.zeros((len(names), len(lengths)), dtype=np.int64)
+    np.add.at(found, (phase, np.repeat(np.arange(len(lengths)), lengths)), _tiles(steps))
+    return dict(zip(names.tolist(), found, strict=True))
+
+
+def _tiles(steps: Words) -> Ints:
+    """Weight tiles of each step."""
+    products = steps[:, Word.KIND] < Kind.REDUCE_HIDDEN
+    return np.where(products, steps[:, Word.TILES] * steps[:, Word.BLOCKS], 0).astype(np.int64)
+
+
+def _tiles_before_attention(operations: Mapping[str, AnyOperation], shares: Mapping[str, Ints]) -> dict[str, int]:
+    """For each tensor that attention makes, the tiles that every worker has at least of the product that makes its
+    queries. shares: of each phase."""
+    makers = {operation.target: name for name, operation in operations.items() if isinstance(operation, Operation)}
+    sources = {operation.target: operation.source for operation in operations.values()}
+    attended = [operation for operation in operations.values() if isinstance(operation, Combination)]
+    return {operation.target: int(shares[makers[sources[operation.source]]].min()) for operation in attended}
+
+
+def _easy_runs(
+    lane: Sequence[AnyOperation], records: Words, attended: Mapping[str, int], shape: TileShape
+) -> list[int]:
     """The first and the last of each run of a lane's tiles that have time: while attention runs the ring fills up and
     waits for the product behind it. If that is a short one, the tiles behind its own have time as well; so have those
-    before it, unless some of its own are held in registers: then there is more to stream meanwhile."""
+    before it, as many as every worker has (attended; who has more is waited for), unless some of its own are held in
+    registers: then there is more to stream meanwhile."""
     short = _SHORT * TILE_BYTES // shape.tile_bytes
     found: list[int] = []
-    count, before = 0, 0
+    count = 0
     for operation, record in zip(lane, records, strict=True):
         if not isinstance(operation, Operation) or operation.weight is None:
             continue
         mine = int(record[Word.BLOCKS] * record[Word.TILES])
         if operation.source in attended:
+            before = attended[operation.source]
             first = count - (before if before <= short and shape.held == 0 else 0)
             last = count + min(shape.held, mine) + shape.ring - 1 + (mine if mine <= short else 0)
             sooner = 0 if operation.merges is None else SOONER[shape.held]
             found += [first, last - sooner * TILE_BYTES // shape.tile_bytes]
-        count, before = count + mine, mine
+        count += mine
     return found
 
 
@@ -246,20 +279,17 @@ def _mark_prefetches(steps: Words) -> None:
             steps[free[0], Word.PREFETCH] = at - free[0]
 
 
-def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], ring: int) -> None:
+def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], shares: Mapping[str, Ints], ring: int) -> None:
     """Where a worker streams more of a product than half of the workers do, tell the product before to have as many
     tiles brought nearer, the first that the ring will not hold yet: everybody waits for the last worker, and all have
     the same share of the bandwidth."""
-    tiles = np.where(steps[:, Word.KIND] < Kind.REDUCE_HIDDEN, steps[:, Word.TILES] * steps[:, Word.BLOCKS], 0)
-    names, phase = np.unique(phases, return_inverse=True)
-    shares = np.zeros((len(names), len(lanes)), dtype=np.int64)
-    np.add.at(shares, (phase, np.repeat(np.arange(len(lanes)), lanes[:, 3])), tiles)
-    usual = np.sort(shares, axis=1)[:, len(lanes) // 2]
+    tiles = _tiles(steps)
+    usual = {phase: int(np.sort(of_workers)[len(lanes) // 2]) for phase, of_workers in shares.items()}
     for first, count in lanes[:, 2:].tolist():
         mine = tiles[first : first + count]
         begins = np.cumsum(mine) - mine
         for before, product in pairwise(np.flatnonzero(mine).tolist()):
-            more = int(min(mine[product] - usual[phase[first + product]], mine[product] - ring))
+            more = int(min(mine[product] - usual[phases[int(first + product)]], mine[product] - ring))
             if more > 0:
                 ahead = steps[first + before]
                 ahead[Word.AHEAD], ahead[Word.AHEAD_TILES] = begins[product] + ring, more
@@ -361,8 +391,8 @@ def _record(
     begin, end = bounds[part], bounds[part + 1]
     record[Word.TILES] = -(-(end - begin) // shape.cols)
     record[Word.CHUNKS] = -(-int(record[Word.TILES]) // shape.chunk)
-    if int(record[Word.CHUNKS]) > shape.slots and blocks > 1:
-        most = shape.slots * shape.chunk * shape.cols
+    if int(record[Word.CHUNKS]) > shape.slots and blocks > shape.group:
+        most = shape.most_tiles * shape.cols
         raise UnsupportedError("wave: columns of a slice", got=str(end - begin), allowed=f"up to {most} at this batch")
     if operation.partial:
         record[Word.KIND] = Kind.PARTIAL

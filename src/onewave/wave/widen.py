@@ -89,18 +89,29 @@ def operand_a(words, OPERAND: gl.constexpr, DTYPE: gl.constexpr, FORMAT: gl.cons
     return gl.convert_layout(a, OPERAND, assert_trivial=True)
 
 
+@gluon.constexpr_function
+def byte_products():
+    """The layout of a product of one-byte weights, [64, N]."""
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
+
+
 @gluon.jit
 def multiply_byte_steps(
     steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, PASSES: gl.constexpr,
 ):  # fmt: skip
     """Make all products of the block's steps once, as kernel.multiply_steps does.
 
     Returns the next tile's slot and phase, and chunks and results of this launch so far.
     """
     N: gl.constexpr = 64 // R * NB
+    ACC: gl.constexpr = byte_products()
     PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    acc0 = gl.zeros([64, N], gl.float32, ACC)
+    acc1 = gl.zeros([64, N], gl.float32, ACC)
+    acc2 = gl.zeros([64, N], gl.float32, ACC)
+    acc3 = gl.zeros([64, N], gl.float32, ACC)
     for step in range(num_steps):
         record = steps + step * 32
         kind = gl.load(record)
@@ -109,67 +120,120 @@ def multiply_byte_steps(
         chunks = gl.load(record + 3)
         if kind >= 4:
             blocks = 0
-        for block in range(0, blocks, G):
+        for turn in range(turns_of(blocks, chunks, G, XS, PASSES)):
+            block, first, end, waits = part_of(turn, blocks, tiles, chunks, G, XS, PC // IMAGES, PASSES)
             acc0, slot, phase = multiply_bytes(
-                tiles, block == 0, chunks > XS, chunks_before, slot, phase, ring, full, empty, xs, xfull, xempty,
-                DTYPE, FORMAT, IMAGES, N, S, XS, PC,
+                acc0, first, end, waits, chunks_before, slot, phase, ring, full, empty, xs, xfull,
+                DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
             )  # fmt: skip
-            acc1 = acc0
-            acc2 = acc0
-            acc3 = acc0
             if G > 1:
                 acc1, slot, phase = multiply_bytes(
-                    gl.where(block + 1 < blocks, tiles, 0), False, False, chunks_before, slot, phase, ring, full,
-                    empty, xs, xfull, xempty, DTYPE, FORMAT, IMAGES, N, S, XS, PC,
+                    acc1, first, gl.where(block + 1 < blocks, end, 0), False, chunks_before, slot, phase, ring, full,
+                    empty, xs, xfull, DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
                 )  # fmt: skip
             if G > 2:
                 acc2, slot, phase = multiply_bytes(
-                    gl.where(block + 2 < blocks, tiles, 0), False, False, chunks_before, slot, phase, ring, full,
-                    empty, xs, xfull, xempty, DTYPE, FORMAT, IMAGES, N, S, XS, PC,
+                    acc2, first, gl.where(block + 2 < blocks, end, 0), False, chunks_before, slot, phase, ring, full,
+                    empty, xs, xfull, DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
                 )  # fmt: skip
                 acc3, slot, phase = multiply_bytes(
-                    gl.where(block + 3 < blocks, tiles, 0), False, False, chunks_before, slot, phase, ring, full,
-                    empty, xs, xfull, xempty, DTYPE, FORMAT, IMAGES, N, S, XS, PC,
+                    acc3, first, gl.where(block + 3 < blocks, end, 0), False, chunks_before, slot, phase, ring, full,
+                    empty, xs, xfull, DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
                 )  # fmt: skip
-            result = wanted_part(acc0, NB, R)
-            if G == 2:
-                result = gl.join(result, wanted_part(acc1, NB, R))
-            if G == 4:
-                last = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
-                result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), last)
-            place = results % 2
-            mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
-            where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
-            where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
-            gl.thread_barrier()
-            mbarrier.arrive(pfull.index(place), count=1)
-            if block + G >= blocks:
-                # Those that do not fit at once have been let go one by one, but for the last.
-                for used in range(gl.where(chunks > XS, chunks - 1, 0), chunks):
-                    mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
-            results += 1
+            if made_in(turn, blocks, chunks, G, XS, PASSES):
+                result = wanted_part(acc0, NB, R)
+                if G == 2:
+                    result = gl.join(result, wanted_part(acc1, NB, R))
+                if G == 4:
+                    others = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
+                    result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), others)
+                place = results % 2
+                mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
+                where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
+                where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
+                gl.thread_barrier()
+                mbarrier.arrive(pfull.index(place), count=1)
+                results += 1
+            let_go(turn, blocks, chunks, chunks_before, xempty, G, XS, PASSES)
         chunks_before += chunks
     return slot, phase, chunks_before, results
 
 
 @gluon.jit
-def multiply_bytes(
-    tiles, waits, passes, chunks_before, slot, phase, ring, full, empty, xs, xfull, xempty, DTYPE: gl.constexpr,
-    FORMAT: gl.constexpr, IMAGES: gl.constexpr, N: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
-):  # fmt: skip
-    """The sum of the products of a row block's tiles, [64, N].
+def turns_of(blocks, chunks, G: gl.constexpr, XS: gl.constexpr, PASSES: gl.constexpr):
+    """The turns in which a step's products are made: G row blocks each, over all of K; or, where the activations do not
+    fit shared memory at once and pass through it, all row blocks, at most G, over a chunk of them each.
 
-    waits, passes: as in kernel.multiply_block. Returns the next tile's slot and phase, too.
+    PASSES: whether any step's activations do not fit."""
+    turns = (blocks + G - 1) // G
+    if PASSES:
+        turns = gl.where((chunks > XS) & (blocks > 0), chunks, turns)
+    return turns
+
+
+@gluon.jit
+def part_of(
+    turn, blocks, tiles, chunks, G: gl.constexpr, XS: gl.constexpr, PER_CHUNK: gl.constexpr, PASSES: gl.constexpr
+):  # fmt: skip
+    """A turn's first row block, its first tile of each and the one behind its last, and whether its first row block
+    waits for activations."""
+    block = turn * G
+    first = turn * 0
+    end = tiles
+    waits = turn == 0
+    if PASSES:
+        passing = chunks > XS
+        block = gl.where(passing, 0, block)
+        first = gl.where(passing, turn * PER_CHUNK, 0)
+        end = gl.where(passing, gl.minimum(first + PER_CHUNK, tiles), tiles)
+        waits = waits | passing
+    return block, first, end, waits
+
+
+@gluon.jit
+def made_in(turn, blocks, chunks, G: gl.constexpr, XS: gl.constexpr, PASSES: gl.constexpr):
+    """Whether the turn's row blocks are finished with it."""
+    if PASSES:
+        return (chunks <= XS) | (turn + 1 == chunks)
+    else:
+        return True
+
+
+@gluon.jit
+def let_go(turn, blocks, chunks, chunks_before, xempty, G: gl.constexpr, XS: gl.constexpr, PASSES: gl.constexpr):
+    """Let the activations go that no later turn uses: all with the last one, or, as they pass, the turn's own."""
+    first = gl.where((turn + 1) * G >= blocks, 0, chunks)
+    end = chunks
+    if PASSES:
+        passing = chunks > XS
+        first = gl.where(passing, turn, first)
+        end = gl.where(passing, turn + 1, end)
+    for used in range(first, end):
+        mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
+
+
+@gluon.jit
+def multiply_bytes(
+    acc, first, end, waits, chunks_before, slot, phase, ring, full, empty, xs, xfull, DTYPE: gl.constexpr,
+    FORMAT: gl.constexpr, IMAGES: gl.constexpr, N: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    PASSES: gl.constexpr,
+):  # fmt: skip
+    """The sum of the products of a row block's tiles from first to end, [64, N], and of acc, if first is not 0.
+
+    waits: as in kernel.multiply_block. Returns the next tile's slot and phase, too.
     """
-    ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
+    ACC: gl.constexpr = byte_products()
     WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     TILES: gl.constexpr = PC // IMAGES
-    acc = gl.zeros([64, N], gl.float32, ACC)
+    if PASSES:
+        acc = gl.where(first > 0, acc, 0.0)
+    else:
+        acc = gl.zeros([64, N], gl.float32, ACC)
     # A narrow product is a chain of sums, each waiting for the one before: two chains go side by side.
     other = gl.zeros([64, N], gl.float32, ACC)
-    for tile in range(tiles):
+    for tile in range(first, end):
         chunk = chunks_before + tile // TILES
         place = chunk % XS
         if waits & (tile % TILES == 0):
@@ -185,8 +249,6 @@ def multiply_bytes(
                 acc = add_product(acc, words, x.index(tile % TILES * (2 * IMAGES) + half), DTYPE, FORMAT)
         gl.thread_barrier()
         mbarrier.arrive(empty.index(slot), count=1)
-        if passes & (tile > 0) & (tile % TILES == 0):
-            mbarrier.arrive(xempty.index((chunk - 1) % XS), count=1)
         wraps = slot == S - 1
         phase = gl.where(wraps, phase ^ 1, phase)
         slot = gl.where(wraps, 0, slot + 1)
