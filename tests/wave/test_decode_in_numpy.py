@@ -335,7 +335,7 @@ def test_sequences_of_one_batch_decode_side_by_side() -> None:
 def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_blocks_at_a_time(
     workers: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_OF_THEM", 1)
+    monkeypatch.setattr("onewave.wave.program._MOST_OF_THEM", 1)
     model = random_model(replace(LONG, intermediate_size=9280 if rows == 3 else 4672))
     program = plan_decode(model.config, batch=rows, workers=workers).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]

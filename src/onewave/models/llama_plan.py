@@ -20,7 +20,6 @@ from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
-from onewave.tiles.builders import cuts
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.policies import plan
 from onewave.tiles.table import TaskTable, lower
@@ -30,7 +29,7 @@ from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
 from onewave.wave.layout import FEW_PLACES, TILE_BYTES, TileShape, held_tiles, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
-from onewave.wave.program import WaveProgram, build_program
+from onewave.wave.program import WaveProgram, build_program, fewest_slices
 
 __all__ = [
     "DecodePlan",
@@ -45,9 +44,6 @@ __all__ = [
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
 _ATTENTION_TASKS = 128
 _MOST_BATCH = 16
-# Multiprocessors of today's cards, about, and how many of them must have work in every round of row blocks, if long
-# sums over K are not cut in slices, which would have to be added up.
-_MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
 # Of the bytes of a layer, by which filling rows up to larger tiles may lengthen the stream.
 _MOST_FILLING = 1.03
 # What one combining task keeps in registers.
@@ -107,7 +103,7 @@ def _shape(config: ModelConfig, padded: int, weight_bytes: int = 2) -> TileShape
     def made(images: int) -> TileShape:
         sizes = {"weight_bytes": weight_bytes, "images": images}
         shape = tile_shape(padded, head_dim=config.head_dim, columns=columns, **sizes)
-        if shape.held and _down_slices(config, shape) > 1:
+        if shape.held and fewest_slices(config.hidden_size, config.intermediate_size, shape) > 1:
             return replace(shape, held=held_tiles(padded, config.head_dim, more=True))
         return shape
 
@@ -116,16 +112,6 @@ def _shape(config: ModelConfig, padded: int, weight_bytes: int = 2) -> TileShape
     # The larger tile passes faster, unless much of it were only filling up rows.
     small, large = made(1), made(2)
     return large if _padded_values(config, large) <= _MOST_FILLING * _padded_values(config, small) else small
-
-
-def _down_slices(config: ModelConfig, shape: TileShape) -> int:
-    """Slices of K that the feed-forward block's second product is cut in: as few as have activations that fit shared
-    memory, or none at all if they may pass through it."""
-    blocks = config.hidden_size // shape.rows
-    rounds = cuts(blocks, _MULTIPROCESSORS)
-    if rounds <= shape.group and blocks >= rounds * _MOST_OF_THEM:
-        return 1
-    return cuts(cuts(config.intermediate_size, shape.cols), shape.most_tiles)
 
 
 def _padded_values(config: ModelConfig, shape: TileShape) -> int:
@@ -190,7 +176,7 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
     hidden, inner = config.hidden_size, config.intermediate_size
     width = config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
-    slices = _down_slices(config, shape)
+    slices = fewest_slices(hidden, inner, shape)
     found: dict[str, AnyOperation] = {}
     x = INPUT
     for layer in range(config.num_layers):

@@ -16,19 +16,24 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.tiles.builders import cuts
 from onewave.tiles.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
 from onewave.wave.layout import NOTES, STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word, few_head_words
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
-__all__ = ["SOONER", "Region", "WaveProgram", "build_program", "slice_bounds"]
+__all__ = ["SOONER", "Region", "WaveProgram", "build_program", "fewest_slices", "fitting_slices", "slice_bounds"]
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
 # Tiles fewer, of 16 KiB, that have time where a hand-off less is waited for, because the product merges attention's
 # splits itself; by the tiles that are held in registers, and by measurement (docs/log.md, "How a layer is paced").
 SOONER = {0: 2, 2: 2, 4: 6}
+
+# Multiprocessors of today's cards, about, and how many of them must have work in every round of row blocks, if long
+# sums over K are not cut in slices, which would have to be added up.
+_MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -120,6 +125,21 @@ def slice_bounds(cols: int, slices: int, shape: TileShape) -> tuple[int, ...]:
     if not 1 <= slices <= tiles:
         raise UnsupportedError("wave: slices of K", got=str(slices), allowed=f"1 to {tiles}")
     return (*(min(cols, tiles * i // slices * shape.cols) for i in range(slices)), cols)
+
+
+def fewest_slices(rows: int, cols: int, shape: TileShape) -> int:
+    """Slices of K that a product of a matrix [rows, cols] is cut in: as few as have activations that fit shared memory,
+    or none at all where these may pass through it, as nobody has more than a few row blocks."""
+    blocks = cuts(rows, shape.rows)
+    rounds = cuts(blocks, _MULTIPROCESSORS)
+    if rounds <= shape.group and blocks >= rounds * _MOST_OF_THEM:
+        return 1
+    return fitting_slices(cols, shape)
+
+
+def fitting_slices(cols: int, shape: TileShape) -> int:
+    """Fewest slices of K whose activations fit shared memory."""
+    return cuts(cuts(cols, shape.cols), shape.most_tiles)
 
 
 def build_program(

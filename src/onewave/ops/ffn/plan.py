@@ -13,7 +13,6 @@ from functools import lru_cache
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.tiles.builders import cuts
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.policies import POLICIES, plan
 from onewave.tiles.table import TaskTable, lower
@@ -21,7 +20,7 @@ from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.layout import TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, Operation
-from onewave.wave.program import WaveProgram, build_program, slice_bounds
+from onewave.wave.program import WaveProgram, build_program, fewest_slices, fitting_slices, slice_bounds
 
 __all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "plan_ffn"]
 
@@ -153,8 +152,11 @@ _DEALS: dict[str, Callable[[Deal, tuple[str, ...]], None]] = {"half_row": _deal_
 
 def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str, ...]) -> dict[str, Operation]:
     up_rows = sizes.intermediate * (2 if sizes.gated else 1)
-    up_slices = _slices(sizes.hidden, shape)
-    down_slices = _slices(sizes.intermediate, shape)
+    if order in ("row", "sequential"):
+        up_slices = fewest_slices(up_rows, sizes.hidden, shape)
+        down_slices = fewest_slices(sizes.out, sizes.intermediate, shape)
+    else:
+        up_slices, down_slices = fitting_slices(sizes.hidden, shape), fitting_slices(sizes.intermediate, shape)
     if order == "half_row":
         down_slices += down_slices % 2
         _check_tiles(order, sizes.intermediate, shape, 2)
@@ -179,11 +181,6 @@ def _check_tiles(order: str, cols: int, shape: TileShape, least: int) -> None:
     if -(-cols // shape.cols) < least:
         allowed = f"more than {shape.cols} columns"
         raise UnsupportedError(f"ffn: order {order}", got=f"intermediate size {cols}", allowed=allowed, next="Use row.")
-
-
-def _slices(cols: int, shape: TileShape) -> int:
-    """Fewest slices of K whose activations fit shared memory."""
-    return cuts(cuts(cols, shape.cols), shape.most_tiles)
 
 
 def _stage(
