@@ -39,7 +39,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     images = int(str(changes.get("IMAGES", 2 if bytewide else 1)))
     shape = tile_shape(batch, head_dim=head_dim, weight_bytes=1 if bytewide else 2, images=images)
     if shape.held and int(str(changes.get("SPLITS", 1))) > 1:
-        shape = replace(shape, held=held_tiles(shape.batch, head_dim, more=True))
+        shape = replace(shape, held=held_tiles(shape.batch, head_dim, crowded=True))
     constants: dict[str, object] = {
         "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
         "FORMAT": 0,
@@ -50,7 +50,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "S": shape.ring,
         "XS": shape.slots,
         "PC": shape.chunk * images,
-        "PASSES": int(shape.batch >= 4),
+        "PASSES": int(shape.batch > 2),
         "SPLITS": 1,
         "ACT": 1,
         "GATED": True,

@@ -24,7 +24,21 @@ import numpy as np
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.wave import attend, cached, choose, combine, draw, exchange, finish, kernel, merge, narrow, notes, widen
+from onewave.wave import (
+    attend,
+    cached,
+    choose,
+    combine,
+    draw,
+    exchange,
+    finish,
+    kernel,
+    merge,
+    narrow,
+    notes,
+    turns,
+    widen,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 import happens_before
@@ -309,7 +323,7 @@ class Gluon:
         happens_before.agents_of(parts, run_side_by_side)
 
 
-WAVE = (narrow, draw, choose, notes, finish, combine, cached, attend, merge, exchange, widen, kernel)
+WAVE = (narrow, draw, choose, notes, finish, combine, cached, attend, merge, exchange, turns, widen, kernel)
 """The modules of the wave kernel."""
 
 

@@ -331,19 +331,36 @@ def test_sequences_of_one_batch_decode_side_by_side() -> None:
     agree(random_model(BASE), batch=3, workers=2, steps=5)
 
 
-@pytest.mark.parametrize(("workers", "rows"), [(1, 5), (3, 5), (9, 5), (2, 3), (1, 9)])
+@pytest.mark.parametrize(
+    ("workers", "batch", "intermediate"), [(1, 5, 4672), (3, 5, 4672), (9, 5, 4672), (2, 3, 9280), (1, 9, 4672)]
+)
 def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_blocks_at_a_time(
-    workers: int, rows: int, monkeypatch: pytest.MonkeyPatch
+    workers: int, batch: int, intermediate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewave.wave.program._MOST_OF_THEM", 1)
-    model = random_model(replace(LONG, intermediate_size=9280 if rows == 3 else 4672))
-    program = plan_decode(model.config, batch=rows, workers=workers).program
+    model = random_model(replace(LONG, intermediate_size=intermediate))
+    program = plan_decode(model.config, batch=batch, workers=workers).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
     assert program.most_splits == 1
     assert (downs[:, Word.CHUNKS] > program.shape.slots).all()
     blocks = model.config.hidden_size // program.shape.rows
     assert downs[:, Word.BLOCKS].max() == min(program.shape.group, -(-blocks // workers))
-    agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11][:rows], workers)
+    agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11][:batch], workers)
+
+
+def test_activations_pass_in_every_token_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onewave.wave.program._MOST_OF_THEM", 1)
+    model, batch, count = random_model(replace(LONG, intermediate_size=4672)), 5, 3
+    slots, begin, first = [*range(batch)], [3, 5, 0, 9, 1], [5, 6, 7, 8, 9]
+    many, one = (Simulated(model, batch, 3, batch) for _ in range(2))
+    assert one.bench.program.constants["PASSES"]
+    many.fill(slots, begin)
+    one.fill(slots, begin)
+    found: list[list[int]] = []
+    for step in range(count):
+        tokens = found[-1] if found else first
+        found.append(one.step(tokens, [at + step for at in begin], slots).argmax(1).tolist())
+    assert many.several(first, begin, slots, count) == [list(row) for row in zip(*found, strict=True)]
 
 
 def test_who_streams_more_than_the_others_has_that_much_of_it_brought_nearer() -> None:

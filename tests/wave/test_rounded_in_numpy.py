@@ -17,7 +17,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.models.rounded import round_weights
 from onewave.wave.byte_formats import ROUNDINGS
-from onewave.wave.layout import TILE_BYTES
+from onewave.wave.layout import TILE_BYTES, Word
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_decode_in_numpy import BASE, CAPACITY, FAMILIES, LONG, Simulated
@@ -74,6 +74,21 @@ def test_large_tiles_are_for_models_whose_rows_fill_them() -> None:
 
     assert images(hidden_size=2048, num_heads=64, num_kv_heads=8, intermediate_size=4096) == 2
     assert images(hidden_size=3072, num_heads=64, num_kv_heads=8, intermediate_size=4096) == 1
+
+
+@pytest.mark.parametrize("filling", [0.0, 100.0], ids=["small tiles", "tiles of two operands"])
+@pytest.mark.parametrize(("name", "batch", "intermediate"), [("int8", 8, 4672), ("fp8", 4, 8256), ("int8", 16, 2112)])
+def test_activations_pass_for_a_few_row_blocks(
+    name: str, batch: int, intermediate: int, filling: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onewave.wave.program._MOST_OF_THEM", 1)
+    monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
+    model = random_model(replace(LONG, intermediate_size=intermediate))
+    program = plan_decode(model.config, batch=batch, workers=2, weight_bytes=1).program
+    downs = program.steps[[phase.startswith("down") for phase in program.phases]]
+    assert program.constants["PASSES"]
+    assert downs[:, Word.BLOCKS].max() == program.shape.group
+    agree(model, name, batch, workers=2, steps=1)
 
 
 def test_slices_of_a_long_row_carry_their_rows_scales() -> None:

@@ -29,7 +29,7 @@ from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
 from onewave.wave.layout import FEW_PLACES, TILE_BYTES, TileShape, held_tiles, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
-from onewave.wave.program import WaveProgram, build_program, fewest_slices
+from onewave.wave.program import WaveProgram, build_program, slices_of
 
 __all__ = [
     "DecodePlan",
@@ -103,8 +103,8 @@ def _shape(config: ModelConfig, padded: int, weight_bytes: int = 2) -> TileShape
     def made(images: int) -> TileShape:
         sizes = {"weight_bytes": weight_bytes, "images": images}
         shape = tile_shape(padded, head_dim=config.head_dim, columns=columns, **sizes)
-        if shape.held and fewest_slices(config.hidden_size, config.intermediate_size, shape) > 1:
-            return replace(shape, held=held_tiles(padded, config.head_dim, more=True))
+        if shape.held and slices_of(config.hidden_size, config.intermediate_size, shape) > 1:
+            return replace(shape, held=held_tiles(padded, config.head_dim, crowded=True))
         return shape
 
     if weight_bytes == 2:
@@ -176,7 +176,7 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
     hidden, inner = config.hidden_size, config.intermediate_size
     width = config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
-    slices = fewest_slices(hidden, inner, shape)
+    slices = slices_of(hidden, inner, shape)
     found: dict[str, AnyOperation] = {}
     x = INPUT
     for layer in range(config.num_layers):

@@ -90,13 +90,16 @@ class Deal:
             self.task(worker, name, block, run, slice_of)
 
     def _most_blocks(self, operation: Operation) -> int:
-        """Row blocks a task may have: those handed over together, where its activations do not fit shared memory at
-        once."""
+        """Row blocks a task may have: any number, or as many as are handed over together if its activations pass."""
+        return self.shape.group if self._passes(operation) else operation.rows
+
+    def _passes(self, operation: Operation) -> bool:
+        """Whether a product's activations do not fit shared memory at once, and pass through it."""
         if operation.weight is None:
-            return operation.rows
+            return False
         bounds = slice_bounds(operation.cols, operation.slices, self.shape)
         longest = max(-(-(end - begin) // self.shape.cols) for begin, end in pairwise(bounds))
-        return operation.rows if longest <= self.shape.most_tiles else self.shape.group
+        return longest > self.shape.most_tiles
 
     def add_units(self, name: str) -> None:
         """Deal out attention, a task a unit and split, side by side, or its combination, a task a unit and part: to
@@ -178,7 +181,7 @@ class Deal:
         spans = self._spans.setdefault(target, [])
         if self.by_writer:
             if target not in self.build.tensors:
-                most = self.workers if self._most_blocks(operation) == operation.rows else operation.rows // height
+                most = operation.rows // height if self._passes(operation) else self.workers
                 self.build.tensor(target, (self.batch, most), (self.batch, 1), 2 * operation.outputs / most)
             tiles: list[Tile] = [(target, (0, len(spans)))]
             spans.append((first * width, (first + blocks) * width, tiles[0]))

@@ -4,9 +4,9 @@ loader (1 warp)      streams the block's weight tiles, packed in the order in wh
                      16 KiB slots. It waits for free slots and, so that the queues in front of L2 stay short, for the
                      tile FLIGHT places earlier to have landed, or, of tiles that have time, for the one before. It
                      never waits for activations.
-multiply (4 warps)   for every product step: take its first HELD tiles into registers, wait for the step's activations
-                     once, then for each further tile; wgmma straight from the ring, sums over K in registers; the
-                     finished row block goes to shared memory.
+multiply (4 warps)   for every product step: take its first HELD tiles into registers, wait for the step's activations,
+                     chunk by chunk, then for each further tile; wgmma straight from the ring, sums over K in registers;
+                     the finished row block goes to shared memory (turns.py).
 exchange (8 warps)   brings each step's activations into shared memory, finishes and publishes row blocks, adds up
                      partial sums (exchange.py).
 
@@ -41,7 +41,8 @@ from onewave.wave.attend import heads_memory
 from onewave.wave.choose import is_decided
 from onewave.wave.exchange import exchange_partition
 from onewave.wave.notes import bring_first, notes_memory
-from onewave.wave.widen import let_go, made_in, multiply_byte_steps, part_of, turns_of, wanted_part
+from onewave.wave.turns import ends_in, let_go, part_of, turns_of
+from onewave.wave.widen import multiply_byte_steps, wanted_part
 
 __all__ = ["wave_kernel"]
 
@@ -200,7 +201,7 @@ def multiply_steps(
                 done0 = gl.minimum(tiles, HELD)
                 done1 = HELD - done0
         for turn in range(turns_of(blocks, chunks, G, XS, PASSES)):
-            block, first, end, waits = part_of(turn, blocks, tiles, chunks, G, XS, PC, PASSES)
+            block, first, end, waits = part_of(turn, tiles, chunks, G, XS, PC, PASSES)
             first0 = gl.maximum(first, gl.where(turn == 0, done0, 0))
             first1 = gl.maximum(first, gl.where(turn == 0, done1, 0))
             before = -1
@@ -231,7 +232,7 @@ def multiply_steps(
             gl.thread_barrier()
             mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
             let_go(turn, blocks, chunks, chunks_before, xempty, G, XS, PASSES)
-            if made_in(turn, blocks, chunks, G, XS, PASSES):
+            if ends_in(turn, chunks, XS, PASSES):
                 result = wanted_part(acc0, NB, R)
                 if G == 2:
                     result = gl.join(result, wanted_part(acc1, NB, R))

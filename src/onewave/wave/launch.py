@@ -62,7 +62,7 @@ def kernel_resources(
     next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less."""
     held = 0 if draws else min(shape.held, 2) if paged else shape.held
     if several:
-        held = min(held, held_tiles(shape.batch, head_dim, more=True))
+        held = min(held, held_tiles(shape.batch, head_dim, crowded=True))
     wide = _WIDE_REGISTERS_SEVERAL if several else _WIDE_REGISTERS
     exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
     registers = exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS

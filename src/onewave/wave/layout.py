@@ -258,10 +258,10 @@ def tile_shape(
     return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images, held)
 
 
-def held_tiles(padded: int, head_dim: int, *, more: bool = False) -> int:
-    """Tiles of 16-bit weights that fit registers. more: whether the kernel does more than one token's step, or adds up
-    slices of K, which leaves fewer."""
-    if head_dim == 0 or (more and head_dim > 64 and padded > 2):
+def held_tiles(padded: int, head_dim: int, *, crowded: bool = False) -> int:
+    """Tiles of 16-bit weights that fit registers. crowded: whether the kernel makes several tokens or adds up slices of
+    K, which leaves fewer."""
+    if head_dim == 0 or (crowded and head_dim > 64 and padded > 2):
         return 0
     return _HELD[head_dim > 64].get(padded, 0)
 

@@ -23,7 +23,7 @@ from onewave.tiles.table import TaskTable
 from onewave.wave.layout import NOTES, STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word, few_head_words
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
-__all__ = ["SOONER", "Region", "WaveProgram", "build_program", "fewest_slices", "fitting_slices", "slice_bounds"]
+__all__ = ["SOONER", "Region", "WaveProgram", "build_program", "fitting_slices", "slice_bounds", "slices_of"]
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
@@ -84,7 +84,8 @@ class WaveProgram:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel is compiled for: sizes of tiles and rings, most slices of K, whether any step gates."""
+        """What the kernel is compiled for: sizes of tiles and rings, most slices of K, whether any step gates, or has
+        activations that pass through shared memory."""
         gated = Flag.ACTIVATE | Flag.GATED
         return {
             "NB": self.shape.batch,
@@ -127,14 +128,14 @@ def slice_bounds(cols: int, slices: int, shape: TileShape) -> tuple[int, ...]:
     return (*(min(cols, tiles * i // slices * shape.cols) for i in range(slices)), cols)
 
 
-def fewest_slices(rows: int, cols: int, shape: TileShape) -> int:
-    """Slices of K that a product of a matrix [rows, cols] is cut in: as few as have activations that fit shared memory,
-    or none at all where these may pass through it, as nobody has more than a few row blocks."""
+def slices_of(rows: int, cols: int, shape: TileShape) -> int:
+    """Slices of K that a product of a matrix [rows, cols] is cut in for more than two sequences: as few as have
+    activations that fit shared memory, or none where these may pass through it, as most workers have the same few row
+    blocks. (For one or two, whose activations are short, so far only where they have a single one.)"""
     blocks = cuts(rows, shape.rows)
     rounds = cuts(blocks, _MULTIPROCESSORS)
-    if rounds <= shape.group and blocks >= rounds * _MOST_OF_THEM:
-        return 1
-    return fitting_slices(cols, shape)
+    most = shape.group if shape.batch > 2 else 1
+    return 1 if rounds <= most and blocks >= rounds * _MOST_OF_THEM else fitting_slices(cols, shape)
 
 
 def fitting_slices(cols: int, shape: TileShape) -> int:

@@ -26,6 +26,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from onewave.wave.turns import ends_in, let_go, part_of, turns_of
+
 __all__ = ["multiply_byte_steps", "wanted_part", "widened"]
 
 
@@ -121,7 +123,7 @@ def multiply_byte_steps(
         if kind >= 4:
             blocks = 0
         for turn in range(turns_of(blocks, chunks, G, XS, PASSES)):
-            block, first, end, waits = part_of(turn, blocks, tiles, chunks, G, XS, PC // IMAGES, PASSES)
+            block, first, end, waits = part_of(turn, tiles, chunks, G, XS, PC // IMAGES, PASSES)
             acc0, slot, phase = multiply_bytes(
                 acc0, first, end, waits, chunks_before, slot, phase, ring, full, empty, xs, xfull,
                 DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
@@ -140,7 +142,7 @@ def multiply_byte_steps(
                     acc3, first, gl.where(block + 3 < blocks, end, 0), False, chunks_before, slot, phase, ring, full,
                     empty, xs, xfull, DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
                 )  # fmt: skip
-            if made_in(turn, blocks, chunks, G, XS, PASSES):
+            if ends_in(turn, chunks, XS, PASSES):
                 result = wanted_part(acc0, NB, R)
                 if G == 2:
                     result = gl.join(result, wanted_part(acc1, NB, R))
@@ -157,59 +159,6 @@ def multiply_byte_steps(
             let_go(turn, blocks, chunks, chunks_before, xempty, G, XS, PASSES)
         chunks_before += chunks
     return slot, phase, chunks_before, results
-
-
-@gluon.jit
-def turns_of(blocks, chunks, G: gl.constexpr, XS: gl.constexpr, PASSES: gl.constexpr):
-    """The turns in which a step's products are made: G row blocks each, over all of K; or, where the activations do not
-    fit shared memory at once and pass through it, all row blocks, at most G, over a chunk of them each.
-
-    PASSES: whether any step's activations do not fit."""
-    turns = (blocks + G - 1) // G
-    if PASSES:
-        turns = gl.where((chunks > XS) & (blocks > 0), chunks, turns)
-    return turns
-
-
-@gluon.jit
-def part_of(
-    turn, blocks, tiles, chunks, G: gl.constexpr, XS: gl.constexpr, PER_CHUNK: gl.constexpr, PASSES: gl.constexpr
-):  # fmt: skip
-    """A turn's first row block, its first tile of each and the one behind its last, and whether its first row block
-    waits for activations."""
-    block = turn * G
-    first = turn * 0
-    end = tiles
-    waits = turn == 0
-    if PASSES:
-        passing = chunks > XS
-        block = gl.where(passing, 0, block)
-        first = gl.where(passing, turn * PER_CHUNK, 0)
-        end = gl.where(passing, gl.minimum(first + PER_CHUNK, tiles), tiles)
-        waits = waits | passing
-    return block, first, end, waits
-
-
-@gluon.jit
-def made_in(turn, blocks, chunks, G: gl.constexpr, XS: gl.constexpr, PASSES: gl.constexpr):
-    """Whether the turn's row blocks are finished with it."""
-    if PASSES:
-        return (chunks <= XS) | (turn + 1 == chunks)
-    else:
-        return True
-
-
-@gluon.jit
-def let_go(turn, blocks, chunks, chunks_before, xempty, G: gl.constexpr, XS: gl.constexpr, PASSES: gl.constexpr):
-    """Let the activations go that no later turn uses: all with the last one, or, as they pass, the turn's own."""
-    first = gl.where((turn + 1) * G >= blocks, 0, chunks)
-    end = chunks
-    if PASSES:
-        passing = chunks > XS
-        first = gl.where(passing, turn, first)
-        end = gl.where(passing, turn + 1, end)
-    for used in range(first, end):
-        mbarrier.arrive(xempty.index((chunks_before + used) % XS), count=1)
 
 
 @gluon.jit
