@@ -17,28 +17,13 @@ import threading
 import time
 import types
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
-
-from onewave.wave import (
-    attend,
-    cached,
-    choose,
-    combine,
-    draw,
-    exchange,
-    finish,
-    kernel,
-    merge,
-    narrow,
-    notes,
-    turns,
-    widen,
-)
 
 sys.path.insert(0, str(Path(__file__).parent))
 import happens_before
@@ -323,7 +308,8 @@ class Gluon:
         happens_before.agents_of(parts, run_side_by_side)
 
 
-WAVE = (narrow, draw, choose, notes, finish, combine, cached, attend, merge, exchange, turns, widen, kernel)
+_NAMES = "narrow draw choose notes finish combine cached attend merge exchange turns widen kernel"
+WAVE = tuple(import_module(f"onewave.wave.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
 
 
