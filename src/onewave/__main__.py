@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onewave.cli.main import main
+from onewave.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -150,6 +150,21 @@ def test_whether_to_keep_unpacked_matrices_is_a_yes_or_a_no() -> None:
         LLM("no-such-model", keep_unpacked="no")  # type: ignore[arg-type] # that is the point
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"model": None}, "model: None; allowed: a directory"),
+        ({"model": 5}, "model: 5; allowed: a directory"),
+        ({"tokenizer": 5}, "tokenizer: 5; allowed: a directory"),
+        ({"enforce_eager": "no"}, "enforce_eager: 'no'; allowed: True, False"),
+        ({"enforce_eager": None}, "enforce_eager: None; allowed: True or False"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused_by_name(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=complaint):
+        LLM(**{"model": "no-such-model", **options})
+
+
 def test_planning_bytes_changes_no_sum(tmp_path: Path) -> None:
     """Row blocks, slices and splits are those of 16-bit weights: only the rounding makes a difference."""
     for batch in (1, 4, 16):

@@ -2,7 +2,7 @@
 
 exit status   meaning
 0             done
-1             internal error: one line on stderr, the traceback with --debug
+1             internal error, or output that can't be written: one line on stderr, the traceback with --debug
 2             bad input: one line on stderr
 130           interrupted by Ctrl-C
 141           whoever read the output has gone (as a shell reports SIGPIPE)
@@ -12,6 +12,7 @@ Nothing that is imported before a command runs loads torch: help and most errors
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -85,6 +86,9 @@ app.add_typer(tiles, name="tiles")
 
 def main() -> None:
     """Run the command line and leave with its exit status."""
+    # Closed ones, as of a service, take what nobody reads.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process)
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     # A terminal that can't show a character shows a question mark; that is no reason to stop.
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):
@@ -139,10 +143,11 @@ def _report(error: BaseException, *, debug: bool) -> int:
         # rich makes a SystemExit of it.
         isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
     ):
-        # What is left in the buffer would be flushed at exit, into the same closed pipe.
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         status, line = 141, None
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        _drop_output()
+        status, line = 1, f"error: {error.strerror or error}"
     elif isinstance(error, OnewaveError):
         status, line = 2, f"error: {error}"
     elif isinstance(error, SystemExit):
@@ -159,6 +164,12 @@ def _report(error: BaseException, *, debug: bool) -> int:
         if line is not None:
             print(line, file=sys.stderr, flush=True)
     return status
+
+
+def _drop_output() -> None:
+    """What is left in the buffer would be flushed at exit, into the same closed pipe or full disk."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage_line(error: Any) -> str:

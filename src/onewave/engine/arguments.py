@@ -15,6 +15,7 @@ __all__ = [
     "check_decode",
     "check_device",
     "check_dtype",
+    "check_place",
     "flag_or_none",
     "needs_card",
     "whole",
@@ -49,12 +50,21 @@ def check_arguments(
     whole("seed", seed, 0, 2**64 - 1)
     if max_model_len is not None:
         whole("max_model_len", max_model_len, 2)
-    if tokenizer is not None and not os.fspath(tokenizer).strip():
-        allowed = "a directory, a *.gguf file, an alias, or a Hugging Face id"
-        raise InvalidArgumentError("tokenizer", got=repr(tokenizer), allowed=allowed)
+    if flag_or_none("enforce_eager", enforce_eager) is None:
+        raise InvalidArgumentError("enforce_eager", got="None", allowed="True or False")
+    if tokenizer is not None:
+        check_place("tokenizer", tokenizer)
     check_device(device)
     check_decode(decode, enforce_eager=enforce_eager)
     check_dtype(dtype)
+
+
+def check_place(name: str, place: str | os.PathLike[str]) -> None:
+    """Raises InvalidArgumentError unless it can be where a model or a tokenizer is."""
+    named = isinstance(place, (str, os.PathLike))  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+    if not named or not os.fspath(place).strip():
+        allowed = "a directory, a *.gguf file, an alias, or a Hugging Face id"
+        raise InvalidArgumentError(name, got=repr(place), allowed=allowed)
 
 
 def needs_card(*, device: str = "auto", decode: str = "auto", tokens_per_launch: int = 1) -> bool:

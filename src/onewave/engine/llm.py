@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError
 from onewave.base.settings import Settings
-from onewave.engine.arguments import check_arguments
+from onewave.engine.arguments import check_arguments, check_place
 from onewave.engine.engine import Engine
 from onewave.engine.options import (
     check_dtype_on,
@@ -89,6 +89,7 @@ class LLM:
         quantization: str | None = None,
         progress: bool = False,
     ) -> None:
+        check_place("model", model)
         check_arguments(
             dtype=dtype,
             device=device,

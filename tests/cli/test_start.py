@@ -1,0 +1,42 @@
+"""The command's first and last moments: Ctrl-C while libraries load, closed streams, a full disk."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "onewave"]
+NOT_CAUGHT = -signal.SIGINT
+"""Of a process that had not come as far as our handler."""
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.6, 0.8, 1.0])
+def test_an_interrupt_ends_the_command_quietly_whatever_it_is_loading(seconds: float) -> None:
+    arguments = ["generate", "hi", "--model", "smollm2-135m-instruct", "--load-format", "dummy", "--max-tokens", "2000"]
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode in (130, NOT_CAUGHT)
+    assert "internal error" not in errors
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_nobody_reading(closed: str) -> None:
+    shell = f'"$0" -m onewave env {closed}'
+    done = subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "error" not in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "env"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: No space left on device\n"
