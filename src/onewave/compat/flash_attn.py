@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.compat.flash_cache import FlashCache, append_new, checked_angles, lengths_before
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
-from onewave.ops.library import is_watched
+from onewave.ops.library import check_tensors, is_watched
 
 __all__ = [
     "flash_attn_func",
@@ -275,6 +275,8 @@ def _options(
     scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None
 ) -> dict[str, Any]:
     """FlashAttention's way of saying it in ours: None for what is off."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise InvalidArgumentError("window_size", got=repr(window_size), allowed="(left, right), -1 for no limit")
     left, right = (None if size < 0 else size for size in window_size)
     window = None if left is None and right is None else (left, 0 if causal else right)
     if causal and left is None:
@@ -285,6 +287,7 @@ def _options(
 
 
 def _dense(name: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], return_lse: bool = False) -> _Result:
+    check_tensors(name, q=q, k=k, v=v)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError(f"{name}: q, k, v", got=got, allowed="[batch, seq, heads, head_dim] each")

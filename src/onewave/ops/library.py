@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
 
-__all__ = ["checks_contents", "is_watched", "register"]
+__all__ = ["check_tensors", "checks_contents", "is_watched", "register"]
 
 
 def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()) -> None:
@@ -50,6 +50,16 @@ def is_watched(*tensors: Tensor | None) -> bool:
         if t is not None and (type(t) is not Tensor or (grad and t.requires_grad)):
             return True
     return False
+
+
+def check_tensors(operator: str, **tensors: object) -> None:
+    """Raises InvalidArgumentError for the first that is no tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            got = (
+                f"{tensor!r:.60}" if tensor is None or isinstance(tensor, (int, float, str)) else type(tensor).__name__
+            )
+            raise InvalidArgumentError(f"{operator}: {name}", got=got, allowed="a torch.Tensor")
 
 
 @cache

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.library import check_tensors
 
 __all__ = ["check_cu_seqlens", "check_extras", "check_head_dim", "check_out", "check_qkv"]
 
@@ -17,6 +18,7 @@ _BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 
 def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smallest: int = 16) -> None:
     """q, k and v among themselves. layout: the axes in words, heads second; smallest: the least head_dim."""
+    check_tensors(name, q=q, k=k, v=v)
     rank = layout.count(",") + 1
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != rank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,12 +54,22 @@ def options(
     """Check and normalise; see op.attention for the meaning of each. Raises InvalidArgumentError."""
     if align not in ALIGNMENTS:
         raise InvalidArgumentError(f"{operator}: align", got=repr(align), allowed=", ".join(ALIGNMENTS))
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None and not _is_finite(number):
+            raise InvalidArgumentError(f"{operator}: {name}", got=repr(number), allowed="a finite number, or None")
     if softcap is not None and not softcap > 0:
         raise InvalidArgumentError(f"{operator}: softcap", got=str(softcap), allowed="greater than 0, or None")
     left, right = _sides(operator, window)
     if causal:
         right = 0 if right is None else min(right, 0)
     return Options(head_dim**-0.5 if scale is None else float(scale), left, right, align == "top-left", softcap)
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except (TypeError, ValueError):
+        return False
 
 
 def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None]:

@@ -9,7 +9,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_lengths
 from onewave.ops.decode_attention.plan import MAX_QUERIES
-from onewave.ops.library import checks_contents, is_watched, register
+from onewave.ops.library import check_tensors, checks_contents, is_watched, register
 
 __all__ = ["CPU_TAKES", "DECODE_BACKENDS", "decode_attention"]
 
@@ -58,6 +58,7 @@ def decode_attention(
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
     Source: Dao et al., Flash-Decoding 2023; Sanovar et al., LeanAttention, arXiv:2405.10480.
     """
+    check_tensors(_NAME, q=q, k_cache=k_cache, v_cache=v_cache, seq_lens=seq_lens)
     if q.ndim not in (3, 4):
         allowed = "[rows, heads, queries, head_dim] or [rows, heads, head_dim]"
         raise ShapeError(f"{_NAME}: q", got=str(tuple(q.shape)), allowed=allowed)

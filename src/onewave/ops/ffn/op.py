@@ -13,7 +13,7 @@ from onewave.ops.ffn import reference
 from onewave.ops.ffn.chain_plan import BANDS
 from onewave.ops.ffn.measured import fastest
 from onewave.ops.ffn.plan import DATA, ORDERS
-from onewave.ops.library import is_watched, register
+from onewave.ops.library import check_tensors, is_watched, register
 from onewave.tiles.orders import ORDERS as TILE_ORDERS
 from onewave.tiles.policies import POLICIES
 from onewave.wave.launch import runs_here
@@ -117,6 +117,7 @@ def _check_choices(activation: str | None, order: str, policy: str, backend: str
 
 
 def _check_tensors(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None) -> None:
+    check_tensors("ffn", x=x, w_up=w_up, w_down=w_down)
     if x.ndim < 1 or w_up.ndim != 2 or w_down.ndim != 2:
         got = f"{tuple(x.shape)}, {tuple(w_up.shape)}, {tuple(w_down.shape)}"
         raise ShapeError("ffn: x, w_up, w_down", got=got, allowed="[..., hidden], [intermediate, hidden], [out, inner]")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.decode_attention.caches import cache_shape
+from onewave.ops.library import check_tensors
 
 __all__ = ["check_arguments", "check_lengths"]
 
@@ -39,6 +40,7 @@ def check_arguments(
 
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
     """
+    check_tensors(_NAME, qkv=qkv, cache_k=cache_k, cache_v=cache_v, seq_lens=seq_lens)
     others = (cache_k, cache_v, seq_lens, bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth, out)
     for other in others:
         if other is not None and other.device != qkv.device:
