@@ -12,7 +12,7 @@ from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
 from onewave.cli.bench_ffn import bench_ffn, count_ffn
-from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table
+from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.weights import sources
 
@@ -128,7 +128,12 @@ def ops(
     kind = choose_dtype(dtype, config, where)
     ceiling = read_bandwidth(where)
     plan = trials(config, where, kind, tokens=batch_size, context=context, weight_format=weight_format)
-    results = [measure(trial, where, reps=reps) for trial in plan if trial.operator in chosen]
+    results: list[OperatorResult] = []
+    for trial in plan:
+        if trial.operator in chosen:
+            show_status(f"{trial.operator} {trial.shape}: {trial.implementation}")
+            results.append(measure(trial, where, reps=reps))
+    show_status("")
     dtype_name = str(kind).removeprefix("torch.")
     records = [result.measurement(location.name, dtype_name, ceiling) for result in results]
     citations = [] if ledger is None else append_to_ledger(ledger, records, where)
