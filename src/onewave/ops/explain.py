@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -55,15 +56,23 @@ def explain(
     kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if kind is None:
         raise UnsupportedError("explain: dtype", got=repr(dtype), allowed=", ".join(DTYPES))
-    sizes = tuple(tuple(int(size) for size in shape) for shape in shapes)
+    sizes = tuple(_sizes(shape) for shape in shapes)
     return _EXPLAINERS[name](Question(name, sizes, cuda, sm, card, kind, options))
+
+
+def _sizes(shape: Shape) -> tuple[int, ...]:
+    try:
+        return tuple(index(size) for size in shape)
+    except TypeError as error:
+        allowed = "whole numbers, such as (1, 32, 4096, 128)"
+        raise ShapeError("explain: shape", got=repr(shape), allowed=allowed) from error
 
 
 def _device(device: str | torch.device | None) -> tuple[bool, int | None, str | None]:
     """Whether it is a card, its compute capability and its name."""
     text = "cuda" if torch.cuda.is_available() else "cpu"
     text = text if device is None else str(device)
-    found = re.fullmatch(r"cpu|cuda(?::(?:sm_?(\d+)|\d+))?", text)
+    found = re.fullmatch(r"cpu|cuda(?::(?:sm_?(\d{2,3})|\d+))?", text)
     if not found:
         raise InvalidArgumentError("explain: device", got=repr(text), allowed="cpu, cuda, cuda:N, cuda:sm_90")
     if text == "cpu":
