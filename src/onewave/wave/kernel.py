@@ -41,8 +41,8 @@ from onewave.wave.attend import heads_memory
 from onewave.wave.choose import is_decided
 from onewave.wave.exchange import exchange_partition
 from onewave.wave.notes import bring_first, notes_memory
-from onewave.wave.turns import ends_in, let_go, part_of, turns_of
-from onewave.wave.widen import multiply_byte_steps, wanted_part
+from onewave.wave.turns import ends_in, hand_over, let_go, part_of, turns_of
+from onewave.wave.widen import multiply_byte_steps
 
 __all__ = ["wave_kernel"]
 
@@ -233,19 +233,7 @@ def multiply_steps(
             mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
             let_go(turn, blocks, chunks, chunks_before, xempty, G, XS, PASSES)
             if ends_in(turn, chunks, XS, PASSES):
-                result = wanted_part(acc0, NB, R)
-                if G == 2:
-                    result = gl.join(result, wanted_part(acc1, NB, R))
-                if G == 4:
-                    others = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
-                    result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), others)
-                place = results % 2
-                mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
-                PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-                where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
-                where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
-                gl.thread_barrier()
-                mbarrier.arrive(pfull.index(place), count=1)
+                hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
                 results += 1
         chunks_before += chunks
     return slot, phase, chunks_before, results

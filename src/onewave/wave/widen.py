@@ -26,9 +26,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from onewave.wave.turns import ends_in, let_go, part_of, turns_of
+from onewave.wave.turns import ends_in, hand_over, let_go, part_of, turns_of
 
-__all__ = ["multiply_byte_steps", "wanted_part", "widened"]
+__all__ = ["multiply_byte_steps", "widened"]
 
 
 def _int8_text(unit: str, kind: str) -> str:
@@ -109,7 +109,6 @@ def multiply_byte_steps(
     """
     N: gl.constexpr = 64 // R * NB
     ACC: gl.constexpr = byte_products()
-    PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     acc0 = gl.zeros([64, N], gl.float32, ACC)
     acc1 = gl.zeros([64, N], gl.float32, ACC)
     acc2 = gl.zeros([64, N], gl.float32, ACC)
@@ -143,18 +142,7 @@ def multiply_byte_steps(
                     empty, xs, xfull, DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
                 )  # fmt: skip
             if ends_in(turn, chunks, XS, PASSES):
-                result = wanted_part(acc0, NB, R)
-                if G == 2:
-                    result = gl.join(result, wanted_part(acc1, NB, R))
-                if G == 4:
-                    others = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
-                    result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), others)
-                place = results % 2
-                mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
-                where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
-                where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
-                gl.thread_barrier()
-                mbarrier.arrive(pfull.index(place), count=1)
+                hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
                 results += 1
             let_go(turn, blocks, chunks, chunks_before, xempty, G, XS, PASSES)
         chunks_before += chunks
@@ -212,16 +200,3 @@ def add_product(acc, words, x, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
     B: gl.constexpr = gl.DotOperandLayout(1, acc.type.layout, 2)
     A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     return mma_v2(operand_a(words, A, DTYPE, FORMAT), x.permute((1, 0)).load(B), acc)
-
-
-@gluon.jit
-def wanted_part(acc, NB: gl.constexpr, R: gl.constexpr):
-    """Of a block's product the part that is wanted, [64, NB]: see layout.py."""
-    Q: gl.constexpr = 64 // R
-    if Q > 1:
-        row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
-        column = gl.arange(0, Q * NB, layout=gl.SliceLayout(0, acc.type.layout))
-        wanted = (row // R)[:, None] == (column // NB)[None, :]
-        return gl.sum(gl.reshape(gl.where(wanted, acc, 0.0), [64, Q, NB]), axis=1)
-    else:
-        return acc
