@@ -50,7 +50,6 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "S": shape.ring,
         "XS": shape.slots,
         "PC": shape.chunk * images,
-        "PASSES": int(shape.batch > 2),
         "SPLITS": 1,
         "ACT": 1,
         "GATED": True,

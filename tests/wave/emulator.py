@@ -50,11 +50,12 @@ class Emulator:
         values = self._activations(record, x)
         tiles = int(record[Word.TILES])
         totals = np.zeros((blocks, batch, rows))
-        turn = self.shape.chunk if int(record[Word.CHUNKS]) > self.shape.slots else tiles
-        for begin in range(0, tiles, turn):
-            for total in totals:
-                for tile in range(begin, min(begin + turn, tiles)):
-                    total += self._product(self._next_tile(worker), values, tile)
+        turn = self.shape.chunk
+        for group in range(0, blocks, self.shape.group):
+            for begin in range(0, tiles, turn):
+                for total in totals[group : group + self.shape.group]:
+                    for tile in range(begin, min(begin + turn, tiles)):
+                        total += self._product(self._next_tile(worker), values, tile)
         for block, total in enumerate(totals, first):
             if kind == Kind.PARTIAL:
                 at = block * int(record[Word.TARGET_STRIDE]) + int(record[Word.SLICE])

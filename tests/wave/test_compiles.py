@@ -25,14 +25,6 @@ VARIANTS = {
     "a decode step, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8},
     "a decode step, head_dim 128, eight rows": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2},
     "a decode step, head_dim 128, eight rows, whole sums": {"batch": 8, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2},
-    "a decode step, head_dim 128, eight rows that fit": {
-        "batch": 8,
-        "D": 128,
-        "GP": 4,
-        "CH": 2,
-        "KSPLITS": 2,
-        "PASSES": 0,
-    },
     "a decode step from pages, head_dim 128, eight rows": {
         "batch": 8,
         "D": 128,

@@ -36,7 +36,7 @@ FAULTS = {
         Fault("multiply_block", "mbarrier.wait(full", "mbarrier.luck(full"), "products of multi.* reads what a copy"
     ),
     "a product does not wait for its activations": (
-        Fault("multiply_block", "mbarrier.wait(xfull", "mbarrier.luck(xfull"), "products of multi.* reads what exchange"
+        Fault("multiply_steps", "mbarrier.wait(xfull", "mbarrier.luck(xfull"), "products of multi.* reads what exchange"
     ),
     "a slot goes while its product runs": (
         Fault("multiply_block", "warpgroup_mma_wait(1, deps=[acc])", "warpgroup_mma_wait(2, deps=[acc])"),

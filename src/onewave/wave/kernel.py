@@ -6,7 +6,7 @@ loader (1 warp)      streams the block's weight tiles, packed in the order in wh
                      never waits for activations.
 multiply (4 warps)   for every product step: take its first HELD tiles into registers, wait for the step's activations,
                      chunk by chunk, then for each further tile; wgmma straight from the ring, sums over K in registers;
-                     the finished row block goes to shared memory (turns.py).
+                     the finished row block goes to shared memory (hand_over.py).
 exchange (8 warps)   brings each step's activations into shared memory, finishes and publishes row blocks, adds up
                      partial sums (exchange.py).
 
@@ -40,8 +40,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from onewave.wave.attend import heads_memory
 from onewave.wave.choose import is_decided
 from onewave.wave.exchange import exchange_partition
+from onewave.wave.hand_over import hand_over
 from onewave.wave.notes import bring_first, notes_memory
-from onewave.wave.turns import ends_in, hand_over, let_go, part_of, turns_of
 from onewave.wave.widen import multiply_byte_steps
 
 __all__ = ["wave_kernel"]
@@ -122,7 +122,7 @@ def load_tile(
 def multiply_partition(
     steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
     TOKENS: gl.constexpr,
 ):  # fmt: skip
     slot = 0
@@ -132,7 +132,7 @@ def multiply_partition(
     if TOKENS == 1:
         multiply_any(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, PASSES, HELD,
+            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD,
         )  # fmt: skip
     else:
         token = 0
@@ -140,7 +140,7 @@ def multiply_partition(
         while goes > 0:
             slot, phase, chunks_before, results = multiply_any(
                 steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts,
-                pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, PASSES, HELD,
+                pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD,
             )  # fmt: skip
             token += 1
             goes = is_decided(decided, going, token, 4)
@@ -150,18 +150,18 @@ def multiply_partition(
 def multiply_any(
     steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """multiply_steps of 16-bit weights, multiply_byte_steps of one-byte ones."""
     if FORMAT > 0:
         return multiply_byte_steps(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, PASSES,
+            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC,
         )  # fmt: skip
     else:
         return multiply_steps(
             steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, NB, R, G, S, XS, PC, PASSES, HELD,
+            pempty, DTYPE, NB, R, G, S, XS, PC, HELD,
         )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def multiply_any(
 def multiply_steps(
     steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
-    PC: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr,
+    PC: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """Make all products of the block's steps once. slot, phase: of the next tile, carried along rather than divided out
     of a count: between two products every instruction shows. chunks_before, results: of this launch, so far. Returns
@@ -200,41 +200,44 @@ def multiply_steps(
                 )  # fmt: skip
                 done0 = gl.minimum(tiles, HELD)
                 done1 = HELD - done0
-        for turn in range(turns_of(blocks, chunks, G, XS, PASSES)):
-            block, first, end, waits = part_of(turn, tiles, chunks, G, XS, PC, PASSES)
-            first0 = gl.maximum(first, gl.where(turn == 0, done0, 0))
-            first1 = gl.maximum(first, gl.where(turn == 0, done1, 0))
-            before = -1
-            acc0, slot, phase, before = multiply_block(
-                acc0, first0, end, waits, chunks_before, slot, phase, before, ring, full, empty, xs,
-                xfull, DTYPE, N, S, XS, PC,
-            )  # fmt: skip
-            if G > 1:
-                acc1, slot, phase, before = multiply_block(
-                    acc1, first1, gl.where(block + 1 < blocks, end, 0), False, chunks_before, slot, phase, before,
-                    ring, full, empty, xs, xfull, DTYPE, N, S, XS, PC,
+        for block in range(0, blocks, G):
+            # Chunk by chunk for all of them, so that what later chunks wait for has more time.
+            for chunk in range(chunks):
+                place = (chunks_before + chunk) % XS
+                if block == 0:
+                    mbarrier.wait(xfull.index(place), ((chunks_before + chunk) // XS) & 1)
+                x = xs.index(place)._reinterpret(DTYPE, [PC, N, 128], gl.NVMMASharedLayout(128, 16, 2))
+                count = gl.minimum(tiles - chunk * PC, PC)
+                begins = (block == 0) & (chunk == 0)
+                before = -1
+                acc0, slot, phase, before = multiply_block(
+                    acc0, gl.where(begins, done0, 0), count, chunk, x, slot, phase, before, ring, full, empty, DTYPE, S,
                 )  # fmt: skip
-            if G > 2:
-                acc2, slot, phase, before = multiply_block(
-                    acc2, first, gl.where(block + 2 < blocks, end, 0), False, chunks_before, slot, phase, before,
-                    ring, full, empty, xs, xfull, DTYPE, N, S, XS, PC,
-                )  # fmt: skip
-                acc3, slot, phase, before = multiply_block(
-                    acc3, first, gl.where(block + 3 < blocks, end, 0), False, chunks_before, slot, phase, before,
-                    ring, full, empty, xs, xfull, DTYPE, N, S, XS, PC,
-                )  # fmt: skip
-            if G == 1:
-                acc0 = warpgroup_mma_wait(0, deps=[acc0])
-            elif G == 2:
-                acc0, acc1 = warpgroup_mma_wait(0, deps=[acc0, acc1])
-            else:
-                acc0, acc1, acc2, acc3 = warpgroup_mma_wait(0, deps=[acc0, acc1, acc2, acc3])
-            gl.thread_barrier()
-            mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
-            let_go(turn, blocks, chunks, chunks_before, xempty, G, XS, PASSES)
-            if ends_in(turn, chunks, XS, PASSES):
-                hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
-                results += 1
+                if G > 1:
+                    acc1, slot, phase, before = multiply_block(
+                        acc1, gl.where(begins, done1, 0), gl.where(block + 1 < blocks, count, 0), chunk, x, slot, phase,
+                        before, ring, full, empty, DTYPE, S,
+                    )  # fmt: skip
+                if G > 2:
+                    acc2, slot, phase, before = multiply_block(
+                        acc2, 0, gl.where(block + 2 < blocks, count, 0), chunk, x, slot, phase, before, ring, full,
+                        empty, DTYPE, S,
+                    )  # fmt: skip
+                    acc3, slot, phase, before = multiply_block(
+                        acc3, 0, gl.where(block + 3 < blocks, count, 0), chunk, x, slot, phase, before, ring, full,
+                        empty, DTYPE, S,
+                    )  # fmt: skip
+                if G == 1:
+                    acc0 = warpgroup_mma_wait(0, deps=[acc0])
+                elif G == 2:
+                    acc0, acc1 = warpgroup_mma_wait(0, deps=[acc0, acc1])
+                else:
+                    acc0, acc1, acc2, acc3 = warpgroup_mma_wait(0, deps=[acc0, acc1, acc2, acc3])
+                gl.thread_barrier()
+                mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
+                mbarrier.arrive(xempty.index(place), count=1, pred=block + G >= blocks)
+            hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
+            results += 1
         chunks_before += chunks
     return slot, phase, chunks_before, results
 
@@ -297,25 +300,19 @@ def held_tile(slot, phase, ring, full, ACC: gl.constexpr, DTYPE: gl.constexpr, S
 
 @gluon.jit
 def multiply_block(
-    acc, first, end, waits, chunks_before, slot, phase, before, ring, full, empty, xs, xfull,
-    DTYPE: gl.constexpr, N: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    acc, first, end, chunk, x, slot, phase, before, ring, full, empty, DTYPE: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
-    """Start the products of a row block's tiles from first to end, in acc, and free every slot but the last one's as
-    they end.
+    """Start the products of a row block's tiles from first to end of a chunk, in acc, and free every slot but the last
+    one's as they end.
 
-    waits: for the activations, too, as the first block that uses them does. before: the slot of the tile before, not
-    free yet; -1: there is none. Returns acc, unfinished, the next tile's slot and phase, and the last one's slot.
+    x: the chunk's activations, tile by tile. before: the slot of the tile before, not free yet; -1: there is none.
+    Returns acc, unfinished, the next tile's slot and phase, and the last one's slot.
     """
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     for tile in range(first, end):
-        chunk = chunks_before + tile // PC
-        place = chunk % XS
-        if waits & (tile % PC == 0):
-            mbarrier.wait(xfull.index(place), (chunk // XS) & 1)
         mbarrier.wait(full.index(slot), phase)
-        a = ring.index(slot)._reinterpret(DTYPE, [64, 128], OPERAND)
-        b = xs.index(place)._reinterpret(DTYPE, [PC, N, 128], OPERAND).index(tile % PC).permute((1, 0))
-        acc = warpgroup_mma(a, b, acc, use_acc=tile > 0, is_async=True)
+        a = ring.index(slot)._reinterpret(DTYPE, [64, 128], gl.NVMMASharedLayout(128, 16, 2))
+        b = x.index(tile).permute((1, 0))
+        acc = warpgroup_mma(a, b, acc, use_acc=(chunk > 0) | (tile > 0), is_async=True)
         # The product before has read its tile: its slot is free while this one runs.
         acc = warpgroup_mma_wait(1, deps=[acc])
         gl.thread_barrier()
@@ -333,7 +330,7 @@ def wave_kernel(
     tokens, positions, slots, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
     skipped, limits, asked, draws,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, PASSES: gl.constexpr, SPLITS: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr,
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, FEW: gl.constexpr, KSPLITS: gl.constexpr,
@@ -401,7 +398,7 @@ def wave_kernel(
                 multiply_partition,
                 (
                     mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, PASSES, HELD, TOKENS,
+                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, TOKENS,
                 ),
             ),
             (

@@ -84,8 +84,7 @@ class WaveProgram:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel is compiled for: sizes of tiles and rings, most slices of K, whether any step gates, or has
-        activations that pass through shared memory."""
+        """What the kernel is compiled for: sizes of tiles and rings, most slices of K, whether any step gates."""
         gated = Flag.ACTIVATE | Flag.GATED
         return {
             "NB": self.shape.batch,
@@ -94,7 +93,6 @@ class WaveProgram:
             "S": self.shape.ring,
             "XS": self.shape.slots,
             "PC": self.shape.chunk * self.shape.images,
-            "PASSES": int((self.steps[:, Word.CHUNKS] > self.shape.slots).any()),
             "IMAGES": self.shape.images,
             "HELD": self.shape.held,
             "SPLITS": 1 << (self.most_splits - 1).bit_length(),
@@ -215,18 +213,25 @@ def build_program(
 
 
 def _tiles_of(lane: Sequence[AnyOperation], tasks: Sequence[Task], shape: TileShape) -> list[tuple[str, int, int]]:
-    """The weight tiles that a lane's tasks read, in their order: (weight, row block, column tile). Where activations
-    pass through shared memory a chunk of them is used for all row blocks of a task before the next comes."""
+    """The weight tiles that a lane's tasks read, in their order: (weight, row block, column tile). Row blocks that are
+    handed over together use a chunk of activations one after the other before the next."""
     found: list[tuple[str, int, int]] = []
     for operation, task in zip(lane, tasks, strict=True):
         if isinstance(operation, Operation) and operation.weight is not None:
             first, blocks, part = task.index
             bounds = slice_bounds(operation.cols, operation.slices, shape)
             columns = range(bounds[part] // shape.cols, -(-bounds[part + 1] // shape.cols))
-            together = shape.chunk if len(columns) > shape.most_tiles else len(columns)
-            turns = [columns[at : at + together] for at in range(0, len(columns), together)]
-            weight, chosen = operation.weight, range(first, first + blocks)
-            found += [(weight, block, tile) for turn in turns for block in chosen for tile in turn]
+            chunks = [columns[at : at + shape.chunk] for at in range(0, len(columns), shape.chunk)]
+            groups = [
+                range(at, min(at + shape.group, first + blocks)) for at in range(first, first + blocks, shape.group)
+            ]
+            found += [
+                (operation.weight, block, tile)
+                for group in groups
+                for chunk in chunks
+                for block in group
+                for tile in chunk
+            ]
     return found
 
 

@@ -26,7 +26,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from onewave.wave.turns import ends_in, hand_over, let_go, part_of, turns_of
+from onewave.wave.hand_over import hand_over
 
 __all__ = ["multiply_byte_steps", "widened"]
 
@@ -101,7 +101,7 @@ def byte_products():
 def multiply_byte_steps(
     steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, PASSES: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
 ):  # fmt: skip
     """Make all products of the block's steps once, as kernel.multiply_steps does.
 
@@ -109,6 +109,7 @@ def multiply_byte_steps(
     """
     N: gl.constexpr = 64 // R * NB
     ACC: gl.constexpr = byte_products()
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     acc0 = gl.zeros([64, N], gl.float32, ACC)
     acc1 = gl.zeros([64, N], gl.float32, ACC)
     acc2 = gl.zeros([64, N], gl.float32, ACC)
@@ -121,69 +122,63 @@ def multiply_byte_steps(
         chunks = gl.load(record + 3)
         if kind >= 4:
             blocks = 0
-        for turn in range(turns_of(blocks, chunks, G, XS, PASSES)):
-            block, first, end, waits = part_of(turn, tiles, chunks, G, XS, PC // IMAGES, PASSES)
-            acc0, slot, phase = multiply_bytes(
-                acc0, first, end, waits, chunks_before, slot, phase, ring, full, empty, xs, xfull,
-                DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
-            )  # fmt: skip
-            if G > 1:
-                acc1, slot, phase = multiply_bytes(
-                    acc1, first, gl.where(block + 1 < blocks, end, 0), False, chunks_before, slot, phase, ring, full,
-                    empty, xs, xfull, DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
+        for block in range(0, blocks, G):
+            for chunk in range(chunks):
+                place = (chunks_before + chunk) % XS
+                if block == 0:
+                    mbarrier.wait(xfull.index(place), ((chunks_before + chunk) // XS) & 1)
+                x = xs.index(place)._reinterpret(DTYPE, [PC * 2, N, 64], OPERAND)
+                count = gl.minimum(tiles - chunk * (PC // IMAGES), PC // IMAGES)
+                acc0, slot, phase = multiply_bytes(
+                    acc0, count, chunk, x, slot, phase, ring, full, empty, DTYPE, FORMAT, IMAGES, N, S,
                 )  # fmt: skip
-            if G > 2:
-                acc2, slot, phase = multiply_bytes(
-                    acc2, first, gl.where(block + 2 < blocks, end, 0), False, chunks_before, slot, phase, ring, full,
-                    empty, xs, xfull, DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
-                )  # fmt: skip
-                acc3, slot, phase = multiply_bytes(
-                    acc3, first, gl.where(block + 3 < blocks, end, 0), False, chunks_before, slot, phase, ring, full,
-                    empty, xs, xfull, DTYPE, FORMAT, IMAGES, N, S, XS, PC, PASSES,
-                )  # fmt: skip
-            if ends_in(turn, chunks, XS, PASSES):
-                hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
-                results += 1
-            let_go(turn, blocks, chunks, chunks_before, xempty, G, XS, PASSES)
+                if G > 1:
+                    acc1, slot, phase = multiply_bytes(
+                        acc1, gl.where(block + 1 < blocks, count, 0), chunk, x, slot, phase, ring, full, empty, DTYPE,
+                        FORMAT, IMAGES, N, S,
+                    )  # fmt: skip
+                if G > 2:
+                    acc2, slot, phase = multiply_bytes(
+                        acc2, gl.where(block + 2 < blocks, count, 0), chunk, x, slot, phase, ring, full, empty, DTYPE,
+                        FORMAT, IMAGES, N, S,
+                    )  # fmt: skip
+                    acc3, slot, phase = multiply_bytes(
+                        acc3, gl.where(block + 3 < blocks, count, 0), chunk, x, slot, phase, ring, full, empty, DTYPE,
+                        FORMAT, IMAGES, N, S,
+                    )  # fmt: skip
+                gl.thread_barrier()
+                mbarrier.arrive(xempty.index(place), count=1, pred=block + G >= blocks)
+            hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
+            results += 1
         chunks_before += chunks
     return slot, phase, chunks_before, results
 
 
 @gluon.jit
 def multiply_bytes(
-    acc, first, end, waits, chunks_before, slot, phase, ring, full, empty, xs, xfull, DTYPE: gl.constexpr,
-    FORMAT: gl.constexpr, IMAGES: gl.constexpr, N: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
-    PASSES: gl.constexpr,
+    acc, count, chunk, x, slot, phase, ring, full, empty, DTYPE: gl.constexpr, FORMAT: gl.constexpr,
+    IMAGES: gl.constexpr, N: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
-    """The sum of the products of a row block's tiles from first to end, [64, N], and of acc, if first is not 0.
+    """acc plus the products of so many tiles of a row block, one chunk of activations', [64, N].
 
-    waits: as in kernel.multiply_block. Returns the next tile's slot and phase, too.
+    The first chunk's sum begins at 0. x: the chunk's activations, half an image by half. Returns the next tile's slot
+    and phase, too.
     """
     ACC: gl.constexpr = byte_products()
     WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    TILES: gl.constexpr = PC // IMAGES
-    if PASSES:
-        acc = gl.where(first > 0, acc, 0.0)
-    else:
-        acc = gl.zeros([64, N], gl.float32, ACC)
+    acc = gl.where(chunk > 0, acc, 0.0)
     # A narrow product is a chain of sums, each waiting for the one before: two chains go side by side.
     other = gl.zeros([64, N], gl.float32, ACC)
-    for tile in range(first, end):
-        chunk = chunks_before + tile // TILES
-        place = chunk % XS
-        if waits & (tile % TILES == 0):
-            mbarrier.wait(xfull.index(place), (chunk // XS) & 1)
+    for tile in range(count):
         mbarrier.wait(full.index(slot), phase)
         image = ring.index(slot)._reinterpret(gl.int32, [IMAGES * 64, 32], STORED)
-        x = xs.index(place)._reinterpret(DTYPE, [PC * 2, N, 64], OPERAND)
         for half in gl.static_range(IMAGES * 2):
             words = image.slice(half * 32, 32).load(WORDS)
             if N == 8 and half % 2 == 1:
-                other = add_product(other, words, x.index(tile % TILES * (2 * IMAGES) + half), DTYPE, FORMAT)
+                other = add_product(other, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
             else:
-                acc = add_product(acc, words, x.index(tile % TILES * (2 * IMAGES) + half), DTYPE, FORMAT)
+                acc = add_product(acc, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
         gl.thread_barrier()
         mbarrier.arrive(empty.index(slot), count=1)
         wraps = slot == S - 1

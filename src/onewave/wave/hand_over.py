@@ -1,0 +1,50 @@
+"""How the multiply partition hands finished row blocks over to the exchange partition."""
+# ruff: noqa: RET505
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportMissingTypeStubs=false
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+__all__ = ["hand_over"]
+
+
+@gluon.jit
+def hand_over(
+    acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr
+):  # fmt: skip
+    """Give finished products of G row blocks, the first of these, to the exchange partition. results: such groups so
+    far in this launch."""
+    result = wanted_part(acc0, NB, R)
+    if G == 2:
+        result = gl.join(result, wanted_part(acc1, NB, R))
+    if G == 4:
+        last = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
+        result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), last)
+    place = results % 2
+    mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
+    PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
+    where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
+    gl.thread_barrier()
+    mbarrier.arrive(pfull.index(place), count=1)
+
+
+@gluon.jit
+def wanted_part(acc, NB: gl.constexpr, R: gl.constexpr):
+    """Of a block's product the part that is wanted, [64, NB]: see layout.py."""
+    Q: gl.constexpr = 64 // R
+    if Q > 1:
+        row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
+        column = gl.arange(0, Q * NB, layout=gl.SliceLayout(0, acc.type.layout))
+        wanted = (row // R)[:, None] == (column // NB)[None, :]
+        return gl.sum(gl.reshape(gl.where(wanted, acc, 0.0), [64, Q, NB]), axis=1)
+    else:
+        return acc
