@@ -92,8 +92,17 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     counts = {
         name: len(re.findall(name, code)) for name in ("HGMMA", "HMMA", "LDSM", "UTMALDG", "USETMAXREG", "STL", "LDL")
     }
-    found = {"torn": torn_reductions(kernel.asm["ttgir"]), "early": early_arrivals(kernel.asm["ptx"])}
+    ttgir = kernel.asm["ttgir"]
+    found = {"torn": torn_reductions(ttgir), "lost": lost_buffers(ttgir), "early": early_arrivals(kernel.asm["ptx"])}
     return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, **found, **counts}
+
+
+def lost_buffers(text: str) -> list[str]:
+    """Shared memory that no partition uses: the compiler gives it to others as soon as the partitions part, while a
+    copy into it may still be under way."""
+    before, after = text.split("ttg.warp_specialize", 1)
+    buffers = re.findall(r"(%\w+) = ttg.local_alloc", before)
+    return [name for name in buffers if not re.search(re.escape(name) + r"\b", after)]
 
 
 def torn_reductions(text: str) -> list[str]:

@@ -95,6 +95,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         assert report["registers"] <= REGISTERS_AT_START, name
         assert report["shared"] <= SHARED_BYTES, name
         assert not report["torn"], f"{name}: {report['torn']}"
+        assert not report["lost"], f"{name}: {report['lost']}"
         assert not report["early"], f"{name}: {report['early']}"
         # One-byte weights are widened in registers and multiplied by mma.sync, beside attention's own.
         if "FORMAT" in VARIANTS[name]:

@@ -29,10 +29,13 @@ from gluon_in_numpy import Matrix, Memory, launch
 
 
 @gluon.jit
-def ring(records, first_step, num_steps, out, TOKENS: gl.constexpr, MADE: gl.constexpr, AHEAD: gl.constexpr):
-    """Of each step of MADE tokens, its record's first word, that of the one AHEAD of it, and a place."""
-    found, table, nfull = notes_memory(records)
-    bring_first(records, first_step, num_steps, found, table, nfull, TOKENS)
+def ring(
+    records, first_step, num_steps, out, PLACES: gl.constexpr, TOKENS: gl.constexpr, MADE: gl.constexpr,
+    AHEAD: gl.constexpr,
+):  # fmt: skip
+    """Of each step of MADE tokens, its record's first word, that of the one AHEAD of it, and a place, if PLACES."""
+    found, table, nfull = notes_memory(records, PLACES)
+    bring_first(records, first_step, num_steps, found, table, nfull, PLACES, TOKENS)
     groups = groups_of(num_steps)
     for token in range(MADE):
         for step in range(num_steps):
@@ -40,14 +43,15 @@ def ring(records, first_step, num_steps, out, TOKENS: gl.constexpr, MADE: gl.con
             gl.store(at, noted(record_of(step, token * groups, found, nfull), 0))
             further = gl.minimum(step + AHEAD, num_steps - 1)
             gl.store(at + 1, noted(record_of(further, token * groups, found, nfull), 0))
-            gl.store(at + 2, place_word(table, 3).to(gl.int32))
+            if PLACES:
+                gl.store(at + 2, place_word(table, 3).to(gl.int32))
             bring_next(records, first_step, num_steps, step, token * groups, found, nfull, TOKENS)
             gl.thread_barrier()
     if TOKENS > 1:
         wait_for_ahead(num_steps, MADE * groups, nfull, TOKENS)
 
 
-def read(num_steps: int, tokens: int, made: int, ahead: int) -> np.ndarray:
+def read(num_steps: int, tokens: int, made: int, ahead: int, *, places: bool) -> np.ndarray:
     memory, first = Memory(1 << 16), 5
     rows = np.zeros((1 + first + num_steps, STEP_WORDS), dtype=np.int32)
     rows[0] = np.arange(100, 100 + POINTERS, dtype=np.int64).view(np.int32)
@@ -58,6 +62,7 @@ def read(num_steps: int, tokens: int, made: int, ahead: int) -> np.ndarray:
         "first_step": first,
         "num_steps": num_steps,
         "out": out,
+        "PLACES": places,
         "TOKENS": tokens,
         "MADE": made,
         "AHEAD": ahead,
@@ -70,9 +75,10 @@ def read(num_steps: int, tokens: int, made: int, ahead: int) -> np.ndarray:
 @pytest.mark.parametrize(("tokens", "made"), [(1, 1), (8, 0), (8, 1), (8, 2), (8, 5)])
 @pytest.mark.parametrize("ahead", [1, NOTES])
 def test_every_step_finds_its_record_and_those_ahead(num_steps: int, tokens: int, made: int, ahead: int) -> None:
-    found = read(num_steps, tokens, made, ahead)
     steps = np.arange(num_steps)
-    expected = np.stack(
-        (1005 + steps, 1005 + np.minimum(steps + ahead, num_steps - 1), np.full(num_steps, 103)), axis=1
-    )
-    assert (found == expected[None]).all()
+    for places in (True, False):
+        found = read(num_steps, tokens, made, ahead, places=places)
+        expected = np.stack(
+            (1005 + steps, 1005 + np.minimum(steps + ahead, num_steps - 1), np.full(num_steps, 103 * places)), axis=1
+        )
+        assert (found == expected[None]).all()

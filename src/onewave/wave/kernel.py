@@ -364,7 +364,7 @@ def wave_kernel(
     xempty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
     pfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     pempty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    notes, table, nfull = notes_memory(records)
+    notes, table, nfull = notes_memory(records, D > 0)
     if TOKENS > 1:
         decided = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
         going = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -391,7 +391,7 @@ def wave_kernel(
     num_steps = gl.load(lanes + block * 4 + 3)
     mine = steps + first_step * 32
     epoch = gl.load(epochs + block)
-    bring_first(records, first_step, num_steps, notes, table, nfull, TOKENS)
+    bring_first(records, first_step, num_steps, notes, table, nfull, D > 0, TOKENS)
     gl.warp_specialize(
         [
             (

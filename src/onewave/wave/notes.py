@@ -48,10 +48,17 @@ _BYTES = gl.constexpr(TOGETHER * STEP_WORDS * 4)
 
 
 @gluon.jit
-def notes_memory(records):
-    """Shared memory of records and of `places`, and the barriers that say when they are there."""
+def notes_memory(records, PLACES: gl.constexpr):
+    """Shared memory of records and, if PLACES, of `places`, and the barriers that say when they are there.
+
+    What no partition reads must not be brought: its memory would be given to others, to what the partitions are passed
+    among them, while the copy engine still writes to it.
+    """
     notes = gl.allocate_shared_memory(gl.int32, [_GROUPS, _TOGETHER, _STEP_WORDS], records.layout)
-    table = gl.allocate_shared_memory(gl.int32, [_TOGETHER, _STEP_WORDS], records.layout)
+    if PLACES:
+        table = gl.allocate_shared_memory(gl.int32, [_TOGETHER, _STEP_WORDS], records.layout)
+    else:
+        table = notes
     nfull = gl.allocate_shared_memory(gl.int64, [_GROUPS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(_GROUPS):
         mbarrier.init(nfull.index(i), count=1)
@@ -81,11 +88,16 @@ def ahead_of(num_steps, TOKENS: gl.constexpr):
 
 
 @gluon.jit
-def bring_first(records, first_step, num_steps, notes, table, nfull, TOKENS: gl.constexpr):
-    """Bring the first groups of all the block's steps, with the first one `places`."""
+def bring_first(
+    records, first_step, num_steps, notes, table, nfull, PLACES: gl.constexpr, TOKENS: gl.constexpr
+):  # fmt: skip
+    """Bring the first groups of all the block's steps, with the first one `places`, if anybody reads them."""
     if num_steps > 0:
-        mbarrier.expect(nfull.index(0), 2 * _BYTES)
-        tma.async_copy_global_to_shared(records, [0, 0], nfull.index(0), table)
+        if PLACES:
+            mbarrier.expect(nfull.index(0), 2 * _BYTES)
+            tma.async_copy_global_to_shared(records, [0, 0], nfull.index(0), table)
+        else:
+            mbarrier.expect(nfull.index(0), _BYTES)
         tma.async_copy_global_to_shared(records, [1 + first_step, 0], nfull.index(0), notes.index(0))
     for group in range(1, ahead_of(num_steps, TOKENS)):
         row = 1 + first_step + group % groups_of(num_steps) * _TOGETHER
