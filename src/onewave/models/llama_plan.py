@@ -155,7 +155,7 @@ def plan_decode(
     groups, shape = _groups(config, padded), _shape(config, padded, weight_bytes)
     operations = _operations(config, shape, groups)
     deal = Deal(operations, shape, workers, padded, by_writer=True)
-    stream_shares = deal.shares(config.hidden_size // shape.rows)
+    stream_shares = deal.shares(config.hidden_size // shape.rows, first=True)
     for name, operation in operations.items():
         if not isinstance(operation, Operation):
             deal.add_units(name)

@@ -47,10 +47,10 @@ class Deal:
         """Rows of the operation's blocks: row blocks of a product, pieces of a reduction."""
         return self.shape.piece if operation.weight is None else self.shape.rows
 
-    def shares(self, units: int) -> list[int]:
-        """Units a worker, the rest to who streams least so far."""
+    def shares(self, units: int, *, first: bool = False) -> list[int]:
+        """Units a worker, the rest to who streams least so far, and among those to the last, or first, workers."""
         found = [units // self.workers] * self.workers
-        by_load = sorted(range(self.workers), key=lambda w: (self.load[w], w * 37 % self.workers))
+        by_load = sorted(range(self.workers), key=lambda w: (self.load[w], w if first else -w))
         for worker in by_load[: units % self.workers]:
             found[worker] += 1
         return found
