@@ -20,7 +20,7 @@ from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.layout import TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, Operation
-from onewave.wave.program import WaveProgram, build_program, fitting_slices, slice_bounds
+from onewave.wave.program import WaveProgram, build_program, fitting_slices, slice_bounds, slices_of
 
 __all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "plan_ffn"]
 
@@ -152,8 +152,9 @@ _DEALS: dict[str, Callable[[Deal, tuple[str, ...]], None]] = {"half_row": _deal_
 
 def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str, ...]) -> dict[str, Operation]:
     up_rows = sizes.intermediate * (2 if sizes.gated else 1)
-    up_slices, down_slices = fitting_slices(sizes.hidden, shape), fitting_slices(sizes.intermediate, shape)
+    up_slices, down_slices = fitting_slices(sizes.hidden, shape), slices_of(sizes.out, sizes.intermediate, shape)
     if order == "half_row":
+        down_slices = fitting_slices(sizes.intermediate, shape)
         down_slices += down_slices % 2
         _check_tiles(order, sizes.intermediate, shape, 2)
         down_slices = max(2, down_slices)
