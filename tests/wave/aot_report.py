@@ -93,7 +93,12 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         name: len(re.findall(name, code)) for name in ("HGMMA", "HMMA", "LDSM", "UTMALDG", "USETMAXREG", "STL", "LDL")
     }
     ttgir = kernel.asm["ttgir"]
-    found = {"torn": torn_reductions(ttgir), "lost": lost_buffers(ttgir), "early": early_arrivals(kernel.asm["ptx"])}
+    found = {
+        "torn": torn_reductions(ttgir),
+        "lost": lost_buffers(ttgir),
+        "unwaited": unwaited_for(ttgir),
+        "early": early_arrivals(kernel.asm["ptx"]),
+    }
     return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, **found, **counts}
 
 
@@ -103,6 +108,20 @@ def lost_buffers(text: str) -> list[str]:
     before, after = text.split("ttg.warp_specialize", 1)
     buffers = re.findall(r"(%\w+) = ttg.local_alloc", before)
     return [name for name in buffers if not re.search(re.escape(name) + r"\b", after)]
+
+
+def unwaited_for(text: str) -> list[str]:
+    """Parameters whose memory is touched before the launch waits for the one before it."""
+    before = text[: text.index("griddepcontrol.wait")]
+    assert "ttg.warp_specialize" not in before
+    bases = dict(re.findall(r"(%\w+) = tt.addptr (%\w+),", before))
+    touched = re.findall(r"(?:tt\.load|tt\.store|tt\.atomic\w*.*?,|async_tma_copy_global_to_local) (%\w+)", before)
+    found: set[str] = set()
+    for name in touched:
+        while name in bases:
+            name = bases[name]
+        found.add(name.removeprefix("%"))
+    return sorted(found)
 
 
 def torn_reductions(text: str) -> list[str]:

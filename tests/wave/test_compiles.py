@@ -35,6 +35,7 @@ VARIANTS = {
     },
     "a decode step, sixteen rows, norms": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True},
     "a decode step, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8},
+    "a decode step, head_dim 128, two rows": {"batch": 2, "D": 128, "GP": 4, "KSPLITS": 8},
     "a decode step, four rows": {"batch": 4, "D": 64, "GP": 4, "KSPLITS": 4},
     "a decode step, eight heads a group": {"batch": 1, "D": 64, "GP": 8, "KSPLITS": 16},
     "a decode step, one head a group, traced": {"batch": 2, "D": 64, "GP": 1, "KSPLITS": 4, "TRACE": True},
@@ -96,6 +97,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         assert report["shared"] <= SHARED_BYTES, name
         assert not report["torn"], f"{name}: {report['torn']}"
         assert not report["lost"], f"{name}: {report['lost']}"
+        assert report["unwaited"] == ["lanes", "records", "weights"], name  # which launches only read
         assert not report["early"], f"{name}: {report['early']}"
         # One-byte weights are widened in registers and multiplied by mma.sync, beside attention's own.
         if "FORMAT" in VARIANTS[name]:

@@ -14,6 +14,9 @@ Hand-offs between blocks are words in device memory that are their own flag (SYN
 (SYNC 1). Two sets of buffers by the parity of the token: while a block publishes into one it clears the same words of
 the other for the next token, in this launch or the next, so nothing is reset in between. Bound: reading the weights
 once.
+
+A launch begins while the one before it ends (programmatic dependent launch): its blocks ask for their first tiles and
+records, which no launch changes, and wait for the other launch before they read or write anything else.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -36,6 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra import cuda
 
 from onewave.wave.attend import heads_memory
 from onewave.wave.choose import is_decided
@@ -48,6 +52,25 @@ __all__ = ["wave_kernel"]
 
 
 @gluon.jit
+def tiles_ahead(num_tiles, S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr):
+    """Tiles that a block asks for before its partitions part: as many as may be in flight."""
+    MOST: gl.constexpr = FLIGHT if FLIGHT < S else S
+    if TOKENS == 1:
+        return gl.minimum(num_tiles, MOST)
+    else:  # what load_partition may bring while nobody knows yet whether there is a token at all
+        return gl.where(num_tiles > S, MOST, 0)
+
+
+@gluon.jit
+def load_first(weights, ring, full, count, first_row, row_step, TILE: gl.constexpr):
+    """Ask for so many of the block's first tiles; their slots are free."""
+    for tile in range(count):
+        mbarrier.expect(full.index(tile), TILE)
+        row = first_row + tile * row_step
+        tma.async_copy_global_to_shared(weights, [row, 0], full.index(tile), ring.index(tile))
+
+
+@gluon.jit
 def load_partition(
     weights, easy, ring, full, empty, num_tiles, first_row, row_step, decided, going,
     TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr,
@@ -55,8 +78,9 @@ def load_partition(
     coming = easy
     first_easy = gl.load(easy)
     last_easy = gl.load(easy + 1)
+    first = tiles_ahead(num_tiles, S, FLIGHT, TOKENS)
     if TOKENS == 1:
-        for number in range(num_tiles):
+        for number in range(first, num_tiles):
             coming, first_easy, last_easy = load_tile(
                 weights, coming, first_easy, last_easy, ring, full, empty, number, number, first_row, row_step,
                 TILE, S, FLIGHT,
@@ -65,9 +89,9 @@ def load_partition(
         # While nobody knows yet whether there is another token, a ring's worth of its tiles. Never all of them: what is
         # decided after that token must not come before this partition has heard of what is decided now.
         ahead = gl.where(num_tiles > S, S, 0)
-        begin = num_tiles * 0
+        begin = first
         end = ahead
-        number = 0
+        number = first
         token = 0
         goes = 1
         while goes > 0:
@@ -106,7 +130,7 @@ def load_tile(
         landed = tile - FLIGHT
         if number >= first_easy:
             landed = tile - 1
-            if number == last_easy:
+            if number >= last_easy:
                 easy += 2
                 first_easy = gl.load(easy)
                 last_easy = gl.load(easy + 1)
@@ -384,14 +408,19 @@ def wave_kernel(
         mbarrier.init(decided.index(0), count=1)
     fence_async_shared()
     gl.thread_barrier()
+    # All blocks are here: the next launch's may come as soon as these leave.
+    cuda.gdc_launch_dependents()
     block = gl.program_id(0)
     num_tiles = gl.load(lanes + block * 4)
     first_row = gl.load(lanes + block * 4 + 1)
     first_step = gl.load(lanes + block * 4 + 2)
     num_steps = gl.load(lanes + block * 4 + 3)
     mine = steps + first_step * 32
-    epoch = gl.load(epochs + block)
+    TILE: gl.constexpr = 8192 * IMAGES if FORMAT > 0 else 16384
+    load_first(weights, ring, full, tiles_ahead(num_tiles, S, FLIGHT, TOKENS), first_row, row_step, TILE)
     bring_first(records, first_step, num_steps, notes, table, nfull, D > 0, TOKENS)
+    cuda.gdc_wait()
+    epoch = gl.load(epochs + block)
     gl.warp_specialize(
         [
             (
@@ -415,7 +444,7 @@ def wave_kernel(
                 load_partition,
                 (
                     weights, easy + block * easy_words, ring, full, empty, num_tiles, first_row, row_step, decided,
-                    going, 8192 * IMAGES if FORMAT > 0 else 16384, S, FLIGHT, TOKENS,
+                    going, TILE, S, FLIGHT, TOKENS,
                 ),
             ),
         ],

@@ -160,6 +160,8 @@ class Wave:
         self._endless = torch.tensor(endless, dtype=torch.int64, device=device)
         self._likeliest = torch.zeros(1, dtype=torch.float64, device=device)
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
+        # A launch reads weights and tables before it waits for what is ahead of it on its stream.
+        torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
         flight = _FLIGHT_OF_FEW if self.program.few_words else _FLIGHT
@@ -389,6 +391,7 @@ class Wave:
             TRACE=trace is not None,
             num_warps=4,
             launch_cooperative_grid=True,
+            launch_pdl=True,
             **(self._constants if draws is None else self._constants | self._drawing),
         )
 

@@ -12,7 +12,7 @@ barrier at the end of its last step. So at any step the records of NOTES more ha
 another token, the first groups follow behind the last one; what was brought for a token that is not made is waited for
 before the block leaves.
 """
-# ruff: noqa: RET505, RUF100
+# ruff: noqa: RET505, SIM108, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
