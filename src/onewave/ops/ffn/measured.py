@@ -1,9 +1,9 @@
 """Where one launch for both products has been measured to win: the table that `auto` and `explain` read.
 
 A row of the table is a number of rows of x on one block: medians of one run, in which all arrangements took turns on
-the same operands (`onewave bench ops ffn`). Only 1 to 8 and 32 rows without a gate were timed one after another, which
-matters little where memory is the bound; with many rows, where the card's power is, it made whoever came first up to a
-sixth faster. `auto` fuses only where one launch was ahead of every arrangement of two by more than runs differ, and
+the same operands (`onewave bench ops ffn`). Only 32 rows without a gate were timed one after another, which matters
+little where memory is the bound; with many rows, where the card's power is, it made whoever came first up to a sixth
+faster. `auto` fuses only where one launch was ahead of every arrangement of two by more than runs differ, and
 only on what was measured: the card, the dtype and the sizes of the block must be those of the table, and a number of
 rows must be one of its, or lie between two that agree (`fastest`). Everything else takes two products.
 """
@@ -102,11 +102,11 @@ def _h200(
 # bands of eight row blocks, before with four)
 # fmt: off
 MEASURED: tuple[Measured, ...] = (
-    _h200(1, 65.2, None, 120.2, 74.0, 57.3, 271),
-    _h200(2, 66.3, None, 120.9, 75.0, 58.2, 275),
-    _h200(4, 67.1, None, 120.9, 74.8, 60.3, 279),
-    _h200(8, 67.0, None, 118.9, 75.0, 63.8, 283),
-    _h200(16, 66.8, None, 115.5, 74.8, 68.3, 347),
+    _h200(1, 66.3, None, 118.6, 76.1, 57.6, 1524),
+    _h200(2, 65.8, None, 118.0, 75.2, 57.8, 1528),
+    _h200(4, 66.1, None, 120.8, 74.9, 58.1, 1532),
+    _h200(8, 66.3, None, 115.2, 74.6, 59.0, 1536),
+    _h200(16, 66.4, None, 115.0, 74.9, 62.2, 1540),
     _h200(32, 70.3, None, 110.6, 73.7, 81.9, 291),
     _h200(64, 73.6, None, 95.6, 72.8, 141.0, 351),
     _h200(128, 77.9, None, 118.4, 83.5, None, 355),
@@ -118,11 +118,11 @@ MEASURED: tuple[Measured, ...] = (
     _h200(8192, 2951.7, None, 3015.5, 2924.7, None, 1441),
     _h200(16384, 6077.9, None, 6094.8, 5888.1, None, 376),
     _h200(32768, 11955.3, None, 12153.5, 11982.0, None, 379),
-    _h200(1, 98.4, 91.0, 143.3, 103.8, 84.9, 423),
-    _h200(2, 97.0, 91.5, 145.3, 103.0, 85.6, 428),
-    _h200(4, 98.5, 94.3, 144.8, 107.2, 87.7, 433),
-    _h200(8, 98.4, 92.9, 142.0, 104.2, 90.0, 438),
-    _h200(16, 99.5, 93.7, 137.3, 102.3, 99.2, 443),
+    _h200(1, 99.4, 91.7, 148.2, 105.4, 84.8, 1559),
+    _h200(2, 98.0, 92.1, 145.0, 106.1, 85.2, 1564),
+    _h200(4, 98.5, 92.4, 143.6, 104.5, 85.8, 1554),
+    _h200(8, 98.8, 93.5, 145.1, 103.8, 86.9, 1544),
+    _h200(16, 99.5, 93.7, 136.9, 101.8, 93.5, 1549),
     _h200(32, 101.5, 96.3, 134.4, 100.8, 117.7, 448),
     _h200(64, 109.6, 103.0, 121.0, 99.5, 205.3, 382),
     _h200(96, 111.7, 106.5, 156.0, 139.4, None, 453),
