@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+from lost_buffers import lost_buffers
 from ptx_arrivals import early_arrivals
 from sass_registers import reads_before_writes
 
@@ -52,6 +53,7 @@ def report(name: str, found: Resources) -> dict[str, Any]:
     counts = {word: found.count(word) for word in INSTRUCTIONS}
     unset = reads_before_writes(found.code) if "HGMMA" in found.code or "QGMMA" in found.code else []
     faults = {"unset": unset, "early": early_arrivals(found.ptx), "sums": sums_to_powers(found.code)}
+    faults |= {"lost": lost_buffers(found.ir)}
     return {"name": name, "programs": found.programs_an_sm} | faults | sizes | counts
 
 

@@ -1,8 +1,8 @@
 """Compile Hopper's decode kernel without a card: `python decode_stream_aot.py`, one JSON line a case.
 
 Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), barriers (a
-tile's: between its first product and its last), early (ptx_arrivals). Not under Triton's interpreter: TRITON_INTERPRET
-must be unset.
+tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers). Not under Triton's
+interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from lost_buffers import lost_buffers
 from ptx_arrivals import early_arrivals
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
@@ -90,6 +91,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
         "products": len(products), "copies": code.count("UTMALDG"),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
+        "lost": lost_buffers(compiled.asm["ttgir"]),
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from lost_buffers import lost_buffers
 from ptx_arrivals import early_arrivals
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
@@ -74,7 +75,8 @@ def report(name: str, source: GluonASTSource, num_warps: int) -> dict[str, Any]:
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
     order = re.findall(r"UTMASTG|DEPBAR\.LE SB0|CCTL\.IVALL|FENCE\.VIEW\.ASYNC|MEMBAR\.ALL\.GPU|ATOMG", code)
     found = {"name": name, "registers": registers, "stack": stack, "shared": kernel.metadata.shared}
-    found |= {"threads": 32 * kernel.metadata.num_warps, "order": order, "early": early_arrivals(kernel.asm["ptx"])}
+    found |= {"threads": 32 * kernel.metadata.num_warps, "order": order}
+    found |= {"early": early_arrivals(kernel.asm["ptx"]), "lost": lost_buffers(kernel.asm["ttgir"])}
     return found | {word: len(re.findall(word, code)) for word in INSTRUCTIONS}
 
 

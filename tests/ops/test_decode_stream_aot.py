@@ -34,6 +34,7 @@ def test_it_compiles_without_spilling(name: str, reports: dict[str, Any]) -> Non
     assert report["shared"] + 1024 <= SHARED
     assert report["products"] > 0
     assert report["early"] == []
+    assert report["lost"] == []
 
 
 @pytest.mark.parametrize("name", ["one row", "mmha, one row"])

@@ -25,6 +25,7 @@ from onewave.wave.launch import kernel_resources
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, TOGETHER, held_tiles, tile_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+from lost_buffers import lost_buffers
 from ptx_arrivals import early_arrivals
 
 RECORDS = gl.NVMMASharedLayout(0, 32, 2)
@@ -100,14 +101,6 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "early": early_arrivals(kernel.asm["ptx"]),
     }
     return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, **found, **counts}
-
-
-def lost_buffers(text: str) -> list[str]:
-    """Shared memory that no partition uses: the compiler gives it to others as soon as the partitions part, while a
-    copy into it may still be under way."""
-    before, after = text.split("ttg.warp_specialize", 1)
-    buffers = re.findall(r"(%\w+) = ttg.local_alloc", before)
-    return [name for name in buffers if not re.search(re.escape(name) + r"\b", after)]
 
 
 def unwaited_for(text: str) -> list[str]:
