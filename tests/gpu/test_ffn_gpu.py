@@ -164,6 +164,28 @@ def test_graphs_and_other_streams_give_the_same_bits() -> None:
     assert all(torch.equal(out, right) for out in outs)
 
 
+def test_launches_that_follow_each_other_on_several_streams_give_each_its_bits() -> None:
+    """Each begins while the one before it on its stream ends, and others want its multiprocessors."""
+    _, up, down, gate = operands(1, 1024, 4096, 1024)
+    packed = pack_ffn(up, down, w_gate=gate, batch=1)
+    assert packed.waves[0].program.workers == co_resident(up.device)
+    xs = [torch.randn(1, 1024, device="cuda").bfloat16() for _ in range(3)]
+    right = [finished(packed, x).clone() for x in xs]
+    streams = [torch.cuda.Stream() for _ in xs]
+    wrong = torch.zeros(len(xs), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(200):
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                last = packed(xs[number])
+                for _ in range(3):
+                    last = packed(xs[number])
+                wrong[number] += (last != right[number]).any()
+    torch.cuda.synchronize()
+    packed.check()
+    assert wrong.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("policy", ["data", "tile"])
 def test_fewer_rows_and_then_more_find_nothing_of_an_earlier_call(policy: str) -> None:
     x, up, down, gate = operands(16, 1024, 4096, 1024)

@@ -135,6 +135,26 @@ def test_a_single_sequences_bits_are_those_of_any_run_and_any_workers(position: 
     assert int(wrong) == 0
 
 
+def test_steps_that_follow_each_other_in_a_graph_give_their_bits() -> None:
+    model = on_card(random_model(BASE))
+    kv = filled(model, 2)
+    wave = DecodeWave(model, batch=1)
+    rows = [torch.tensor([[5 + i], [300 + i], [1]], device="cuda") for i in range(4)]
+    alone = copied(model, kv)
+    right = [step(wave, alone, *row) for row in rows]
+    wave.bind_cache(copied(model, kv))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [wave(*row) for row in rows]
+    for _ in range(50):
+        for out in found:
+            out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        wave.wave.check()
+        assert all(torch.equal(out, expected) for out, expected in zip(found, right, strict=True))
+
+
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_random_delays_change_no_bit(sequences: int) -> None:
     model = on_card(random_model(BASE))

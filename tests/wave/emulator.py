@@ -50,11 +50,11 @@ class Emulator:
         values = self._activations(record, x)
         tiles = int(record[Word.TILES])
         totals = np.zeros((blocks, batch, rows))
-        turn = self.shape.chunk
+        chunk = self.shape.chunk
         for group in range(0, blocks, self.shape.group):
-            for begin in range(0, tiles, turn):
+            for begin in range(0, tiles, chunk):
                 for total in totals[group : group + self.shape.group]:
-                    for tile in range(begin, min(begin + turn, tiles)):
+                    for tile in range(begin, min(begin + chunk, tiles)):
                         total += self._product(self._next_tile(worker), values, tile)
         for block, total in enumerate(totals, first):
             if kind == Kind.PARTIAL:

@@ -155,6 +155,8 @@ def plan_decode(
     groups, shape = _groups(config, padded), _shape(config, padded, weight_bytes)
     operations = _operations(config, shape, groups)
     deal = Deal(operations, shape, workers, padded, by_writer=True)
+    # The first workers have more rows of the stream, so that the larger shares of gate_up are the last ones', whose
+    # results `down` takes last.
     stream_shares = deal.shares(config.hidden_size // shape.rows, first=True)
     for name, operation in operations.items():
         if not isinstance(operation, Operation):

@@ -16,7 +16,7 @@ the other for the next token, in this launch or the next, so nothing is reset in
 once.
 
 A launch begins while the one before it ends (programmatic dependent launch): its blocks ask for their first tiles and
-records, which no launch changes, and wait for the other launch before they read or write anything else.
+records, which no launch changes, and wait for the other launch before they touch what one may have written.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -130,7 +130,7 @@ def load_tile(
         landed = tile - FLIGHT
         if number >= first_easy:
             landed = tile - 1
-            if number >= last_easy:
+            if number >= last_easy:  # or the run was over before the first tile that comes this way
                 easy += 2
                 first_easy = gl.load(easy)
                 last_easy = gl.load(easy + 1)
@@ -408,7 +408,7 @@ def wave_kernel(
         mbarrier.init(decided.index(0), count=1)
     fence_async_shared()
     gl.thread_barrier()
-    # All blocks are here: the next launch's may come as soon as these leave.
+    # The next launch begins when every block of this one has said so: it cannot take a place that one of them needs.
     cuda.gdc_launch_dependents()
     block = gl.program_id(0)
     num_tiles = gl.load(lanes + block * 4)

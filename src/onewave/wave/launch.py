@@ -160,7 +160,7 @@ class Wave:
         self._endless = torch.tensor(endless, dtype=torch.int64, device=device)
         self._likeliest = torch.zeros(1, dtype=torch.float64, device=device)
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
-        # A launch reads weights and tables before it waits for what is ahead of it on its stream.
+        # A launch reads weights, records and lanes before it waits for what is ahead of it on its stream.
         torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
@@ -230,6 +230,7 @@ class Wave:
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
         self._constants |= self._resources(paged=table is not None)
         self._bound = (k, v, table)
+        # Blocking, from ordinary memory: a launch reads this, too, before it waits for what is ahead of it.
         self._places.copy_(torch.tensor(words, dtype=torch.int64))
 
     def _check_table(self, tokens: Tensor, positions: Tensor, slots: Tensor, limits: Tensor | None = None) -> None:

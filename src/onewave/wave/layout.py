@@ -247,15 +247,15 @@ def tile_shape(
     width = 64 // rows * padded
     if width > 64:
         raise UnsupportedError("wave: rows of a tile", got=str(rows), allowed=f"{_ROWS[padded]} or more at {batch}")
-    # A thread polls 16 words a chunk, or 32 where one sequence's row would take several chunks otherwise; or 8 of two
-    # long rows, so that their last values, from whoever ends last, have more time (docs/log.md).
-    chunk = (32 if padded == 2 and head_dim > 64 else 64 if width < 32 else 128) // width
+    # A thread polls 16 words a chunk, or 32 where one sequence's row would take several chunks otherwise.
+    chunk = (64 if width < 32 else 128) // width
     chunk_bytes = chunk * width * 256
     wanted = max(2 * padded * columns, _warps_bytes(head_dim))
     # Of one sequence 16,384 columns are enough: a deeper ring serves more.
     slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
     ring = _tiles_beside(slots * chunk_bytes + _SMALL_BYTES, padded, head_dim, TILE_VALUES * weight_bytes * images)
     held = held_tiles(padded, head_dim) if weight_bytes == 2 else 0
+    assert held <= chunk, "held tiles are multiplied by the first chunk"
     return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images, held)
 
 

@@ -2,8 +2,8 @@
 
 A step begins with its record: beside the stream of weights device memory, and the second-level cache too, take longer
 to answer than most of what a step then does, and the first-level cache is too small, and too busy, to keep a line for
-the length of a step. So the next records lie in shared memory, and `places`, a launch's pointers. The multiply
-partition reads its few words itself: it has the time that a hand-off takes.
+the length of a step. So the next records lie in shared memory, and in a decode step `places`, a launch's pointers. The
+multiply partition reads its few words itself: it has the time that a hand-off takes.
 
 Records come in groups of TOGETHER, numbered through the launch, group n in place n % GROUPS with a barrier of its own.
 The block asks for the first GROUPS - 1 before its partitions part. At the end of a group's first step the exchange
@@ -58,7 +58,7 @@ def notes_memory(records, PLACES: gl.constexpr):
     if PLACES:
         table = gl.allocate_shared_memory(gl.int32, [_TOGETHER, _STEP_WORDS], records.layout)
     else:
-        table = notes
+        table = notes  # which nobody reads as `places`
     nfull = gl.allocate_shared_memory(gl.int64, [_GROUPS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(_GROUPS):
         mbarrier.init(nfull.index(i), count=1)

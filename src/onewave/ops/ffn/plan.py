@@ -152,8 +152,8 @@ _DEALS: dict[str, Callable[[Deal, tuple[str, ...]], None]] = {"half_row": _deal_
 
 def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str, ...]) -> dict[str, Operation]:
     up_rows = sizes.intermediate * (2 if sizes.gated else 1)
-    up_slices, down_slices = fitting_slices(sizes.hidden, shape), slices_of(sizes.out, sizes.intermediate, shape)
-    if order == "half_row":
+    up_slices = fitting_slices(sizes.hidden, shape)
+    if order == "half_row":  # whose halves are whole slices
         down_slices = fitting_slices(sizes.intermediate, shape)
         down_slices += down_slices % 2
         _check_tiles(order, sizes.intermediate, shape, 2)
@@ -164,6 +164,8 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
         down_slices = -(-sizes.intermediate // shape.cols)
         if down_slices * sizes.out * shape.batch > _MOST_PARTIAL_WORDS:
             raise UnsupportedError("ffn: order sm_local", got=f"batch {sizes.batch}", allowed="smaller batches")
+    else:
+        down_slices = slices_of(sizes.out, sizes.intermediate, shape)
     found: dict[str, Operation] = {}
     if "up" in stages:
         target = OUTPUT if "down" not in stages else "h"
