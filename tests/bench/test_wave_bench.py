@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.settings import Settings
+from onewave.bench import wave as bench
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
+from onewave.bench.compiled_step import compiled_step
 from onewave.bench.ffn import FFNResult, FFNShape, measure_ffn
-from onewave.bench.wave import WaveResult, in_pages
+from onewave.bench.wave import WaveResult, in_pages, measure_wave
 from onewave.cli.bench_ffn import bench_ffn
 from onewave.cli.main import app
 from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import Batch
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import hand_offs
+from onewave.models.loading import load_config
+from onewave.weights.sources import resolve
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from tiny_decoders import BASE, in_float32, random_model
 
 CPU = torch.device("cpu")
 CEILING = Ceiling("read bandwidth", 4000.0, "GB/s", "a test", summarize([4000.0]))
@@ -33,6 +50,10 @@ def test_the_ledgers_lines_hold_the_time_and_the_share_of_the_ceiling() -> None:
     assert step.extra["ceiling_share"] == pytest.approx(1.0)
     assert step.extra["self_check"] == 0.01
     assert "page_size" not in step.extra
+    assert "us_per_hop" not in step.extra
+    # Half of the time goes to the bytes, a quarter of a millisecond to 80 hand-offs.
+    step = WaveResult("wave", 1, 512, summarize([0.5e-3]), 1_000_000_000, hops=80).measurement("m", "bfloat16", CEILING)
+    assert step.extra["us_per_hop"] == pytest.approx(250 / 80)
     step = WaveResult("wave, pages", 1, 512, summarize([1.0]), 1, page=64).measurement("m", "bfloat16", CEILING)
     assert step.extra["page_size"] == 64
 
@@ -56,6 +77,71 @@ def test_a_cache_in_pages_holds_what_the_plain_one_does() -> None:
 def test_a_page_size_that_no_kernel_takes_is_refused() -> None:
     result = CliRunner().invoke(app, ["bench", "wave", "--page-size", "48"])
     assert isinstance(result.exception, InvalidArgumentError)
+
+
+class PlainWave:
+    """In a wave's place, the plain step."""
+
+    def __init__(self, model: Llama, *, batch: int, stream: object):
+        self.model, self.wave, self.kv = model, self, model.new_cache(num_slots=batch, capacity=1)
+
+    def check(self) -> None: ...
+
+    def bind_cache(self, kv: StaticKVCache) -> None:
+        self.kv = kv
+
+    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
+        return logits.copy_(self.model.forward(Batch.decode(tokens, positions, slots), self.kv))
+
+
+@pytest.fixture
+def without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "DecodeWave", PlainWave)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(bench, "self_check", lambda model, wave, batch: 0.0)  # pyright: ignore[reportUnknownLambdaType]
+
+
+@pytest.mark.usefixtures("without_a_card")
+def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "compiled_step", partial(compiled_step, backend="aot_eager"))
+    notes: list[str] = []
+    model = in_float32(random_model(BASE))
+    results, _ = measure_wave(model, batch=2, context=5, reps=2, compiled=True, note=notes.append)
+    assert [each.path for each in results] == ["wave", "graph", "torch.compile"]
+    assert results[0].hops == 5 * model.config.num_layers
+    assert results[2].difference is not None
+    assert results[2].difference < 1e-4
+    assert len({each.step_bytes for each in results}) == 1
+    assert notes == []
+
+
+@pytest.mark.usefixtures("without_a_card")
+def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: Llama, kv: StaticKVCache) -> None:
+        raise RuntimeError("no compiler\nand much more")
+
+    monkeypatch.setattr(bench, "compiled_step", fail)
+    notes: list[str] = []
+    model = in_float32(random_model(BASE))
+    results, _ = measure_wave(model, batch=1, context=5, reps=2, compiled=True, note=notes.append)
+    assert [each.path for each in results] == ["wave", "graph"]
+    assert notes == ["torch.compile: no step, RuntimeError: no compiler"]
+
+
+def test_one_byte_weights_are_nothing_for_torch_compile() -> None:
+    result = CliRunner().invoke(app, ["bench", "wave", "--torch-compile", "--quantization", "int8"])
+    assert isinstance(result.exception, InvalidArgumentError)
+
+
+def test_a_step_waits_five_times_a_layer_and_where_splits_are_combined() -> None:
+    config = load_config(resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy"))
+    layers = config.num_layers
+    # One split up to 256 keys; one sequence's output projection merges up to eight.
+    assert hand_offs(config, batch=1, context=1023) == 5 * layers
+    assert hand_offs(config, batch=1, context=1024) == 6 * layers
+    assert [hand_offs(config, batch=8, context=context) for context in (255, 256)] == [5 * layers, 6 * layers]
+    windowed = replace(config, layer_windows=(256,) * layers)
+    assert hand_offs(windowed, batch=8, context=4096) == 5 * layers
 
 
 def test_without_a_card_both_say_what_they_need() -> None:

@@ -1,4 +1,5 @@
-"""A decode step as one wave beside the same step as a CUDA graph of plain operators, on one model and one cache."""
+"""A decode step as one wave beside the same step as a CUDA graph of plain operators, and as what torch.compile makes of
+it, on one model and one cache."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from torch import Tensor
 from onewave.base.errors import ModelError, UnsupportedError
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, time_calls
+from onewave.bench.compiled_step import compiled_step
 from onewave.bench.engine import decode_weight_bytes
 from onewave.bench.ledger import Measurement
 from onewave.engine.wave_decode import self_check
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import DecodeWave, unsupported_because
+from onewave.models.llama_plan import DecodeWave, hand_offs, unsupported_because
 from onewave.tiles.trace import Trace
 from onewave.wave.pack import WeightStream
 
@@ -27,8 +29,9 @@ __all__ = ["WaveResult", "in_pages", "measure_wave"]
 
 @dataclass(frozen=True)
 class WaveResult:
-    """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave.
-    page: keys of a page, where the cache is paged. quantization: what the weights are rounded to."""
+    """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave; for
+    torch.compile's step, from the plain operators' logits, over the largest. page: keys of a page, where the cache is
+    paged. quantization: what the weights are rounded to. hops: hand-offs that a step of the wave waits for."""
 
     path: str
     batch: int
@@ -38,11 +41,18 @@ class WaveResult:
     difference: float | None = None
     page: int | None = None
     quantization: str | None = None
+    hops: int | None = None
 
     @property
     def gigabytes_per_second(self) -> float:
         """10^9 bytes a second at the median."""
         return self.step_bytes * 1e-9 / self.seconds.p50
+
+    def microseconds_per_hop(self, ceiling: Ceiling) -> float | None:
+        """What a step takes beyond its bytes at the ceiling (in GB/s), over its hand-offs."""
+        if self.hops is None:
+            return None
+        return (self.seconds.p50 - self.step_bytes / (ceiling.value * 1e9)) * 1e6 / self.hops
 
     def measurement(self, model: str, dtype: str, ceiling: Ceiling) -> Measurement:
         """The ledger's line."""
@@ -55,7 +65,11 @@ class WaveResult:
             "bytes_per_step": self.step_bytes,
             "ceiling_share": self.gigabytes_per_second / ceiling.value,
             "self_check": self.difference,
-        } | ({} if self.page is None else {"page_size": self.page})
+        }
+        if self.hops is not None:
+            extra |= {"hops": self.hops, "us_per_hop": self.microseconds_per_hop(ceiling)}
+        if self.page is not None:
+            extra |= {"page_size": self.page}
         return Measurement(model, "decode_step", "ms", self.seconds.scaled(1e3), ceiling, extra)
 
 
@@ -69,12 +83,16 @@ def measure_wave(
     trace: bool = False,
     page: int | None = None,
     stream: WeightStream | None = None,
+    compiled: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[WaveResult], Trace | None]:
     """Time one step of `batch` sequences that hold `context` tokens each; all paths as replays of CUDA graphs.
 
     trace: also run the wave once with times of every task. page: also time the wave with the same cache in pages of so
     many keys, in any order. stream: where the model's matrices lie, for this batch; then the plain operators read them
-    unpacked, as 16-bit values. Raises UnsupportedError where the wave does not run, ShapeError for another page size.
+    unpacked, as 16-bit values. compiled: also time the step that torch.compile makes (compiled_step.py), which takes
+    seconds to minutes; note: told why there is none. Raises UnsupportedError where the wave does not run,
+    ShapeError for another page size.
     """
     reason = unsupported_because(model.config, batch)
     if reason is not None:
@@ -97,6 +115,7 @@ def measure_wave(
     per_key = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
     kv_bytes = batch * context * per_key
     rounding = None if stream is None or stream.rounding is None else stream.rounding.name
+    hops = hand_offs(config, batch=batch, context=context, weight_bytes=2 if rounding is None else 1)
 
     def step() -> Tensor:
         return wave.wave.decode(tokens, positions, slots, logits)
@@ -107,10 +126,22 @@ def measure_wave(
         return WaveResult(name, batch, context, seconds, step_bytes, quantization=rounding, **more)
 
     wave.bind_cache(kv)
+    plain = Batch.decode(tokens, positions, slots)
     results = [
-        timed("wave", step, difference=difference),
-        timed("graph", lambda: model.forward(Batch.decode(tokens, positions, slots), kv)),
+        timed("wave", step, difference=difference, hops=hops),
+        timed("graph", lambda: model.forward(plain, kv)),
     ]
+    if compiled:
+        own = model.new_cache(num_slots=batch, capacity=context + 1)
+        own.k.copy_(kv.k[:, :, :, : context + 1])
+        own.v.copy_(kv.v[:, :, :, : context + 1])
+        try:
+            their_step = compiled_step(model, own)
+            expected = model.forward(plain, kv)
+            difference = float((their_step(tokens, positions) - expected).abs().max() / expected.abs().max())
+            results.append(timed("torch.compile", lambda: their_step(tokens, positions), difference=difference))
+        except Exception as error:  # whatever a compiler may raise; the other paths' figures stay
+            note(f"torch.compile: no step, {type(error).__name__}: {str(error)[:200]}".splitlines()[0])
     traced = wave.wave.trace_decode(tokens, positions, slots, logits) if trace else None
     if page is not None:
         expected = step().clone()

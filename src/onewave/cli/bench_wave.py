@@ -41,11 +41,17 @@ def wave(
         int | None,
         typer.Option("--page-size", help="Also time the wave from a cache in pages of so many keys: 16 to 256."),
     ] = None,
+    torch_compile: Annotated[
+        bool, typer.Option("--torch-compile", help="Also time PyTorch's operators under torch.compile; takes minutes.")
+    ] = False,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
     """Time a whole decode step as one launch and as a CUDA graph of plain operators, in one process."""
     check_count("--reps", reps)
+    if torch_compile and quantization is not None:
+        allowed = "16-bit weights"
+        raise InvalidArgumentError("--torch-compile", got=f"--quantization {quantization}", allowed=allowed)
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
     rounding = find_rounding(quantization)
@@ -80,6 +86,7 @@ def wave(
     show_status("measuring the read ceiling")
     ceiling = read_bandwidth(where)
     results: list[WaveResult] = []
+    notes: list[str] = []
     traced = None
     for batch in batches:
         if rounding is not None:  # a stream of bytes is packed for its batch, and is the model's only copy
@@ -106,6 +113,8 @@ def wave(
                 trace=trace is not None,
                 page=page_size,
                 stream=stream,
+                compiled=torch_compile,
+                note=notes.append,
             )
             results += found
     show_status("")
@@ -116,21 +125,24 @@ def wave(
     citations = [] if ledger is None else append_to_ledger(ledger, records, where)
     if as_json:
         rows = [{"ms": r.summary.p50, **r.extra} for r in records]
-        print(json.dumps({"model": location.name, "ceiling_gb_s": ceiling.value, "steps": rows, "ledger": citations}))
+        found = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": rows, "notes": notes}
+        print(json.dumps(found | {"ledger": citations}))
         return
     from rich.table import Table
 
     weights = "" if rounding is None else f", {rounding.name} weights (graph: the same in 16 bits)"
     table = Table(title=f"{location.name}, {name}{weights} on {where}", title_justify="left")
-    for heading in ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "self-check"):
+    for heading in ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check"):
         table.add_column(heading, justify="left" if heading == "path" else "right", no_wrap=True)
     for result in results:
         rate = result.gigabytes_per_second
         check = "" if result.difference is None else f"{result.difference:.2%}"
-        cells = (f"{result.seconds.p50 * 1e3:.3f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}", check)
+        hop = result.microseconds_per_hop(ceiling)
+        of_hop = "" if hop is None else f"{hop:.2f}"
+        cells = (f"{result.seconds.p50 * 1e3:.3f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}", of_hop, check)
         path = result.path if result.page is None else f"{result.path} of {result.page}"
         table.add_row(path, str(result.batch), str(result.context), *cells)
-    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *citations)
+    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *notes, *citations)
     if traced is not None:
         from onewave.cli.tiles_tables import show_timeline
         from onewave.tiles.timeline import timeline

@@ -26,7 +26,7 @@ from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
-from onewave.wave.layout import FEW_PLACES, TILE_BYTES, TileShape, held_tiles, tile_shape
+from onewave.wave.layout import FEW_PLACES, TILE_BYTES, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
 from onewave.wave.program import WaveProgram, build_program, slices_of
@@ -34,6 +34,7 @@ from onewave.wave.program import WaveProgram, build_program, slices_of
 __all__ = [
     "DecodePlan",
     "DecodeWave",
+    "hand_offs",
     "packed_bytes",
     "plan_decode",
     "unsupported_because",
@@ -172,6 +173,20 @@ def plan_decode(
     schedule = plan(graph, order, policy, workers=workers, co_resident=workers, queues=deal.queues)
     table = lower(verify(schedule))
     return DecodePlan(graph, table, build_program(graph, table, operations, shape), groups)
+
+
+def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: int = 2) -> int:
+    """Times that a step of `batch` sequences of `context` tokens waits for what other workers make: before attention,
+    the output projection, gate_up, down and the next layer, and where splits are combined or slices of K added up."""
+    padded = 1 << (batch - 1).bit_length()
+    groups = _groups(config, padded)
+    sliced = slices_of(config.hidden_size, config.intermediate_size, _shape(config, padded, weight_bytes)) > 1
+    found = 0
+    for window in config.layer_windows:
+        keys = context + 1 if window is None else min(context + 1, window)
+        combines = splits_of(keys, groups.splits) > (FEW_PLACES if groups.few else 1)
+        found += 5 + combines + sliced
+    return found
 
 
 def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> dict[str, AnyOperation]:

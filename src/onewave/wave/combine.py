@@ -21,14 +21,14 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.attend_layouts import part_packet, part_words
 from onewave.wave.finish import bits16
-from onewave.wave.layout import FEW_PLACES
+from onewave.wave.layout import FEW_PLACES, SPLIT_KEYS, WHOLE_KEYS
 from onewave.wave.notes import noted
 from onewave.wave.spin import ABSENT, load_words, poll_words
 
 __all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
 
-# Keys up to which one split is sooner done than several and their merging: 128 more take half as long as that.
-_WHOLE = gl.constexpr(256)
+_WHOLE = gl.constexpr(WHOLE_KEYS)
+_SPLIT = gl.constexpr(SPLIT_KEYS)
 _PLACES = gl.constexpr(FEW_PLACES)
 
 
@@ -48,7 +48,7 @@ def split_of_keys(record, length):
     splits = noted(record, 17)
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
     count = length - first_key
-    used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + 127) // 128))
+    used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
     return first_key, ((count + used - 1) // used + 15) // 16 * 16
 
 

@@ -25,10 +25,12 @@ __all__ = [
     "NOTES",
     "PAGES",
     "POINTERS",
+    "SPLIT_KEYS",
     "STEP_WORDS",
     "TILE_BYTES",
     "TILE_VALUES",
     "TOGETHER",
+    "WHOLE_KEYS",
     "Flag",
     "Kind",
     "TileShape",
@@ -41,6 +43,7 @@ __all__ = [
     "held_tiles",
     "limit_words",
     "several_words",
+    "splits_of",
     "tile_shape",
 ]
 
@@ -60,6 +63,9 @@ MOST_TOKENS = 64
 """Tokens of each sequence that one launch makes."""
 FEW_PLACES = 8
 """Places that splits of a sequence have, of which whoever reads the attention merges them itself."""
+WHOLE_KEYS, SPLIT_KEYS = 256, 128
+"""Keys up to which one split is sooner done than several and their merging (128 more take half as long as that), and of
+a split beyond."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
 LIMIT_WORDS = 8
@@ -291,6 +297,13 @@ def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: fl
     """What a launch of several tokens draws a sequence's by, as ops.sampling's RowParameters has them, DRAW_WORDS of
     float64; the uniform numbers of its tokens follow them (see draw.py)."""
     return [temperature, min_p, max(top_k, 0), top_p]
+
+
+def splits_of(keys: int, splits: int) -> int:
+    """How many of a group's splits a sequence of so many keys in sight uses (combine.split_of_keys)."""
+    used = 1 if keys <= WHOLE_KEYS else min(splits, -(-keys // SPLIT_KEYS))
+    share = -(-keys // (16 * used)) * 16
+    return -(-keys // share)
 
 
 def few_head_words(head_dim: int) -> int:
