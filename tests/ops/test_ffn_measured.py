@@ -207,14 +207,25 @@ def test_auto_keeps_no_order_from_being_asked_for_and_takes_products_where_its_c
 
 
 def test_a_model_of_many_blocks_is_not_packed_again_at_every_step(card: Card) -> None:
-    blocks = [block(seed) for seed in range(6)]
+    blocks = [block(seed) for seed in range(7)]
     first, second = ([[ffn(rows(1), *each), card.took()][1] for each in blocks] for _ in range(2))
-    assert first == ["pack wave"] * 4 + ["torch"] * 2
-    assert second == ["wave"] * 4 + ["torch"] * 2
+    assert first == ["pack wave"] * 5 + ["torch"] * 2
+    assert second == ["wave"] * 5 + ["torch"] * 2
     # A block that is gone makes room for another.
     del blocks[0]
     ffn(rows(1), *blocks[-1])
     assert card.took() == "pack wave"
+
+
+def test_there_is_room_for_all_numbers_of_rows_that_auto_takes_the_wave_for(card: Card) -> None:
+    sizes = sorted({1 << (row.rows - 1).bit_length() for row in MEASURED if row.best == "wave"})
+    up, down = block()
+    for count in sizes:
+        ffn(rows(count), up, down, backend="wave")
+    card.took()
+    for count in sizes:
+        ffn(rows(count), up, down, backend="wave")
+        assert card.took() == "wave", count
 
 
 def test_auto_notices_weights_that_were_written_to(card: Card) -> None:

@@ -17,8 +17,8 @@ from onewave.wave.pack import Weight, pack_stream
 
 __all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "pack", "supports"]
 
-# Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block, or one size of four blocks.
-_MOST_KEPT = 4
+# Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 16), or one size of five.
+_MOST_KEPT = 5
 
 
 def supports(x: Tensor) -> bool:
