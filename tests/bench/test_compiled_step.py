@@ -15,23 +15,16 @@ from onewave.models.batch import Batch
 from onewave.models.config import RopeConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from tiny_decoders import BASE, in_float32, random_model
+from tiny_decoders import BASE, FAMILIES, in_float32, random_model
 
-FAMILIES = {
-    "llama": BASE,
-    "seven heads a KV head, biases": replace(
-        BASE, num_heads=7, num_kv_heads=1, head_dim=64, rope=RopeConfig("default", 500.0, 64), qkv_bias=True
-    ),
-    "norms of q and k": replace(BASE, qk_norm=True, num_heads=2),
-    "a sliding window": replace(BASE, layer_windows=(7, None)),
-}
+ALL = FAMILIES | {"part of a head rotates": replace(BASE, rope=RopeConfig("default", 500.0, 16))}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize(("sequences", "context"), [(1, 0), (3, 20)])
 @torch.inference_mode()
 def test_logits_and_the_new_keys_are_the_plain_steps(family: str, sequences: int, context: int) -> None:
-    model = in_float32(random_model(FAMILIES[family]))
+    model = in_float32(random_model(ALL[family]))
     plain, ours = (model.new_cache(num_slots=sequences, capacity=context + 1) for _ in range(2))
     dice = torch.Generator().manual_seed(3)
     plain.k.normal_(generator=dice)
@@ -57,8 +50,9 @@ def test_more_shapes_than_pytorch_recompiles_for_are_compiled() -> None:
             assert step(torch.tensor([5]), torch.tensor([context])).isfinite().all()
 
 
-def test_part_of_a_head_that_rotates_is_refused() -> None:
+def test_packed_weights_are_refused() -> None:
     model = in_float32(random_model(BASE))
-    model.config = replace(BASE, rope=RopeConfig("default", 500.0, 16))
-    with pytest.raises(UnsupportedError, match="part of a head"):
+    packed = replace(model.weights.layers[0], o=object())  # pyright: ignore[reportArgumentType]
+    model.weights = replace(model.weights, layers=(packed, *model.weights.layers[1:]))
+    with pytest.raises(UnsupportedError, match="packed weights"):
         compiled_step(model, model.new_cache(num_slots=1, capacity=1))

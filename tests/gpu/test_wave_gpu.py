@@ -19,8 +19,7 @@ from onewave.models.llama_plan import DecodeWave
 from onewave.wave.launch import co_resident, runs_here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from test_decode_in_numpy import FAMILIES
-from tiny_decoders import BASE, random_model
+from tiny_decoders import BASE, FAMILIES, random_model
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [

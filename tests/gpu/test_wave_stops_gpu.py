@@ -21,9 +21,8 @@ from onewave.wave.layout import draw_words, limit_words
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 sys.path.insert(0, str(Path(__file__).parent))
-from test_decode_in_numpy import FAMILIES
 from test_wave_gpu import copied, filled, on_card
-from tiny_decoders import BASE, random_model
+from tiny_decoders import BASE, FAMILIES, random_model
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [

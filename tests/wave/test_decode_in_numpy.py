@@ -26,21 +26,12 @@ from onewave.weights.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulated_device import Bench, words
-from tiny_decoders import BASE, in_float32, randn, random_model
+from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
 CPU = torch.device("cpu")
 CAPACITY = 1056
 STREAM = 1 << 40  # where the packed weights lie, as far as prefetching them goes
 LONG = replace(BASE, num_layers=1, layer_windows=(None,))
-FAMILIES = {
-    "llama": BASE,
-    "seven heads a KV head, biases": replace(
-        BASE, num_heads=7, num_kv_heads=1, head_dim=64, rope=RopeConfig("default", 500.0, 64), qkv_bias=True
-    ),
-    "norms of q and k": replace(BASE, qk_norm=True, num_heads=2),
-    "a sliding window": replace(BASE, layer_windows=(7, None)),
-    "head_dim 128": replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128)),
-}
 
 
 class Simulated:

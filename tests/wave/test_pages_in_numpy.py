@@ -18,8 +18,8 @@ from onewave.tiles.builders import cuts
 from onewave.wave.block_table import check_entries, check_pages
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_decode_in_numpy import CAPACITY, FAMILIES, LONG, Simulated
-from tiny_decoders import randn, random_model
+from test_decode_in_numpy import CAPACITY, LONG, Simulated
+from tiny_decoders import FAMILIES, randn, random_model
 
 Line = tuple[int, int, int, int, int, int]
 """Which cache, layer, slot, head, key and word a line brought nearer begins with."""

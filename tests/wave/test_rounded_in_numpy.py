@@ -20,8 +20,8 @@ from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.layout import TILE_BYTES, Word
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_decode_in_numpy import BASE, CAPACITY, FAMILIES, LONG, Simulated
-from tiny_decoders import in_float32, randn, random_model
+from test_decode_in_numpy import CAPACITY, LONG, Simulated
+from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
 BIASED = FAMILIES["seven heads a KV head, biases"]
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +38,16 @@ BASE = ModelConfig(
     bos_token_id=1,
     eos_token_ids=(2,),
 )
+
+FAMILIES = {
+    "llama": BASE,
+    "seven heads a KV head, biases": replace(
+        BASE, num_heads=7, num_kv_heads=1, head_dim=64, rope=RopeConfig("default", 500.0, 64), qkv_bias=True
+    ),
+    "norms of q and k": replace(BASE, qk_norm=True, num_heads=2),
+    "a sliding window": replace(BASE, layer_windows=(7, None)),
+    "head_dim 128": replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128)),
+}
 
 
 def random_model(config: ModelConfig) -> Llama:

@@ -10,7 +10,6 @@ has the model's dtype, as in most PyTorch code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.llama import LayerWeights, Llama
+from onewave.ops.append_kv.reference import rotate
 
 __all__ = ["compiled_step"]
 
@@ -33,31 +33,27 @@ def compiled_step(model: Llama, kv: StaticKVCache, *, backend: str = "inductor")
     config, weights = model.config, model.weights
     embedding, head = _dense(weights.embedding), _dense(weights.head)
     layers = [(each, *map(_dense, (each.qkv, each.o, each.gate_up, each.down))) for each in weights.layers]
-    if config.rope.rotary_dim != config.head_dim:
-        raise UnsupportedError("torch.compile's step", got="rotation of part of a head")
-    norm_size, eps, dtype = (config.hidden_size,), config.rms_norm_eps, model.dtype
+    norm_size, eps = (config.hidden_size,), config.rms_norm_eps
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    bounds = [*pairwise((0, heads, heads + kv_heads, heads + 2 * kv_heads))]
     slots = torch.arange(kv.num_slots, device=model.device)
 
     def attend(projected: Tensor, layer: LayerWeights, index: int, angles: Tensor, positions: Tensor) -> Tensor:
-        by_head = projected.view(len(projected), -1, dim)
-        q, k, v = (by_head[:, first:last] for first, last in bounds)
+        q, k, v = torch.split(projected.view(len(projected), -1, dim), [heads, kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None:
             q, k = F.rms_norm(q, (dim,), layer.q_norm, eps), F.rms_norm(k, (dim,), layer.k_norm, eps)
         keys, values = kv.k[index], kv.v[index]
-        keys[slots, :, positions] = _rotated(k, angles)
+        keys[slots, :, positions] = rotate(k, angles)
         values[slots, :, positions] = v
         window = config.layer_windows[index]
         first = 0 if window is None else max(0, kv.capacity - window)
         attended = F.scaled_dot_product_attention(
-            _rotated(q, angles)[:, :, None], keys[:, :, first:], values[:, :, first:], enable_gqa=heads != kv_heads
+            rotate(q, angles)[:, :, None], keys[:, :, first:], values[:, :, first:], enable_gqa=heads != kv_heads
         )
         return attended.flatten(1)
 
     def step(tokens: Tensor, positions: Tensor) -> Tensor:
         x = F.embedding(tokens, embedding)
-        angles = model.rotary.decode[positions][:, None].to(dtype)
+        angles = model.rotary.decode[positions]
         for index, (layer, qkv, o, gate_up, down) in enumerate(layers):
             projected = F.linear(F.rms_norm(x, norm_size, layer.input_norm, eps), qkv, layer.qkv_bias)
             x = x + F.linear(attend(projected, layer, index, angles, positions), o, layer.o_bias)
@@ -75,10 +71,3 @@ def _dense(matrix: object) -> Tensor:
     if not isinstance(matrix, Tensor):
         raise UnsupportedError("torch.compile's step", got="packed weights", allowed="bfloat16, float16 or float32")
     return matrix
-
-
-def _rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """x [rows, heads, dim] turned by angles [rows, 1, dim], cosines then sines, in pairs of its halves."""
-    cosines, sines = angles.chunk(2, dim=-1)
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1)

@@ -90,8 +90,8 @@ def measure_wave(
 
     trace: also run the wave once with times of every task. page: also time the wave with the same cache in pages of so
     many keys, in any order. stream: where the model's matrices lie, for this batch; then the plain operators read them
-    unpacked, as 16-bit values. compiled: also time the step that torch.compile makes (compiled_step.py), which takes
-    seconds to minutes; note: told why there is none. Raises UnsupportedError where the wave does not run,
+    unpacked, as 16-bit values. compiled: also time the step that torch.compile makes (compiled_step.py), compiled
+    anew for each case; note: told why there is none. Raises UnsupportedError where the wave does not run,
     ShapeError for another page size.
     """
     reason = unsupported_because(model.config, batch)
@@ -148,7 +148,7 @@ def measure_wave(
         wave.bind_cache(in_pages(kv, page))
         if not torch.equal(step(), expected):
             raise ModelError("bench wave", got="other bits from a paged cache than from a plain one")
-        results.append(timed("wave, pages", step, page=page))
+        results.append(timed("wave, pages", step, page=page, hops=hops))
     torch.cuda.synchronize(device)
     wave.wave.check()
     return results, traced

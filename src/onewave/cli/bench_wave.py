@@ -42,7 +42,7 @@ def wave(
         typer.Option("--page-size", help="Also time the wave from a cache in pages of so many keys: 16 to 256."),
     ] = None,
     torch_compile: Annotated[
-        bool, typer.Option("--torch-compile", help="Also time PyTorch's operators under torch.compile; takes minutes.")
+        bool, typer.Option("--torch-compile", help="Also time what torch.compile makes of PyTorch's operators.")
     ] = False,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
