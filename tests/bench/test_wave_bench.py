@@ -117,7 +117,7 @@ def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("without_a_card")
 def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(model: Llama, kv: StaticKVCache) -> None:
+    def fail(model: Llama, kv: StaticKVCache, context: int) -> None:
         raise RuntimeError("no compiler\nand much more")
 
     monkeypatch.setattr(bench, "compiled_step", fail)

@@ -1,8 +1,9 @@
 """A decode step in PyTorch's own operators under torch.compile: what one gets without this library.
 
 Everything has its place: a static cache of which every key is seen, and sequences of one length, so that nothing is
-masked and torch.compile meets one graph of fixed shapes. Weights, angles and cache are the model's; the residual stream
-has the model's dtype, as in most PyTorch code.
+masked and torch.compile meets one graph of fixed shapes. Weights and angles are the model's; each layer's keys and
+values are tensors of their own, which the compiler writes in place (of a layer of one large tensor it makes a copy a
+step). The residual stream has the model's dtype, as in most PyTorch code.
 """
 # pyright: reportUnknownMemberType=false
 # (torch.compile is only partly annotated.)
@@ -23,11 +24,13 @@ from onewave.ops.append_kv.reference import rotate
 __all__ = ["compiled_step"]
 
 
-def compiled_step(model: Llama, kv: StaticKVCache, *, backend: str = "inductor") -> Callable[[Tensor, Tensor], Tensor]:
+def compiled_step(
+    model: Llama, kv: StaticKVCache, context: int, *, backend: str = "inductor"
+) -> Callable[[Tensor, Tensor], Tensor]:
     """One step of as many sequences as the cache has slots, compiled at its first call.
 
-    kv: full but for the new token, whose key and value the step writes. backend: torch.compile's. Returns a function of
-    tokens and positions, int64 [slots], the positions all capacity - 1; it gives float32 logits [slots, vocab]. Raises
+    kv: holds the `context` tokens of each sequence, which are copied. backend: torch.compile's. Returns a function of
+    tokens and positions, int64 [slots], the positions all `context`; it gives float32 logits [slots, vocab]. Raises
     UnsupportedError for weights that are no plain tensors.
     """
     config, weights = model.config, model.weights
@@ -35,17 +38,17 @@ def compiled_step(model: Llama, kv: StaticKVCache, *, backend: str = "inductor")
     layers = [(each, *map(_dense, (each.qkv, each.o, each.gate_up, each.down))) for each in weights.layers]
     norm_size, eps = (config.hidden_size,), config.rms_norm_eps
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    slots = torch.arange(kv.num_slots, device=model.device)
+    caches = [[layer[:, :, : context + 1].clone() for layer in both] for both in zip(kv.k, kv.v, strict=True)]
 
     def attend(projected: Tensor, layer: LayerWeights, index: int, angles: Tensor, positions: Tensor) -> Tensor:
         q, k, v = torch.split(projected.view(len(projected), -1, dim), [heads, kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None:
             q, k = F.rms_norm(q, (dim,), layer.q_norm, eps), F.rms_norm(k, (dim,), layer.k_norm, eps)
-        keys, values = kv.k[index], kv.v[index]
-        keys[slots, :, positions] = rotate(k, angles)
-        values[slots, :, positions] = v
+        keys, values = caches[index]
+        keys.index_copy_(2, positions[:1], rotate(k, angles)[:, :, None])
+        values.index_copy_(2, positions[:1], v[:, :, None])
         window = config.layer_windows[index]
-        first = 0 if window is None else max(0, kv.capacity - window)
+        first = 0 if window is None else max(0, context + 1 - window)
         attended = F.scaled_dot_product_attention(
             rotate(q, angles)[:, :, None], keys[:, :, first:], values[:, :, first:], enable_gqa=heads != kv_heads
         )
@@ -64,7 +67,10 @@ def compiled_step(model: Llama, kv: StaticKVCache, *, backend: str = "inductor")
 
     # Each call here is about another graph; PyTorch would take them for one that keeps changing, and give up on it.
     torch.compiler.reset()
-    return torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
+    options: dict[str, str | int | bool | Callable[..., object]] = {}
+    if backend == "inductor":
+        options["coordinate_descent_tuning"] = True
+    return torch.compile(step, fullgraph=True, dynamic=False, backend=backend, options=options or None)
 
 
 def _dense(matrix: object) -> Tensor:
