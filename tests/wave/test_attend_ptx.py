@@ -22,7 +22,7 @@ from ptx_in_numpy import Block, Program, plain
 from ptx_memories import Global
 
 from onewave.tiles.builders import cuts
-from onewave.wave.layout import FEW_PLACES, STEP_WORDS, Word
+from onewave.wave.layout import FEW_KEYS, FEW_PLACES, STEP_WORDS, Word
 
 # D, heads a task has room for, norms of q and k, keys of a page (or 0), FEW; heads there are, keys, split, splits,
 # window.
@@ -38,8 +38,8 @@ CASES: dict[str, tuple[tuple[int, int, bool, int, int], tuple[int, int, int, int
     "pages of 64, head_dim 128, the last of three splits": ((128, 4, False, 64, 0), (3, 300, 2, 16, 0)),
     "pages of 16, head_dim 32, the first key": ((32, 4, True, 16, 0), (4, 1, 0, 16, 0)),
     "the last of three splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 300, 2, 16, 0)),
-    "head_dim 128, the second of eight splits, merged elsewhere": ((128, 4, False, 0, 8), (3, 1024, 1, 16, 0)),
-    "head_dim 32, the third of nine splits": ((32, 4, True, 0, 4), (4, 1025, 2, 16, 0)),
+    "head_dim 128, the second of eight splits, merged elsewhere": ((128, 4, False, 0, 8), (3, 1025, 1, 16, 0)),
+    "head_dim 32, the third of sixteen splits": ((32, 4, True, 0, 4), (4, 3073, 2, 16, 0)),
     "one split where others are merged elsewhere": ((64, 4, False, 0, 4), (3, 256, 0, 16, 0)),
 }
 # D, heads a task has room for, splits; heads there are, keys.
@@ -134,6 +134,8 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
     all_keys[position], all_values[position] = key, value
     first = max(0, length - window) if window else 0
     used = 1 if length - first <= 256 else min(splits, cuts(length - first, 128))
+    if merges and length - first <= FEW_KEYS:
+        used = min(used, FEW_PLACES)
     share = cuts(cuts(length - first, used), 16) * 16
     span = slice(first + split * share, min(length, first + (split + 1) * share))
     scores = q @ all_keys[span].T * dim**-0.5

@@ -29,7 +29,7 @@ from simulated_device import Bench, words
 from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
 CPU = torch.device("cpu")
-CAPACITY = 1056
+CAPACITY = 3104
 STREAM = 1 << 40  # where the packed weights lie, as far as prefetching them goes
 LONG = replace(BASE, num_layers=1, layer_windows=(None,))
 
@@ -175,7 +175,7 @@ def test_long_contexts_in_any_number_of_splits(context: int, tasks: int, monkeyp
 
 
 @pytest.mark.parametrize("dim", [32, 64, 128])
-@pytest.mark.parametrize("context", [256, 1023, 1024])
+@pytest.mark.parametrize("context", [256, 1024, 3071, 3072])
 def test_the_output_projection_merges_up_to_eight_splits_itself(context: int, dim: int) -> None:
     rope = RopeConfig("default", 500.0, dim)
     config = replace(LONG, head_dim=dim, rope=rope, num_heads=2048 // dim, num_kv_heads=2)
@@ -209,7 +209,7 @@ def test_a_wave_goes_from_any_length_to_any_other(changes: dict[str, Any], const
     kv = exact.new_cache(num_slots=1, capacity=CAPACITY)
     kv.k.normal_(generator=torch.Generator().manual_seed(8))
     kv.v.normal_(generator=torch.Generator().manual_seed(9))
-    for token, position in enumerate((300, 1040, 10, 1030, 600, 1024, 0, 256, 257)):
+    for token, position in enumerate((300, 3090, 10, 3080, 1100, 3072, 0, 256, 257)):
         for cache, pointer in ((kv.k, wave.k), (kv.v, wave.v)):
             wave.bench.memory.set(pointer, cache.half().numpy().view(np.int32))
         expected = exact.forward(Batch.decode(*torch.tensor([[token], [position], [0]])), kv)
@@ -217,7 +217,7 @@ def test_a_wave_goes_from_any_length_to_any_other(changes: dict[str, Any], const
         assert (found - expected).norm() < 4e-3 * expected.norm(), f"position {position}"
 
 
-@pytest.mark.parametrize("first", [254, 1021])
+@pytest.mark.parametrize("first", [254, 3069])
 def test_a_launch_of_several_tokens_goes_from_one_way_of_merging_to_the_next(first: int) -> None:
     model = random_model(replace(LONG))
     caches = [randn(1, 1, 2, CAPACITY, 32, seed=seed).half().numpy().view(np.int32) for seed in (1, 2)]

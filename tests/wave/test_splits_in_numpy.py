@@ -18,24 +18,46 @@ from onewave.wave.notes import bring_first, notes_memory, record_of
 sys.path.insert(0, str(Path(__file__).parent))
 from gluon_in_numpy import Matrix, Memory, launch
 
-LENGTHS = [*range(1, 40), 127, 128, 129, 255, 256, 257, 383, 384, 385, 1023, 1024, 1025, 2048, 2049, 5000, 32769]
+LENGTHS = [
+    *range(1, 40),
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    383,
+    384,
+    385,
+    1023,
+    1024,
+    1025,
+    2048,
+    2049,
+    3071,
+    3072,
+    3073,
+    5000,
+    32769,
+]
 
 
 @gluon.jit
-def used(records, lengths, count, out):
+def used(records, lengths, count, out, FEW: gl.constexpr):
     """Of each length the splits that the first record's sequence has, as attend.splits_used has it."""
     found, _, nfull = notes_memory(records, False)
     bring_first(records, 0, 1, found, found, nfull, False, 1)
     record = record_of(0, 0, found, nfull)
     for at in range(count):
         length = gl.load(lengths + at)
-        first_key, share = split_of_keys(record, length)
+        first_key, share = split_of_keys(record, length, FEW)
         gl.store(out + at, (length - 1 - first_key) // share + 1)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8, 16])
 @pytest.mark.parametrize("window", [0, 100, 300, 4096])
-def test_the_host_counts_as_the_kernel_does(splits: int, window: int) -> None:
+@pytest.mark.parametrize("few", [0, 4])
+def test_the_host_counts_as_the_kernel_does(splits: int, window: int, few: int) -> None:
     memory = Memory(1 << 16)
     rows = np.zeros((1 + TOGETHER, STEP_WORDS), dtype=np.int32)
     rows[1, [Word.SPLITS, Word.WINDOW]] = splits, window
@@ -45,7 +67,8 @@ def test_the_host_counts_as_the_kernel_does(splits: int, window: int) -> None:
         "lengths": memory.put(np.array(LENGTHS, dtype=np.int32)),
         "count": len(LENGTHS),
         "out": out,
+        "FEW": few,
     }
     launch(memory, 1, arguments, modules=(notes, combine, sys.modules[__name__]), name="used")
-    expected = [splits_of(min(length, window or length), splits) for length in LENGTHS]
+    expected = [splits_of(min(length, window or length), splits, few=few > 0) for length in LENGTHS]
     assert memory.get(out, (len(LENGTHS),)).tolist() == expected

@@ -184,7 +184,7 @@ def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: in
     found = 0
     for window in config.layer_windows:
         keys = context + 1 if window is None else min(context + 1, window)
-        combines = splits_of(keys, groups.splits) > (FEW_PLACES if groups.few else 1)
+        combines = splits_of(keys, groups.splits, few=groups.few) > (FEW_PLACES if groups.few else 1)
         found += 5 + combines + sliced
     return found
 

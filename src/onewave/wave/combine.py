@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.attend_layouts import part_packet, part_words
 from onewave.wave.finish import bits16
-from onewave.wave.layout import FEW_PLACES, SPLIT_KEYS, WHOLE_KEYS
+from onewave.wave.layout import FEW_KEYS, FEW_PLACES, SPLIT_KEYS, WHOLE_KEYS
 from onewave.wave.notes import noted
 from onewave.wave.spin import ABSENT, load_words, poll_words
 
@@ -29,6 +29,7 @@ __all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
 
 _WHOLE = gl.constexpr(WHOLE_KEYS)
 _SPLIT = gl.constexpr(SPLIT_KEYS)
+_FEW_KEYS = gl.constexpr(FEW_KEYS)
 _PLACES = gl.constexpr(FEW_PLACES)
 
 
@@ -41,14 +42,17 @@ def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.const
 
 
 @gluon.jit
-def split_of_keys(record, length):
+def split_of_keys(record, length, FEW: gl.constexpr):
     """The first key that is seen, and keys a split. Both depend on the sequence's own length alone, so that its bits do
-    not depend on its company; a short sequence leaves splits empty, as merging them would take longer."""
+    not depend on its company; a short sequence leaves splits empty, as merging them would take longer. FEW: as in
+    wave_kernel."""
     window = noted(record, 20)
     splits = noted(record, 17)
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
     count = length - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
+    if FEW > 0:
+        used = gl.where(count <= _FEW_KEYS, gl.minimum(used, _PLACES), used)
     return first_key, ((count + used - 1) // used + 15) // 16 * 16
 
 
@@ -76,7 +80,7 @@ def combine(
     count = noted(record, 22)
     if b < batch:
         length = gl.load(positions + b).to(gl.int32) + 1
-        first_key, share = split_of_keys(record, length)
+        first_key, share = split_of_keys(record, length, FEW)
         used = (length - first_key + share - 1) // share
         if (used > 1) & (used <= (_PLACES if FEW > 0 else 0)):
             clear_words(theirs + target, count * (D // 2), XW)

@@ -139,7 +139,7 @@ def exchange_steps(
         if D > 0:
             if coming > 0:  # while the step's first product is being made
                 to_come = record_of(step + coming, before, notes, nfull)
-                prefetch_split(to_come, positions, slots, places, batch, D, XW, PAGE)
+                prefetch_split(to_come, positions, slots, places, batch, D, XW, FEW, PAGE)
             if ahead > 0:
                 prefetch_tiles(
                     places, block, noted(record, 27), ahead, 8192 * IMAGES if FORMAT > 0 else 16384, XW

@@ -17,6 +17,7 @@ from onewave.base.errors import UnsupportedError
 
 __all__ = [
     "DRAW_WORDS",
+    "FEW_KEYS",
     "FEW_PLACES",
     "GROUPS",
     "LIMIT_WORDS",
@@ -66,6 +67,9 @@ FEW_PLACES = 8
 WHOLE_KEYS, SPLIT_KEYS = 256, 128
 """Keys up to which one split is sooner done than several and their merging (128 more take half as long as that), and of
 a split beyond."""
+FEW_KEYS = 3 * SPLIT_KEYS * FEW_PLACES
+"""Keys up to which FEW_PLACES splits, if who reads them merges them, are sooner done than more and a task that does: a
+worker attends to at most 128 keys more, which take less than a hand-off."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
 LIMIT_WORDS = 8
@@ -299,9 +303,12 @@ def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: fl
     return [temperature, min_p, max(top_k, 0), top_p]
 
 
-def splits_of(keys: int, splits: int) -> int:
-    """How many of a group's splits a sequence of so many keys in sight uses (combine.split_of_keys)."""
+def splits_of(keys: int, splits: int, *, few: bool) -> int:
+    """How many of a group's splits a sequence of so many keys in sight uses (combine.split_of_keys). few: whether who
+    reads the attention merges up to FEW_PLACES of them."""
     used = 1 if keys <= WHOLE_KEYS else min(splits, -(-keys // SPLIT_KEYS))
+    if few and keys <= FEW_KEYS:
+        used = min(used, FEW_PLACES)
     share = -(-keys // (16 * used)) * 16
     return -(-keys // share)
 
