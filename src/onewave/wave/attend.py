@@ -72,8 +72,10 @@ def heads_memory(D: gl.constexpr, XW: gl.constexpr):
     """Shared memory of a decode step: queries, the new key and value, the warps' maxima and sums."""
     queries = gl.allocate_shared_memory(gl.int32, [16, D // 2], query_rows(4, D))
     fresh = gl.allocate_shared_memory(gl.int32, [16, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    scales = gl.allocate_shared_memory(gl.float32, [2, XW, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    return queries, fresh, scales
+    # Of their own, as Triton puts a barrier between stores to different parts of one buffer.
+    peaks = gl.allocate_shared_memory(gl.float32, [XW, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    masses = gl.allocate_shared_memory(gl.float32, [XW, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    return queries, fresh, peaks, masses
 
 
 @gluon.jit
@@ -257,7 +259,7 @@ def attend_keys(
     PAGE: gl.constexpr,
 ):  # fmt: skip
     """Each warp goes over its own keys and leaves its maxima, sums and weighted values in shared memory."""
-    queries, fresh, scales = heads
+    queries, fresh, peaks, masses = heads
     KW: gl.constexpr = _KEYS
     ROWS: gl.constexpr = max(4, GP * 2)
     LK: gl.constexpr = key_words(KW, D, XW)
@@ -331,8 +333,8 @@ def attend_keys(
         pages = blocks_pages(table, at + 2 * XW * KW, cached, KW, XW, LK, PAGE)
         ahead = lines_pages(table, at + (_AHEAD + 1) * (XW * KW), cached, XW * KW, D, XW, PAGE)
         peak = higher
-    scales.index(0).store(peak)
-    scales.index(1).store(mass)
+    peaks.store(peak)
+    masses.store(mass)
     xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).store(gl.permute(acc, (0, 2, 1)))
     gl.thread_barrier()
 
@@ -340,16 +342,16 @@ def attend_keys(
 @gluon.jit
 def merge_warps(heads, xs, D: gl.constexpr, XW: gl.constexpr):
     """The warps' results, merged: each head's values, float32 [8, D], and their log2-sum-exp2."""
-    queries, fresh, scales = heads
+    queries, fresh, peaks, masses = heads
     LOW: gl.constexpr = min(4, D // 16)
     HIGH: gl.constexpr = D // (16 * LOW)
     L3: gl.constexpr = merged_words(D, XW)
     part = xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).load(L3)
-    peak = scales.index(0).load(gl.SliceLayout(2, L3))
+    peak = peaks.load(gl.SliceLayout(2, L3))
     top = gl.max(peak, axis=0)
     finite = gl.where(top == float("-inf"), 0.0, top)
     weight = gl.exp2(peak - finite[None, :])
-    mass = gl.sum(scales.index(1).load(gl.SliceLayout(2, L3)) * weight, axis=0)
+    mass = gl.sum(masses.load(gl.SliceLayout(2, L3)) * weight, axis=0)
     total = gl.sum(part * weight[:, :, None], axis=0)
     inverse = gl.convert_layout(1.0 / mass, gl.SliceLayout(1, gl.SliceLayout(0, L3)))
     named = gl.reshape(total * inverse[:, None], [8, HIGH, LOW, 2, 8])

@@ -300,6 +300,8 @@ def load_activations(
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(xfull.index(place), count=1)
+        # Triton wants a barrier behind an arrival: here nobody waits for it, behind the next chunk's poll all would.
+        gl.thread_barrier()
         if D > 0:
             low, high = to_float(words, DTYPE)
             squares += of_threads(low * low + high * high, NB, R, XW)

@@ -149,6 +149,8 @@ def multiply_partition(
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
     TOKENS: gl.constexpr,
 ):  # fmt: skip
+    # Triton takes what partitions are passed for just written: without this it has a barrier before each tile's wait.
+    gl.thread_barrier()
     slot = 0
     phase = 0
     chunks_before = 0
@@ -228,7 +230,7 @@ def multiply_steps(
             # Chunk by chunk for all of them, so that what later chunks wait for has more time.
             for chunk in range(chunks):
                 place = (chunks_before + chunk) % XS
-                if block == 0:
+                if (block == 0) & ((chunk > 0) | (done0 == 0)):  # held tiles have waited for the first one
                     mbarrier.wait(xfull.index(place), ((chunks_before + chunk) // XS) & 1)
                 x = xs.index(place)._reinterpret(DTYPE, [PC, N, 128], gl.NVMMASharedLayout(128, 16, 2))
                 count = gl.minimum(tiles - chunk * PC, PC)
@@ -257,13 +259,25 @@ def multiply_steps(
                     acc0, acc1 = warpgroup_mma_wait(0, deps=[acc0, acc1])
                 else:
                     acc0, acc1, acc2, acc3 = warpgroup_mma_wait(0, deps=[acc0, acc1, acc2, acc3])
-                gl.thread_barrier()
-                mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
-                mbarrier.arrive(xempty.index(place), count=1, pred=block + G >= blocks)
+                if chunk + 1 < chunks:
+                    gl.thread_barrier()
+                    release(empty, before >= 0, xempty, block + G >= blocks, slot, place, S)
             hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
+            # Behind its barrier, as somebody waits for the products.
+            streamed = gl.minimum(blocks - block, G) * tiles > gl.where(block == 0, done0 + done1, 0)
+            release(empty, streamed, xempty, block + G >= blocks, slot, (chunks_before + chunks - 1) % XS, S)
             results += 1
         chunks_before += chunks
     return slot, phase, chunks_before, results
+
+
+@gluon.jit
+def release(empty, streamed, xempty, last, slot, place, S: gl.constexpr):
+    """Free the slot before this one, if a tile was streamed through it, and a place of activations, if nothing else
+    reads it."""
+    mbarrier.arrive(empty.index(gl.where(slot == 0, S - 1, slot - 1)), count=1, pred=streamed)
+    mbarrier.arrive(xempty.index(place), count=1, pred=last)
+    gl.thread_barrier()
 
 
 @gluon.jit
@@ -341,6 +355,8 @@ def multiply_block(
         acc = warpgroup_mma_wait(1, deps=[acc])
         gl.thread_barrier()
         mbarrier.arrive(empty.index(gl.maximum(before, 0)), count=1, pred=before >= 0)
+        # Triton wants a barrier behind an arrival: here it hides behind the product.
+        gl.thread_barrier()
         before = slot
         wraps = slot == S - 1
         phase = gl.where(wraps, phase ^ 1, phase)
@@ -381,7 +397,7 @@ def wave_kernel(
     if D > 0:
         heads = heads_memory(D, XW)
     else:
-        heads = (parts, parts, parts)
+        heads = (parts, parts, parts, parts)
     full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     xfull = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())

@@ -62,6 +62,8 @@ def load_merged(
         rows = xs.index(place)._reinterpret(gl.int32, [PC // T, Q * NB, T * 64], STORED)
         tiles = gl.minimum(noted(record, 2) * IMAGES - chunk * PC, PC)
         for piece in range((tiles + T - 1) // T):
+            # Between two pieces' stores, which Triton takes to meet; rather here than behind the poll.
+            gl.thread_barrier()
             column = (chunk * (PC // T) + piece) * OWN + word % OWN
             real = (column < columns) & (b < batch)
             of_head = few + b * few_stride + column // (D // 2) * few_words(D)
