@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
+import linecache
 import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import triton
@@ -32,6 +34,15 @@ RECORDS = gl.NVMMASharedLayout(0, 32, 2)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
 LONGS = ("tokens", "positions", "slots", "several", "limits")
+HURRIED = (
+    "multiply_block",
+    "multiply_bytes",
+    "hand_over",
+    "publish16",
+    "load_activations",
+    "load_merged",
+    "attend_keys",
+)
 
 
 def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[str, object]:
@@ -99,8 +110,32 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "lost": lost_buffers(ttgir),
         "unwaited": unwaited_for(ttgir),
         "early": early_arrivals(kernel.asm["ptx"]),
+        "unwritten": unwritten_barriers(kernel.asm["ptx"]),
     }
     return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, **found, **counts}
+
+
+def unwritten_barriers(ptx: str) -> list[str]:
+    """Where Triton puts a barrier of its own, of functions between a product's end and whoever waits for it."""
+    files = dict(re.findall(r'\.file\s+(\d+)\s+"(.*)"', ptx))
+    found, where = set[str](), ("", 0)
+    for line in ptx.splitlines():
+        if place := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
+            where = files[place[1]], int(place[2])
+        elif re.search(r"\bbar\.sync\s+\d", line):
+            text = linecache.getline(*where).strip()
+            if (name := _function_at(*where)) in HURRIED and "thread_barrier" not in text:
+                found.add(f"{name}: {text}")
+    return sorted(found)
+
+
+@lru_cache
+def _functions(path: str) -> list[ast.FunctionDef]:
+    return [node for node in ast.parse(Path(path).read_text()).body if isinstance(node, ast.FunctionDef)]
+
+
+def _function_at(path: str, line: int) -> str:
+    return next((f.name for f in _functions(path) if f.lineno <= line <= (f.end_lineno or 0)), "")
 
 
 def unwaited_for(text: str) -> list[str]:

@@ -99,6 +99,9 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         assert not report["lost"], f"{name}: {report['lost']}"
         assert report["unwaited"] == ["lanes", "records", "weights"], name  # which launches only read
         assert not report["early"], f"{name}: {report['early']}"
+        # Before the poll, where it costs nothing, and nowhere behind it.
+        held_up = [place for place in report["unwritten"] if not place.startswith("load_merged: mbarrier.wait(xempty")]
+        assert not held_up, f"{name}: {held_up}"
         # One-byte weights are widened in registers and multiplied by mma.sync, beside attention's own.
         if "FORMAT" in VARIANTS[name]:
             assert report["HGMMA"] == 0, name

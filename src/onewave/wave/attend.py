@@ -144,7 +144,7 @@ def attend(
     clear. xs: the activations' shared memory, which no step needs while one attends. positions: if TOKENS > 1, the
     block's own (choose.py)."""
     b = noted(record, 8)
-    position, begin, end = keys_of_split(record, positions, batch, FEW)
+    position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
     stopped = 0
     if TOKENS > 1:
         stopped = has_stopped(positions, b, NB)
@@ -156,8 +156,6 @@ def attend(
             record, new, k_rows, v_rows, table, begin, end, position, layer, stopped, places, watch, block, step,
             keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
         )  # fmt: skip
-        # Worked out again: there are no registers to keep it in.
-        splits = splits_used(record, positions, FEW)
         merged, lse = merge_warps(heads, xs, D, XW)
         if splits == 1:
             show_whole(record, ours, theirs, merged, keep_back, DTYPE, D, XW)
@@ -173,21 +171,13 @@ def attend(
 
 @gluon.jit
 def keys_of_split(record, positions, batch, FEW: gl.constexpr):
-    """The new token's position, the split's first key and the one after its last."""
+    """The new token's position, the split's first key and the one after its last, and how many splits there are."""
     b = noted(record, 8)
     position = gl.load(positions + b, mask=b < batch, other=0)
     length = position.to(gl.int32) + 1
     first_key, share = split_of_keys(record, length, FEW)
     begin = first_key + noted(record, 11) * share
-    return position, begin, gl.minimum(begin + share, length)
-
-
-@gluon.jit
-def splits_used(record, positions, FEW: gl.constexpr):
-    """How many splits the record's sequence has."""
-    last = gl.load(positions + noted(record, 8)).to(gl.int32)
-    first_key, share = split_of_keys(record, last + 1, FEW)
-    return (last - first_key) // share + 1
+    return position, begin, gl.minimum(begin + share, length), (length - first_key + share - 1) // share
 
 
 @gluon.jit
@@ -196,7 +186,7 @@ def prefetch_split(
 ):  # fmt: skip
     """Have a coming attend step's first keys and values brought into the second-level cache."""
     b = noted(record, 8)
-    position, begin, end = keys_of_split(record, positions, batch, FEW)
+    position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
     if (b < batch) & (begin < end):
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
         if PAGE > 0:  # the new key's page is none of a sequence that has stopped

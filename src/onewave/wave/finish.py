@@ -208,8 +208,6 @@ def finish_blocks(
             y = y * scales[None, :]
         if D > 0:
             y = y * inverse_rms[:, None] + extra
-            if flags & 8:
-                gl.store(place_of(places, 4, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
         if TOKENS > 1:
             if flags & 16:
                 better = shown & (row < out_stride) & (y > best)
@@ -225,6 +223,9 @@ def finish_blocks(
                 y, sequence, row, flags, kind == 3, target, stride, ours, theirs, out, out_stride, batch, keep_back,
                 DTYPE, NB, [NB, GR // 2, 2], [NB, GR // 4, 2], ACT, GATED, D,
             )  # fmt: skip
+        if D > 0:
+            if flags & 8:  # after what others wait for
+                gl.store(place_of(places, 4, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
         gl.thread_barrier()
         mbarrier.arrive(pempty.index(place), count=1)
         results += 1
@@ -349,11 +350,11 @@ def reduce_pieces(
             else:
                 words = poll_words(pointers, watch, block, step, GROUP * 4)
             total += gl.sum(words.to(gl.float32, bitcast=True), axis=0)
-        if D > 0:
-            if flags & 8:
-                shown = real & (keep_back == 0)
-                gl.store(place_of(places, 4, gl.float32) + b * (stride * 2) + row, total, mask=shown)
         publish(
             total, gl.where(v < pieces * (NB * PR), b, NB), row, flags, kind == 5, target, stride, ours, theirs, out,
             out_stride, batch, keep_back, DTYPE, NB, [VALUES // 2, 2], [VALUES // 4, 2], ACT, GATED, D,
         )  # fmt: skip
+        if D > 0:
+            if flags & 8:
+                shown = real & (keep_back == 0)
+                gl.store(place_of(places, 4, gl.float32) + b * (stride * 2) + row, total, mask=shown)

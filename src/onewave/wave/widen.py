@@ -146,9 +146,15 @@ def multiply_byte_steps(
                         acc3, gl.where(block + 3 < blocks, count, 0), chunk, x, slot, phase, ring, full, empty, DTYPE,
                         FORMAT, IMAGES, N, S,
                     )  # fmt: skip
-                gl.thread_barrier()
-                mbarrier.arrive(xempty.index(place), count=1, pred=block + G >= blocks)
+                if chunk + 1 < chunks:
+                    gl.thread_barrier()
+                    mbarrier.arrive(xempty.index(place), count=1, pred=block + G >= blocks)
+                    gl.thread_barrier()
             hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
+            # Behind its barrier, as somebody waits for the products; barriers behind arrivals as in kernel.py.
+            last = (chunks_before + chunks - 1) % XS
+            mbarrier.arrive(xempty.index(last), count=1, pred=block + G >= blocks)
+            gl.thread_barrier()
             results += 1
         chunks_before += chunks
     return slot, phase, chunks_before, results
@@ -181,6 +187,7 @@ def multiply_bytes(
                 acc = add_product(acc, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
         gl.thread_barrier()
         mbarrier.arrive(empty.index(slot), count=1)
+        gl.thread_barrier()
         wraps = slot == S - 1
         phase = gl.where(wraps, phase ^ 1, phase)
         slot = gl.where(wraps, 0, slot + 1)
