@@ -117,7 +117,7 @@ def test_a_thousand_steps_give_the_same_bits_in_any_company_and_with_any_workers
     assert int(wrong) == 0
 
 
-@pytest.mark.parametrize("position", [17, 300, 1023, 1030])
+@pytest.mark.parametrize("position", [17, 300, 1030, 3071, 3080])
 def test_a_single_sequences_bits_are_those_of_any_run_and_any_workers(position: int) -> None:
     model = on_card(random_model(BASE))
     kv = filled(model, 2)

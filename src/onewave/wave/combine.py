@@ -43,9 +43,9 @@ def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.const
 
 @gluon.jit
 def split_of_keys(record, length, FEW: gl.constexpr):
-    """The first key that is seen, and keys a split. Both depend on the sequence's own length alone, so that its bits do
-    not depend on its company; a short sequence leaves splits empty, as merging them would take longer. FEW: as in
-    wave_kernel."""
+    """The first key that is seen, and keys a split. In one build both depend on the sequence's own length alone, so
+    that its bits do not depend on its company; a short sequence leaves splits empty, as merging them would take
+    longer. FEW: as in wave_kernel."""
     window = noted(record, 20)
     splits = noted(record, 17)
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)

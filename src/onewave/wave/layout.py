@@ -69,7 +69,7 @@ WHOLE_KEYS, SPLIT_KEYS = 256, 128
 a split beyond."""
 FEW_KEYS = 3 * SPLIT_KEYS * FEW_PLACES
 """Keys up to which FEW_PLACES splits, if who reads them merges them, are sooner done than more and a task that does: a
-worker attends to at most 128 keys more, which take less than a hand-off."""
+worker goes over at most one block of 128 keys more, which takes less than a hand-off."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
 LIMIT_WORDS = 8
@@ -335,7 +335,7 @@ def _warps_bytes(head_dim: int) -> int:
 
 
 def heads_bytes(head_dim: int) -> int:
-    """Shared memory that attention takes: queries, the new key and value, 8 warps' scales (attend.heads_memory)."""
+    """Shared memory that attention takes (attend.heads_memory): queries, a new key and value, 8 warps' maxima, sums."""
     if head_dim == 0:
         return 0
     return 2 * 16 * head_dim * 2 + 2 * 8 * 8 * 4
