@@ -7,6 +7,7 @@ of constants a variant.
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import linecache
 import re
@@ -33,6 +34,7 @@ from ptx_arrivals import early_arrivals
 RECORDS = gl.NVMMASharedLayout(0, 32, 2)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
+SOURCES = Path(inspect.getfile(wave_kernel.fn)).parent
 LONGS = ("tokens", "positions", "slots", "several", "limits")
 HURRIED = (
     "multiply_block",
@@ -117,7 +119,8 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
 
 def unwritten_barriers(ptx: str) -> list[str]:
     """Where Triton puts a barrier of its own, of functions between a product's end and whoever waits for it."""
-    files = dict(re.findall(r'\.file\s+(\d+)\s+"(.*)"', ptx))
+    # By name alone: what was compiled before, from another copy of the same source, says where that one lay.
+    files = {number: str(SOURCES / name) for number, name in re.findall(r'\.file\s+(\d+)\s+".*?([^/"]+)"', ptx)}
     found, where = set[str](), ("", 0)
     for line in ptx.splitlines():
         if place := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
@@ -131,6 +134,8 @@ def unwritten_barriers(ptx: str) -> list[str]:
 
 @lru_cache
 def _functions(path: str) -> list[ast.FunctionDef]:
+    if not Path(path).exists():  # Triton's own
+        return []
     return [node for node in ast.parse(Path(path).read_text()).body if isinstance(node, ast.FunctionDef)]
 
 

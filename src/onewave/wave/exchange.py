@@ -284,6 +284,10 @@ def load_activations(
         begin = ours + first + column
     squares = of_threads(gl.zeros([N, PC * 64], gl.float32, LX), NB, R, XW)
     for chunk in range(chunks):
+        place = (chunks_before + chunk) % XS
+        parity = (((chunks_before + chunk) // XS) & 1) ^ 1
+        if NB <= 2:  # a step's chunks have a place each, which is free by now
+            mbarrier.wait(xempty.index(place), parity)
         at = in_slice + chunk * (PC * Q * 64)
         pointers = (begin + (row * stride)[:, None] + at).to(gl.int64)
         pointers = gl.where((at < columns) & (sequence < batch), pointers, 0)
@@ -294,8 +298,8 @@ def load_activations(
                 words = load_words(pointers, WORDS)
             else:
                 words = poll_words(pointers, watch, block, step, WORDS)
-        place = (chunks_before + chunk) % XS
-        mbarrier.wait(xempty.index(place), (((chunks_before + chunk) // XS) & 1) ^ 1)
+        if NB > 2:  # it may be free when the chunk has come
+            mbarrier.wait(xempty.index(place), parity)
         xs.index(place)._reinterpret(gl.int32, [N, PC * 64], STORED).store(words)
         fence_async_shared()
         gl.thread_barrier()
@@ -303,8 +307,9 @@ def load_activations(
         # Triton wants a barrier behind an arrival: here nobody waits for it, behind the next chunk's poll all would.
         gl.thread_barrier()
         if D > 0:
-            low, high = to_float(words, DTYPE)
-            squares += of_threads(low * low + high * high, NB, R, XW)
+            if flags & 4:  # a branch, which also keeps this work behind the arrival
+                low, high = to_float(words, DTYPE)
+                squares += of_threads(low * low + high * high, NB, R, XW)
     inverse = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
     if D > 0:
         if flags & 4:

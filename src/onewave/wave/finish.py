@@ -213,11 +213,10 @@ def finish_blocks(
                 better = shown & (row < out_stride) & (y > best)
                 best = gl.where(better, y, best)
                 best_row = gl.where(better, row, best_row)
-        if kind == 1:
-            if SPLITS > 1:
-                at = target + (row // R * stride + part) * (NB * R) + sequence * R + row % R
-                gl.store(ours + at, bits32(y), mask=shown)
-                gl.store(theirs + at, gl.full([NB, GR], ABSENT, gl.int32, LZ), mask=sequence < NB)
+        if (SPLITS > 1) and (kind == 1):
+            at = target + (row // R * stride + part) * (NB * R) + sequence * R + row % R
+            gl.store(ours + at, bits32(y), mask=shown)
+            gl.store(theirs + at, gl.full([NB, GR], ABSENT, gl.int32, LZ), mask=sequence < NB)
         else:
             publish(
                 y, sequence, row, flags, kind == 3, target, stride, ours, theirs, out, out_stride, batch, keep_back,
