@@ -286,7 +286,7 @@ def load_activations(
     for chunk in range(chunks):
         place = (chunks_before + chunk) % XS
         parity = (((chunks_before + chunk) // XS) & 1) ^ 1
-        if NB <= 2:  # a step's chunks have a place each, which is free by now
+        if NB <= 2:  # up to 16,384 columns a step's chunks have a place each, which is free by now
             mbarrier.wait(xempty.index(place), parity)
         at = in_slice + chunk * (PC * Q * 64)
         pointers = (begin + (row * stride)[:, None] + at).to(gl.int64)
