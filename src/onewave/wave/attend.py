@@ -175,9 +175,9 @@ def keys_of_split(record, positions, batch, FEW: gl.constexpr):
     b = noted(record, 8)
     position = gl.load(positions + b, mask=b < batch, other=0)
     length = position.to(gl.int32) + 1
-    first_key, share = split_of_keys(record, length, FEW)
+    first_key, share, splits = split_of_keys(record, length, FEW)
     begin = first_key + noted(record, 11) * share
-    return position, begin, gl.minimum(begin + share, length), (length - first_key + share - 1) // share
+    return position, begin, gl.minimum(begin + share, length), splits
 
 
 @gluon.jit

@@ -43,9 +43,9 @@ def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.const
 
 @gluon.jit
 def split_of_keys(record, length, FEW: gl.constexpr):
-    """The first key that is seen, and keys a split. In one build both depend on the sequence's own length alone, so
-    that its bits do not depend on its company; a short sequence leaves splits empty, as merging them would take
-    longer. FEW: as in wave_kernel."""
+    """The first key that is seen, keys a split, and how many splits hold any. In one build all depend on the sequence's
+    own length alone, so that its bits do not depend on its company; a short sequence leaves splits empty, as merging
+    them would take longer. FEW: as in wave_kernel."""
     window = noted(record, 20)
     splits = noted(record, 17)
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
@@ -53,7 +53,8 @@ def split_of_keys(record, length, FEW: gl.constexpr):
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
     if FEW > 0:
         used = gl.where(count <= _FEW_KEYS, gl.minimum(used, _PLACES), used)
-    return first_key, ((count + used - 1) // used + 15) // 16 * 16
+    share = ((count + used - 1) // used + 15) // 16 * 16
+    return first_key, share, (count + share - 1) // share
 
 
 @gluon.jit
@@ -80,8 +81,7 @@ def combine(
     count = noted(record, 22)
     if b < batch:
         length = gl.load(positions + b).to(gl.int32) + 1
-        first_key, share = split_of_keys(record, length, FEW)
-        used = (length - first_key + share - 1) // share
+        first_key, share, used = split_of_keys(record, length, FEW)
         if (used > 1) & (used <= (_PLACES if FEW > 0 else 0)):
             clear_words(theirs + target, count * (D // 2), XW)
         elif used > 1:

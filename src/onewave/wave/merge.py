@@ -52,8 +52,7 @@ def load_merged(
     word = gl.arange(0, NB * OWN, layout=LINE)
     b = word // OWN
     length = gl.load(positions + b, mask=b < batch, other=0).to(gl.int32) + 1
-    first_key, share = split_of_keys(record, length, FEW)
-    used = (length - first_key + share - 1) // share
+    first_key, share, used = split_of_keys(record, length, FEW)
     merges = (used > 1) & (used <= _PLACES)
     used = gl.where(merges, used, 1)
     for chunk in range(chunks):
