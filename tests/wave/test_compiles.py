@@ -37,6 +37,8 @@ VARIANTS = {
     "a decode step, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8},
     "a decode step, head_dim 128, two rows": {"batch": 2, "D": 128, "GP": 4, "KSPLITS": 8},
     "a decode step, four rows": {"batch": 4, "D": 64, "GP": 4, "KSPLITS": 4},
+    "a decode step, eight rows": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2},
+    "several decode steps, eight rows": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2, "TOKENS": 8},
     "a decode step, eight heads a group": {"batch": 1, "D": 64, "GP": 8, "KSPLITS": 16},
     "a decode step, one head a group, traced": {"batch": 2, "D": 64, "GP": 1, "KSPLITS": 4, "TRACE": True},
     "a decode step, head_dim 32": {"batch": 1, "D": 32, "GP": 2, "KSPLITS": 8},

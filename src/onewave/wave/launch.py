@@ -44,12 +44,13 @@ _EXCHANGE_WARPS = 8
 # Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
 # short (docs/log.md: registers); with heads of 128, whose attention needs more, most of all in a launch of several
 # tokens; beside products of one-byte weights, which need more themselves.
-_EXCHANGE_REGISTERS = {0: 208, 2: 176, 4: 152}
+_EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 152}
 _WIDE_REGISTERS, _WIDE_REGISTERS_SEVERAL = {0: 208, 2: 176}, {0: 208, 2: 184}
 _BYTE_REGISTERS = 192
-# Tiles of 16 KiB in flight a block, and in a step whose output projection merges splits. More only lengthens the queues
-# in front of L2, which every hand-off has to pass, and such a step has one less (docs/log.md: how a layer is paced).
-_FLIGHT, _FLIGHT_OF_FEW = 3, 4
+# Tiles of 16 KiB in flight a block, and in a step whose output projection merges splits, by the tiles that are held.
+# More only lengthens the queues in front of L2, which every hand-off has to pass, and such a step has one less
+# (docs/log.md: how a layer is paced).
+_FLIGHT, _FLIGHT_OF_FEW = 3, {0: 4, 2: 4, 4: 5}
 
 
 def kernel_resources(
@@ -164,7 +165,7 @@ class Wave:
         torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
-        flight = _FLIGHT_OF_FEW if self.program.few_words else _FLIGHT
+        flight = _FLIGHT_OF_FEW[self.program.shape.held] if self.program.few_words else _FLIGHT
         return {
             **self.program.constants,
             "ACT": ACTIVATIONS[activation],

@@ -229,7 +229,7 @@ class TileShape:
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
 # Tiles held in registers in a decode step, by whether attention leaves few of them (head_dim 128) and by the padded
 # batch.
-_HELD = {False: {1: 4, 2: 4, 4: 2}, True: {1: 2, 2: 2, 4: 2, 8: 2}}
+_HELD = {False: {1: 4, 2: 4, 4: 2, 8: 2}, True: {1: 2, 2: 2, 4: 2, 8: 2}}
 
 
 def tile_shape(

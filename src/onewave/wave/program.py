@@ -29,7 +29,7 @@ __all__ = ["SOONER", "Region", "WaveProgram", "build_program", "fitting_slices",
 _SHORT = 8
 # Tiles fewer, of 16 KiB, that have time where a hand-off less is waited for, because the product merges attention's
 # splits itself; by the tiles that are held in registers, and by measurement (docs/log.md, "How a layer is paced").
-SOONER = {0: 2, 2: 2, 4: 6}
+SOONER = {0: 2, 2: 2, 4: 7}
 
 # Multiprocessors of today's cards, about, and how many of them must have work in every round of row blocks, if long
 # sums over K are not cut in slices, which would have to be added up.
