@@ -18,6 +18,7 @@ import torch
 from sass_registers import reads_before_writes
 
 from onewave.base.errors import UnsupportedError
+from onewave.ops import descriptors_impl
 from onewave.ops.attention import fp8_impl, gluon_impl, gluon_plan, gluon_tiles_impl, mma_impl, op
 from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule, swept
 from onewave.ops.attention.gluon_plan import dealt as dealt_table
@@ -268,7 +269,7 @@ def test_a_packed_sequences_descriptor_ends_with_the_sequence() -> None:
     """Addresses as TMA computes them, modulo 2^64: a row of a sequence is its row in memory, the next is outside."""
     tokens, heads, head_dim = 40, 3, 64
     packed = torch.zeros(tokens, heads, head_dim, dtype=torch.bfloat16).transpose(0, 1)[None]
-    found = gluon_impl.describe(packed, 64, 64, packed=True)
+    found = descriptors_impl.describe(packed, 64, 64, packed=True)
     problem = SimpleNamespace(RAGGED=True)
     for start, length, row, head in ((0, 40, 39, 0), (7, 11, 0, 2), (7, 11, 10, 1), (7, 11, 11, 1), (39, 1, 0, 2)):
         at = [int(x) for x in gluon_tiles_impl.place.fn(problem, 0, head, start, length, row)]

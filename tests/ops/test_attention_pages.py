@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError
-from onewave.ops.attention import gluon_impl, gluon_load_impl, gluon_order_impl, gluon_tiles_impl, op
+from onewave.ops import descriptors_impl
+from onewave.ops.attention import gluon_load_impl, gluon_order_impl, gluon_tiles_impl, op
 from onewave.ops.attention.gluon_order_impl import sort_slots
 from onewave.ops.attention.op import attention_varlen
 from onewave.ops.attention.pages import ragged_from_pages
@@ -157,7 +158,7 @@ def test_a_tile_of_pages_holds_the_keys_and_zeros_after_them(
     lengths, first = [300, 1, 0, 520], 150
     k = randn(sum(lengths), 3, columns, seed=1).bfloat16()
     pages, table = in_pages(k, lengths, size)
-    made = gluon_impl.describe_pages(pages, 128)
+    made = descriptors_impl.describe_pages(pages, 128)
     found = SimpleNamespace(
         base=made.base, shape=made.shape, strides=made.strides, block_shape=made.block_shape, dtype=None
     )

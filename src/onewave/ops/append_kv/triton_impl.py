@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
+from onewave.ops.launch_impl import launch_kernel
 
 __all__ = ["append_kv"]
 
@@ -178,7 +179,7 @@ def append_kv(
         return qkv if tensor is None else tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
     table = given(block_table)
-    append_kv_kernel[(tokens, num_heads + 2 * num_kv_heads)](
+    launch_kernel(append_kv_kernel, (tokens, num_heads + 2 * num_kv_heads),
         qkv.contiguous(), given(bias), given(q_norm), given(k_norm), angles, q, k_cache, v_cache,
         slots.contiguous(), positions.contiguous(), table, given(k_scale), given(v_scale),
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(3 if packed else 2),

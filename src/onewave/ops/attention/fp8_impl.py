@@ -14,10 +14,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from onewave.ops.attention.fp8_kernel_impl import fp8_kernel, turn_values
 from onewave.ops.attention.fp8_plan import COLUMNS, FP8_TILE, KEYS, ROWS, WARPGROUPS, deal
-from onewave.ops.attention.gluon_impl import describe, undescribable
+from onewave.ops.attention.gluon_impl import undescribable
 from onewave.ops.attention.gluon_order_impl import order_of
 from onewave.ops.attention.masks import Options
 from onewave.ops.backends import num_sms
+from onewave.ops.descriptors_impl import describe
+from onewave.ops.launch_impl import launch_kernel
 from onewave.ops.scratch import held, scratch
 
 __all__ = ["attention", "undescribable"]
@@ -92,7 +94,9 @@ def attention(
             )  # fmt: skip
         if not packed:
             k = k[:, :, first_key:num_keys]
-        fp8_kernel[(plan.programs,)](
+        launch_kernel(
+            fp8_kernel,
+            (plan.programs,),
             describe(q, ROWS, COLUMNS, packed),
             describe(k, KEYS, COLUMNS, packed),
             tiles,

@@ -11,27 +11,23 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.gluon_kernel_impl import attention_kernel
 from onewave.ops.attention.gluon_order_impl import order_of
-from onewave.ops.attention.gluon_plan import HopperCall, columns_of, config, knows_limit, refusal, schedule
+from onewave.ops.attention.gluon_plan import columns_of, config, knows_limit, schedule
 from onewave.ops.attention.masks import Options
-from onewave.ops.attention.plan import AttentionPlan
 from onewave.ops.backends import num_sms
+from onewave.ops.descriptors_impl import RAGGED_ANY, describe, describe_pages
+from onewave.ops.launch_impl import launch_kernel
 from onewave.ops.scratch import held
 
-__all__ = ["attention", "describe", "describe_pages", "undescribable"]
+__all__ = ["attention", "undescribable"]
 
 _LOG2E = math.log2(math.e)
 _ALIGNED_BYTES = 16
 _MOST_STRIDE = 1 << 39
 # A place plus a side stays inside 32 bits.
 _MOST_KEYS = 1 << 30
-# Bounds of a packed sequence's descriptor: see gluon_kernel_impl.
-_RAGGED_END, _RAGGED_ANY = 1 << 30, 0x7FFF0000
 # Exponents of two that P may reach before its row is rescaled. float16 ends at 2^16; with bf16, P, sums and P V stay
 # within float32 for any |v| below 2^60 (and begin below 1: gluon_softmax_impl).
 _HEADROOM = {torch.float16: 12, torch.bfloat16: 40}
@@ -41,15 +37,20 @@ def undescribable(*tensors: Tensor, pages: tuple[Tensor, ...] = ()) -> str | Non
     """Why TMA can't address one of the tensors, None if it can all. pages: [pages, page_size, kv_heads, head_dim]."""
     for tensor in pages:
         page, row = tensor.stride()[:2]
-        if len(tensor) > 1 and (row == 0 or page % row or len(tensor) * (page // row) >= _RAGGED_ANY):
+        if len(tensor) > 1 and (row == 0 or page % row or len(tensor) * (page // row) >= RAGGED_ANY):
             return f"a page's stride must be a multiple of a row's, not strides {tuple(tensor.stride())}"
     for tensor in (*tensors, *pages):
-        steps = zip(tensor.shape[:-1], tensor.stride(), strict=False)
-        aligned = _ALIGNED_BYTES // tensor.element_size()
-        rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % aligned == 0) for n, step in steps)
+        rows = _rows_lie_apart(tensor.shape, tensor.stride(), tensor.element_size())
         if tensor.numel() and (tensor.data_ptr() % _ALIGNED_BYTES or not rows):
             return f"rows must lie at multiples of 16 bytes and not be expanded, not strides {tuple(tensor.stride())}"
     return None
+
+
+@lru_cache(maxsize=1024)
+def _rows_lie_apart(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:
+    """Whether all rows of a tensor with an aligned first one are aligned, and none is another."""
+    steps = zip(shape[:-1], strides, strict=False)
+    return all(n == 1 or (0 < step < _MOST_STRIDE and step * item_bytes % _ALIGNED_BYTES == 0) for n, step in steps)
 
 
 def attention(
@@ -59,32 +60,20 @@ def attention(
     k: Tensor,
     v: Tensor,
     wanted: Options,
-    plan: AttentionPlan | None = None,
     *,
     sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
     starts_q: Tensor | None = None,
     starts_k: Tensor | None = None,
     longest: int = _MOST_KEYS,
     block_table: Tensor | None = None,
 ) -> None:
-    """Write out (like q) and lse (float32 [B, H, Sq]); what op.attention has checked. plan: not needed.
+    """Write out (like q) and lse (float32 [B, H, Sq]); what op.attention has checked and gluon_plan does not refuse.
 
     starts_q, starts_k: int32 [sequences + 1]; then batch is 1 in q, k, v, out and lse, Sq, Sk count all tokens, and
     rows beyond the first `longest` of a sequence are not written. block_table: int32 [sequences, pages a sequence];
-    then k and v are [pages, page_size, kv_heads, head_dim]. Raises UnsupportedError for what gluon_plan refuses.
+    then k and v are [pages, page_size, kv_heads, head_dim].
     """
     packed, paged = starts_q is not None, block_table is not None
-    strides = undescribable(q, out, pages=(k, v)) if paged else undescribable(q, k, v, out)
-    call = HopperCall(
-        torch.cuda.get_device_capability(q.device), str(q.dtype).removeprefix("torch."), q.shape[3], wanted.scale > 0,
-        alibi_slopes is not None, bias is not None, wanted.left is not None, packed,
-        k.shape[1] if paged else None, strides,
-    )  # fmt: skip
-    reason = refusal(call, asked_for=True)
-    if reason is not None:
-        raise UnsupportedError("attention (backend=gluon)", got=reason, next='Use backend="auto".')
     if q.numel() == 0:
         return
     batch, num_heads, num_queries, head_dim = q.shape
@@ -125,7 +114,9 @@ def attention(
         if not packed:
             k, v = (tensor[:, :, first_key:num_keys] for tensor in (k, v))
         page = k.shape[1] if paged else 0
-        attention_kernel[(plan_of_tiles.programs,)](
+        launch_kernel(
+            attention_kernel,
+            (plan_of_tiles.programs,),
             describe(q, 64, columns, packed),
             *(
                 describe_pages(t, constants["BN"]) if paged else describe(t, constants["BN"], columns, packed)
@@ -174,35 +165,3 @@ def attention(
             num_warps=4,
             **constants,
         )
-
-
-@lru_cache(maxsize=16)
-def _layout(rank: int, bits: int = 16) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=rank)
-
-
-def describe(tensor: Tensor, rows: int, columns: int, packed: bool) -> TensorDescriptor:
-    """Descriptor of [batch, heads, rows, head_dim], in boxes of rows x columns of one head; zeros beyond its bounds."""
-    shape = list(tensor.shape)
-    # An axis of one element may have any stride; the descriptor wants an aligned one.
-    strides = [columns if n == 1 else step for n, step in zip(shape, tensor.stride(), strict=True)]
-    strides[3] = 1
-    if packed:
-        row = strides[2]
-        shape = [_RAGGED_ANY, _RAGGED_ANY, shape[1], _RAGGED_END, shape[3]]
-        strides = [(1 << 34) - row, row, strides[1], row, 1]
-    rank = len(shape)
-    layout = _layout(rank, 8 * tensor.element_size())
-    return TensorDescriptor(tensor, shape, strides, [1] * (rank - 2) + [rows, columns], layout)
-
-
-def describe_pages(tensor: Tensor, most_rows: int) -> TensorDescriptor:
-    """Descriptor of pages [pages, page_size, kv_heads, head_dim], in boxes of a page, at most most_rows, x 64 columns.
-
-    Axes as of packed sequences: what is one's first row there is a page's here.
-    """
-    _, page_size, kv_heads, head_dim = tensor.shape
-    row, head = tensor.stride(1), tensor.stride(2) if kv_heads > 1 else 8
-    shape = [_RAGGED_ANY, _RAGGED_ANY, kv_heads, _RAGGED_END, head_dim]
-    strides = [(1 << 34) - row, row, head, row, 1]
-    return TensorDescriptor(tensor, shape, strides, [1, 1, 1, min(page_size, most_rows), 64], _layout(5))

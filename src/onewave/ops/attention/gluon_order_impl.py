@@ -21,6 +21,7 @@ from torch import Tensor
 
 from onewave.ops.attention.gluon_plan import Schedule, dealt
 from onewave.ops.attention.masks import Options
+from onewave.ops.launch_impl import launch_kernel
 from onewave.ops.scratch import scratch
 
 __all__ = ["order_of", "sort_slots"]
@@ -65,7 +66,8 @@ def order_of(
         order = scratch(device, plan.slots + 1, "order of tiles").view(torch.int32)
         sequences = starts_q.shape[0] - 1
         programs = -(-plan.slots // _SLOTS_A_PROGRAM)
-        sort_slots[(programs,)](
+        launch_kernel(
+            sort_slots, (programs,),
             order, starts_q, starts_k, sequences, sequences.bit_length() + 1, plan.slots, min(longest, num_queries),
             min(wanted.left or 0, _MOST_KEYS), min(wanted.right or 0, _MOST_KEYS), BM=plan.rows, BN=plan.keys,
             TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,

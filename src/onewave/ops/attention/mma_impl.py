@@ -13,6 +13,7 @@ from onewave.ops.attention.masks import Options
 from onewave.ops.attention.mma_kernel_impl import mma_kernel
 from onewave.ops.attention.mma_plan import mma_tile
 from onewave.ops.attention.plan import AttentionPlan
+from onewave.ops.launch_impl import launch_kernel
 
 __all__ = ["attention"]
 
@@ -47,7 +48,9 @@ def attention(
     num_heads, num_queries, head_dim = q.shape[1:]
     packed = starts_q is not None
     unit = _PIECE if all(_in_pieces(tensor) for tensor in (q, k, v, out)) else 1
-    mma_kernel[(plan.programs,)](
+    launch_kernel(
+        mma_kernel,
+        (plan.programs,),
         q,
         k,
         v,

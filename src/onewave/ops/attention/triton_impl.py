@@ -35,6 +35,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from onewave.ops.attention.masks import Options
 from onewave.ops.attention.plan import AttentionPlan
+from onewave.ops.launch_impl import launch_kernel
 
 __all__ = ["allows_descriptors", "attention", "attention_kernel"]
 
@@ -311,7 +312,9 @@ def attention(
         full_bias = full_bias.view(torch.uint8)
     is_bool = bias is not None and bias.dtype is torch.bool
     slopes = alibi_slopes[None] if alibi_slopes is not None and alibi_slopes.ndim == 1 else alibi_slopes
-    attention_kernel[(plan.programs,)](
+    launch_kernel(
+        attention_kernel,
+        (plan.programs,),
         q,
         *sources,
         out,

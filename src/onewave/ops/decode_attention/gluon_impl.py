@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.plan import DecodePlan
 from onewave.ops.decode_attention.stream_impl import stream_kernel
 from onewave.ops.decode_attention.stream_plan import stream_tile
+from onewave.ops.descriptors_impl import describe
+from onewave.ops.launch_impl import launch_kernel
 
 __all__ = ["launch_stream"]
 
@@ -37,23 +36,10 @@ def launch_stream(
     shares = plan.shares(rows, num_sms(k_cache.device))
     tile = stream_tile(rows, arguments["capacity"], shares, in_pieces=page > 0)
     box = (page, _ACROSS) if page else (plan.block_n, plan.block_d)
-    stream_kernel[(shares, k_cache.shape[1] * plan.tiles)](
-        _described(k_cache, *box), _described(v_cache, *box), **arguments, k=k_cache, v=v_cache,
+    launch_kernel(stream_kernel, (shares, k_cache.shape[1] * plan.tiles),
+        describe(k_cache, *box), describe(v_cache, *box), **arguments, k=k_cache, v=v_cache,
         stride_k_block=k_cache.stride(0), stride_k_head=k_cache.stride(1), stride_k_key=k_cache.stride(2),
         stride_v_block=v_cache.stride(0), stride_v_head=v_cache.stride(1), stride_v_key=v_cache.stride(2),
         PAGING=paging, PAGE=page, STAGES=tile.stages, FLIGHT=tile.flight, LOADER=tile.loader,
         num_warps=4, maxnreg=tile.registers, launch_pdl=True,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=4)
-def _layout() -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-
-
-def _described(cache: Tensor, keys: int, columns: int) -> TensorDescriptor:
-    """Descriptor of [blocks, kv_heads, block_size, head_dim] in boxes of keys x columns; zeros beyond its bounds."""
-    # An axis of one element may have any stride; the descriptor wants an aligned one.
-    strides = [columns if n == 1 else step for n, step in zip(cache.shape, cache.stride(), strict=True)]
-    strides[3] = 1
-    return TensorDescriptor(cache, list(cache.shape), strides, [1, 1, keys, columns], _layout())

@@ -17,6 +17,7 @@ from onewave.ops.backends import load, num_sms
 from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
 from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, undescribable
+from onewave.ops.launch_impl import launch_kernel
 from onewave.ops.scratch import counters, scratch
 
 __all__ = [
@@ -198,7 +199,7 @@ def launch(
     packed = k_cache.ndim == 5
     # Only a program with several rows has one to ask for.
     at_once = keys_at_once(k_cache, v_cache, block_table) if pdl and rows > 1 and not many else 0
-    split_kv_kernel[(plan.shares(rows, num_sms(out.device)), num_kv_heads * plan.tiles)](
+    launch_kernel(split_kv_kernel, (plan.shares(rows, num_sms(out.device)), num_kv_heads * plan.tiles),
         **{f"{name}_ptr": tensor for name, tensor in tensors.items()}, **numbers, **constants,
         k_ptr=k_cache, v_ptr=v_cache, k_scale_ptr=seq_lens if k_scale is None else k_scale,
         v_scale_ptr=seq_lens if v_scale is None else v_scale,

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.ops.launch_impl import launch_kernel
+
 __all__ = ["linear", "suits"]
 
 _MAX_TILE_TOKENS = 64
@@ -105,7 +107,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
     if tokens == 1:
         # Fastest of 4 tilings on the shapes of Llama-3.2-1B and 3.1-8B.
         block_n, block_k = (4, 1024) if cols <= 2048 else (2, 2048)
-        row_kernel[(triton.cdiv(rows, block_n),)](
+        launch_kernel(
+            row_kernel,
+            (triton.cdiv(rows, block_n),),
             x,
             weight,
             bias_or_any,
@@ -119,7 +123,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
         )
         return out
     block_n = block_k = 128
-    tile_kernel[(triton.cdiv(rows, block_n),)](
+    launch_kernel(
+        tile_kernel,
+        (triton.cdiv(rows, block_n),),
         x,
         weight,
         bias_or_any,

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.ops.launch_impl import launch_kernel
+
 __all__ = ["add_rms_norm", "rms_norm"]
 
 
@@ -56,6 +58,17 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Ten
     if rows == 0:
         return
     block = triton.next_power_of_2(hidden)
-    rms_norm_kernel[(rows,)](
-        x, residual, weight, out, total, hidden, eps, ADD=add, BLOCK=block, num_warps=8 if block >= 2048 else 4
+    launch_kernel(
+        rms_norm_kernel,
+        (rows,),
+        x,
+        residual,
+        weight,
+        out,
+        total,
+        hidden,
+        eps,
+        ADD=add,
+        BLOCK=block,
+        num_warps=8 if block >= 2048 else 4,
     )

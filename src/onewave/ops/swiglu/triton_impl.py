@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.ops.launch_impl import launch_kernel
+
 __all__ = ["swiglu"]
 
 _BLOCK = 512
@@ -34,5 +36,5 @@ def swiglu(gate_up: Tensor) -> Tensor:
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     rows = gate_up.numel() // (2 * width)
     if rows:
-        swiglu_kernel[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, BLOCK=_BLOCK, num_warps=4)
+        launch_kernel(swiglu_kernel, (rows, triton.cdiv(width, _BLOCK)), gate_up, out, width, BLOCK=_BLOCK, num_warps=4)
     return out

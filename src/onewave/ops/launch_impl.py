@@ -1,0 +1,91 @@
+"""Launches Triton kernels with less of the host's time.
+
+Triton binds a call's arguments by name, looks at each for what the kernel is compiled for, and makes a key of all that
+in text, at every launch: tens of microseconds, more than many of these kernels run. `launch_kernel` makes a shorter key
+of the same properties and goes straight to the kernel that Triton compiled for it before.
+"""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
+
+__all__ = ["launch_kernel", "properties"]
+
+_ALIGNED_BYTES = 16
+_HALF = 1 << 31
+
+
+class _Kernel:
+    """A kernel's parameters, and what Triton has compiled it to so far, by device, launch options and properties of
+    its arguments."""
+
+    def __init__(self, function: Any) -> None:
+        self.names: list[str] = function.arg_names
+        self.kinds = [_CONSTANT if p.is_constexpr else _PLAIN if p.do_not_specialize else _ANY for p in function.params]
+        # What is a constant from here on is part of the key as it is.
+        self.first_constants = max((at + 1 for at, kind in enumerate(self.kinds) if kind != _CONSTANT), default=0)
+        self.defaults = {p.name: p.default for p in function.params if p.has_default}
+        self.compiled: dict[Hashable, CompiledKernel] = {}
+
+
+_CONSTANT, _PLAIN, _ANY = range(3)
+# By identity, and together with the function, so that no other takes its place: its own hash reads its source.
+_kernels: dict[int, tuple[Any, _Kernel]] = {}
+
+
+def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+    """What function[grid](*args, **named) does, a Triton or Gluon kernel's launch on the current device and stream.
+
+    A kernel that runs in the interpreter, or stands in for one, is called that way each time, and so is one that is
+    to be compiled first.
+    """
+    if not isinstance(function, JITFunction):
+        function[grid](*args, **named)
+        return
+    found = _kernels.get(id(function))
+    if found is None:
+        found = _kernels.setdefault(id(function), (function, _Kernel(function)))
+    kernel = found[1]
+    others = kernel.names[len(args) :]
+    values = [*args, *[named.pop(name) if name in named else kernel.defaults[name] for name in others]]
+    looked_at = properties(values[: kernel.first_constants], kernel.kinds)
+    key = (torch.cuda.current_device(), *named.items(), *looked_at, *values[kernel.first_constants :])
+    compiled = kernel.compiled.get(key)
+    if compiled is None:
+        made = function[grid](*values, **named)
+        if isinstance(made, CompiledKernel):
+            kernel.compiled[key] = made
+    else:
+        compiled[(*grid, 1, 1)[:3]](*values)
+
+
+def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:
+    """What a kernel may be compiled for of each argument: a constant's value; of a whole number its size, and, unless
+    the kernel has it otherwise, whether it is 1 or a multiple of 16; of a tensor dtype and alignment; of a descriptor
+    dtype, box and layout.
+
+    kinds: of each parameter, and maybe of more, 0 a constant, 1 a number that is not looked at, 2 any other.
+    """
+    found: list[Hashable] = []
+    for value, kind in zip(values, kinds, strict=False):
+        if kind == _CONSTANT:
+            found.append(value)
+        elif type(value) is int:
+            size = 0 if -_HALF <= value < _HALF else value.bit_length()
+            found.append(size if kind == _PLAIN else (size, value == 1, value % 16 == 0))
+        elif isinstance(value, Tensor):
+            found.append(value.dtype if value.data_ptr() % _ALIGNED_BYTES == 0 else (value.dtype,))
+        elif value is None or isinstance(value, (bool, float)):
+            found.append(type(value))
+        else:  # a tensor descriptor, whose base is aligned
+            found += value.base.dtype, tuple(value.block_shape), getattr(value, "layout", None), value.padding
+    return found

@@ -1,0 +1,119 @@
+"""launch_kernel: what it takes for the same call as before is the same to Triton, and what it then launches."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import CompiledKernel
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from onewave.ops import launch_impl
+from onewave.ops.launch_impl import launch_kernel, properties
+
+
+def kernel(x, described, number, plain, real, nothing, flag, SIZE: tl.constexpr, TWICE: tl.constexpr = False) -> None:
+    pass
+
+
+FUNCTION = JITFunction(kernel, do_not_specialize=["plain"])
+
+
+def tensor(dtype: torch.dtype = torch.bfloat16, *, off: int = 0) -> torch.Tensor:
+    return torch.zeros(64, dtype=dtype)[off:]
+
+
+def descriptor(rows: int = 8, dtype: torch.dtype = torch.bfloat16, swizzle: int = 128, size: int = 64) -> Any:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=2)
+    return TensorDescriptor(torch.zeros(size, 64, dtype=dtype), [size, 64], [64, 1], [rows, 64], layout)
+
+
+NUMBERS = (0, 1, 2, 16, 17, 48, -16, -(1 << 31), (1 << 31) - 1, 1 << 31, (1 << 31) + 16, 1 << 40, (1 << 63) + 16)
+CHOICES: list[tuple[Any, ...]] = [
+    (tensor(), tensor(off=1), tensor(off=8), tensor(torch.float16), tensor(torch.float16, off=1), tensor(torch.int32)),
+    (descriptor(), descriptor(16), descriptor(dtype=torch.float16), descriptor(swizzle=64), descriptor(size=128)),
+    NUMBERS,
+    NUMBERS,
+    (1.0, 2.5),
+    (None,),
+    (True, False),
+    (64, 128),
+    (False, True),
+]
+
+
+def test_what_is_one_call_here_is_one_to_triton() -> None:
+    bind = create_function_from_signature(FUNCTION.signature, FUNCTION.params, CUDABackend(GPUTarget("cuda", 90, 32)))
+    kinds = launch_impl._Kernel(FUNCTION).kinds
+    usual = [choice[0] for choice in CHOICES]
+    for at, choice in enumerate(CHOICES):
+        calls = [[*usual[:at], value, *usual[at + 1 :]] for value in choice]
+        ours = [properties(values, kinds) for values in calls]
+        theirs = [(bind(*values)[1], values[7:]) for values in calls]
+        for (one, its), (other, the_others) in product(zip(ours, theirs, strict=True), repeat=2):
+            assert one != other or its == the_others
+    # And not of every value a call of its own.
+    assert properties(usual, kinds) == properties([tensor(off=8), descriptor(size=128), 32, 17, 2.5, *usual[5:]], kinds)
+
+
+class Compiled(CompiledKernel):
+    def __init__(self, number: int, calls: list[Any]) -> None:
+        self.number, self.calls = number, calls
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *values: self.calls.append((self.number, grid, values))
+
+    def __del__(self) -> None:
+        pass
+
+
+def test_a_kernel_is_bound_by_triton_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    calls: list[Any] = []
+
+    def run(self: object, *args: object, grid: tuple[int, ...], warmup: bool, **options: object) -> Compiled:
+        made.append((grid, args, options))
+        return Compiled(len(made), calls)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    function = JITFunction(kernel, do_not_specialize=["plain"])
+    x, described = tensor(), descriptor()
+    named = {"real": 0.5, "nothing": None, "flag": True, "plain": 3, "SIZE": 64, "num_warps": 4}
+    launch_kernel(function, (5,), x, described, 7, **named)
+    values = (x, described, 7, 3, 0.5, None, True, 64, False)
+    assert made == [((5,), values, {"num_warps": 4})]
+    other = tensor(off=8)
+    launch_kernel(function, (2, 3), other, described, 9, **named | {"plain": 1, "real": 2.0})
+    assert len(made) == 1
+    assert calls == [(1, (2, 3, 1), (other, described, 9, 1, 2.0, None, True, 64, False))]
+    for changed in ({"num_warps": 8}, {"SIZE": 128}, {"TWICE": True}, {"plain": 1 << 31}, {"number": 16}, {"x": x[1:]}):
+        before = len(made)
+        mine = {"x": x, "described": described, "number": 7, **named, **changed}
+        for _ in range(2):
+            launch_kernel(function, (1,), **mine)
+        assert len(made) == before + 1
+        assert calls[-1][0] == len(made)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    before = len(made)
+    launch_kernel(function, (5,), x, described, 7, **named)
+    assert len(made) == before + 1
+
+
+def test_what_is_no_compiled_kernel_is_called_as_it_is() -> None:
+    calls: list[Any] = []
+
+    class Stand:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *args, **named: calls.append((grid, args, named))
+
+    for _ in range(2):
+        launch_kernel(Stand(), (1,), 2, A=3)
+    assert calls == [((1,), (2,), {"A": 3})] * 2
