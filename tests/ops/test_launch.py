@@ -19,7 +19,9 @@ from onewave.ops import launch_impl
 from onewave.ops.launch_impl import launch_kernel, properties
 
 
-def kernel(x, described, number, plain, real, nothing, flag, SIZE: tl.constexpr, TWICE: tl.constexpr = False) -> None:
+def kernel(
+    x, described, number, plain, real, nothing, flag, several, SIZE: tl.constexpr, TWICE: tl.constexpr = False
+) -> None:
     pass
 
 
@@ -44,6 +46,7 @@ CHOICES: list[tuple[Any, ...]] = [
     (1.0, 2.5),
     (None,),
     (True, False),
+    ((1, tensor()), (2, tensor()), (16, tensor()), (1, tensor(off=1)), (1, tensor(), 5), (1 << 31, tensor())),
     (64, 128),
     (False, True),
 ]
@@ -56,7 +59,7 @@ def test_what_is_one_call_here_is_one_to_triton() -> None:
     for at, choice in enumerate(CHOICES):
         calls = [[*usual[:at], value, *usual[at + 1 :]] for value in choice]
         ours = [properties(values, kinds) for values in calls]
-        theirs = [(bind(*values)[1], values[7:]) for values in calls]
+        theirs = [(bind(*values)[1], values[8:]) for values in calls]
         for (one, its), (other, the_others) in product(zip(ours, theirs, strict=True), repeat=2):
             assert one != other or its == the_others
     # And not of every value a call of its own.
@@ -86,15 +89,16 @@ def test_a_kernel_is_bound_by_triton_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     function = JITFunction(kernel, do_not_specialize=["plain"])
     x, described = tensor(), descriptor()
-    named = {"real": 0.5, "nothing": None, "flag": True, "plain": 3, "SIZE": 64, "num_warps": 4}
+    named = {"real": 0.5, "nothing": None, "flag": True, "several": (5, 1), "plain": 3, "SIZE": 64, "num_warps": 4}
     launch_kernel(function, (5,), x, described, 7, **named)
-    values = (x, described, 7, 3, 0.5, None, True, 64, False)
+    values = (x, described, 7, 3, 0.5, None, True, (5, 1), 64, False)
     assert made == [((5,), values, {"num_warps": 4})]
     other = tensor(off=8)
     launch_kernel(function, (2, 3), other, described, 9, **named | {"plain": 1, "real": 2.0})
     assert len(made) == 1
-    assert calls == [(1, (2, 3, 1), (other, described, 9, 1, 2.0, None, True, 64, False))]
-    for changed in ({"num_warps": 8}, {"SIZE": 128}, {"TWICE": True}, {"plain": 1 << 31}, {"number": 16}, {"x": x[1:]}):
+    assert calls == [(1, (2, 3, 1), (other, described, 9, 1, 2.0, None, True, (5, 1), 64, False))]
+    numbers = {"plain": 1 << 31}, {"number": 16}, {"several": (5, 2)}
+    for changed in ({"num_warps": 8}, {"SIZE": 128}, {"TWICE": True}, {"x": x[1:]}, *numbers):
         before = len(made)
         mine = {"x": x, "described": described, "number": 7, **named, **changed}
         for _ in range(2):

@@ -11,6 +11,7 @@ of the same properties and goes straight to the kernel that Triton compiled for 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
 def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:
     """What a kernel may be compiled for of each argument: a constant's value; of a whole number its size, and, unless
     the kernel has it otherwise, whether it is 1 or a multiple of 16; of a tensor dtype and alignment; of a descriptor
-    dtype, box and layout.
+    dtype, box and layout; of a tuple those of its items.
 
     kinds: of each parameter, and maybe of more, 0 a constant, 1 a number that is not looked at, 2 any other.
     """
@@ -86,6 +87,8 @@ def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:
             found.append(value.dtype if value.data_ptr() % _ALIGNED_BYTES == 0 else (value.dtype,))
         elif value is None or isinstance(value, (bool, float)):
             found.append(type(value))
+        elif isinstance(value, tuple):  # whose numbers Triton always looks at
+            found.append((type(value), *properties(value, repeat(_ANY))))
         else:  # a tensor descriptor, whose base is aligned
             found += value.base.dtype, tuple(value.block_shape), getattr(value, "layout", None), value.padding
     return found
