@@ -47,8 +47,8 @@ CHOICES: list[tuple[Any, ...]] = [
     (None,),
     (True, False),
     ((1, tensor()), (2, tensor()), (16, tensor()), (1, tensor(off=1)), (1, tensor(), 5), (1 << 31, tensor())),
-    (64, 128),
-    (False, True),
+    (64, 128, 1, True, 1.0),
+    (False, True, 0, 1, 1.0),
 ]
 
 
@@ -98,7 +98,7 @@ def test_a_kernel_is_bound_by_triton_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(made) == 1
     assert calls == [(1, (2, 3, 1), (other, described, 9, 1, 2.0, None, True, (5, 1), 64, False))]
     numbers = {"plain": 1 << 31}, {"number": 16}, {"several": (5, 2)}
-    for changed in ({"num_warps": 8}, {"SIZE": 128}, {"TWICE": True}, {"x": x[1:]}, *numbers):
+    for changed in ({"num_warps": 8}, {"SIZE": 128}, {"TWICE": True}, {"TWICE": 1}, {"x": x[1:]}, *numbers):
         before = len(made)
         mine = {"x": x, "described": described, "number": 7, **named, **changed}
         for _ in range(2):

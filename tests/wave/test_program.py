@@ -208,7 +208,7 @@ def test_an_attention_step_is_announced_once_by_an_earlier_product_of_its_worker
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])
-@pytest.mark.parametrize(("batch", "held"), [(1, 4), (4, 2), (8, 0)])
+@pytest.mark.parametrize(("batch", "held"), [(1, 4), (4, 2), (8, 2), (16, 0)])
 def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_again(
     workers: int, batch: int, held: int
 ) -> None:

@@ -58,8 +58,15 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     kernel = found[1]
     others = kernel.names[len(args) :]
     values = [*args, *[named.pop(name) if name in named else kernel.defaults[name] for name in others]]
-    looked_at = properties(values[: kernel.first_constants], kernel.kinds)
-    key = (torch.cuda.current_device(), *named.items(), *looked_at, *values[kernel.first_constants :])
+    looked_at, constants = values[: kernel.first_constants], values[kernel.first_constants :]
+    # With their types: 1, 1.0 and True are the same to a dictionary.
+    key = (
+        torch.cuda.current_device(),
+        *named.items(),
+        *properties(looked_at, kernel.kinds),
+        *constants,
+        *map(type, constants),
+    )
     compiled = kernel.compiled.get(key)
     if compiled is None:
         made = function[grid](*values, **named)
@@ -79,7 +86,7 @@ def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:
     found: list[Hashable] = []
     for value, kind in zip(values, kinds, strict=False):
         if kind == _CONSTANT:
-            found.append(value)
+            found.append((type(value), value))
         elif type(value) is int:
             size = 0 if -_HALF <= value < _HALF else value.bit_length()
             found.append(size if kind == _PLAIN else (size, value == 1, value % 16 == 0))
