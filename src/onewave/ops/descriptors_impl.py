@@ -29,7 +29,10 @@ def _layout(rank: int, bits: int) -> gl.NVMMASharedLayout:
 
 
 def describe(tensor: Tensor, rows: int, columns: int, packed: bool = False) -> TensorDescriptor:
-    """Descriptor of [batch, heads, rows, head_dim], in boxes of rows x columns of one head; zeros beyond its bounds."""
+    """Descriptor of [batch, heads, rows, head_dim], in boxes of rows x columns of one head; zeros beyond its bounds.
+
+    The caller has seen to it that the tensor begins at a multiple of 16 bytes: nobody looks again.
+    """
     described = copy(_described(tensor.shape, tensor.stride(), tensor.dtype, rows, columns, packed))
     described.base = tensor
     return described

@@ -47,7 +47,8 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     """What function[grid](*args, **named) does, a Triton or Gluon kernel's launch on the current device and stream.
 
     A kernel that runs in the interpreter, or stands in for one, is called that way each time, and so is one that is
-    to be compiled first.
+    to be compiled first. Constants 1, 1.0 and True are one, as they are to Triton. What Triton looks at before each
+    launch is looked at before the first alone: hooks before a run, debug and instrumentation switches, globals.
     """
     if not isinstance(function, JITFunction):
         function[grid](*args, **named)
@@ -59,14 +60,7 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     others = kernel.names[len(args) :]
     values = [*args, *[named.pop(name) if name in named else kernel.defaults[name] for name in others]]
     looked_at, constants = values[: kernel.first_constants], values[kernel.first_constants :]
-    # With their types: 1, 1.0 and True are the same to a dictionary.
-    key = (
-        torch.cuda.current_device(),
-        *named.items(),
-        *properties(looked_at, kernel.kinds),
-        *constants,
-        *map(type, constants),
-    )
+    key = (torch.cuda.current_device(), *named.items(), *properties(looked_at, kernel.kinds), *constants)
     compiled = kernel.compiled.get(key)
     if compiled is None:
         made = function[grid](*values, **named)
@@ -86,9 +80,9 @@ def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:
     found: list[Hashable] = []
     for value, kind in zip(values, kinds, strict=False):
         if kind == _CONSTANT:
-            found.append((type(value), value))
+            found.append(value)
         elif type(value) is int:
-            size = 0 if -_HALF <= value < _HALF else value.bit_length()
+            size = 32 if -_HALF <= value < _HALF else 64 if value < 1 << 63 else -64  # Triton's i32, i64, u64
             found.append(size if kind == _PLAIN else (size, value == 1, value % 16 == 0))
         elif isinstance(value, Tensor):
             found.append(value.dtype if value.data_ptr() % _ALIGNED_BYTES == 0 else (value.dtype,))
