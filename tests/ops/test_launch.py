@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton.language as tl
@@ -125,6 +126,10 @@ def test_a_kernel_is_bound_by_triton_once(monkeypatch: pytest.MonkeyPatch) -> No
     before = len(made)
     launch_kernel(function, (5,), x, described, 7, **named)
     assert len(made) == before + 1
+
+
+def test_what_triton_does_not_take_is_left_to_triton_to_refuse() -> None:
+    assert properties([np.int64(3)], [2]) == [np.int64(3)]
 
 
 def test_what_is_no_compiled_kernel_is_called_as_it_is() -> None:

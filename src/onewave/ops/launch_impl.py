@@ -23,6 +23,7 @@ __all__ = ["launch_kernel", "properties"]
 
 _ALIGNED_BYTES = 16
 _HALF = 1 << 31
+_CONSTANT, _PLAIN, _ANY = range(3)
 
 
 class _Kernel:
@@ -38,7 +39,6 @@ class _Kernel:
         self.compiled: dict[Hashable, CompiledKernel] = {}
 
 
-_CONSTANT, _PLAIN, _ANY = range(3)
 # By identity, and together with the function, so that no other takes its place: its own hash reads its source.
 _kernels: dict[int, tuple[Any, _Kernel]] = {}
 
@@ -90,6 +90,8 @@ def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:
             found.append(type(value))
         elif isinstance(value, tuple):  # whose numbers Triton always looks at
             found.append((type(value), *properties(value, repeat(_ANY))))
-        else:  # a tensor descriptor, whose base is aligned
+        elif hasattr(value, "block_shape"):  # a tensor descriptor, whose base is aligned
             found += value.base.dtype, tuple(value.block_shape), getattr(value, "layout", None), value.padding
+        else:  # Triton says what it makes of it, or why it does not
+            found.append(value)
     return found
