@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import threading
@@ -27,10 +28,18 @@ def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
     if count < 2 or not alone or "fork" not in multiprocessing.get_all_start_methods():
         yield None
         return
-    with ProcessPoolExecutor(count, multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_prepare) as pool:
         # The first job forks all of them, while there is one thread.
-        pool.submit(int).result()
+        pool.submit(int)
         yield pool
+
+
+def _prepare() -> None:
+    """What a process's first compilation would begin with, while the one that asks for it still looks for its card."""
+    from triton.runtime.cache import triton_key
+
+    gc.disable()  # a kernel's syntax trees are many objects, and the process does not last
+    triton_key()  # reads all of Triton's own files
 
 
 @contextmanager

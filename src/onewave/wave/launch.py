@@ -354,13 +354,16 @@ class Wave:
         draws: Tensor | None = None,
     ) -> None:
         from onewave.wave.kernel import wave_kernel
+        from onewave.wave.launch_kernel import launch_kernel
 
         state = self._state()
         if not torch.cuda.is_current_stream_capturing():
             self._raise_if_stalled(state)
         test = self._delays or keep_back is not None
         dtype = self._stream.dtype
-        wave_kernel[(self.program.workers,)](
+        launch_kernel(
+            wave_kernel,
+            (self.program.workers,),
             self._weights_box,
             self._easy,
             self._records_box,

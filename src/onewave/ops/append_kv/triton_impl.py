@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.launch_impl import launch_kernel
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["append_kv"]
 

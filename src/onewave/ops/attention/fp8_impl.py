@@ -19,8 +19,8 @@ from onewave.ops.attention.gluon_order_impl import order_of
 from onewave.ops.attention.masks import Options
 from onewave.ops.backends import num_sms
 from onewave.ops.descriptors_impl import describe
-from onewave.ops.launch_impl import launch_kernel
 from onewave.ops.scratch import held, scratch
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["attention", "undescribable"]
 

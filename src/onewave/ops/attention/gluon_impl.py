@@ -18,8 +18,8 @@ from onewave.ops.attention.gluon_plan import columns_of, config, knows_limit, sc
 from onewave.ops.attention.masks import Options
 from onewave.ops.backends import num_sms
 from onewave.ops.descriptors_impl import RAGGED_ANY, describe, describe_pages
-from onewave.ops.launch_impl import launch_kernel
 from onewave.ops.scratch import held
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["attention", "undescribable"]
 

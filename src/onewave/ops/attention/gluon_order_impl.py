@@ -21,8 +21,8 @@ from torch import Tensor
 
 from onewave.ops.attention.gluon_plan import Schedule, dealt
 from onewave.ops.attention.masks import Options
-from onewave.ops.launch_impl import launch_kernel
 from onewave.ops.scratch import scratch
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["order_of", "sort_slots"]
 

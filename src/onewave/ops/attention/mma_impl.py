@@ -13,7 +13,7 @@ from onewave.ops.attention.masks import Options
 from onewave.ops.attention.mma_kernel_impl import mma_kernel
 from onewave.ops.attention.mma_plan import mma_tile
 from onewave.ops.attention.plan import AttentionPlan
-from onewave.ops.launch_impl import launch_kernel
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["attention"]
 

@@ -35,7 +35,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from onewave.ops.attention.masks import Options
 from onewave.ops.attention.plan import AttentionPlan
-from onewave.ops.launch_impl import launch_kernel
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["allows_descriptors", "attention", "attention_kernel"]
 

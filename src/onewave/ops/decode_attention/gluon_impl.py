@@ -14,7 +14,7 @@ from onewave.ops.decode_attention.plan import DecodePlan
 from onewave.ops.decode_attention.stream_impl import stream_kernel
 from onewave.ops.decode_attention.stream_plan import stream_tile
 from onewave.ops.descriptors_impl import describe
-from onewave.ops.launch_impl import launch_kernel
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["launch_stream"]
 

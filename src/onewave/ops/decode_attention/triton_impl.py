@@ -17,8 +17,8 @@ from onewave.ops.backends import load, num_sms
 from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
 from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, undescribable
-from onewave.ops.launch_impl import launch_kernel
 from onewave.ops.scratch import counters, scratch
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = [
     "LOG2E",

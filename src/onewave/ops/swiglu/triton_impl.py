@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.ops.launch_impl import launch_kernel
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["swiglu"]
 

@@ -16,8 +16,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from onewave.ops import launch_impl
-from onewave.ops.launch_impl import launch_kernel, properties
+from onewave.wave import launch_kernel as launches
+from onewave.wave.launch_kernel import launch_kernel, properties
 
 
 def kernel(
@@ -71,7 +71,7 @@ CHOICES: list[tuple[Any, ...]] = [
 
 def test_what_is_one_call_here_is_one_to_triton() -> None:
     bind = create_function_from_signature(FUNCTION.signature, FUNCTION.params, CUDABackend(GPUTarget("cuda", 90, 32)))
-    kinds = launch_impl._Kernel(FUNCTION).kinds
+    kinds = launches._Kernel(FUNCTION).kinds
     usual = [choice[0] for choice in CHOICES]
     for at, choice in enumerate(CHOICES):
         calls = [[*usual[:at], value, *usual[at + 1 :]] for value in choice]
