@@ -120,6 +120,25 @@ def test_every_length_and_mask_agrees_with_float64(head_dim: int, dtype: torch.d
             check(q, k, v, mask, (num_queries, num_keys, heads, kv_heads, first))
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("head_dim", range(16, 257, 8))
+def test_every_head_dim_is_padded_in_shared_memory_alone(head_dim: int, dtype: torch.dtype) -> None:
+    for at, (num_queries, num_keys) in enumerate([(1, 17), (113, 203), (300, 300), (129, 1000), (1000, 129)]):
+        for mask in (MASKS[0], MASKS[1], MASKS[8]):
+            q = framed((2, 6, num_queries, head_dim), dtype, at, tokens_first=at % 2 == 0)
+            # Of these, other rows begin where a row ends, not NaN.
+            k, v = (torch.randn(2, 2, num_keys, head_dim, device="cuda").to(dtype) for _ in "kv")
+            check(q, k, v, mask, (num_queries, num_keys, mask))
+    lengths = [1, 127, 640, 64, 0, 333]
+    q, k, v = (torch.randn(sum(lengths), heads, head_dim, device="cuda").to(dtype) for heads in (6, 2, 2))
+    starts = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    out = cast("Tensor", attention_varlen(q, k, v, starts, starts, 640, 640, causal=True, backend="gluon"))
+    for first, length in zip(starts.tolist(), lengths, strict=False):
+        alone = [t[first : first + length].transpose(0, 1)[None] for t in (q, k, v)]
+        one = cast("Tensor", attention(*alone, causal=True, backend="gluon"))
+        assert torch.equal(one[0].transpose(0, 1), out[first : first + length])
+
+
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, BF16), (128, BF16), (64, FP16), (128, FP16), (256, BF16)])
 def test_logits_that_outgrow_a_rows_first_maximum_stay_exact(head_dim: int, dtype: torch.dtype) -> None:
     for mask in ({}, {"causal": True}, {"causal": True, "window": 900}):
