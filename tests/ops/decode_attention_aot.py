@@ -2,7 +2,8 @@
 
 Each line: name, registers, stack (bytes), shared (bytes), products (tensor core instructions), copies (asynchronous
 ones), asked_first (loads before the first barrier), asked_ahead (requests of L2 for the next row), merged_at_once
-(loads of a merge before its first maximum). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+(loads of a merge before its first maximum), unset (reads of registers or spilt ones that may come before their
+writes). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from sass_registers import reads_before_writes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -25,6 +27,7 @@ from onewave.ops.decode_attention.triton_impl import MOST_REGISTERS
 __all__: list[str] = []
 
 FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True}
+EXTRAS = {"HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True}
 CASES: dict[str, dict[str, Any]] = {
     "sm_90 one row": {"rows": 1},
     "sm_90 one row, mmha": {"rows": 1, "FUSED": True},
@@ -32,11 +35,17 @@ CASES: dict[str, dict[str, Any]] = {
     "sm_90 D64": {"rows": 16, "head_dim": 64},
     "sm_90 D256": {"rows": 16, "head_dim": 256},
     "sm_90 eight queries": {"rows": 16, "num_queries": 8},
+    "sm_90 eight queries, int8": {"rows": 16, "num_queries": 8, "cache": "i8", "KV_SCALES": True},
+    "sm_90 five queries, D40": {"rows": 16, "num_queries": 5, "head_dim": 40, "aligned": 8},
+    "sm_90 eight queries, D120, pages": {"rows": 16, "num_queries": 8, "head_dim": 120, "aligned": 8, "PAGING": 3},
+    "sm_90 rows anywhere": {"rows": 16, "head_dim": 64, "aligned": 1},
+    "sm_90 rows anywhere, five queries": {"rows": 16, "num_queries": 5, "head_dim": 64, "aligned": 1},
+    "sm_90 rows anywhere, eight queries, pages": {"rows": 16, "num_queries": 8, "aligned": 1, "PAGING": 3} | EXTRAS,
     "sm_90 many rows": {"rows": 300, "MANY": True},
     "sm_90 pages": {"rows": 16, "PAGING": 3},
     "sm_90 int8": {"rows": 16, "cache": "i8", "KV_SCALES": True},
     "sm_90 float8": {"rows": 16, "cache": "fp8e4nv", "KV_SCALES": True},
-    "sm_90 softcap, sinks, lse": {"rows": 16, "HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True},
+    "sm_90 softcap, sinks, lse": {"rows": 16} | EXTRAS,
     "sm_90 mmha": {"rows": 16} | FUSED,
     "sm_90 mmha int8": {"rows": 16, "QUANTISED": True, "HALF_AWAY": True, "INTERLEAVED": True} | FUSED,
     "sm_80 batch": {"rows": 16, "capability": 80},
@@ -50,11 +59,13 @@ def report(
     num_queries: int = 1,
     cache: str = "bf16",
     capability: int = 90,
+    aligned: int = 16,
     **given: Any,
 ) -> dict[str, Any]:
+    """aligned: what head_dim and all strides of the cache are multiples of: 16, 8 or 1."""
     plan = plan_decode(
         num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096,
-        kv_itemsize=2 if cache == "bf16" else 1, split_size=None, windowed=False,
+        kv_itemsize=2 if cache == "bf16" else 1, split_size=None, windowed=False, in_pieces=aligned > 1,
     )  # fmt: skip
     # As launch has it: of a program that may have several rows, found without pages.
     several = capability >= 90 and rows > 1 and not given.get("MANY") and given.get("PAGING", 0) < 2
@@ -70,6 +81,7 @@ def report(
         "ROWS": plan.rows_looked_at(rows),
         "PDL": capability >= 90, "AHEAD": plan.ahead if several else 0, "AT_ONCE": 8,
         "WIDE": False, "NARROW": True, "TRIGGER": plan.trigger, "UNROLL": plan.unroll,
+        "UNIT": 8 if aligned == 8 else 1,
     } | given  # fmt: skip
     pointers = {
         "lengths_ptr": "*i64",
@@ -87,8 +99,10 @@ def report(
         signature[argument] = pointers.get(argument, "*fp32") if argument.endswith("_ptr") else kind
     names = split_kv_kernel.arg_names
     fixed = {(names.index(argument),): value for argument, value in constants.items()}
-    aligned = [argument for argument in names if argument.endswith("_ptr") or argument.startswith("stride_")]
-    hints = {(names.index(argument),): [["tt.divisibility", 16]] for argument in (*aligned, "head_dim", "capacity")}
+    whole = ["capacity", *[argument for argument in names if argument.endswith("_ptr")]]
+    if aligned == 16:
+        whole += ["head_dim", *[argument for argument in names if argument.startswith("stride_")]]
+    hints = {(names.index(argument),): [["tt.divisibility", 16]] for argument in whole}
     compiled = triton.compile(
         ASTSource(split_kv_kernel, signature, fixed, hints),
         target=GPUTarget("cuda", capability, 32),
@@ -107,6 +121,7 @@ def report(
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
         "products": len(re.findall(r"HGMMA|HMMA", code)), "copies": code.count("LDGSTS"),
         "asked_first": len(re.findall(r"LDG\.", code.split("BAR.SYNC", 1)[0])), "asked_ahead": code.count("UBLKPF"),
+        "unset": reads_before_writes(code),
         "merged_at_once": len(re.findall(r"LDG\.", code.partition("ATOM")[2].partition("FMNMX")[0])),
     }  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""Uniform registers that a kernel may read before it has written them, from its disassembly.
+"""Uniform registers and spilt ones that a kernel may read before it has written them, from its disassembly.
 
 ptxas 12.8 once kept a product's descriptor in uniform registers that only one of two branches set, and read them after
-both. A forward analysis finds such reads: a register counts as written where every path to a place has written it.
+both; and once in a place of the stack that it read before it had stored anything there. A forward analysis finds such
+reads: a register, or a word of the stack, counts as written where every path to a place has written it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ __all__ = ["reads_before_writes"]
 
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/\s+(\S.*?);")
 _LABEL = re.compile(r"\s*(\.L_x_\d+):")
-_WRITERS = ("U", "R2UR", "S2UR", "VOTEU")
+_WRITERS = ("U", "R2UR", "S2UR", "VOTEU", "REDUX")
 # They begin with U, and their first operand is read or is a predicate.
 _NO_WRITERS = ("UTMA", "USETMAXREG", "UISETP", "UPLOP3", "UFSETP")
 _ZERO = 63
+# Words of the stack are numbered from here on.
+_STACK = 1000
+_SPILT = re.compile(r"(STL|LDL)(\S*) .*\[R1(?:\+(0x[0-9a-f]+))?\]")
+_WORDS = {"64": 2, "128": 4}
 
 
 @dataclass
@@ -28,7 +33,7 @@ class _Instruction:
 
 
 def reads_before_writes(code: str) -> list[str]:
-    """Instructions of nvdisasm's listing that may read an unset uniform register."""
+    """Instructions of nvdisasm's listing that may read an unset uniform register or word of the stack."""
     instructions = _parse(code)
     before: list[set[int] | None] = [None] * len(instructions)
     before[0] = set()
@@ -81,6 +86,10 @@ def _next(at: int, text: str, labels: dict[str, int], count: int) -> list[int]:
 def _registers(text: str) -> tuple[set[int], set[int]]:
     """(read, written)."""
     body = re.sub(r"^@!?U?P\w+ ", "", text)
+    if spilt := _SPILT.match(body):
+        first = _STACK + int(spilt[3] or "0", 16) // 4
+        words = set(range(first, first + _WORDS.get(spilt[2].rpartition(".")[2], 1)))
+        return (set(), words) if spilt[1] == "STL" else (words, set())
     name, _, rest = body.partition(" ")
     operands = [operand.strip() for operand in rest.split(",")]
     writes: set[int] = set()

@@ -93,6 +93,20 @@ def test_a_register_that_one_of_two_branches_sets_is_found() -> None:
     assert reads_before_writes(code.replace("UMOV UR4, 0x1", "ULDC.64 UR4, c[0x0][0x8]")) == []
 
 
+def test_a_place_of_the_stack_that_is_read_before_it_is_stored_to_is_found() -> None:
+    code = """
+        /*0000*/ STL.64 [R1+0x8], R4 ;
+    .L_x_1:
+        /*0010*/ LDL.LU.64 R8, [R1] ;
+        /*0020*/ LDL R10, [R1+0xc] ;
+        /*0030*/ STL.64 [R1], R8 ;
+        /*0040*/ @P0 BRA `(.L_x_1) ;
+        /*0050*/ EXIT ;
+    """
+    assert reads_before_writes(code) == ["LDL.LU.64 R8, [R1]"]
+    assert reads_before_writes(code.replace("STL.64 [R1+0x8]", "STL.128 [R1]")) == []
+
+
 def test_a_scores_exponent_is_one_multiply_add_in_every_loop(ours: dict[str, Any]) -> None:
     """Where one loop multiplies and then subtracts, a row's bits depend on which of them took its keys."""
     # What is left are the factors of what was summed before: two rows a thread, a dozen places.

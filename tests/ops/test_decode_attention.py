@@ -23,6 +23,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOW_DTYPES = [torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 
 
+NAN = float("nan")
+
+
 @dataclass
 class Case:
     """Random operands: row i has lengths[i] keys, everything beyond is NaN."""
@@ -102,6 +105,15 @@ def test_several_new_tokens_a_row_see_one_key_more_each(queries: int) -> None:
 def test_more_query_rows_than_a_tile_holds() -> None:
     case = Case([70, 9], 24, 1, 32, 8, capacity=96)
     case.check(*case.run())
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize(("head_dim", "more"), [(40, 0), (40, 1), (64, 8), (64, 1)])
+def test_rows_may_begin_anywhere(head_dim: int, more: int, queries: int) -> None:
+    case = Case([5, 1, 65, 300], 8, 2, head_dim, queries)
+    frames = [torch.full((*cache.shape[:3], head_dim + more), NAN, dtype=case.dtype) for cache in (case.k, case.v)]
+    k, v = (frame[..., :head_dim].copy_(cache) for frame, cache in zip(frames, (case.k, case.v), strict=True))
+    case.check(*case.run(k=k, v=v))
 
 
 @pytest.mark.parametrize("window", [1, 64, 100, 1000])
@@ -229,11 +241,16 @@ def test_a_length_beyond_the_cache_reads_nothing_beyond_it() -> None:
 def test_strided_queries_and_caches() -> None:
     case = Case([5, 129], 4, 2, 32, 2)
     q = torch.empty(2, 2, 4, 65, dtype=case.dtype, device=DEVICE).transpose(1, 2)[..., :32].copy_(case.q)
-    k, v = (
-        torch.empty(2, 320, 2, 65, dtype=case.dtype, device=DEVICE).transpose(1, 2)[..., :32].copy_(t)
-        for t in (case.k, case.v)
-    )
-    assert torch.equal(case.run(q=q, k=k, v=v)[0], case.run()[0])
+    for columns in (72, 65):
+        k, v = (
+            torch.empty(2, 320, 2, columns, dtype=case.dtype, device=DEVICE).transpose(1, 2)[..., :32].copy_(t)
+            for t in (case.k, case.v)
+        )
+        found = case.run(q=q, k=k, v=v)
+        if columns % 8 == 0:
+            assert torch.equal(found[0], case.run()[0])
+        else:  # in smaller tiles
+            case.check(*found)
 
 
 def test_the_public_operator_takes_one_query_without_its_axis() -> None:

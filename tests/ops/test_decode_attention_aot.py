@@ -15,7 +15,8 @@ from decode_attention_aot import CASES
 # Of 227 KiB: what a program may have on the cards that it compiles for.
 SHARED = {"sm_90": 227 * 1024, "sm_80": 163 * 1024}
 # A few registers of the prologue and epilogue, outside the loop over the keys, may go to the stack.
-SPILLED = 32
+FEW_SPILLED = 32
+SPILLED = {"sm_90 eight queries, int8": 320, "sm_90 eight queries, D120, pages": 128}
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +33,23 @@ def reports() -> dict[str, Any]:
 def test_it_compiles_for_the_card_with_tensor_cores_and_copies_ahead(name: str, reports: dict[str, Any]) -> None:
     report = reports[name]
     assert report["products"] > 0
-    assert report["copies"] > 0
+    assert (report["copies"] > 0) == ("rows anywhere" not in name)
     assert report["shared"] <= SHARED[name.split()[0]]
-    assert report["stack"] <= SPILLED
+    assert report["stack"] <= SPILLED.get(name, FEW_SPILLED)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_read_that_was_not_written(name: str, reports: dict[str, Any]) -> None:
+    assert reports[name]["unset"] == []
 
 
 @pytest.mark.parametrize(
-    "name", ["sm_90 one row", "sm_90 one row, mmha", "sm_90 batch", "sm_90 D64", "sm_90 D256", "sm_80 batch"]
-)
+    "name",
+    [
+        "sm_90 one row", "sm_90 one row, mmha", "sm_90 batch", "sm_90 D64", "sm_90 D256", "sm_80 batch",
+        *[name for name in CASES if "rows anywhere" in name],
+    ],
+)  # fmt: skip
 def test_plain_decoding_does_not_spill(name: str, reports: dict[str, Any]) -> None:
     assert reports[name]["stack"] == 0
 

@@ -89,10 +89,12 @@ def plan_decode(
     split_size: int | None,
     windowed: bool,
     smallest_split: int | None = None,
+    in_pieces: bool = True,
 ) -> DecodePlan:
     """Plan for sequences of at most `capacity` keys. kv_itemsize: bytes of a cached element.
 
     split_size: keys of every split, rounded up to whole tiles. smallest_split: of a short row's, to a power of two.
+    in_pieces: whether rows of the cache are whole pieces of 16 bytes, which can be copied as such.
     """
     tile_rows = num_heads // num_kv_heads * num_queries
     block_d = max(16, _power_of_two(head_dim))
@@ -100,8 +102,11 @@ def plan_decode(
     tiles = -(-tile_rows // block_m)
     block_h = min(block_m, _power_of_two(tile_rows))
     target = max(1, -(-_PROGRAMS_PER_ROW // num_kv_heads))
-    block_n = 128 if block_d <= 64 else 64
-    smallest = max(block_n, _power_of_two(smallest_split or _SMALLEST_SPLIT))
+    tile = 128 if block_d <= 64 else 64
+    # Loads of single elements would take more registers than there are: ptxas 12.8 has read what it had not yet spilt
+    # (docs/log.md).
+    block_n = tile if in_pieces else 16
+    smallest = max(tile, _power_of_two(smallest_split or _SMALLEST_SPLIT))
     doublings = max(0, (_LARGEST_SPLIT // smallest).bit_length() - 1)
     if split_size is None:
         largest = smallest << doublings
@@ -109,7 +114,7 @@ def plan_decode(
         max_splits += windowed  # a window may begin inside a split
     else:
         # A program goes from one split to the next, so a tile must not lie in two.
-        split_size = -(-split_size // block_n) * block_n
+        split_size = -(-split_size // tile) * tile
         max_splits = -(-capacity // split_size)
     max_splits = max(1, max_splits)
     return DecodePlan(
@@ -127,7 +132,7 @@ def plan_decode(
         # Never 8 with wgmma, which tiles of more than 8 rows use: Triton 3.6 waits for one warpgroup's only.
         num_warps=8 if block_d > 128 else 4,
         # More bytes under way make every load wait longer: more stages were slower (docs/log.md).
-        num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * kv_itemsize))),
+        num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * kv_itemsize))) if in_pieces else 1,
         num_kv_heads=num_kv_heads,
         # Tiles of many query rows multiply longer than they load, and have no registers to spare.
         ahead=_BYTES_AHEAD // (2 * block_d * kv_itemsize) // block_n * block_n if block_m <= 8 else 0,

@@ -143,11 +143,12 @@ def split_kv_kernel(
     NARROW: tl.constexpr,
     TRIGGER: tl.constexpr,
     UNROLL: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """GROUP: query heads of a KV head, TILES: tiles of its query rows; constants, since a program that began with
     divisions would ask for its keys later. CHUNK: elements of K that lie together: head_dim, or the packed layout's x.
     PAGING: 0 a row is a block, 1 one block a row by the table, 2 blocks hold a multiple of BLOCK_N keys, 3 any block
-    size. See the module for the rest.
+    size. UNIT: elements that head_dim and the strides of K and V are counted in. See the module for the rest.
     """
     share, head_tile = tl.program_id(0), tl.program_id(1)
     num_shares, head_tiles = tl.num_programs(0), tl.num_programs(1)
@@ -155,7 +156,9 @@ def split_kv_kernel(
     tile_rows = GROUP * num_queries
     kv_head, tile = head_tile // TILES, head_tile % TILES
     kv_head64 = kv_head.to(tl.int64)
-    k_head, v_head = k_ptr + kv_head64 * stride_k_head, v_ptr + kv_head64 * stride_v_head
+    # Multiplied last, so that Triton knows what they are multiples of: copies of whole pieces hang on it.
+    k_head, v_head = k_ptr + kv_head64 * stride_k_head * UNIT, v_ptr + kv_head64 * stride_v_head * UNIT
+    head_dim *= UNIT
     item: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth // 8
     if PDL:
         cuda.gdc_wait()
@@ -165,7 +168,7 @@ def split_kv_kernel(
     slots, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     in_head = dim < head_dim
     inside = real[:, None] & in_head[None, :]
-    chunk_at = (dim // CHUNK if NARROW else (dim // CHUNK).to(tl.int64)) * stride_k_chunk + dim % CHUNK
+    chunk_at = (dim // CHUNK if NARROW else (dim // CHUNK).to(tl.int64)) * stride_k_chunk * UNIT + dim % CHUNK
     score_scale, v_scale = scale_log2, 1.0
     if KV_SCALES:
         score_scale, v_scale = scale_log2 * tl.load(k_scale_ptr + kv_head), tl.load(v_scale_ptr + kv_head)
@@ -228,8 +231,8 @@ def split_kv_kernel(
             has_new = some & (last_here == last_split)
             v_new = tl.where(has_new, v_new, 0.0)
             if has_new & (tile == 0):
-                new_k = k_head + block * stride_k_block + tl.cast(end_cached, tl.int64) * stride_k_key
-                new_v = v_head + block * stride_v_block + tl.cast(end_cached, tl.int64) * stride_v_key
+                new_k = k_head + (block * stride_k_block + tl.cast(end_cached, tl.int64) * stride_k_key) * UNIT
+                new_v = v_head + (block * stride_v_block + tl.cast(end_cached, tl.int64) * stride_v_key) * UNIT
                 tl.store(new_k + chunk_at, k_new, mask=in_head)
                 tl.store(new_v + dim, v_new.to(v_ptr.dtype.element_ty), mask=in_head)
             # In float64, where the order of the additions, which is the compiler's to choose, does not show.
@@ -251,8 +254,8 @@ def split_kv_kernel(
             next_block = row64 + 1
             if PAGING == 1:
                 next_block = tl.load(table_ptr + next_block * stride_table, mask=row < last_row, other=0).to(tl.int64)
-            next_k = (k_head + next_block * stride_k_block).to(tl.int64)
-            next_v = (v_head + next_block * stride_v_block).to(tl.int64)
+            next_k = (k_head + next_block * stride_k_block * UNIT).to(tl.int64)
+            next_v = (v_head + next_block * stride_v_block * UNIT).to(tl.int64)
             # Its first tile is due AHEAD keys before the end of this row's last tile.
             next_due = next_key + AHEAD - (begin + tl.cdiv(end - begin, BLOCK_N) * BLOCK_N)
 
@@ -271,7 +274,7 @@ def split_kv_kernel(
                 due = next_due + start
                 if (due >= next_key) & (due < next_end):
                     ask_for(
-                        next_k, next_v, stride_k_key * item, stride_v_key * item, due,
+                        next_k, next_v, stride_k_key * UNIT * item, stride_v_key * UNIT * item, due,
                         tl.minimum(due + BLOCK_N, next_end), head_dim * item, AT_ONCE,
                     )  # fmt: skip
             key = start + tl.arange(0, BLOCK_N)
@@ -279,22 +282,24 @@ def split_kv_kernel(
             # Where a block's elements can be counted in 32 bits only its begin needs 64.
             within = key
             if PAGING <= 1:
-                k_block, v_block = k_head + block * stride_k_block, v_head + block * stride_v_block
+                k_block, v_block = k_head + block * stride_k_block * UNIT, v_head + block * stride_v_block * UNIT
             elif PAGING == 2:
                 page = tl.load(table_ptr + row64 * stride_table + start // block_size).to(tl.int64)
-                k_block, v_block = k_head + page * stride_k_block, v_head + page * stride_v_block
+                k_block, v_block = k_head + page * stride_k_block * UNIT, v_head + page * stride_v_block * UNIT
                 within = start % block_size + tl.arange(0, BLOCK_N)
             else:
                 pages = tl.load(table_ptr + row64 * stride_table + key // block_size, mask=present, other=0)
-                k_block = k_head + (pages.to(tl.int64) * stride_k_block)[:, None]
-                v_block = v_head + (pages.to(tl.int64) * stride_v_block)[None, :]
+                k_block = k_head + (pages.to(tl.int64) * stride_k_block * UNIT)[:, None]
+                v_block = v_head + (pages.to(tl.int64) * stride_v_block * UNIT)[None, :]
                 within = key % block_size
             if not NARROW:
                 within = within.to(tl.int64)
             loaded = present[:, None] & in_head[None, :]
-            k = tl.load(k_block + ((within * stride_k_key)[:, None] + chunk_at[None, :]), mask=loaded, other=0.0)
+            k_at = (within * stride_k_key * UNIT)[:, None] + chunk_at[None, :]
+            k = tl.load(k_block + k_at, mask=loaded, other=0.0)
             loaded_t = present[None, :] & in_head[:, None]
-            v_t = tl.load(v_block + ((within * stride_v_key)[None, :] + dim[:, None]), mask=loaded_t, other=0.0)
+            v_at = (within * stride_v_key * UNIT)[None, :] + dim[:, None]
+            v_t = tl.load(v_block + v_at, mask=loaded_t, other=0.0)
             scores = tl.dot(k.to(q.dtype), q_t, input_precision="ieee") * score_scale
             if HAS_SOFTCAP:
                 # softcap is in units of log2, as the scores are; tanh(x) = 1 - 2 / (e^2x + 1).

@@ -34,6 +34,7 @@ __all__ = [
 LOG2E = 1.4426950408889634
 NO_WINDOW = 1 << 30
 MOST_REGISTERS = 255
+_PIECE_BYTES = 16
 # Keys that one instruction asks for where they lie side by side.
 _KEYS_AT_ONCE = 8
 # A tile, and those that are loaded ahead.
@@ -126,6 +127,7 @@ def launch(
     block_table, k_scale, v_scale, sinks = map(_dense, (block_table, k_scale, v_scale, sinks))
     num_kv_heads, block_size = v_cache.shape[1], v_cache.shape[2]
     capacity = block_size if block_table is None else block_table.shape[1] * block_size
+    counted_in = _counted_in(k_cache, v_cache)
     plan = plan_decode(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -136,6 +138,7 @@ def launch(
         split_size=split_size,
         windowed=window is not None,
         smallest_split=smallest_split,
+        in_pieces=counted_in is not None,
     )
     streams = False
     if backend != "triton":
@@ -199,13 +202,18 @@ def launch(
     packed = k_cache.ndim == 5
     # Only a program with several rows has one to ask for.
     at_once = keys_at_once(k_cache, v_cache, block_table) if pdl and rows > 1 and not many else 0
+    unit = counted_in or 1
+    strides = {
+        "k_block": k_cache.stride(0), "k_head": k_cache.stride(1), "k_key": k_cache.stride(3 if packed else 2),
+        "k_chunk": k_cache.stride(2) if packed else 0,
+        "v_block": v_cache.stride(0), "v_head": v_cache.stride(1), "v_key": v_cache.stride(2),
+    }  # fmt: skip
     launch_kernel(split_kv_kernel, (plan.shares(rows, num_sms(out.device)), num_kv_heads * plan.tiles),
-        **{f"{name}_ptr": tensor for name, tensor in tensors.items()}, **numbers, **constants,
+        **{f"{name}_ptr": tensor for name, tensor in tensors.items()}, **constants,
+        **numbers | {"head_dim": head_dim // unit},
+        **{f"stride_{name}": stride // unit for name, stride in strides.items()},
         k_ptr=k_cache, v_ptr=v_cache, k_scale_ptr=seq_lens if k_scale is None else k_scale,
-        v_scale_ptr=seq_lens if v_scale is None else v_scale,
-        stride_k_block=k_cache.stride(0), stride_k_head=k_cache.stride(1),
-        stride_k_key=k_cache.stride(3 if packed else 2), stride_k_chunk=k_cache.stride(2) if packed else 0,
-        stride_v_block=v_cache.stride(0), stride_v_head=v_cache.stride(1), stride_v_key=v_cache.stride(2),
+        v_scale_ptr=seq_lens if v_scale is None else v_scale, UNIT=unit,
         NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1], PAGING=_paging(plan, block_table, block_size),
         KV_SCALES=k_scale is not None, NARROW=narrow(k_cache, v_cache), TRIGGER=plan.trigger,
         AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once,
@@ -266,6 +274,15 @@ def keys_at_once(k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -
         if keys.data_ptr() % 16 or any(stride * item % 16 for stride in (*keys.stride()[:3], head_dim)):
             return 0
     return _KEYS_AT_ONCE if k_cache.stride(2) == v_cache.stride(2) == head_dim else 1
+
+
+def _counted_in(k_cache: Tensor, v_cache: Tensor) -> int | None:
+    """Elements that the Triton kernel counts head_dim and strides in, so that its compiler knows how they are aligned:
+    1 where all are multiples of 16, which Triton sees itself, 8 where they are of 8. None where rows begin anywhere."""
+    numbers = [v_cache.shape[3], *k_cache.stride()[:-1], *v_cache.stride()[:-1]]
+    if any(n % 8 for n in numbers) or any(keys.data_ptr() % _PIECE_BYTES for keys in (k_cache, v_cache)):
+        return None
+    return 8 if any(n % 16 for n in numbers) else 1
 
 
 def narrow(k_cache: Tensor, v_cache: Tensor) -> bool:
