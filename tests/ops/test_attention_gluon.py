@@ -20,7 +20,7 @@ from sass_registers import reads_before_writes
 from onewave.base.errors import UnsupportedError
 from onewave.ops import descriptors_impl
 from onewave.ops.attention import fp8_impl, gluon_impl, gluon_plan, gluon_tiles_impl, mma_impl, op
-from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule, swept
+from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule
 from onewave.ops.attention.gluon_plan import dealt as dealt_table
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.plan import explain_attention
@@ -306,18 +306,23 @@ def test_what_it_does_not_take_is_told_and_asking_by_name_needs_no_sweep() -> No
     ]
     for change, words in others:
         assert words in str(refusal(HopperCall(**vars(call) | change), asked_for=True))
+    narrow = HopperCall((9, 0), "float16", 32)
+    assert "below 40 the Hopper kernel, which pads to 64, gains nothing" in str(refusal(narrow, asked_for=False))
+    assert refusal(narrow, asked_for=True) is None
+
+
+@pytest.mark.usefixtures("covered")
+def test_what_no_sweep_has_covered_is_left_to_the_portable_kernel_unless_asked_for() -> None:
     unswept = HopperCall((9, 0), "float16", 80)
-    assert not swept("float16", 80)
     assert "sweep on a card has not covered float16 with head_dim 80" in str(refusal(unswept, asked_for=False))
     assert refusal(unswept, asked_for=True) is None
 
 
-def test_auto_leaves_what_no_sweep_has_covered_to_the_portable_kernel() -> None:
-    for dtype in ("bf16", "fp16"):
-        for head_dim in (64, 96, 128, 256):
-            found = explain("attention", (2, 8, 500, head_dim), (2, 2, 500, head_dim), device="cuda:sm_90", dtype=dtype)
-            words = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
-            assert (found.backend == "gluon") == swept(words, head_dim)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_auto_takes_it_for_every_head_dim_from_40_on(dtype: str) -> None:
+    for head_dim in range(16, 257, 8):
+        found = explain("attention", (2, 8, 500, head_dim), (2, 2, 500, head_dim), device="cuda:sm_90", dtype=dtype)
+        assert found.backend == ("gluon" if head_dim >= 40 else "triton")
 
 
 @pytest.mark.usefixtures("covered")

@@ -31,6 +31,8 @@ __all__ = [
 PAGE_SIZES = (16, 32, 64, 128, 256)
 
 _HOPPER = (9, 0)
+# Narrower heads, which are padded to 64 columns, too, are no faster than with the portable kernel (docs/log.md).
+_NARROWEST = 40
 # K and V of the heads that are walked together: inside an H200's L2, and where tiles can be dealt one by one so little
 # that its halves may both hold them. (Of 2 to 32 MB, 4 to 8 were the fastest; on a card at its power limit the way of
 # keys and values counts even where nothing waits for it.)
@@ -139,6 +141,8 @@ def refusal(call: HopperCall, *, asked_for: bool) -> str | None:
         return f"the Hopper kernel reads pages of {', '.join(map(str, PAGE_SIZES))} keys, not of {call.page_size}"
     if call.strides is not None:
         return f"the Hopper kernel reads through TMA: {call.strides}"
+    if not asked_for and call.head_dim < _NARROWEST:
+        return f"head_dim {call.head_dim}: below {_NARROWEST} the Hopper kernel, which pads to 64, gains nothing"
     if not asked_for and not swept(call.dtype, call.head_dim):
         return f"the Hopper kernel's sweep on a card has not covered {call.dtype} with head_dim {call.head_dim}"
     return None

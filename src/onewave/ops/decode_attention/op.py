@@ -52,8 +52,8 @@ def decode_attention(
     stream_plan.refusal says and gives the same bits), "triton", "cpu" or "reference".
 
     Returns out like q, and with return_lse also the natural-log sum of exponentials, float32 [rows, heads, queries].
-    Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity, but
-    on whether the cache's rows are whole pieces of 16 bytes; others are read element by element, which is slow.
+    Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity,
+    but on whether the cache's rows are whole pieces of 16 bytes; others are read element by element, which is slow.
     Nothing is read back to the host, so one captured graph serves every length; ONEWAVE_DEBUG=1 checks lengths and
     block table, with a synchronisation (the reference on a CPU always does).
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
