@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.graph import TileGraph
+from onewave.tiles.graph import TileGraph, distinct
 from onewave.tiles.schedule import (
     Csr,
     Ints,
@@ -201,7 +201,7 @@ def derived_edges(program: Program, place: Ints) -> Ints:
             keep = (slot[source] == slot[target]) & (task[source] != task[target])
             found.append(np.stack((task[source[keep]], task[target[keep]]), axis=1))
     pairs = np.concatenate(found)
-    keys = np.unique(pairs[:, 0] * max(1, program.num_tasks) + pairs[:, 1])
+    keys = distinct(pairs[:, 0] * max(1, program.num_tasks) + pairs[:, 1])
     return np.stack(np.divmod(keys, max(1, program.num_tasks)), axis=1).astype(np.int64)
 
 
@@ -234,7 +234,7 @@ def sync_counters(groups: Ints, order: Ints, queues: Sequence[Ints], pairs: Ints
     # Counters that nobody waits for are left out.
     used, wait_part = np.unique(part[producer], return_inverse=True)
     wait_part = wait_part.reshape(-1)
-    waits = np.unique(consumer * max(1, len(used)) + wait_part)
+    waits = distinct(consumer * max(1, len(used)) + wait_part)
     row, counter = np.divmod(waits, max(1, len(used)))
     number_of = np.full(len(size), -1, dtype=np.int64)
     number_of[used] = np.arange(len(used))
@@ -256,7 +256,7 @@ def _task_groups(graph: TileGraph, program: Program, policy: Callable[[StageTile
     groups[writers] = tile
     owner = graph.tensor_of(tile)
     read = ~program.is_write
-    pairs = np.unique(program.access_task[read] * max(1, program.num_tiles) + program.tile[read])
+    pairs = distinct(program.access_task[read] * max(1, program.num_tiles) + program.tile[read])
     reader, read_tile = np.divmod(pairs, max(1, program.num_tiles))
     read_owner = graph.tensor_of(read_tile)
     by_owner = np.argsort(read_owner, kind="stable")

@@ -14,6 +14,7 @@ from dataclasses import InitVar, dataclass, replace
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, VerificationError
+from onewave.tiles.graph import distinct
 from onewave.tiles.schedule import Csr, Ints, Mode, Schedule, Syncs
 from onewave.tiles.verify_order import Places, Step, find_cycle, topological_order, unordered_pairs
 
@@ -267,7 +268,7 @@ def _conflicts(schedule: Schedule, rank: Ints) -> Pairs:
     # A write's version is numbered 2 i + 1, what a tile held at first 2 f: distinct, and in program order per tile.
     version = np.where(inherited, 2 * first_of_tile, 2 * last_write + 1)
     made = index[write]
-    held = np.unique(first_of_tile[inherited])
+    held = distinct(first_of_tile[inherited])
     ids = np.concatenate((2 * made + 1, 2 * held))
     writer = np.concatenate((task[made], np.full(len(held), -1, dtype=np.int64)))
     of_tile = np.concatenate((tile[made], tile[held]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from onewave.tiles.builders import Builder
 from onewave.tiles.graph import Tile
@@ -37,6 +38,8 @@ class Deal:
     queues: list[list[int]] = field(default_factory=list[list[int]])
     load: list[int] = field(default_factory=list[int])
     _spans: dict[str, list[tuple[int, int, Tile]]] = field(default_factory=dict[str, list[tuple[int, int, Tile]]])
+    # What was read before, by source, how much of it there was then, and bounds: all tasks of a stage read the same.
+    _found: dict[tuple[str, int, int, int], tuple[Tile, ...]] = field(default_factory=dict[Any, Any])
 
     def __post_init__(self) -> None:
         self.queues = [[] for _ in range(self.workers)]
@@ -159,16 +162,22 @@ class Deal:
             self.build.tensor(tensor, shape, (self.shape.rows, width), self.shape.weight_bytes)
         return tensor
 
-    def _reads(self, source: str, low: int, high: int) -> list[Tile]:
+    def _reads(self, source: str, low: int, high: int) -> tuple[Tile, ...]:
         """The tiles that hold values low to high of every sequence."""
         if source == INPUT:
-            return [(INPUT, (0, 0))]
+            return ((INPUT, (0, 0)),)
+        key = (source, len(self._spans[source]), low, high)
+        if key not in self._found:
+            self._found[key] = self._find(source, low, high)
+        return self._found[key]
+
+    def _find(self, source: str, low: int, high: int) -> tuple[Tile, ...]:
         found = sorted((first, last, tile) for first, last, tile in self._spans[source] if first < high and low < last)
         reached = low
         for first, last, _ in found:
             reached = last if first <= reached else reached
         assert reached >= high, f"{source}: values {reached} to {high} are read before anything makes them"
-        return [tile for _, _, tile in found]
+        return tuple(tile for _, _, tile in found)
 
     def _writes(self, operation: Operation, first: int, blocks: int, part: int) -> list[Tile]:
         target, height = operation.target, self.height(operation)
