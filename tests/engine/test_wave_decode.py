@@ -367,7 +367,7 @@ def test_what_does_not_suit_is_known_before_anything_is_loaded(card: list[str], 
 def test_packing_is_compiled_ahead_on_zeros_that_stay_zeros() -> None:
     program = plan_decode(warm_wave.one_layer(BASE), batch=1, workers=3).program
     stream = warm_wave._NoWeights(program, torch.float16, CPU)
-    warm_wave._compile_packing(stream)
+    warm_wave.compile_packing(stream)
     assert stream.tensor.shape == (128, 64)
     assert not stream.tensor.any()
 

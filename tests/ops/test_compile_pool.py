@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,3 +62,29 @@ def test_a_process_that_uses_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with processes(4) as pool:
         assert pool is None
+
+
+def test_a_daemon_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "current_process", lambda: SimpleNamespace(daemon=True))
+    with processes(4) as pool:
+        assert pool is None
+
+
+def test_where_the_system_has_room_for_some_of_the_processes_only_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    fork, forked = os.fork, list[int]()
+
+    def once() -> int:
+        if forked:
+            raise BlockingIOError("no more processes")
+        forked.append(fork())
+        return forked[0]
+
+    monkeypatch.setattr(os, "fork", once)
+    with processes(4) as pool:
+        assert pool is None
+    for process in multiprocessing.active_children():
+        process.join(10)
+    assert forked[0] not in [process.pid for process in multiprocessing.active_children()]

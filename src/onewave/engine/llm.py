@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +28,7 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
 from onewave.engine.request import Detokenizer, Request
 from onewave.engine.runner import ModelRunner
+from onewave.engine.wave_ahead import compilers
 from onewave.engine.wave_decode import WaveLoad, load_for
 from onewave.models.loading import load_config
 from onewave.wave.byte_formats import find_rounding
@@ -115,23 +117,23 @@ class LLM:
         self.config: ModelConfig = load_config(location)
         self.dtype = choose_dtype(dtype, self.config, self.device)
         self.max_model_len = choose_max_model_len(max_model_len, self.config)
+        how = WaveLoad(
+            dtype=self.dtype,
+            device=self.device,
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.max_model_len,
+            cache_dir=settings.cache_dir,
+            load_format=load_format,
+            seed=seed,
+            keep_unpacked=keep_unpacked,
+            tokens_per_launch=tokens_per_launch,
+            rounding=find_rounding(quantization),
+            progress=progress,
+        )
         # The tokenizer is built by another thread while the weights load.
-        with ThreadPoolExecutor(1) as thread:
+        with compilers(path, self.config, how) as pool, ThreadPoolExecutor(1) as thread:
             loading = thread.submit(find_tokenizer, tokenizer, location, settings)
-            how = WaveLoad(
-                dtype=self.dtype,
-                device=self.device,
-                max_num_seqs=max_num_seqs,
-                max_model_len=self.max_model_len,
-                cache_dir=settings.cache_dir,
-                load_format=load_format,
-                seed=seed,
-                keep_unpacked=keep_unpacked,
-                tokens_per_launch=tokens_per_launch,
-                rounding=find_rounding(quantization),
-                progress=progress,
-            )
-            network, wave = load_for(path, location, self.config, how)
+            network, wave = load_for(path, location, self.config, replace(how, compilers=pool))
             self._tokenizer, self._why_no_tokenizer = loading.result()
         self.runner = ModelRunner(
             network,

@@ -19,7 +19,7 @@ from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs, uniforms
 from onewave.wave.layout import draw_words
 
-__all__ = ["Sampled", "Sampler", "SamplerRow", "SamplingPlan"]
+__all__ = ["Sampled", "Sampler", "SamplerRow", "SamplingPlan", "compile_kernels"]
 
 # Uniform numbers are made and sent to the device for this many steps at once.
 _STEPS_PER_BLOCK = 64
@@ -58,7 +58,7 @@ class Sampler:
         self.num_slots, self.vocab_size, self.device = num_slots, vocab_size, device
         self._seen: tuple[Tensor, Tensor] | None = None
         if device.type == "cuda":
-            _compile_kernels(vocab_size, device)
+            compile_kernels(vocab_size, device)
 
     def begin(self, slot: int, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Forget what the slot's last owner saw and note the new prompt."""
@@ -82,7 +82,7 @@ class Sampler:
         return SamplingPlan(self, rows)
 
 
-def _compile_kernels(vocab_size: int, device: torch.device) -> None:
+def compile_kernels(vocab_size: int, device: torch.device) -> None:
     """Choose two tokens of nothing, so that no request waits for what chooses them to be compiled."""
     logits, uniform = torch.zeros(1, vocab_size, device=device), torch.zeros(1, dtype=torch.float64, device=device)
     drawn = RowParameters.build(temperature=[1.0], top_k=[0], top_p=[1.0], min_p=[0.0], device=device)

@@ -1,41 +1,34 @@
 """Decoding through the one-launch wave: built when the model loads, checked against the plain operators, then used."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# (tolist and torch.linalg are only partly annotated.)
-
 from __future__ import annotations
 
 import gc
 import logging
-import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError, ModelError, OnewaveError, UnsupportedError
+from onewave.engine.wave_ahead import plan_and_compile
+from onewave.engine.wave_check import Step, check_several, self_check, some_draws
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models.batch import Batch
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.loading import load_model, open_parts
-from onewave.ops.sampling import RowParameters, greedy, sample, uniforms
 from onewave.wave.byte_formats import Rounding
-from onewave.wave.layout import DRAW_WORDS, draw_words, limit_words
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
 from onewave.weights.progress import byte_progress
 from onewave.weights.sources import ModelLocation
 
 if TYPE_CHECKING:
-    from onewave.models.llama_plan import DecodeWave
     from onewave.models.streamed import StreamedModel
 
 __all__ = [
@@ -51,29 +44,10 @@ __all__ = [
 ]
 
 _log = logging.getLogger("onewave")
-# Lengths of the self-check's sequences, in turn: several splits of 128 keys, one key, a few, a split and a little.
-_CHECKED_LENGTHS = (299, 1, 19, 129)
-_CHECKED_CAPACITY = 320
-# How their tokens are drawn, in turn: temperature, min_p, top_k, top_p.
-_CHECKED_DRAWS = (
-    (0.8, 0.0, 40, 0.9),
-    (1.0, 0.0, 0, 1.0),
-    (0.0, 0.0, 0, 1.0),
-    (1.5, 0.0, 0, 0.7),
-    (1.2, 0.02, 0, 1.0),
-    (0.7, 0.01, 5, 1.0),
-)
 # Two 16-bit ways to the same logits differ by about a hundredth; a wrong one by about their size.
 _MOST_DIFFERENCE = 0.05
 # Of rounded weights, which plain operators have rounded to 16 bits once more: as far apart as two roundings of weights.
 _MOST_ROUNDED_DIFFERENCE = 0.1
-
-
-class Step(Protocol):
-    """Something that decodes one token a sequence, as DecodeWave does."""
-
-    def bind_cache(self, kv: StaticKVCache) -> None: ...
-    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +57,7 @@ class WaveLoad:
     keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory,
     and never of rounded ones, which are there to save memory. cache_dir: where finished programs are kept.
     tokens_per_launch: that `produce` makes; 1: only steps of one token. rounding: of the matrices, to one byte; None:
-    none. progress: draw a bar on stderr.
+    none. progress: draw a bar on stderr. compilers: what wave_ahead.compilers yields.
     """
 
     dtype: torch.dtype
@@ -97,6 +71,7 @@ class WaveLoad:
     tokens_per_launch: int = 1
     rounding: Rounding | None = None
     progress: bool = False
+    compilers: ProcessPoolExecutor | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -140,7 +115,7 @@ class WaveDecoder:
         assert self._several is not None
         try:
             for turn in range(2):  # of one sequence, too, both with limits and without
-                draws = _some_draws(sequences, self.tokens_per_launch, turn)
+                draws = some_draws(sequences, self.tokens_per_launch, turn)
                 check_several(model, self._wave, self._several, sequences, self.tokens_per_launch, draws)
         except Exception as error:
             # Whatever it was, a compiler's error too: this build is one of its own, and nothing else needs it.
@@ -319,8 +294,8 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
 
 
 def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
-    """The step's program, from the cache; where it is not there, the kernel compiles while it is planned."""
-    from onewave.models.llama_plan import plan_decode, workers_for
+    """The step's program, from the cache; where it is not there, kernels compile while it is planned."""
+    from onewave.models.llama_plan import workers_for
     from onewave.models.plan_cache import load_program, program_path, save_program
     from onewave.wave.launch import co_resident
 
@@ -329,15 +304,8 @@ def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
     path = program_path(config, batch=batch, workers=workers, cache_dir=how.cache_dir, weight_bytes=width)
     found = load_program(path)
     if found is None:
-        from onewave.models.warm_wave import compile_ahead
-
-        def compiled() -> None:
-            compile_ahead(config, batch=batch, dtype=how.dtype, device=how.device, rounding=how.rounding)
-
-        with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-            thread.submit(compiled)
-            found = plan_decode(config, batch=batch, workers=workers, weight_bytes=width).program
-            save_program(found, path)
+        found = plan_and_compile(config, how, workers)
+        save_program(found, path)
     return found
 
 
@@ -346,118 +314,3 @@ def _matrix_bytes(config: ModelConfig, weight_bytes: int) -> int:
 
     layer = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
     return (config.num_layers * layer + config.vocab_size * config.hidden_size) * weight_bytes
-
-
-@torch.inference_mode()
-def self_check(model: Llama, wave: Step, sequences: int) -> float:
-    """One step of the wave beside one of the plain operators, on the real weights.
-
-    Returns the difference of the logits and of the caches' new rows over
-    the plain ones' size, whichever is greater; infinite if any is not a number.
-    """
-    most = min(_CHECKED_CAPACITY, model.max_model_len) - 1
-    lengths = [min(most, _CHECKED_LENGTHS[i % len(_CHECKED_LENGTHS)]) for i in range(sequences)]
-    dice = torch.Generator().manual_seed(0)
-    prompts: list[list[int]] = [torch.randint(model.config.vocab_size, (n,), generator=dice).tolist() for n in lengths]
-    ours, theirs = (model.new_cache(num_slots=sequences + 1, capacity=_CHECKED_CAPACITY) for _ in range(2))
-    for slot, prompt in enumerate(prompts):
-        model.forward(Batch.prefill([(slot, prompt, 0)], model.device), theirs)
-    ours.copy_from(theirs)
-    tokens = torch.randint(model.config.vocab_size, (sequences,), generator=dice).to(model.device)
-    positions = torch.tensor(lengths, device=model.device)
-    slots = torch.arange(sequences, device=model.device)
-    expected = model.forward(Batch.decode(tokens, positions, slots), theirs)
-    wave.bind_cache(ours)
-    found = wave(tokens, positions, slots)
-    pairs = [(found, expected)]
-    for mine, plain in ((ours.k, theirs.k), (ours.v, theirs.v)):
-        pairs.append((mine[:, slots, :, positions].float(), plain[:, slots, :, positions].float()))
-    found_errors = [_difference(a, b) for a, b in pairs]
-    return float("inf") if any(math.isnan(error) for error in found_errors) else max(found_errors)
-
-
-@torch.inference_mode()
-def check_several(
-    model: Llama, one: DecodeWave, several: DecodeWave, sequences: int, count: int, draws: Tensor | None = None
-) -> None:
-    """Raise UnsupportedError unless a launch of `count` tokens gives those of as many launches, and the same caches,
-    and if its sequences end one after the other as much of both as it should. draws: as SamplingPlan.draws; what is
-    drawn is compared with the sampler's."""
-    most = min(_CHECKED_CAPACITY, model.max_model_len) - count
-    if most < 1:
-        raise UnsupportedError(
-            "tokens_per_launch", got=str(count), allowed=f"below max_model_len={model.max_model_len}"
-        )
-    lengths = [min(most, _CHECKED_LENGTHS[i % len(_CHECKED_LENGTHS)]) for i in range(sequences)]
-    before, ours, theirs = (model.new_cache(num_slots=sequences + 1, capacity=_CHECKED_CAPACITY) for _ in range(3))
-    dice = torch.Generator(model.device).manual_seed(0)
-    for cache in (before.k, before.v):
-        cache.normal_(generator=dice)
-    first = torch.randint(model.config.vocab_size, (sequences,), generator=dice, device=model.device)
-    positions = torch.tensor(lengths, device=model.device)
-    slots = torch.arange(sequences, device=model.device)
-    theirs.copy_from(before)
-    one.bind_cache(theirs)
-    tokens, expected = first, list[Tensor]()
-    for step in range(count):
-        logits = one(tokens, positions + step, slots)
-        tokens = greedy(logits) if draws is None else _drawn(logits, draws, step)
-        expected.append(tokens)
-    rows = cast("list[list[int]]", torch.stack(expected).T.tolist())
-    several.bind_cache(ours)
-    whole = [limit_words(most + count)] * sequences, [count] * sequences
-    for limits, kept in (whole, _some_limits(rows, lengths, first.tolist())):
-        ours.copy_from(before)
-        given = torch.tensor(limits, device=model.device)
-        found = several.produce(first, positions, slots, given, None if draws is None else draws.to(model.device))
-        several.wave.check()
-        cut = [row[:more] + [-1] * (count - more) for row, more in zip(rows, kept, strict=True)]
-        ends = [length + more for length, more in zip(lengths, kept, strict=True)]
-        if found.T.tolist() != cut or not _holds_up_to(ends, ours, theirs, before):
-            got = f"{count} tokens of one launch differ from those of {count} launches"
-            got += "" if (limits, kept) == whole else " up to some limits"
-            got += "" if draws is None else " where they are drawn"
-            raise UnsupportedError("self-check of the wave", got=got, next="Use tokens_per_launch=1.")
-
-
-def _holds_up_to(ends: list[int], ours: StaticKVCache, new: StaticKVCache, old: StaticKVCache) -> bool:
-    """Whether each slot holds what is new up to its end, and what is old behind."""
-    for mine, made, left in ((ours.k, new.k, old.k), (ours.v, new.v, old.v)):
-        for slot, end in enumerate(ends):
-            if not torch.equal(mine[:, slot, :, :end], made[:, slot, :, :end]):
-                return False
-            if not torch.equal(mine[:, slot, :, end:], left[:, slot, :, end:]):
-                return False
-    return True
-
-
-def _some_draws(sequences: int, count: int, first: int) -> Tensor:
-    """Draws of sequences with limits of different kinds, from that one on, as SamplingPlan.draws has them."""
-    fixed = [draw_words(*_CHECKED_DRAWS[(first + i) % len(_CHECKED_DRAWS)]) for i in range(sequences)]
-    return torch.from_numpy(np.concatenate((fixed, uniforms(range(sequences), [0] * sequences, count)), axis=1))
-
-
-def _drawn(logits: Tensor, draws: Tensor, step: int) -> Tensor:
-    """What the sampler draws at a step of these draws."""
-    temperature, min_p, top_k, top_p = cast("list[list[float]]", draws[:, :DRAW_WORDS].T.tolist())
-    ranks = [int(k) for k in top_k]
-    rows = RowParameters.build(temperature=temperature, top_k=ranks, top_p=top_p, min_p=min_p, device=logits.device)
-    return sample(logits, draws[:, DRAW_WORDS + step].to(logits.device), rows)
-
-
-def _some_limits(rows: list[list[int]], lengths: list[int], first: list[int]) -> tuple[list[list[int]], list[int]]:
-    """Limits at which sequences with these tokens end one after the other, by their length or by a token, and how many
-    tokens each then has. lengths: before the first token that is fed, which may be that very token: then none."""
-    limits: list[list[int]] = []
-    kept: list[int] = []
-    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        last = i % len(row)
-        by_token = i % 2 == 1
-        limits.append(limit_words(length + (len(row) if by_token else last + 1), [row[last]] if by_token else []))
-        kept.append([first[i], *row].index(row[last]) if by_token else last + 1)
-    return limits, kept
-
-
-def _difference(a: Tensor, b: Tensor) -> float:
-    size = float(torch.linalg.vector_norm(b))
-    return float(torch.linalg.vector_norm(a - b)) / max(size, 1e-9)

@@ -26,7 +26,7 @@ from onewave.models.config import ModelConfig
 from onewave.wave.layout import STEP_WORDS, TileShape
 from onewave.wave.program import Region, WaveProgram
 
-__all__ = ["load_program", "program_path", "save_program"]
+__all__ = ["load_program", "planned_before", "program_path", "save_program"]
 
 _PACKAGE = Path(__file__).parents[1]
 _SOURCES = ("tiles/*.py", "wave/*.py", "models/llama_plan.py", "models/plan_cache.py")
@@ -37,11 +37,18 @@ _MOST_FILES = 16
 
 def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: int = 2) -> Path:
     """Where the cache keeps the program of a step, whether or not it is there."""
+    return cache_dir / "wave" / f"{_key(config, batch, weight_bytes)}-{workers}.program"
+
+
+def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: int = 2) -> bool:
+    """Whether the cache keeps a step's program, for any number of workers: without asking a card how many it takes."""
+    return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes)}-*.program"))
+
+
+def _key(config: ModelConfig, batch: int, weight_bytes: int) -> str:
     padded = 1 << (batch - 1).bit_length()
-    sizes = {"batch": padded, "workers": workers, "weight_bytes": weight_bytes}
-    facts = {"config": asdict(config), **sizes, "sources": _sources_digest()}
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    return cache_dir / "wave" / f"{key[:32]}.program"
+    facts = {"config": asdict(config), "batch": padded, "weight_bytes": weight_bytes, "sources": _sources_digest()}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def save_program(program: WaveProgram, path: Path) -> bool:

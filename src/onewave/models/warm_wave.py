@@ -1,8 +1,8 @@
-"""Compiling a decode step's kernel before its program is planned.
+"""Compiling a model's kernels before the program of its decode step is planned.
 
-What the kernel is compiled for does not depend on how many layers or words of vocabulary there are. So one layer of
-the model with a few words, all zeros, is planned in a moment and launched once, while the real step is being planned:
-Triton then finds its kernel compiled.
+What the step's kernel is compiled for does not depend on how many layers or words of vocabulary there are. So one layer
+of the model with a few words, all zeros, is planned in a moment and launched once, while the real step is being
+planned: Triton then finds its kernel compiled. Plain operators run on a layer of zeros as well, with all words.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import Batch
 from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.llama_plan import DecodeWave, plan_decode
@@ -21,7 +23,7 @@ from onewave.wave.layout import Word
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.wave.program import WaveProgram
 
-__all__ = ["compile_ahead", "one_layer", "sketch"]
+__all__ = ["PlainSketch", "blank_stream", "compile_ahead", "compile_packing", "compile_step", "one_layer", "sketch"]
 
 _WORDS = 64
 _CAPACITY = 16
@@ -44,6 +46,9 @@ class _NoWeights(WeightStream):
         self.program = replace(program, steps=steps)
         assert self.images.nbytes == program.shape.tile_bytes
 
+    def _unpack(self, matrix: StreamMatrix, first: int, last: int, out: torch.Tensor) -> torch.Tensor:
+        return out.zero_().view(matrix.count * (last - first), matrix.cols)
+
 
 def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
     """A model of zeros, with what a decode step's setup looks at; its matrices lie in the stream."""
@@ -63,6 +68,40 @@ def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
     return Llama(config, weights, max_model_len=_CAPACITY)
 
 
+class PlainSketch(Llama):
+    """One layer of zeros for what plain operators launch on a whole model whose matrices lie in a stream. A forward
+    pass leaves attention out, which `attend` launches: its kernel takes longest to compile, and all else follows it."""
+
+    def __init__(self, config: ModelConfig, stream: WeightStream, *, max_model_len: int):
+        layer = replace(config, num_layers=1, layer_windows=config.layer_windows[:1])
+        weights = sketch(layer, stream).weights
+        if config.tie_word_embeddings and stream.rounding is None:
+            assert isinstance(weights.embedding, torch.Tensor)
+            weights = replace(weights, head=weights.embedding)
+        super().__init__(layer, weights, max_model_len=max_model_len)
+        self._windows = dict.fromkeys(config.layer_windows)
+
+    @torch.inference_mode()
+    def attend(self, kv: StaticKVCache, *batches: Batch) -> None:
+        """Launch the attention of these forward passes, of each kind that the whole model has."""
+        for batch in batches:
+            shape = (len(batch.token_ids), self.config.num_heads, self.config.head_dim)
+            q = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            for window in self._windows:
+                super()._attend(batch, batch.positions + 1, q, *kv.layer(0), window)
+
+    def _attend(
+        self,
+        batch: Batch,
+        seq_lens: torch.Tensor,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        window: int | None,
+    ) -> torch.Tensor:
+        return q.flatten(1)
+
+
 @torch.inference_mode()
 def compile_ahead(
     config: ModelConfig,
@@ -72,25 +111,39 @@ def compile_ahead(
     device: torch.device,
     rounding: Rounding | None = None,
 ) -> None:
-    """Compile the kernel of a model's decode step and launch it once on zeros. Raises UnsupportedError."""
-    from onewave.wave.launch import co_resident
-
-    small = one_layer(config)
+    """Compile the kernel of a model's decode step and launch it once on zeros, and what packs matrices for it. Raises
+    UnsupportedError."""
     with torch.cuda.device(device):
-        width = dtype.itemsize if rounding is None else 1
-        program = plan_decode(small, batch=batch, workers=co_resident(device), weight_bytes=width).program
-        stream = _NoWeights(program, dtype, device, rounding)
-        model = sketch(small, stream)
-        wave = DecodeWave(model, batch=batch, stream=stream)
-        wave.bind_cache(model.new_cache(num_slots=batch, capacity=_CAPACITY))
-        numbers = torch.zeros(batch, dtype=torch.int64, device=device)
-        wave(numbers, numbers, torch.arange(batch, device=device))
-        _compile_packing(stream)
+        stream = blank_stream(config, batch=batch, dtype=dtype, device=device, rounding=rounding)
+        compile_step(config, stream, batch=batch)
+        compile_packing(stream)
         torch.cuda.synchronize(device)
 
 
-def _compile_packing(stream: WeightStream) -> None:
-    """Compile what packs and unpacks a model's matrices, on a tile of zeros."""
+def blank_stream(
+    config: ModelConfig, *, batch: int, dtype: torch.dtype, device: torch.device, rounding: Rounding | None = None
+) -> WeightStream:
+    """A stream for one layer of the model in which there is nothing but zeros, in next to no memory."""
+    from onewave.wave.launch import co_resident
+
+    width = dtype.itemsize if rounding is None else 1
+    program = plan_decode(one_layer(config), batch=batch, workers=co_resident(device), weight_bytes=width).program
+    return _NoWeights(program, dtype, device, rounding)
+
+
+@torch.inference_mode()
+def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int) -> None:
+    """Launch a blank stream's step."""
+    model = sketch(one_layer(config), stream)
+    wave = DecodeWave(model, batch=batch, stream=stream)
+    wave.bind_cache(model.new_cache(num_slots=batch, capacity=_CAPACITY))
+    numbers = torch.zeros(batch, dtype=torch.int64, device=stream.device)
+    wave(numbers, numbers, torch.arange(batch, device=stream.device))
+
+
+@torch.inference_mode()
+def compile_packing(stream: WeightStream) -> None:
+    """Launch what packs and unpacks a model's matrices, on a blank stream's one tile."""
     from onewave.wave.pack_impl import pack_tiles, unpack_bytes, unpack_tiles
 
     shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)

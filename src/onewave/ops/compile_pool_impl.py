@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import signal
 import threading
 from collections.abc import Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
@@ -22,22 +23,33 @@ __all__ = ["compile_in", "compile_kernel", "processes"]
 
 @contextmanager
 def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
-    """So many processes, forked from this one. None where there is no fork, and once this process uses CUDA or has
-    other threads, whose locks a fork would keep for ever."""
+    """So many processes, forked from this one. None where there is no fork, once this process uses CUDA or has other
+    threads, whose locks a fork would keep for ever, in a daemon, which may have no processes of its own, and where the
+    system refuses."""
     alone = threading.active_count() == 1 and not torch.cuda.is_initialized()
-    if count < 2 or not alone or "fork" not in multiprocessing.get_all_start_methods():
+    may_fork = "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
+    if count < 2 or not alone or not may_fork:
         yield None
         return
+    others = multiprocessing.active_children()
     with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_prepare) as pool:
-        # The first job forks all of them, while there is one thread.
-        pool.submit(int)
-        yield pool
+        forked = True
+        try:
+            # The first job forks all of them, while there is one thread.
+            pool.submit(int)
+        except OSError:  # no memory, or no more processes
+            forked = False
+            for process in multiprocessing.active_children():
+                if process not in others:
+                    process.terminate()
+        yield pool if forked else None
 
 
 def _prepare() -> None:
     """What a process's first compilation would begin with, while the one that asks for it still looks for its card."""
     from triton.runtime.cache import triton_key
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that waits
     gc.disable()  # a kernel's syntax trees are many objects, and the process does not last
     triton_key()  # reads all of Triton's own files
 

@@ -18,7 +18,7 @@ from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.backends import current_card
 from onewave.ops.compile_pool_impl import compile_in, processes
 
-__all__ = ["Warmed", "warm"]
+__all__ = ["Warmed", "side_by_side", "warm"]
 
 _HEADS = 16
 # Sequences and their tokens: few enough for causal tiles to be dealt in turns, enough for a table or a sorted queue.

@@ -1,0 +1,143 @@
+"""What a model's first load does at once: planning the program of its decode step, and compiling all kernels that the
+load then launches.
+
+Both are Python, seconds of it each. So processes do the work: one plans, the others compile what threads of this one
+ask for, which launch on zeros what the self-check and the sampler are going to launch. Where there are no such
+processes only the step's own kernel compiles in a thread, beside planning in this one: more would delay both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onewave.engine.sampler import compile_kernels
+from onewave.engine.wave_check import CHECKED_CAPACITY, checked_lengths, self_check
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import Batch
+from onewave.models.config import ModelConfig
+from onewave.models.plan_cache import planned_before
+from onewave.ops.compile_pool_impl import compile_in, processes
+from onewave.ops.warm import side_by_side
+from onewave.wave.program import WaveProgram
+
+if TYPE_CHECKING:
+    from onewave.engine.wave_decode import WaveLoad
+
+__all__ = ["compilers", "plan_and_compile"]
+
+_log = logging.getLogger("onewave")
+# Planning, the two kernels that take longest, and the others.
+_PROCESSES = 5
+# Imported once, before there are several processes.
+_MODULES = ("onewave.models.llama_plan", "onewave.wave.kernel", "onewave.ops.attention.gluon_impl")
+
+
+@contextmanager
+def compilers(path: str, config: ModelConfig, how: WaveLoad) -> Generator[ProcessPoolExecutor | None]:
+    """Processes for a load on that decode path, which have to be there before it uses the card or a second thread.
+    None where nothing is to be planned, as far as can be said without the card, and where there can't be any."""
+    try:
+        wanted = _may_plan(path, config, how)
+        for module in _MODULES if wanted else ():
+            import_module(module)
+    except ImportError:  # then the wave doesn't run here, and loading says why
+        wanted = False
+    with processes(_PROCESSES if wanted else 0) as pool:
+        yield pool
+
+
+def _may_plan(path: str, config: ModelConfig, how: WaveLoad) -> bool:
+    from onewave.models.llama_plan import unsupported_because
+
+    batch = how.max_num_seqs
+    if path not in ("auto", "wave") or how.device.type != "cuda" or unsupported_because(config, batch) is not None:
+        return False
+    return not planned_before(config, batch=batch, cache_dir=how.cache_dir, weight_bytes=how.weight_bytes)
+
+
+def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WaveProgram:
+    """Plan a model's step for so many workers, and meanwhile compile its kernel, with how.compilers also what the
+    self-check and the sampler launch. What fails to compile is compiled when it is needed. Raises UnsupportedError."""
+    job = partial(_plan, config, batch=how.max_num_seqs, workers=workers, weight_bytes=how.weight_bytes)
+    pool = how.compilers
+    with compile_in(pool), ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
+        thread.submit(_compile, config, how)
+        found = job() if pool is None else _done_by(pool, job)
+    if pool is not None and how.device.type == "cuda":
+        torch.cuda.empty_cache()  # which has kept memory for the threads' streams
+    return found
+
+
+def _plan(config: ModelConfig, *, batch: int, workers: int, weight_bytes: int) -> WaveProgram:
+    from onewave.models.llama_plan import plan_decode
+
+    return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
+
+
+def _done_by(pool: ProcessPoolExecutor, job: Callable[[], WaveProgram]) -> WaveProgram:
+    try:
+        return pool.submit(job).result()
+    except Exception as error:
+        # Whatever it was: what fails there fails here again, with its own words.
+        _log.debug("planning again, in this process: %s: %s", type(error).__name__, error)
+        return job()
+
+
+def _compile(config: ModelConfig, how: WaveLoad) -> None:
+    from onewave.models.warm_wave import compile_ahead
+
+    try:
+        if how.compilers is None:
+            compile_ahead(config, batch=how.max_num_seqs, dtype=how.dtype, device=how.device, rounding=how.rounding)
+        else:
+            launches = _launches(config, how)
+            side_by_side(launches, how.device, len(launches))
+    except Exception as error:
+        # Whatever it was: it comes again, and is reported, where the load itself launches this.
+        _log.debug("not everything is compiled ahead: %s: %s", type(error).__name__, error)
+
+
+def _launches(config: ModelConfig, how: WaveLoad) -> dict[str, Callable[[], object]]:
+    """Launches of all that a load is going to launch, by name; each compiles for a while."""
+    from onewave.models import warm_wave
+
+    sequences, device = how.max_num_seqs, how.device
+    lengths = checked_lengths(how.max_model_len, sequences)
+    stream = warm_wave.blank_stream(config, batch=sequences, dtype=how.dtype, device=device, rounding=how.rounding)
+    model = warm_wave.PlainSketch(config, stream, max_model_len=min(how.max_model_len, CHECKED_CAPACITY))
+    cache = model.new_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
+    zeros, positions = torch.zeros(sequences, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
+    prompts = [Batch.prefill([(slot, [0] * length, 0)], device) for slot, length in enumerate(lengths)]
+    step = Batch.decode(zeros, positions, torch.arange(sequences, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # the launches have streams of their own
+    return {
+        "attention of prompts": partial(model.attend, cache, *prompts),
+        "the wave": partial(warm_wave.compile_step, config, stream, batch=sequences),
+        "attention of a step": partial(model.attend, cache, step),
+        "other plain operators": partial(self_check, model, _NoStep(config.vocab_size), sequences),
+        "packing": partial(warm_wave.compile_packing, stream),
+        "sampler": partial(compile_kernels, config.vocab_size, device),
+    }
+
+
+class _NoStep:
+    """A step that makes nothing of its tokens."""
+
+    def __init__(self, vocab_size: int):
+        self._vocab_size = vocab_size
+
+    def bind_cache(self, kv: StaticKVCache) -> None:
+        pass
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        return torch.zeros(len(tokens), self._vocab_size, device=tokens.device)

@@ -1,0 +1,279 @@
+"""What is compiled while a first program is planned: what the load launches later, and never in the load's way."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError
+from onewave.engine import llm, wave_ahead
+from onewave.engine.wave_ahead import compilers, plan_and_compile
+from onewave.engine.wave_check import self_check
+from onewave.engine.wave_decode import WaveLoad
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models import llama, llama_plan, warm_wave
+from onewave.models.batch import Batch
+from onewave.models.config import ModelConfig
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import plan_decode
+from onewave.models.loading import open_parts
+from onewave.models.plan_cache import program_path, save_program
+from onewave.models.streamed import stream_model
+from onewave.wave import launch, pack
+from onewave.wave.byte_formats import ROUNDINGS
+from onewave.wave.pack import WeightStream
+from onewave.weights.sources import ModelLocation
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from tiny_decoders import BASE
+
+LOCATION = ModelLocation("builtin", None, "tiny")
+CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
+OPERATORS = ("add_rms_norm", "append_kv", "attention", "decode_attention", "embedding", "linear", "rms_norm", "swiglu")
+FAMILIES = {
+    "own head": BASE,
+    "tied tables": replace(BASE, tie_word_embeddings=True),
+    "biases": replace(BASE, qkv_bias=True),
+    "norms of q and k, a sliding window": replace(BASE, qk_norm=True, layer_windows=(7, None)),
+}
+
+
+def how(tmp_path: Path, **changes: Any) -> WaveLoad:
+    given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 3, "max_model_len": 400}
+    return WaveLoad(**given | {"cache_dir": tmp_path, "load_format": "dummy"} | changes)
+
+
+class PlainWave:
+    """DecodeWave on a card that is not there: plain operators."""
+
+    def __init__(self, model: Llama, *, batch: int, stream: WeightStream):
+        self.model, self.batch = model, batch
+
+    def bind_cache(self, kv: StaticKVCache) -> None:
+        self.kv = kv
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        assert len(tokens) == self.batch
+        return self.model.forward(Batch.decode(tokens, positions, slots), self.kv)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A CPU that passes for a card; what happened on it, in no order."""
+    seen: list[str] = []
+
+    def noting(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **named: Any) -> Any:
+            seen.append(name)
+            return right(*arguments, **named)
+
+        return act
+
+    monkeypatch.setattr(launch, "co_resident", lambda device: 3)
+    monkeypatch.setattr(warm_wave, "DecodeWave", PlainWave)
+    monkeypatch.setattr(wave_ahead, "compile_kernels", lambda vocab_size, device: seen.append("sampler"))
+    monkeypatch.setattr(wave_ahead, "self_check", noting("self-check", self_check))
+    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *arguments, **named: seen.append("the wave alone"))
+    monkeypatch.setattr(warm_wave, "compile_step", noting("the wave", warm_wave.compile_step))
+    monkeypatch.setattr(warm_wave, "compile_packing", noting("packing", warm_wave.compile_packing))
+    monkeypatch.setattr(llama_plan, "plan_decode", noting("planned", plan_decode))
+    return seen
+
+
+def seen_by(value: Any) -> Any:
+    """What a kernel may be compiled for of an argument, and more."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape), value.stride(), value.data_ptr() % 16
+    return value
+
+
+def calls_of(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """Every call of an operator that the model makes meanwhile."""
+    found: set[Any] = set()
+
+    def noting(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **named: Any) -> Any:
+            given = {key: seen_by(value) for key, value in sorted(named.items())}
+            found.add((name, tuple(seen_by(each) for each in arguments), tuple(given.items())))
+            return right(*arguments, **named)
+
+        return act
+
+    with monkeypatch.context() as patched:
+        for name in OPERATORS:
+            patched.setattr(llama, name, noting(name, getattr(llama, name)))
+        work()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "rounded", "max_model_len"),
+    [*((family, rounded, 40) for family in FAMILIES for rounded in (False, True)), ("own head", False, 400)],
+)
+def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
+    made: list[str],
+    family: str,
+    rounded: bool,
+    max_model_len: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, rounding = FAMILIES[family], ROUNDINGS["int8"] if rounded else None
+    monkeypatch.setattr(pack, "_PART_BYTES", 50 * 2 * config.hidden_size)  # the head in three parts
+    load = how(tmp_path, rounding=rounding, max_model_len=max_model_len)
+    program = plan_decode(config, batch=3, workers=3, weight_bytes=load.weight_bytes).program
+    with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
+        more = {"dtype": load.dtype, "device": CPU, "max_model_len": max_model_len, "rounding": rounding}
+        whole = stream_model(parts, config, program, **more).model
+    nothing = wave_ahead._NoStep(config.vocab_size)
+    later = calls_of(lambda: self_check(whole, nothing, 3), monkeypatch)
+    launches = wave_ahead._launches(config, load)
+    launches.pop("the wave")
+
+    def ahead() -> None:
+        for each in launches.values():
+            each()
+
+    found = calls_of(ahead, monkeypatch)
+    assert {name for name, _, _ in later} == set(OPERATORS)
+    assert found == later
+
+
+def test_with_processes_everything_is_launched_and_one_of_them_plans(made: list[str], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="other process") as pool:
+        found = plan_and_compile(BASE, how(tmp_path, compilers=pool), 3)
+    expected = plan_decode(BASE, batch=3, workers=3).program
+    assert (found.steps == expected.steps).all()
+    assert sorted(made) == ["packing", "planned", "sampler", "self-check", "the wave"]
+
+
+def test_without_processes_only_the_wave_is_compiled(made: list[str], tmp_path: Path) -> None:
+    plan_and_compile(BASE, how(tmp_path), 3)
+    assert sorted(made) == ["planned", "the wave alone"]
+
+
+@pytest.mark.parametrize("ending", ["dies", "is dead"])
+def test_when_the_processes_die_this_one_plans(made: list[str], ending: str, tmp_path: Path) -> None:
+    class Broken(ThreadPoolExecutor):
+        def submit(self, *given: Any, **named: Any) -> Any:
+            if ending == "is dead":
+                raise RuntimeError("broken pool")
+            return super().submit(lambda: 1 // 0)
+
+    with Broken(1) as pool:
+        found = plan_and_compile(BASE, how(tmp_path, compilers=pool), 3)
+    assert len(found.steps)
+    assert made.count("planned") == 1
+
+
+def test_what_can_not_be_planned_is_said_in_its_own_words(made: list[str], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UnsupportedError, match="up to 16 sequences"):
+        plan_and_compile(BASE, how(tmp_path, compilers=pool, max_num_seqs=17), 3)
+
+
+@pytest.mark.parametrize("with_processes", [False, True])
+def test_what_fails_to_compile_is_told_to_who_debugs_and_stops_nothing(
+    made: list[str],
+    with_processes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*given: Any, **named: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(warm_wave, "compile_step" if with_processes else "compile_ahead", fails)
+    caplog.set_level(logging.DEBUG, "onewave")
+    before = threading.active_count()
+    with ThreadPoolExecutor(1) as pool:
+        found = plan_and_compile(BASE, how(tmp_path, compilers=pool if with_processes else None), 3)
+    assert threading.active_count() == before
+    assert len(found.steps)
+    (record,) = caplog.records
+    assert record.levelname == "DEBUG"
+    assert record.getMessage() == "not everything is compiled ahead: RuntimeError: no such kernel"
+    assert "sampler" in made or not with_processes
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many processes were asked for; none are made."""
+    counts: list[int] = []
+
+    @contextmanager
+    def processes(count: int) -> Any:
+        counts.append(count)
+        yield None
+
+    monkeypatch.setattr(wave_ahead, "processes", processes)
+    monkeypatch.setattr(wave_ahead, "_MODULES", ())
+    return counts
+
+
+def enter(path: str, load: WaveLoad, config: ModelConfig = BASE) -> None:
+    with compilers(path, config, load):
+        pass
+
+
+@pytest.mark.parametrize("path", ["auto", "wave"])
+def test_there_are_processes_where_a_wave_may_be_planned(forked: list[int], path: str, tmp_path: Path) -> None:
+    enter(path, how(tmp_path, device=CARD))
+    assert forked == [wave_ahead._PROCESSES]
+    assert not torch.cuda.is_initialized()
+
+
+def test_there_are_none_where_no_wave_is_tried(forked: list[int], tmp_path: Path) -> None:
+    enter("graph", how(tmp_path, device=CARD))
+    enter("auto", how(tmp_path))
+    enter("wave", how(tmp_path, device=CARD, max_num_seqs=17))
+    enter("wave", how(tmp_path, device=CARD), replace(BASE, head_dim=48))
+    assert forked == [0, 0, 0, 0]
+
+
+def test_there_are_none_where_a_program_is_kept_whatever_the_card(forked: list[int], tmp_path: Path) -> None:
+    program = plan_decode(BASE, batch=3, workers=3).program
+    assert save_program(program, program_path(BASE, batch=3, workers=3, cache_dir=tmp_path))
+    enter("auto", how(tmp_path, device=CARD))
+    enter("auto", how(tmp_path, device=CARD, max_num_seqs=1))
+    enter("auto", how(tmp_path, device=CARD, rounding=ROUNDINGS["fp8"]))
+    enter("auto", how(tmp_path, device=CARD), replace(BASE, qk_norm=True))
+    assert [count > 0 for count in forked] == [False, True, True, True]
+
+
+def test_a_triton_without_gluon_is_left_to_the_load(
+    forked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wave_ahead, "_MODULES", ("onewave.no_such_module",))
+    enter("auto", how(tmp_path, device=CARD))
+    assert forked == [0]
+
+
+def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, pool, seen = threading.active_count(), object(), list[Any]()
+
+    @contextmanager
+    def noting(path: str, config: ModelConfig, load: WaveLoad) -> Any:
+        assert threading.active_count() == before
+        yield pool
+        seen.append("ended")
+
+    def load_for(path: str, location: ModelLocation, config: ModelConfig, load: WaveLoad) -> Any:
+        seen.append(load.compilers)
+        raise UnsupportedError("enough")
+
+    monkeypatch.setattr(llm, "compilers", noting)
+    monkeypatch.setattr(llm, "load_for", load_for)
+    with pytest.raises(UnsupportedError, match="enough"):
+        llm.LLM("llama-3.2-1b", load_format="dummy", device="cpu")
+    assert seen == [pool]

@@ -1,0 +1,86 @@
+"""A first load compiles everything while the program is planned, in other processes, and gives the memory back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onewave.wave.launch import runs_here
+
+CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+]
+SCRIPT = """
+import json, os, sys, threading, time
+import torch
+from triton import knobs
+from onewave import LLM
+from onewave.engine import wave_ahead, wave_decode
+
+main, phase, compiled, memory = os.getpid(), ["before"], [], {}
+
+def listener(*, src, cache_hit, **others):
+    if os.getpid() == main:
+        compiled.append((phase[0], src.fn.__name__, cache_hit))
+
+def during(module, name):
+    right = getattr(module, name)
+
+    def act(*given, **named):
+        phase[0] = name
+        if name == "plan_and_compile":
+            assert given[1].compilers is not None, "no processes"
+        try:
+            return right(*given, **named)
+        finally:
+            phase[0] = "after " + name
+            torch.cuda.synchronize()
+            memory[name] = torch.cuda.memory_allocated()
+
+    setattr(module, name, act)
+
+if __name__ == "__main__":
+    knobs.compilation.listener = listener
+    during(wave_decode, "plan_and_compile")
+    during(wave_decode, "self_check")
+    start = time.perf_counter()
+    options = json.loads(sys.argv[2])
+    llm = LLM(sys.argv[1], load_format="dummy", device="cuda", max_model_len=512, **options)
+    seconds = time.perf_counter() - start
+    prefixes = {thread.name.split("-")[0].split("_")[0] for thread in threading.enumerate()}
+    told = {"path": llm.decode_path, "compiled": compiled, "memory": memory, "seconds": seconds}
+    print(json.dumps(told | {"threads": sorted(prefixes)}))
+"""
+
+
+def load(folder: Path, model: str, **options: Any) -> dict[str, Any]:
+    script = folder / "load.py"
+    script.write_text(SCRIPT)
+    caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "ONEWAVE_CACHE": str(folder / "onewave")}
+    command = [sys.executable, str(script), model, json.dumps(options)]
+    done = subprocess.run(command, env={**os.environ, **caches}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 1}, {"quantization": "int8"}, {"dtype": "float16"}])
+def test_the_load_compiles_nothing_after_the_program_is_planned(options: dict[str, Any], tmp_path: Path) -> None:
+    found = load(tmp_path, "llama-3.2-1b", **options)
+    assert found["path"] == "wave"
+    ahead = [name for phase, name, _ in found["compiled"] if phase == "plan_and_compile"]
+    assert {"wave_kernel", "append_kv_kernel", "_best_of_row"} <= set(ahead)
+    assert [entry for entry in found["compiled"] if entry[0] != "plan_and_compile"] == []
+    # What it launched came from the cache: the processes had compiled it.
+    assert [name for _, name, from_cache in found["compiled"] if not from_cache] == []
+    # Workspaces of the matrix products and kernels' scratch are all that stays.
+    assert found["memory"]["plan_and_compile"] < 192 << 20
+    assert found["threads"] == ["MainThread"]
