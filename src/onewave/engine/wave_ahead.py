@@ -107,27 +107,41 @@ def _compile(config: ModelConfig, how: WaveLoad) -> None:
 
 
 def _launches(config: ModelConfig, how: WaveLoad) -> dict[str, Callable[[], object]]:
-    """Launches of all that a load is going to launch, by name; each compiles for a while."""
-    from onewave.models import warm_wave
+    """Launches of all that a load is going to launch, by name; each compiles for a while. Prompts' attention, which
+    takes longest, is the first, and waits for nothing."""
+    from onewave.models.warm_wave import AttentionSketch
 
     sequences, device = how.max_num_seqs, how.device
     lengths = checked_lengths(how.max_model_len, sequences)
-    stream = warm_wave.blank_stream(config, batch=sequences, dtype=how.dtype, device=device, rounding=how.rounding)
-    model = warm_wave.PlainSketch(config, stream, max_model_len=min(how.max_model_len, CHECKED_CAPACITY))
-    cache = model.new_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
-    zeros, positions = torch.zeros(sequences, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
     prompts = [Batch.prefill([(slot, [0] * length, 0)], device) for slot, length in enumerate(lengths)]
+    zeros, positions = torch.zeros(sequences, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
     step = Batch.decode(zeros, positions, torch.arange(sequences, device=device))
+    attention = AttentionSketch(config, dtype=how.dtype, device=device)
+    cache = attention.new_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the launches have streams of their own
     return {
-        "attention of prompts": partial(model.attend, cache, *prompts),
+        "attention of prompts": partial(attention.attend, cache, *prompts),
+        "attention of a step": partial(attention.attend, cache, step),
+        "sampler": partial(compile_kernels, config.vocab_size, device),
+        "what takes matrices from a stream": partial(_launch_on_a_stream, config, how),
+    }
+
+
+def _launch_on_a_stream(config: ModelConfig, how: WaveLoad) -> None:
+    from onewave.models import warm_wave
+
+    sequences, device = how.max_num_seqs, how.device
+    stream = warm_wave.blank_stream(config, batch=sequences, dtype=how.dtype, device=device, rounding=how.rounding)
+    model = warm_wave.PlainSketch(config, stream, max_model_len=min(how.max_model_len, CHECKED_CAPACITY))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    launches: dict[str, Callable[[], object]] = {
         "the wave": partial(warm_wave.compile_step, config, stream, batch=sequences),
-        "attention of a step": partial(model.attend, cache, step),
         "other plain operators": partial(self_check, model, _NoStep(config.vocab_size), sequences),
         "packing": partial(warm_wave.compile_packing, stream),
-        "sampler": partial(compile_kernels, config.vocab_size, device),
     }
+    side_by_side(launches, device, len(launches))
 
 
 class _NoStep:

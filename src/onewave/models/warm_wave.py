@@ -23,7 +23,16 @@ from onewave.wave.layout import Word
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.wave.program import WaveProgram
 
-__all__ = ["PlainSketch", "blank_stream", "compile_ahead", "compile_packing", "compile_step", "one_layer", "sketch"]
+__all__ = [
+    "AttentionSketch",
+    "PlainSketch",
+    "blank_stream",
+    "compile_ahead",
+    "compile_packing",
+    "compile_step",
+    "one_layer",
+    "sketch",
+]
 
 _WORDS = 64
 _CAPACITY = 16
@@ -31,7 +40,7 @@ _CAPACITY = 16
 
 def one_layer(config: ModelConfig) -> ModelConfig:
     """A model of one layer and a few words whose decode step is compiled as the whole model's."""
-    return replace(config, num_layers=1, layer_windows=config.layer_windows[:1], vocab_size=_WORDS)
+    return replace(_first_layer(config), vocab_size=_WORDS)
 
 
 class _NoWeights(WeightStream):
@@ -68,17 +77,12 @@ def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
     return Llama(config, weights, max_model_len=_CAPACITY)
 
 
-class PlainSketch(Llama):
-    """One layer of zeros for what plain operators launch on a whole model whose matrices lie in a stream. A forward
-    pass leaves attention out, which `attend` launches: its kernel takes longest to compile, and all else follows it."""
+class AttentionSketch(Llama):
+    """A model of one layer without weights, of which attention can be launched."""
 
-    def __init__(self, config: ModelConfig, stream: WeightStream, *, max_model_len: int):
-        layer = replace(config, num_layers=1, layer_windows=config.layer_windows[:1])
-        weights = sketch(layer, stream).weights
-        if config.tie_word_embeddings and stream.rounding is None:
-            assert isinstance(weights.embedding, torch.Tensor)
-            weights = replace(weights, head=weights.embedding)
-        super().__init__(layer, weights, max_model_len=max_model_len)
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device):
+        nothing = torch.zeros(1, dtype=dtype, device=device)
+        super().__init__(_first_layer(config), LlamaWeights(nothing, (), nothing, nothing), max_model_len=1)
         self._windows = dict.fromkeys(config.layer_windows)
 
     @torch.inference_mode()
@@ -88,7 +92,20 @@ class PlainSketch(Llama):
             shape = (len(batch.token_ids), self.config.num_heads, self.config.head_dim)
             q = torch.zeros(shape, dtype=self.dtype, device=self.device)
             for window in self._windows:
-                super()._attend(batch, batch.positions + 1, q, *kv.layer(0), window)
+                self._attend(batch, batch.positions + 1, q, *kv.layer(0), window)
+
+
+class PlainSketch(Llama):
+    """One layer of zeros for what plain operators launch on a whole model whose matrices lie in a stream, but for
+    attention: its kernel takes longest to compile, and all else follows it (AttentionSketch launches it)."""
+
+    def __init__(self, config: ModelConfig, stream: WeightStream, *, max_model_len: int):
+        layer = _first_layer(config)
+        weights = sketch(layer, stream).weights
+        if config.tie_word_embeddings and stream.rounding is None:
+            assert isinstance(weights.embedding, torch.Tensor)
+            weights = replace(weights, head=weights.embedding)
+        super().__init__(layer, weights, max_model_len=max_model_len)
 
     def _attend(
         self,
@@ -100,6 +117,10 @@ class PlainSketch(Llama):
         window: int | None,
     ) -> torch.Tensor:
         return q.flatten(1)
+
+
+def _first_layer(config: ModelConfig) -> ModelConfig:
+    return replace(config, num_layers=1, layer_windows=config.layer_windows[:1])
 
 
 @torch.inference_mode()
