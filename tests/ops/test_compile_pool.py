@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,3 +89,30 @@ def test_where_the_system_has_room_for_some_of_the_processes_only_there_are_none
     for process in multiprocessing.active_children():
         process.join(10)
     assert forked[0] not in [process.pid for process in multiprocessing.active_children()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
+def test_processes_end_when_the_one_that_forked_them_is_killed() -> None:
+    code = """
+import os, signal
+from onewave.ops.compile_pool_impl import processes
+with processes(3) as pool:
+    pool.submit(int).result()
+    print(*pool._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -9
+    numbers = [int(number) for number in done.stdout.split()]
+    assert len(numbers) == 3
+    end = time.monotonic() + 20
+    while any(_runs(number) for number in numbers):
+        assert time.monotonic() < end, "a process goes on without its parent"
+        time.sleep(0.05)
+
+
+def _runs(number: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text()
+    except FileNotFoundError:
+        return False

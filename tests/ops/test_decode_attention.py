@@ -116,6 +116,13 @@ def test_rows_may_begin_anywhere(head_dim: int, more: int, queries: int) -> None
     case.check(*case.run(k=k, v=v))
 
 
+def test_the_stride_of_an_axis_of_one_does_not_matter() -> None:
+    case = Case([129], 8, 2, 64, 5)
+    far = (case.k[0].numel() + 1, *case.k.stride()[1:])
+    k, v = (cache.as_strided(cache.shape, far) for cache in (case.k, case.v))
+    assert torch.equal(case.run(k=k, v=v)[0], case.run()[0])
+
+
 @pytest.mark.parametrize("window", [1, 64, 100, 1000])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_a_window_hides_older_keys(window: int, queries: int) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from onewave.base.errors import OnewaveError
 from onewave.engine.sampler import compile_kernels
 from onewave.engine.wave_check import CHECKED_CAPACITY, checked_lengths, self_check
 from onewave.memory.kv_cache import StaticKVCache
@@ -69,12 +70,13 @@ def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WavePr
     self-check and the sampler launch. What fails to compile is compiled when it is needed. Raises UnsupportedError."""
     job = partial(_plan, config, batch=how.max_num_seqs, workers=workers, weight_bytes=how.weight_bytes)
     pool = how.compilers
-    with compile_in(pool), ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-        thread.submit(_compile, config, how)
-        found = job() if pool is None else _done_by(pool, job)
-    if pool is not None and how.device.type == "cuda":
-        torch.cuda.empty_cache()  # which has kept memory for the threads' streams
-    return found
+    try:
+        with compile_in(pool), ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
+            thread.submit(_compile, config, how)
+            return job() if pool is None else _done_by(pool, job)
+    finally:
+        if pool is not None and how.device.type == "cuda":
+            torch.cuda.empty_cache()  # which has kept memory for the threads' streams
 
 
 def _plan(config: ModelConfig, *, batch: int, workers: int, weight_bytes: int) -> WaveProgram:
@@ -86,6 +88,8 @@ def _plan(config: ModelConfig, *, batch: int, workers: int, weight_bytes: int) -
 def _done_by(pool: ProcessPoolExecutor, job: Callable[[], WaveProgram]) -> WaveProgram:
     try:
         return pool.submit(job).result()
+    except OnewaveError:
+        raise
     except Exception as error:
         # Whatever it was: what fails there fails here again, with its own words.
         _log.debug("planning again, in this process: %s: %s", type(error).__name__, error)

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import multiprocessing
+import os
 import signal
+import sys
 import threading
 from collections.abc import Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
@@ -19,6 +22,8 @@ from typing import Any
 import torch
 
 __all__ = ["compile_in", "compile_kernel", "processes"]
+
+_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -42,6 +47,7 @@ def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
             for process in multiprocessing.active_children():
                 if process not in others:
                     process.terminate()
+                    process.join()
         yield pool if forked else None
 
 
@@ -50,8 +56,18 @@ def _prepare() -> None:
     from triton.runtime.cache import triton_key
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that waits
+    _end_with_parent()
     gc.disable()  # a kernel's syntax trees are many objects, and the process does not last
     triton_key()  # reads all of Triton's own files
+
+
+def _end_with_parent() -> None:
+    """Have Linux end this process when the one that forked it is killed, which can't tell its pool."""
+    parent = multiprocessing.parent_process()
+    if sys.platform == "linux" and parent is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # before that was said
+            os._exit(1)
 
 
 @contextmanager

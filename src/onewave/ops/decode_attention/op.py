@@ -53,7 +53,7 @@ def decode_attention(
 
     Returns out like q, and with return_lse also the natural-log sum of exponentials, float32 [rows, heads, queries].
     Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity,
-    but on whether the cache's rows are whole pieces of 16 bytes; others are read element by element, which is slow.
+    but on whether the cache's strides are multiples of 8 elements; others are read one by one, which is slow.
     Nothing is read back to the host, so one captured graph serves every length; ONEWAVE_DEBUG=1 checks lengths and
     block table, with a synchronisation (the reference on a CPU always does).
     Raises ShapeError, UnsupportedError, InvalidArgumentError.

@@ -94,7 +94,7 @@ def plan_decode(
     """Plan for sequences of at most `capacity` keys. kv_itemsize: bytes of a cached element.
 
     split_size: keys of every split, rounded up to whole tiles. smallest_split: of a short row's, to a power of two.
-    in_pieces: whether rows of the cache are whole pieces of 16 bytes, which can be copied as such.
+    in_pieces: whether the cache's strides are multiples of 8 elements, so that 8 at least are copied at once.
     """
     tile_rows = num_heads // num_kv_heads * num_queries
     block_d = max(16, _power_of_two(head_dim))

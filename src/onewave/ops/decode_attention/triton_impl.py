@@ -145,6 +145,7 @@ def launch(
         refused = refusal(_stream_call(out, q, k_cache, v_cache, block_table, k_scale is not None, fused), plan)
         refused = refused or _without_gluon()
         streams = refused is None
+        assert counted_in is not None or not streams, "what TMA reads is aligned"
         if backend == "gluon" and refused is not None:
             raise UnsupportedError("decode attention (backend=gluon)", got=refused, next='Use backend="auto".')
     many = rows > MOST_ROWS_LOOKED_AT
@@ -203,10 +204,10 @@ def launch(
     # Only a program with several rows has one to ask for.
     at_once = keys_at_once(k_cache, v_cache, block_table) if pdl and rows > 1 and not many else 0
     unit = counted_in or 1
+    of_k, of_v = _steps(k_cache), _steps(v_cache)
     strides = {
-        "k_block": k_cache.stride(0), "k_head": k_cache.stride(1), "k_key": k_cache.stride(3 if packed else 2),
-        "k_chunk": k_cache.stride(2) if packed else 0,
-        "v_block": v_cache.stride(0), "v_head": v_cache.stride(1), "v_key": v_cache.stride(2),
+        "k_block": of_k[0], "k_head": of_k[1], "k_key": of_k[3 if packed else 2], "k_chunk": of_k[2] if packed else 0,
+        "v_block": of_v[0], "v_head": of_v[1], "v_key": of_v[2],
     }  # fmt: skip
     launch_kernel(split_kv_kernel, (plan.shares(rows, num_sms(out.device)), num_kv_heads * plan.tiles),
         **{f"{name}_ptr": tensor for name, tensor in tensors.items()}, **constants,
@@ -279,10 +280,15 @@ def keys_at_once(k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -
 def _counted_in(k_cache: Tensor, v_cache: Tensor) -> int | None:
     """Elements that the Triton kernel counts head_dim and strides in, so that its compiler knows how they are aligned:
     1 where all are multiples of 16, which Triton sees itself, 8 where they are of 8. None where rows begin anywhere."""
-    numbers = [v_cache.shape[3], *k_cache.stride()[:-1], *v_cache.stride()[:-1]]
+    numbers = (v_cache.shape[3], *_steps(k_cache), *_steps(v_cache))
     if any(n % 8 for n in numbers) or any(keys.data_ptr() % _PIECE_BYTES for keys in (k_cache, v_cache)):
         return None
     return 8 if any(n % 16 for n in numbers) else 1
+
+
+def _steps(cache: Tensor) -> list[int]:
+    """Strides of all axes but the last, 0 of one that is 1 long: then it may be anything, and nobody takes it."""
+    return [0 if size == 1 else step for size, step in zip(cache.shape[:-1], cache.stride(), strict=False)]
 
 
 def narrow(k_cache: Tensor, v_cache: Tensor) -> bool:
