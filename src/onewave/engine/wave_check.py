@@ -46,9 +46,9 @@ class Step(Protocol):
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor: ...
 
 
-def checked_lengths(max_model_len: int, sequences: int) -> list[int]:
-    """Tokens of each sequence before the step that `self_check` makes."""
-    most = min(CHECKED_CAPACITY, max_model_len) - 1
+def checked_lengths(max_model_len: int, sequences: int, steps: int = 1) -> list[int]:
+    """Tokens of each sequence before the step that `self_check` makes, or so many steps."""
+    most = min(CHECKED_CAPACITY, max_model_len) - steps
     return [min(most, _CHECKED_LENGTHS[i % len(_CHECKED_LENGTHS)]) for i in range(sequences)]
 
 
@@ -91,7 +91,7 @@ def check_several(
         raise UnsupportedError(
             "tokens_per_launch", got=str(count), allowed=f"below max_model_len={model.max_model_len}"
         )
-    lengths = [min(most, _CHECKED_LENGTHS[i % len(_CHECKED_LENGTHS)]) for i in range(sequences)]
+    lengths = checked_lengths(model.max_model_len, sequences, count)
     before, ours, theirs = (model.new_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY) for _ in range(3))
     dice = torch.Generator(model.device).manual_seed(0)
     for cache in (before.k, before.v):
