@@ -75,3 +75,21 @@ def test_peers_that_are_not_there_are_named_and_given_no_figures(onewave, own_mo
 )
 def test_a_comparison_that_makes_no_sense_is_refused(onewave, tiny_model, arguments):
     onewave("bench", "peers", "--model", tiny_model, *arguments).error()
+
+
+def test_a_start_is_timed_in_processes_of_its_own(onewave, tiny_model, tmp_path):
+    flags = ("--reps", "1", "--model", tiny_model, "--ledger", tmp_path / "figures")
+    document = json.loads(onewave("bench", "startup", "--json", *flags).out)
+    assert [start["caches"] for start in document["starts"]] == ["empty", "filled"]
+    assert all(start["load_s"]["p50"] > 0 and start["decode_path"] == "eager" for start in document["starts"])
+    assert len(document["ledger"]) == 4
+
+
+@pytest.mark.parametrize("arguments", [["--reps", "0"], ["--batch-size", "0"], ["--dtype", "x"], ["--decode", "wave"]])
+def test_a_start_that_makes_no_sense_is_refused(onewave, tiny_model, arguments):
+    onewave("bench", "startup", "--model", tiny_model, *arguments).error()
+
+
+@pytest.mark.parametrize("arguments", [["--reps", "0"], ["--device", "cpu"], ["--device", "tpu"]])
+def test_first_calls_are_a_cards(onewave, arguments):
+    onewave("bench", "warm", *arguments).error()

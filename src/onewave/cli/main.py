@@ -27,6 +27,8 @@ from onewave.cli.bench_latency import latency
 from onewave.cli.bench_ops import ops
 from onewave.cli.bench_peers import peers
 from onewave.cli.bench_predict import predict
+from onewave.cli.bench_startup import startup
+from onewave.cli.bench_startup import warm as time_warm
 from onewave.cli.bench_wave import wave
 from onewave.cli.chat import chat
 from onewave.cli.env import env
@@ -79,6 +81,8 @@ bench.command("latency", short_help="Measure prefill, decode and the memory's re
 bench.command("ops", short_help="Time operators one by one, beside their peers.")(ops)
 bench.command("peers", short_help="Measure this engine beside transformers and llama.cpp.")(peers)
 bench.command("predict", short_help="Predict a decode step as one launch, without a card.")(predict)
+bench.command("startup", short_help="Time a model's loading and first answer in new processes.")(startup)
+bench.command("warm", short_help="Time the first calls of attention's kernels.")(time_warm)
 bench.command("wave", short_help="Time a decode step as one launch and as a CUDA graph.")(wave)
 app.add_typer(bench, name="bench")
 app.add_typer(tiles, name="tiles")

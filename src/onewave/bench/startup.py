@@ -1,0 +1,191 @@
+"""How long it takes to start, as users meet it: in processes of their own, with caches empty and filled.
+
+Caches are those of compiled kernels (Triton's, Numba's) and of the wave's finished programs. They lie in a directory
+that is made for the first start and left for the second one. A model's files have been found before, and come from
+memory where the system kept them. Where the engine chose the wave, starts that decode with CUDA graphs of plain
+operators stand beside it, with their own caches filled: loading without what the wave adds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onewave.base.errors import OnewaveError
+from onewave.base.settings import child_environment
+from onewave.bench.clock import Summary, summarize
+from onewave.bench.ledger import Measurement
+
+__all__ = ["Job", "StartupError", "StartupResult", "WarmResult", "measure_startup", "measure_warm"]
+
+_WORKER = Path(__file__).with_name("startup_worker.py")
+_PROMPT_TOKENS, _ANSWER_TOKENS = 16, 2
+
+
+class StartupError(OnewaveError):
+    """A process that was to be timed ended without an answer."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is started. options: LLM's arguments by name, of JSON's types. vocab_size: prompts are drawn below it."""
+
+    options: Mapping[str, Any]
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class StartupResult:
+    """Starts of one kind. All times in seconds.
+
+    caches: "empty" or "filled". decode_path: how the engine decoded. import_s: importing the package and PyTorch.
+    load_s: making the LLM. first_answer_s: its first call, a prompt of 16 tokens and 2 generated. peak_bytes: the
+    most that PyTorch held of the card's memory by the time that the LLM was made, in any start; kept_bytes: what it
+    held then; None on a CPU.
+    """
+
+    caches: str
+    decode_path: str
+    import_s: Summary
+    load_s: Summary
+    first_answer_s: Summary
+    peak_bytes: int | None
+    kept_bytes: int | None
+
+    def measurements(self, model: str, extra: Mapping[str, Any]) -> Iterator[Measurement]:
+        """The ledger's lines: one for loading, one for the first answer."""
+        own = {
+            **extra,
+            "caches": self.caches,
+            "decode_path": self.decode_path,
+            "peak_bytes": self.peak_bytes,
+            "kept_bytes": self.kept_bytes,
+            "import_s": self.import_s.p50,
+        }
+        yield Measurement(model, "load", "s", self.load_s, None, own)
+        yield Measurement(model, "first_answer", "s", self.first_answer_s, None, own)
+
+
+@dataclass(frozen=True)
+class WarmResult:
+    """`onewave warm` in new processes. order: its calls "side by side" or "one after another". seconds: all of them,
+    imports left out. calls: seconds until each one's first call came back, by name."""
+
+    order: str
+    caches: str
+    seconds: Summary
+    calls: Mapping[str, Summary]
+
+    def measurements(self) -> Iterator[Measurement]:
+        """The ledger's lines: one for all calls and, where nothing ran beside it, one for each."""
+        yield Measurement("attention", "warm", "s", self.seconds, None, {"caches": self.caches, "order": self.order})
+        for name, summary in self.calls.items() if self.order == "one after another" else ():
+            yield Measurement("attention", "first_call", "s", summary, None, {"caches": self.caches, "call": name})
+
+
+def measure_startup(job: Job, *, reps: int, show: Callable[[str], None] = lambda text: None) -> list[StartupResult]:
+    """Start the model `reps` times with empty caches and as often with filled ones; where it decodes with the wave, as
+    often again with CUDA graphs. show: is told what runs. Raises StartupError."""
+    empty: list[dict[str, Any]] = []
+    filled: list[dict[str, Any]] = []
+    plain: list[dict[str, Any]] = []
+    graphs = Job({**job.options, "decode": "graph"}, job.vocab_size)
+    with tempfile.TemporaryDirectory(prefix="onewave-plain-") as kept:
+        for number in range(1, reps + 1):
+            with tempfile.TemporaryDirectory(prefix="onewave-startup-") as caches:
+                show(f"empty caches: {number} of {reps}")
+                empty.append(_start(job, Path(caches)))
+                show(f"filled caches: {number} of {reps}")
+                filled.append(_start(job, Path(caches)))
+            if empty[0]["decode_path"] == "wave":
+                show(f"plain loading: {number} of {reps}")
+                if not plain:
+                    _start(graphs, Path(kept))
+                plain.append(_start(graphs, Path(kept)))
+    kinds = [("empty", empty), ("filled", filled), ("filled", plain)]
+    return [_together(caches, starts) for caches, starts in kinds if starts]
+
+
+def measure_warm(device: str, *, reps: int, show: Callable[[str], None] = lambda text: None) -> list[WarmResult]:
+    """`onewave warm` as often with empty caches and with what those left. One after another, a call's time is its
+    kernels' alone. Raises StartupError."""
+    arguments = ["-m", "onewave", "warm", "--json", "--device", device]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for number in range(1, reps + 1):
+        for side_by_side, more in (("side by side", []), ("one after another", ["--threads", "1"])):
+            with tempfile.TemporaryDirectory(prefix="onewave-warm-") as directory:
+                for caches in ("empty", "filled"):
+                    show(f"{side_by_side}, {caches} caches: {number} of {reps}")
+                    answer = _in_new_process([*arguments, *more], "", Path(directory))
+                    found.setdefault((side_by_side, caches), []).append(answer)
+    return [
+        WarmResult(
+            order=order,
+            caches=caches,
+            seconds=summarize([run["seconds"] for run in runs]),
+            calls={
+                call["name"]: summarize([run["calls"][place]["seconds"] for run in runs])
+                for place, call in enumerate(runs[0]["calls"])
+            },
+        )
+        for (order, caches), runs in found.items()
+    ]
+
+
+def _start(job: Job, caches: Path) -> dict[str, Any]:
+    """Load the model and answer once. Raises StartupError."""
+    order = {
+        "options": dict(job.options),
+        "prompt": [i % job.vocab_size for i in range(_PROMPT_TOKENS)],
+        "tokens": _ANSWER_TOKENS,
+    }
+    # -P: the worker's directory must not hide modules of the same names.
+    return _in_new_process(["-P", str(_WORKER)], json.dumps(order) + "\n", caches)
+
+
+def _in_new_process(arguments: Sequence[str], text: str, caches: Path) -> dict[str, Any]:
+    """What Python, called so and given a text, prints as JSON; its caches lie in that directory.
+
+    Raises StartupError.
+    """
+    environment = child_environment(
+        {name: str(caches / name.lower()) for name in ("ONEWAVE_CACHE", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")}
+    )
+    sources = str(_WORKER.parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (sources, environment.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment,
+        check=False,
+    )
+    if done.returncode != 0 or not done.stdout.strip():
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        said = lines[-1][:300] if lines else "nothing on stderr"
+        raise StartupError("a start in a process of its own", got=f"status {done.returncode}, {said}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _together(caches: str, starts: Sequence[Mapping[str, Any]]) -> StartupResult:
+    def most(name: str) -> int | None:
+        return None if starts[0][name] is None else max(int(start[name]) for start in starts)
+
+    return StartupResult(
+        caches=caches,
+        decode_path=starts[0]["decode_path"],
+        import_s=summarize([start["import_s"] for start in starts]),
+        load_s=summarize([start["load_s"] for start in starts]),
+        first_answer_s=summarize([start["first_answer_s"] for start in starts]),
+        peak_bytes=most("peak_bytes"),
+        kept_bytes=most("kept_bytes"),
+    )

@@ -1,0 +1,47 @@
+"""One start of a model, for `onewave bench startup`: a process of its own, as a user's first one is.
+
+Reads one JSON object, {"options": LLM's arguments, "prompt": [ids], "tokens": n}, and answers with one:
+
+    {"import_s", "load_s", "first_answer_s", "decode_path", "peak_bytes", "kept_bytes"}
+
+import_s: importing the package and PyTorch. load_s: making the LLM. first_answer_s: its first call, a prompt and n
+tokens. peak_bytes: the most that PyTorch held of the card's memory until the LLM was made; kept_bytes: what it held
+then; null on a CPU. An error is raised, and stands on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+__all__ = ["start"]
+
+
+def start(job: dict[str, Any]) -> dict[str, Any]:
+    """Load the model and answer once."""
+    began = time.perf_counter()
+    import torch
+
+    from onewave import LLM, SamplingParams
+
+    imported = time.perf_counter()
+    llm = LLM(**job["options"])
+    loaded = time.perf_counter()
+    card = llm.device if llm.device.type == "cuda" else None
+    memory = {
+        "peak_bytes": None if card is None else torch.cuda.max_memory_allocated(card),
+        "kept_bytes": None if card is None else torch.cuda.memory_allocated(card),
+    }
+    asked = time.perf_counter()
+    params = SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
+    llm.generate([job["prompt"]], params)
+    answered = time.perf_counter()
+    times = {"import_s": imported - began, "load_s": loaded - imported, "first_answer_s": answered - asked}
+    return {**times, "decode_path": llm.decode_path, **memory}
+
+
+if __name__ == "__main__":
+    answer = json.dumps(start(json.loads(sys.stdin.readline())))
+    print(answer, flush=True)

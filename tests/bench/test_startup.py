@@ -1,0 +1,90 @@
+"""Timing starts: a worker that speaks the protocol stands in for the model's processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from onewave.bench import startup
+from onewave.bench.startup import Job, StartupError, measure_startup, measure_warm
+
+# It takes 8 seconds where its caches are empty and 2 where it finds what it left there, and keeps a list of its jobs.
+WORKER = """
+import json, os, pathlib, sys
+job = json.loads(sys.stdin.readline())
+options = job["options"]
+caches = [pathlib.Path(os.environ[name]) for name in ("ONEWAVE_CACHE", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")]
+assert len(set(caches)) == 3
+with open(options["model"], "a") as log: print(json.dumps(job), file=log)
+if options["decode"] == "broken": sys.exit("no such path")
+if options["decode"] == "silent": sys.exit(0)
+seconds = 2 if caches[1].exists() else 8
+for each in caches: each.mkdir(parents=True, exist_ok=True)
+print("loading ...")
+path = {"auto": "wave"}.get(options["decode"], options["decode"])
+memory = {"peak_bytes": 10 * seconds, "kept_bytes": 20} if path == "wave" else {"peak_bytes": None, "kept_bytes": None}
+print(json.dumps({"import_s": 1, "load_s": seconds, "first_answer_s": 0.1, "decode_path": path, **memory}))
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    monkeypatch.setattr(startup, "_WORKER", worker)
+    return lambda decode: Job({"model": str(tmp_path / "jobs"), "decode": decode}, vocab_size=5)
+
+
+def jobs(tmp_path: Path) -> list[dict]:
+    return [json.loads(line) for line in (tmp_path / "jobs").read_text().splitlines()]
+
+
+def test_every_first_start_finds_empty_caches_and_every_second_one_what_that_left(job, tmp_path):
+    empty, filled = measure_startup(job("eager"), reps=2)
+    assert (empty.caches, empty.load_s.p50, empty.load_s.n) == ("empty", 8, 2)
+    assert (filled.caches, filled.load_s.p50, filled.load_s.n) == ("filled", 2, 2)
+    assert empty.peak_bytes is None
+    assert [each["options"]["decode"] for each in jobs(tmp_path)] == ["eager"] * 4
+    assert max(jobs(tmp_path)[0]["prompt"]) < 5
+
+
+def test_beside_the_wave_stands_plain_loading_whose_first_start_does_not_count(job, tmp_path):
+    empty, filled, plain = measure_startup(job("auto"), reps=2)
+    assert [each.decode_path for each in (empty, filled, plain)] == ["wave", "wave", "graph"]
+    assert (plain.caches, plain.load_s.p50, plain.load_s.n) == ("filled", 2, 2)
+    assert (empty.peak_bytes, filled.peak_bytes, filled.kept_bytes) == (80, 20, 20)
+    assert [each["options"]["decode"] for each in jobs(tmp_path)].count("graph") == 3
+
+
+def test_the_ledger_gets_loading_and_the_first_answer(job):
+    empty = measure_startup(job("auto"), reps=1)[0]
+    load, answer = empty.measurements("tiny", {"batch_size": 1})
+    assert (load.metric, load.summary.p50, load.extra["caches"]) == ("load", 8, "empty")
+    assert (answer.metric, answer.summary.p50, answer.extra["batch_size"]) == ("first_answer", 0.1, 1)
+
+
+@pytest.mark.parametrize(("decode", "said"), [("broken", "status 1, no such path"), ("silent", "nothing on stderr")])
+def test_a_start_that_fails_says_why(job, decode, said):
+    with pytest.raises(StartupError, match=said):
+        measure_startup(job(decode), reps=1)
+
+
+def test_first_calls_side_by_side_and_one_after_another(monkeypatch):
+    ran: list[tuple[bool, Path]] = []
+
+    def run(arguments, text, caches):
+        alone = "--threads" in arguments
+        ran.append((alone, caches))
+        seconds = (4.0 if alone else 1.0) * (1 if ran.count((alone, caches)) == 1 else 0.1)
+        return {"seconds": seconds, "calls": [{"name": "full", "seconds": seconds / 2}]}
+
+    monkeypatch.setattr(startup, "_in_new_process", run)
+    results = {(each.order, each.caches): each for each in measure_warm("cuda:0", reps=2)}
+    assert results["side by side", "empty"].seconds.p50 == 1.0
+    assert results["one after another", "empty"].calls["full"].p50 == 2.0
+    assert results["one after another", "filled"].seconds.p50 == pytest.approx(0.4)
+    assert len({caches for _, caches in ran}) == 4
+    lines = [line.metric for each in results.values() for line in each.measurements()]
+    assert lines == ["warm", "warm", "warm", "first_call", "warm", "first_call"]
