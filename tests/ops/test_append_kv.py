@@ -192,6 +192,16 @@ def test_quantised_caches_hold_rounded_and_saturated_multiples_of_the_scale(engi
         assert torch.equal(layout.plain(cache, table).cpu().float().nan_to_num(-1e9), expected.nan_to_num(-1e9))
 
 
+def test_a_bias_of_another_dtype_leaves_the_queries_theirs():
+    qkv, bias = randn(3, 8 * 16, seed=0, dtype=torch.bfloat16), randn(8 * 16, seed=1)
+    k, v = (torch.zeros(1, 2, 4, 16, dtype=torch.bfloat16, device=DEVICE) for _ in "kv")
+    slots, positions = torch.zeros(3, dtype=torch.int64, device=DEVICE), torch.arange(3, device=DEVICE)
+    q = append_kv(qkv.clone(), None, k, v, slots, positions, num_heads=4, bias=bias)
+    exact = (qkv.float() + bias.float()).bfloat16().view(3, 8, 16)
+    assert torch.equal(q, exact[:, :4])
+    assert torch.equal(k[0, :, :3].transpose(0, 1), exact[:, 4:6])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_token_without_a_position_has_queries_and_is_not_stored(dtype):
     qkv, rotary = randn(3, 8 * 16, seed=0, dtype=dtype), randn(3, 16, seed=1)

@@ -114,6 +114,37 @@ def test_packed_sequences_equal_each_alone(mask: dict[str, Any]) -> None:
         assert torch.equal(lse[:, at], alone_lse[0])
 
 
+def test_tokens_outside_every_sequence_are_not_written() -> None:
+    q, k, v = (randn(10, 2, 32, seed=seed) for seed in range(3))
+    starts = torch.tensor([1, 5, 5, 8], dtype=torch.int32)
+    given = torch.full_like(q, 77.0)
+    assert attention_varlen(q, k, v, starts, starts, 3, 4, out=given) is given
+    # The first and the last tokens are nobody's, and the first sequence is longer than was said.
+    assert (given == 77.0).all(-1).all(-1).nonzero().flatten().tolist() == [0, 4, 8, 9]
+    whole = cast(Tensor, attention_varlen(q, k, v, starts, starts, 4, 4))
+    rows = [1, 2, 3, 5, 6, 7]
+    assert torch.equal(given[rows], whole[rows])
+
+
+def test_biases_of_any_strides_with_grouped_heads() -> None:
+    q, k, v = qkv(5, 7)
+    bias = randn(4, 7, 5, seed=3).transpose(1, 2)
+    for kind in (bias, bias > 0):
+        assert torch.equal(
+            cast(Tensor, attention(q, k, v, bias=kind, causal=True)),
+            cast(Tensor, attention(q, k, v, bias=kind.contiguous(), causal=True)),
+        )
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_a_scale_of_any_sign(scale: float, backend: str) -> None:
+    q, k, v = qkv(5, 5)
+    out = cast(Tensor, attention(q, k, v, causal=True, scale=scale, backend=backend))
+    exact, _ = oracle(q.double(), k.double(), v.double(), causal=True, scale=scale)
+    torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=1e-5)
+
+
 def test_out_is_written_in_place_with_any_strides() -> None:
     q, k, v = qkv(20, 30)
     frame = torch.full((2, 20, 4, 40), 7.0)

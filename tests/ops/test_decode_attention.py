@@ -279,6 +279,10 @@ def test_the_cpu_loops_equal_the_reference(window: int | None) -> None:
     )
     slots = torch.tensor([[1], [0], [2]])
     out = decode_attention(q, k, v, lengths, block_table=slots, window=window, backend="cpu")
+    # With out= as without: the same loops.
+    given = torch.zeros(3, 6, 40)[..., :24]
+    decode_attention(q[:, :, 0], k, v, lengths, block_table=slots, window=window, out=given)
+    assert torch.equal(given, out[:, :, 0])
     right, _ = reference(q, k, v, lengths, block_table=slots, window=window)
     torch.testing.assert_close(out, right, atol=1e-5, rtol=1e-5)
 

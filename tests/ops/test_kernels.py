@@ -184,3 +184,12 @@ def test_linear_kernels_equal_torch_and_ignore_the_other_tokens(
     assert torch.equal(
         triton_impl.linear(others_changed, weight, offset, dtype)[0], triton_impl.linear(x, weight, offset, dtype)[0]
     )
+
+
+def test_no_token_is_left_to_pytorch() -> None:
+    from onewave.ops.linear import triton_impl
+
+    weight = randn(5, 64, dtype=torch.float16)
+    for out_dtype in (torch.float16, torch.float32):
+        assert not triton_impl.suits(randn(0, 64, dtype=torch.float16), weight, out_dtype)
+    assert triton_impl.suits(randn(2, 64, dtype=torch.float16), weight, torch.float32)

@@ -53,7 +53,7 @@ def append_kv(
     """Split, add bias, normalise, rotate, write K and V; return the queries."""
     _, num_kv_heads, block_size, head_dim = v_cache.shape
     if bias is not None:
-        qkv = qkv + bias
+        qkv = (qkv + bias).to(qkv.dtype)
     heads = qkv.reshape(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["ALIGNMENTS", "Options", "Window", "options", "visible_keys"]
+__all__ = ["ALIGNMENTS", "Options", "Window", "options", "rows_of_sequences", "visible_keys"]
 
 ALIGNMENTS = ("bottom-right", "top-left")
 
@@ -106,3 +106,14 @@ def visible_keys(
     if wanted.left is not None:
         visible &= key >= place - wanted.left
     return visible
+
+
+def rows_of_sequences(starts: Tensor, rows: int, longest: int) -> Tensor:
+    """True for rows that belong to a packed sequence, up to its row `longest`, bool [rows].
+
+    starts: [sequences + 1], each sequence's first row and the end of the last.
+    """
+    row = torch.arange(rows, device=starts.device)
+    sequence = torch.searchsorted(starts[1:].long(), row, right=True)
+    first = starts.long()[sequence.clamp(max=max(len(starts) - 2, 0))]
+    return (sequence < len(starts) - 1) & (row >= first) & (row - first < longest)

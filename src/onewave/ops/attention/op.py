@@ -8,7 +8,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_qkv
 from onewave.ops.attention.gluon_plan import HopperCall, refusal
-from onewave.ops.attention.masks import Options, Window, options
+from onewave.ops.attention.masks import Options, Window, options, rows_of_sequences
 from onewave.ops.attention.mma_plan import mma_refusal
 from onewave.ops.attention.pages import check_pages, ragged_from_pages
 from onewave.ops.attention.plan import BACKENDS, AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
@@ -353,7 +353,8 @@ def _ragged(
             q, k, v, cu_seqlens_q, cu_seqlens_k, scale=wanted.scale, window=window, softcap=wanted.softcap, sinks=sinks,
             alibi_slopes=alibi_slopes, bias=bias, align="top-left" if wanted.top_left else "bottom-right",
         )  # fmt: skip
-        out.copy_(result)
+        written = rows_of_sequences(cu_seqlens_q, len(q), max_seqlen_q)
+        out.copy_(torch.where(written[:, None, None], result, out))
         if lse is not None:
             lse.copy_(result_lse)
         return

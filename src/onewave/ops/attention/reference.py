@@ -45,7 +45,7 @@ def attention(
     if alibi_slopes is not None:
         place = torch.arange(num_queries, device=q.device)[:, None] + wanted.shift(num_queries, num_keys)
         distance = (place - torch.arange(num_keys, device=q.device)).abs()
-        scores = scores - alibi_slopes.to(exact).view(-1, num_heads, 1, 1) * distance
+        scores = scores - alibi_slopes.to(exact).reshape(-1, num_heads, 1, 1) * distance
     visible = visible_keys(wanted, num_queries, num_keys, q.device)
     if bias is not None:
         seen = bias if bias.dtype is torch.bool else bias != float("-inf")
@@ -61,9 +61,9 @@ def attention(
         with_sinks = torch.cat((scores, column), -1)
     lse = with_sinks.logsumexp(-1).masked_fill(empty, float("-inf"))
     weights = with_sinks.softmax(-1)[..., :num_keys].masked_fill(empty[..., None], 0.0)
-    unseen = (scores == float("-inf")).view(batch, num_kv_heads, -1, num_keys).all(2)
+    unseen = (scores == float("-inf")).reshape(batch, num_kv_heads, -1, num_keys).all(2)
     values = v.to(exact).masked_fill(unseen[..., None], 0.0)
-    out = weights.view(batch, num_kv_heads, -1, num_keys) @ values
+    out = weights.reshape(batch, num_kv_heads, -1, num_keys) @ values
     result = torch.empty_like(q).copy_(out.view(q.shape))
     return result, lse
 

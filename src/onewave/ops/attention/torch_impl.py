@@ -32,8 +32,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | N
     left = None if wanted.left is None or last_place - wanted.left <= 0 else wanted.left
     if bias is None and left is None and right is None:
         return F.scaled_dot_product_attention(q, k, v, scale=wanted.scale, enable_gqa=grouped)
-    # PyTorch's flag aligns top-left.
-    if bias is None and left is None and right == 0 and shift == 0:
+    # PyTorch's flag aligns top-left, and hides scores before it scales them: -inf, times a scale below 0, is inf.
+    if bias is None and left is None and right == 0 and shift == 0 and wanted.scale > 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=wanted.scale, enable_gqa=grouped)
     visible = visible_keys(wanted, num_queries, num_keys, q.device, shift)
     mask = bias if visible is None else visible if bias is None else bias & visible

@@ -90,8 +90,7 @@ def decode_attention(
     options = (scale, window, softcap, split_size, backend)
     if out is not None:
         target = out if out.ndim == 4 else out[:, :, None]
-        # A card allocates nothing that nobody asked for.
-        lse = _empty_lse(queries) if return_lse or watched or not q.is_cuda else None
+        lse = _empty_lse(queries) if return_lse or watched else None
         (torch.ops.onewave.decode_attention_out if watched else _run_out)(target, lse, *tensors, *options)
         result = out
     elif watched:

@@ -96,7 +96,7 @@ def suits(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
     """Whether a kernel of this file takes the product; PyTorch's matmul is the better one for the rest."""
     if x.dtype not in (torch.bfloat16, torch.float16) or not weight.is_contiguous():
         return False
-    return x.shape[0] == 1 or (out_dtype != x.dtype and x.shape[0] <= _MAX_TILE_TOKENS)
+    return x.shape[0] == 1 or (out_dtype != x.dtype and 1 < x.shape[0] <= _MAX_TILE_TOKENS)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
