@@ -216,3 +216,43 @@ def test_the_trace_holds_every_task_in_order() -> None:
     assert len(trace) == len(wave.program.steps)
     assert 0 < trace.makespan < 1e9
     assert {phase.phase for phase in trace.phases()} == {"up", "down"}
+
+
+def test_a_stall_in_inference_mode_is_told_outside_of_it_and_the_next_launch_works() -> None:
+    x, up, down, gate = operands(2, 256, 512, 256)
+    packed = pack_ffn(up, down, w_gate=gate, batch=2)
+    with torch.inference_mode():
+        packed(x, keep_back=next(name for name in packed.waves[0].program.names if name.startswith("up")))
+    torch.cuda.synchronize()
+    with pytest.raises(WaveStalled):
+        packed.check()
+    assert_close(finished(packed, x), (x, up, down, gate), "silu")
+
+
+def test_a_recorded_call_keeps_its_packed_weights() -> None:
+    x, up, down, gate = operands(1, 256, 512, 256)
+    right = ffn(x, up, down, w_gate=gate, backend="wave").clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ffn(x, up, down, w_gate=gate, backend="wave")
+    for i in range(6):
+        _, *others = operands(1, 256, 512, 256)
+        ffn(x, others[0] * i, others[1], w_gate=others[2], backend="wave")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    rest = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(8)]
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, right)
+    assert len(rest) == 8
+
+
+@pytest.mark.parametrize("backend", ["wave", "chain", "streams", "auto"])
+def test_rows_that_begin_anywhere(backend: str) -> None:
+    x, up, down, gate = operands(4, 256, 512, 256)
+    wide, flat = x.new_zeros(4, 260), x.new_zeros(4 * 256 + 1)
+    wide[:, :256], flat[1:] = x, x.flatten()
+    for given in (wide[:1, :256], wide[:, :256], flat[1:].view(4, 256)):
+        out = ffn(given, up, down, w_gate=gate, backend=backend)
+        assert torch.equal(out, ffn(given.clone(), up, down, w_gate=gate, backend=backend))

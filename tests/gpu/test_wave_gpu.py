@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.engine.wave_decode import self_check
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
@@ -203,3 +204,41 @@ def test_the_self_check_passes(sequences: int) -> None:
     config: ModelConfig = replace(BASE, hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=4)
     model = on_card(random_model(config))
     assert self_check(model, DecodeWave(model, batch=sequences), sequences) < 0.03
+
+
+def test_steps_on_two_streams_follow_each_other() -> None:
+    model = on_card(random_model(BASE))
+    kv = filled(model, 2)
+    wave = DecodeWave(model, batch=1, workers=16)
+    rows = [torch.tensor([[5 + i], [300], [i % 2]], device="cuda") for i in range(2)]
+    right = [step(wave, copied(model, kv), *row) for row in rows]
+    wave.bind_cache(copied(model, kv))
+    streams = [torch.cuda.Stream() for _ in rows]
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(200):
+        found = []
+        for stream, row in zip(streams, rows, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(wave(*row))
+        torch.cuda.synchronize()
+        wrong += sum((out != once).any() for out, once in zip(found, right, strict=True))
+    wave.wave.check()
+    assert int(wrong) == 0
+
+
+def test_a_step_without_a_cache_or_with_another_models_is_refused() -> None:
+    model = on_card(random_model(BASE))
+    wave = DecodeWave(model, batch=1)
+    row = torch.tensor([[5], [3], [1]], device="cuda")
+    with pytest.raises(InvalidArgumentError, match="bind_cache"):
+        wave(*row)
+    kv = filled(model, 2)
+    with pytest.raises(ShapeError, match="caches"):
+        wave.wave.bind_cache(kv.k.float(), kv.v.float())
+    with torch.inference_mode():
+        wave = DecodeWave(model, batch=1)
+    once = step(wave, copied(model, kv), *row)
+    with pytest.raises(ShapeError, match="tokens"):
+        wave(*row.repeat(1, 3))
+    assert torch.equal(step(wave, copied(model, kv), *row), once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from onewave.models import plan_cache
 from onewave.models.llama_plan import plan_decode
-from onewave.models.plan_cache import load_program, program_path, save_program
+from onewave.models.plan_cache import load_program, planned_before, program_path, save_program
 from onewave.wave.program import WaveProgram
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
@@ -76,3 +77,31 @@ def test_the_oldest_programs_make_room(program: WaveProgram, tmp_path: Path, mon
     for name in "abc":
         save_program(program, tmp_path / f"{name}.program")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["b.program", "c.program"]
+
+
+def test_who_may_read_the_cache_finds_its_programs(program: WaveProgram, tmp_path: Path) -> None:
+    path = program_path(BASE, batch=3, workers=3, cache_dir=tmp_path)
+    before = os.umask(0o022)
+    try:
+        assert save_program(program, path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert planned_before(BASE, batch=3, cache_dir=tmp_path)
+    assert not planned_before(BASE, batch=8, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("place", ["x" * 300, "a\0b"])
+def test_a_cache_that_cannot_be_is_none(program: WaveProgram, tmp_path: Path, place: str) -> None:
+    path = program_path(BASE, batch=3, workers=3, cache_dir=tmp_path / place)
+    assert not planned_before(BASE, batch=3, cache_dir=tmp_path / place)
+    assert load_program(path) is None
+    assert not save_program(program, path)
+
+
+def test_a_cache_that_may_not_be_searched_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert not planned_before(BASE, batch=3, cache_dir=tmp_path)

@@ -20,6 +20,7 @@ from onewave.ops.rms_norm.op import rms_norm
 from onewave.ops.swiglu.op import swiglu
 
 Q, CACHE = (2, 8, 1, 64), (2, 2, 4096, 64)
+FFN = [(2, 64), (128, 64), (64, 128)]
 QUESTIONS: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
     ("attention", [(2, 8, 300, 64), (2, 2, 300, 64)], {"causal": True}),
     ("attention_varlen", [(900, 8, 64), (900, 2, 64)], {"sequences": 3, "max_seqlen_q": 500, "max_seqlen_k": 500}),
@@ -165,6 +166,12 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
         (("rms_norm", (1, 2)), {"dtype": "fp4"}, UnsupportedError, "bf16"),
         (("attention", Q, Q), {"device": "cuda:sm_90", "dtype": "fp32"}, UnsupportedError, "float16, bfloat16"),
         (("attention", Q, Q), {"casual": True}, InvalidArgumentError, "causal"),
+        (("rms_norm", (-1, 2)), {}, ShapeError, "whole numbers from 0"),
+        (("ffn", (2, 60), (128, 60), (64, 128)), {}, ShapeError, "multiples of 64"),
+        (("ffn", (2, 64), (128, 128), (64, 128)), {}, ShapeError, "w_up .inner, hidden"),
+        (("ffn", *FFN), {"order": "bogus"}, InvalidArgumentError, "sm_local"),
+        (("ffn", *FFN), {"backend": "bogus"}, InvalidArgumentError, "'wave'"),
+        (("ffn", *FFN), {"nonsense": 1}, InvalidArgumentError, "gated"),
         (("attention", Q, Q), {"backend": "gluno"}, InvalidArgumentError, "gluon"),
         (("attention", Q, Q), {"device": "cpu", "backend": "gluon"}, UnsupportedError, "backend=gluon"),
         (("attention", Q, Q), {"device": "cuda:sm_90", "backend": "gluon", "scale": -1.0}, UnsupportedError, "scale"),

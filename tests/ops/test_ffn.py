@@ -15,6 +15,7 @@ from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn, measured, pack_ffn
 from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.ops.ffn.wave_impl import PackedFFN
 from onewave.tiles.interpret import execute
 from onewave.tiles.verify_table import verify_table
 from onewave.wave.operations import INPUT, OUTPUT
@@ -185,6 +186,12 @@ def test_on_a_cpu_it_is_torchs_products() -> None:
         ({"policy": "cell"}, InvalidArgumentError, "conv2d-tile"),
         ({"backend": "cudnn"}, InvalidArgumentError, "'wave'"),
         ({"backend": "wave"}, UnsupportedError, "compute capability 9.0"),
+        ({"order": "rows:abc"}, InvalidArgumentError, "rows:ROWS"),
+        ({"order": "row:2"}, InvalidArgumentError, "allowed: row"),
+        ({"order": "rows:0", "backend": "chain"}, InvalidArgumentError, "rows:ROWS"),
+        ({"order": None}, InvalidArgumentError, "sm_local"),
+        ({"order": 3, "backend": "chain"}, InvalidArgumentError, "skewed"),
+        ({"w_gate": 3}, InvalidArgumentError, "w_gate: 3; allowed: a torch.Tensor"),
         ({"w_gate": torch.zeros(64, 128)}, ShapeError, "w_gate"),
         ({"w_down": torch.zeros(60, 192)}, ShapeError, "multiples of 64"),
         ({"w_down": torch.zeros(64, 192, dtype=torch.float16)}, UnsupportedError, "one dtype"),
@@ -197,6 +204,47 @@ def test_bad_input_is_refused_with_what_is_allowed(change: dict, error: type[Exc
         arguments["x"] = change["x"]
     with pytest.raises(error, match=says):
         ffn(**arguments)
+
+
+@pytest.mark.parametrize("batch", [0, -5, 65, 2.5, True])
+def test_packing_is_for_1_to_64_rows(batch: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"pack_ffn: batch: .*1 to 64 rows"):
+        pack_ffn(torch.zeros(64, 64), torch.zeros(64, 64), batch=batch)
+
+
+@pytest.mark.parametrize("w_up", [None, torch.tensor(1.0)])
+def test_packing_wants_matrices(w_up: Tensor) -> None:
+    with pytest.raises(InvalidArgumentError, match="w_up"):
+        pack_ffn(w_up, torch.zeros(64, 64))
+
+
+def test_a_packed_block_takes_rows_that_begin_anywhere_and_no_others() -> None:
+    launched: list[Tensor] = []
+
+    def launch(x: Tensor, out: Tensor, *, keep_back: str | None) -> Tensor:
+        assert (x.stride(0) % 8, x.data_ptr() % 16, x.stride(1)) == (0, 0, 1)
+        launched.append(x)
+        return out
+
+    packed = PackedFFN.__new__(PackedFFN)
+    packed.batch, packed.waves = 4, (launch,)
+    packed._hidden, packed._inner, packed._out = 64, 192, 128
+    packed._kind = (torch.bfloat16, torch.device("cpu"))
+    flat = torch.arange(5 * 68, dtype=torch.bfloat16)
+    for x in (flat[:64].view(1, 64), flat.view(5, 68)[:1, :64], flat.view(5, 68)[:2, 4:], flat[1:257].view(4, 64)):
+        assert packed(x).shape == (len(x), 128)
+        assert torch.equal(launched[-1], x)
+    for wrong, error in (
+        (torch.zeros(4, 128, dtype=torch.bfloat16), ShapeError),
+        (torch.zeros(64, dtype=torch.bfloat16), ShapeError),
+        (torch.zeros(4, 64), UnsupportedError),
+        (torch.zeros(4, 64, dtype=torch.bfloat16, device="meta"), UnsupportedError),
+        (torch.zeros(5, 64, dtype=torch.bfloat16), InvalidArgumentError),
+        (torch.zeros(0, 64, dtype=torch.bfloat16), InvalidArgumentError),
+    ):
+        with pytest.raises(error, match="ffn: "):
+            packed(wrong)
+    assert len(launched) == 4
 
 
 def test_packing_needs_a_card_that_runs_the_wave() -> None:

@@ -13,6 +13,8 @@ from onewave.base.errors import InvalidArgumentError
 
 __all__ = ["SamplingParams"]
 
+# What logits and their factors are computed in: float32; and the largest whole number that PyTorch holds.
+_LARGEST, _SMALLEST, _MOST = 3.4028234663852886e38, 1.1754943508222875e-38, 2**63 - 1
 # Below this a division by the temperature says nothing that argmax does not (vLLM's _SAMPLING_EPS).
 GREEDY_BELOW = 1e-5
 
@@ -67,12 +69,14 @@ class SamplingParams:
             put("max_tokens", _whole("max_tokens", self.max_tokens, 1, note=", or None"))
         put("min_tokens", _whole("min_tokens", self.min_tokens, 0))
         put("temperature", _number("temperature", self.temperature, 0.0, math.inf, "a finite number from 0"))
-        put("top_k", _whole("top_k", self.top_k, -1, note=" (-1 and 0: off)"))
+        put("top_k", _whole("top_k", self.top_k, -1, _MOST, note=" (-1 and 0: off)"))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "a number above 0, up to 1", open_low=True))
         put("min_p", _number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1"))
-        finite = "a finite number above 0"
-        penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, finite, open_low=True)
-        put("repetition_penalty", penalty)
+        normal = "a finite number above 0, in float32"
+        put(
+            "repetition_penalty",
+            _number("repetition_penalty", self.repetition_penalty, _SMALLEST, _LARGEST, normal),
+        )
         for name in ("presence_penalty", "frequency_penalty"):
             put(name, _number(name, getattr(self, name), -2.0, 2.0, "a number from -2 to 2"))
         put("logit_bias", _biases(self.logit_bias))
@@ -143,7 +147,10 @@ def _whole(name: str, value: object, low: int, high: int | None = None, *, note:
 
 def _number(name: str, value: object, low: float, high: float, allowed: str, *, open_low: bool = False) -> float:
     if not isinstance(value, bool) and isinstance(value, Real):
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond float64
+            number = math.inf
         above = number > low if open_low else number >= low
         if math.isfinite(number) and above and number <= high:
             return number
@@ -181,6 +188,7 @@ def _biases(value: object) -> dict[int, float] | None:
     biases: dict[int, float] = {}
     for key, bias in cast("Mapping[object, object]", value).items():
         token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
-        token_id = _whole("logit_bias token id", token_id, 0)
-        biases[token_id] = _number(f"logit_bias[{token_id}]", bias, -math.inf, math.inf, "a finite number")
+        token_id = _whole("logit_bias token id", token_id, 0, _MOST)
+        finite = "a finite number, in float32"
+        biases[token_id] = _number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
     return biases

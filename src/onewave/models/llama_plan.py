@@ -355,6 +355,7 @@ def _setup(model: Llama, groups: HeadGroups) -> AttentionSetup:
     embedding = model.weights.embedding
     assert isinstance(embedding, Tensor)
     return AttentionSetup(
+        layers=len(layers),
         groups=groups,
         embedding=embedding,
         rotary=model.rotary.decode,

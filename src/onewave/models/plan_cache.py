@@ -12,9 +12,8 @@ import hashlib
 import io
 import json
 import os
-import tempfile
+import secrets
 import zipfile
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,10 @@ def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Pa
 
 def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: int = 2) -> bool:
     """Whether the cache keeps a step's program, for any number of workers: without asking a card how many it takes."""
-    return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes)}-*.program"))
+    try:
+        return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes)}-*.program"))
+    except (OSError, ValueError):  # a directory that may not be searched, or no path at all
+        return False
 
 
 def _key(config: ModelConfig, batch: int, weight_bytes: int) -> str:
@@ -78,20 +80,20 @@ def save_program(program: WaveProgram, path: Path) -> bool:
     data = buffer.getbuffer()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, work = tempfile.mkstemp(prefix=".program-", dir=path.parent)
+        # Not tempfile's, which nobody else may read: a cache may be for all users of a machine.
+        work = path.with_name(f".program-{secrets.token_hex(8)}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with work.open("xb") as file:
                 file.write(hashlib.sha256(data).digest())
                 file.write(data)
             os.replace(work, path)
         except BaseException:
-            with suppress(OSError):
-                os.unlink(work)
+            work.unlink(missing_ok=True)
             raise
         files = sorted(path.parent.glob("*.program"), key=lambda file: file.stat().st_mtime)
         for old in files[:-_MOST_FILES]:
             old.unlink(missing_ok=True)
-    except OSError:
+    except (OSError, ValueError):
         return False
     return True
 
@@ -100,7 +102,7 @@ def load_program(path: Path) -> WaveProgram | None:
     """Read a program back; None when there is none, or none that is whole."""
     try:
         data = path.read_bytes()
-    except OSError:
+    except (OSError, ValueError):
         return None
     if len(data) <= _DIGEST_BYTES or hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
         return None

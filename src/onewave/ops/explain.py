@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from inspect import signature
 from operator import index
 from typing import Any
 
@@ -19,8 +21,9 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops import explain_attention
 from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
+from onewave.ops.ffn.op import check_choices, check_sizes, of_the_wave
 from onewave.ops.ffn.op import suits as ffn_suits
-from onewave.ops.ffn.plan import DATA, FFNSizes, plan_ffn
+from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, elsewhere
 from onewave.wave.layout import MOST_BATCH
 
@@ -29,6 +32,8 @@ __all__ = ["Explanation", "explain"]
 Shape = Sequence[int]
 
 _LINEAR_TILE_TOKENS = 64
+# What a call says by its tensors, beside the options that are its own.
+_MORE_OPTIONS = ("gated", "kv_dtype", "page_size", "seq_len", "sequences", "workers")
 
 
 def explain(
@@ -57,15 +62,22 @@ def explain(
     if kind is None:
         raise UnsupportedError("explain: dtype", got=repr(dtype), allowed=", ".join(DTYPES))
     sizes = tuple(_sizes(shape) for shape in shapes)
+    known = [*signature(getattr(import_module("onewave.ops"), name)).parameters, *_MORE_OPTIONS]
+    for option in options:
+        if option not in known:
+            raise InvalidArgumentError(f"explain {name}: option", got=repr(option), allowed=", ".join(known))
     return _EXPLAINERS[name](Question(name, sizes, cuda, sm, card, kind, options))
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
+    allowed = "whole numbers from 0, such as (1, 32, 4096, 128)"
     try:
-        return tuple(index(size) for size in shape)
+        sizes = tuple(index(size) for size in shape)
     except TypeError as error:
-        allowed = "whole numbers, such as (1, 32, 4096, 128)"
         raise ShapeError("explain: shape", got=repr(shape), allowed=allowed) from error
+    if any(size < 0 for size in sizes):
+        raise ShapeError("explain: shape", got=repr(shape), allowed=allowed)
+    return sizes
 
 
 def _device(device: str | torch.device | None) -> tuple[bool, int | None, str | None]:
@@ -115,7 +127,9 @@ def _ffn(question: Question) -> Explanation:
     x, up, down = question.take((1, 2, 3), (2,), (2,))
     rows = math.prod(x[:-1])
     options = question.options
-    backend = options.get("backend", "auto")
+    check_sizes(x[-1], up[1], up[0], down)
+    backend, order, policy = (options.get(name, "auto") for name in ("backend", "order", "policy"))
+    check_choices(options.get("activation", "silu"), order, policy, backend)
     suits = question.cuda and question.sm in (None, 90) and question.dtype in (torch.float16, torch.bfloat16)
     gated, dtype = bool(options.get("gated", False)), str(question.dtype).removeprefix("torch.")
     sizes = (up[1], up[0], down[0], gated)
@@ -128,15 +142,14 @@ def _ffn(question: Question) -> Explanation:
     else:
         asked = backend == "auto" and suits and rows >= 1
         backend = fastest(rows, *sizes, dtype, card=question.card) if asked else "torch"
-        if not ffn_suits(backend, options.get("order", "auto"), options.get("policy", "auto")):
+        if not ffn_suits(backend, order, policy):
             backend, known = "torch", (f"{backend} has no such order or policy", *known)
     if backend == "torch":
         reasons = known if suits else ("both products in one launch need 16-bit types on sm_90",)
         return Explanation("ffn", question.text(), "torch", "ffn/reference.py: products one by one", reasons)
     if backend != "wave":
         return _many_rows(question, ChainSizes(rows, *sizes), backend, known)
-    chosen = [options.get(name, "auto") for name in ("order", "policy")]
-    order, policy = (given if given != "auto" else own for given, own in zip(chosen, ("row", DATA), strict=True))
+    order, policy = of_the_wave(order, policy)
     workers = int(options.get("workers", SMS_OF_AN_H200))
     made = plan_ffn(FFNSizes(1 << (rows - 1).bit_length(), *sizes), workers=workers, order=order, policy=policy)
     shape = made.programs[0].shape

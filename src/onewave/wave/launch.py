@@ -17,7 +17,7 @@ from onewave.base.settings import Settings
 from onewave.tiles.trace import Trace
 from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.byte_formats import Rounding
-from onewave.wave.launch_checks import check_rows, check_tokens
+from onewave.wave.launch_checks import check_cache, check_rows, check_sequences, check_tokens
 from onewave.wave.launch_state import LaunchState
 from onewave.wave.layout import TILE_BYTES, TOGETHER, TileShape, drawing_ring, held_tiles, limit_words, several_words
 from onewave.wave.operations import HeadGroups
@@ -88,6 +88,7 @@ class AttentionSetup:
     [layers, head_dim] or None. hidden: width of the residual stream.
     """
 
+    layers: int
     groups: HeadGroups
     embedding: Tensor
     rotary: Tensor
@@ -107,7 +108,8 @@ class Wave:
     off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
     delays: a test build that sleeps at random before every task. tokens: of a decode step, the most that one launch
     makes of each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its
-    own; launches recorded into CUDA graphs share one set, so graphs of one Wave must not run side by side.
+    own, but for a decode step's residual stream: such a launch waits for those on other streams. Launches recorded into
+    CUDA graphs share one set of buffers, so graphs of one Wave must not run side by side, nor beside its decode steps.
     Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the program has workers.
     """
 
@@ -155,6 +157,8 @@ class Wave:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
         self._weights_box = _box(stream, program.shape.tile_rows, swizzle=128)
         self._states: dict[int, LaunchState] = {}
+        self._last: torch.cuda.Stream | None = None
+        self._bound: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._graphs = self._new_state()
         # Of a sequence that nothing stops.
         endless = [limit_words(2**62)] * (program.shape.batch if tokens > 1 else 1)
@@ -219,6 +223,7 @@ class Wave:
         """
         setup = self._attention
         assert setup is not None
+        check_cache(k, v, setup.layers, setup.groups, dtype=setup.embedding.dtype, device=self.device)
         norms = [0 if norm is None else norm.data_ptr() for norm in (setup.q_norm, setup.k_norm)]
         pointers = [setup.embedding, setup.rotary, k, v, self._residual, setup.biases]
         strides = [k.stride(dim) // 2 for dim in range(3)]
@@ -232,11 +237,17 @@ class Wave:
         self._constants |= self._resources(paged=table is not None)
         self._bound = (k, v, table)
         # Blocking, from ordinary memory: a launch reads this, too, before it waits for what is ahead of it.
-        self._places.copy_(torch.tensor(words, dtype=torch.int64))
+        with torch.inference_mode():  # as it may have been made there
+            self._places.copy_(torch.tensor(words, dtype=torch.int64))
 
-    def _check_table(self, tokens: Tensor, positions: Tensor, slots: Tensor, limits: Tensor | None = None) -> None:
-        """In debug mode (ONEWAVE_DEBUG=1), look at what a launch will take from the block table; waits for the device.
-        Raises InvalidArgumentError."""
+    def _check(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, limits: Tensor | None = None
+    ) -> None:
+        """Check a decode step's arguments and, in debug mode (ONEWAVE_DEBUG=1), what a launch will take from the block
+        table, which waits for the device. Raises ShapeError, InvalidArgumentError."""
+        check_sequences(tokens, positions, slots, logits, most=self.program.shape.batch, device=self.device)
+        if self._bound is None:
+            raise InvalidArgumentError("wave: decode", got="no cache", next="Call bind_cache first.")
         k, _, table = self._bound
         if table is None or not Settings.from_env().debug or torch.cuda.is_current_stream_capturing():
             return
@@ -249,11 +260,11 @@ class Wave:
         """One decode step: int64 [batch] each; writes float32 logits [batch, vocab], contiguous, and returns them.
 
         positions[i]: the cache index that token i's key and value are written to, in slot slots[i]. bind_cache comes
-        first. Raises WaveStalled if an earlier launch has stalled.
+        first. Raises ShapeError, InvalidArgumentError, and WaveStalled if an earlier launch has stalled.
         """
         assert self._attention is not None
         assert self.tokens == 1, "made for several tokens a launch"
-        self._check_table(tokens, positions, slots)
+        self._check(tokens, positions, slots, logits)
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
         return logits
 
@@ -282,7 +293,7 @@ class Wave:
         assert self.tokens > 1, "made for one token a launch"
         check_rows(limits, draws, len(tokens), self.tokens)
         limits = self._endless[: len(tokens)] if limits is None else limits.contiguous()
-        self._check_table(tokens, positions, slots, limits)
+        self._check(tokens, positions, slots, logits, limits)
         state = self._state()
         state.whole_again()
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits, draws)
@@ -304,10 +315,14 @@ class Wave:
     def _state(self) -> LaunchState:
         if torch.cuda.is_current_stream_capturing():
             return self._graphs
-        key = torch.cuda.current_stream(self.device).cuda_stream
-        if key not in self._states:
-            self._states[key] = self._new_state()
-        return self._states[key]
+        stream = torch.cuda.current_stream(self.device)
+        if self._attention is not None:
+            if self._last is not None and self._last != stream:
+                stream.wait_stream(self._last)
+            self._last = stream
+        if stream.cuda_stream not in self._states:
+            self._states[stream.cuda_stream] = self._new_state()
+        return self._states[stream.cuda_stream]
 
     def __call__(self, x: Tensor, out: Tensor, *, keep_back: str | None = None) -> Tensor:
         """Run once: x [batch, columns] to out [batch, rows], both of the weights' dtype, last axis contiguous.
@@ -322,6 +337,7 @@ class Wave:
         """decode, traced; waits for the device."""
         assert self._attention is not None
         assert self.tokens == 1, "made for several tokens a launch"
+        self._check(tokens, positions, slots, logits)
         words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
         self._launch(self._attention.embedding, logits, None, words, (tokens, positions, slots))
         torch.cuda.synchronize(self.device)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.wave.layout import DRAW_WORDS, LIMIT_WORDS, MOST_TOKENS, Flag, Word
+from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 
-__all__ = ["check_rows", "check_tokens"]
+__all__ = ["check_cache", "check_rows", "check_sequences", "check_tokens"]
 
 
 def check_tokens(program: WaveProgram, tokens: int, *, decodes: bool, threads: int) -> None:
@@ -38,3 +39,32 @@ def check_rows(limits: Tensor | None, draws: Tensor | None, batch: int, tokens: 
     if draws is not None and (draws.shape != (batch, DRAW_WORDS + tokens) or draws.dtype is not torch.float64):
         got = f"{draws.dtype} {tuple(draws.shape)}"
         raise ShapeError("wave: draws", got=got, allowed=f"float64 ({batch}, {DRAW_WORDS + tokens})")
+
+
+def check_cache(
+    k: Tensor, v: Tensor, layers: int, groups: HeadGroups, *, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Check the caches of a decode step: a model's layers and heads, slots or pages. Raises ShapeError."""
+    kinds = {(tensor.dtype, tensor.device) for tensor in (k, v)}
+    fits = k.ndim == 5 and (k.shape[0], k.shape[2], k.shape[4]) == (layers, groups.kv_heads, groups.head_dim)
+    if not fits or k.shape != v.shape or kinds != {(dtype, device)} or not (k.is_contiguous() and v.is_contiguous()):
+        got = " and ".join(f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}" for tensor in (k, v))
+        shape = f"[{layers}, slots or pages, {groups.kv_heads}, keys, {groups.head_dim}]"
+        raise ShapeError("wave: caches", got=got, allowed=f"both {dtype} {shape} on {device}, contiguous")
+
+
+def check_sequences(
+    tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, *, most: int, device: torch.device
+) -> None:
+    """Check what a decode step is given: int64 [rows] each, up to `most` rows, and float32 logits [rows, vocab], all
+    contiguous on the device. Raises ShapeError."""
+    rows = len(tokens)
+    for name, tensor in (("tokens", tokens), ("positions", positions), ("slots", slots)):
+        whole = tensor.dtype is torch.int64 and tensor.shape == (rows,) and tensor.is_contiguous()
+        if not (whole and 1 <= rows <= most and tensor.device == device):
+            got = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            allowed = f"int64 [rows], contiguous, the same 1 to {most} rows for all, on {device}"
+            raise ShapeError(f"wave: {name}", got=got, allowed=allowed)
+    if logits.dtype is not torch.float32 or logits.shape[:-1] != (rows,) or not logits.is_contiguous():
+        got = f"{logits.dtype} {tuple(logits.shape)}"
+        raise ShapeError("wave: logits", got=got, allowed=f"float32 [{rows}, vocab], contiguous")

@@ -44,7 +44,8 @@ _kernels: dict[int, tuple[Any, _Kernel]] = {}
 
 
 def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-    """What function[grid](*args, **named) does, a Triton or Gluon kernel's launch on the current device and stream.
+    """What function[grid](*args, **named) does, a Triton or Gluon kernel's launch on the current stream of the card
+    where the first tensor lies.
 
     A kernel that runs in the interpreter, or stands in for one, is called that way each time, and so is one that is
     to be compiled first. Constants 1, 1.0 and True are one, as they are to Triton. What Triton looks at before each
@@ -52,6 +53,11 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     """
     if not isinstance(function, JITFunction):
         function[grid](*args, **named)
+        return
+    card = _card_of(args)
+    if card is not None and card != torch.cuda.current_device():
+        with torch.cuda.device(card):
+            launch_kernel(function, grid, *args, **named)
         return
     found = _kernels.get(id(function))
     if found is None:
@@ -68,6 +74,15 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
             kernel.compiled[key] = made
     else:
         compiled[(*grid, 1, 1)[:3]](*values)
+
+
+def _card_of(args: Iterable[Any]) -> int | None:
+    """The number of the card where the first tensor, or what the first descriptor describes, lies."""
+    for value in args:
+        tensor = value if isinstance(value, Tensor) else getattr(value, "base", None)
+        if isinstance(tensor, Tensor):
+            return tensor.get_device() if tensor.is_cuda else None
+    return None
 
 
 def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:

@@ -63,13 +63,14 @@ class LaunchState:
 
     def reset(self, program: WaveProgram, budget: int) -> None:
         """As before the first launch."""
-        self.exchange.fill_(-1)
-        self.epochs.zero_()
-        self.counters.zero_()
-        self.several.fill_(-1)
-        self.asked.zero_()
-        self.host.zero_()
-        self.watch.copy_(torch.from_numpy(watch_words(program.workers, budget, self.host.data_ptr())))
+        with torch.inference_mode():  # as they may have been made there
+            self.exchange.fill_(-1)
+            self.epochs.zero_()
+            self.counters.zero_()
+            self.several.fill_(-1)
+            self.asked.zero_()
+            self.host.zero_()
+            self.watch.copy_(torch.from_numpy(watch_words(program.workers, budget, self.host.data_ptr())))
 
     def ask_for_end(self) -> None:
         """Have launches of several tokens that are on their way end early. A word of the host's memory in its place

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.wave.launch_kernel import launch_kernel
 from onewave.wave.layout import TileShape
 
 __all__ = ["pack_tiles", "unpack_bytes", "unpack_tiles"]
@@ -101,7 +102,8 @@ def pack_tiles(
     """
     height, cols = matrices[0].shape
     tiles = -(-cols // shape.cols)
-    _pack_kernel[(len(places), _PARTS)](
+    launch_kernel(
+        _pack_kernel, (len(places), _PARTS),
         stream, places, matrices[0], matrices[-1], stream if gain is None else gain,
         height, cols, matrices[0].stride(0), 0, tiles,
         R=shape.rows, COUNT=len(matrices), GAIN=gain is not None, PART=8192 // _PARTS, num_warps=4,
@@ -115,7 +117,8 @@ def unpack_tiles(
     """Read row blocks back: out [count, rows, cols] gets each matrix's rows from first_row on, contiguous."""
     _, height, cols = out.shape
     tiles = -(-cols // shape.cols)
-    _unpack_kernel[(blocks * tiles, _PARTS)](
+    launch_kernel(
+        _unpack_kernel, (blocks * tiles, _PARTS),
         stream, places, out, height, cols, first_block, tiles, first_row,
         R=shape.rows, COUNT=count, PART=8192 // _PARTS, num_warps=4,
     )  # fmt: skip
@@ -131,7 +134,8 @@ def unpack_bytes(
     """
     _, height, cols = out.shape
     tiles = -(-cols // shape.cols)
-    _unpack_bytes_kernel[(blocks * tiles * shape.images, _PARTS)](
+    launch_kernel(
+        _unpack_bytes_kernel, (blocks * tiles * shape.images, _PARTS),
         stream, places, scales, out, height, cols, first_block, tiles, first_row,
         R=shape.rows, COUNT=count, FORMAT=number, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
     )  # fmt: skip

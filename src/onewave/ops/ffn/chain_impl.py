@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from onewave.ops.ffn.chain_plan import ChainPlan, ChainSizes, ChainTile, plan_ch
 from onewave.tiles.builders import cuts
 from onewave.tiles.trace import Trace
 from onewave.wave.launch import ACTIVATIONS, POLLS, co_resident, runs_here
+from onewave.wave.launch_kernel import launch_kernel
 from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, watch_words
 
 __all__ = ["Chain", "chain", "ffn", "is_ready"]
@@ -28,7 +30,8 @@ __all__ = ["Chain", "chain", "ffn", "is_ready"]
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the card is doing.
 _PATIENT_POLLS = 1 << 23
 _ROWS = 128
-# Plans and buffers kept for ffn(): a few hundred KiB each, more only with slices of K.
+# Plans and buffers kept for ffn(): a few hundred KiB each, more only with slices of K. What a CUDA graph has recorded
+# is kept beside them, for good: nobody says when the graph is gone.
 _MOST_KEPT = 32
 
 
@@ -47,12 +50,13 @@ class _State:
 
     def reset(self, lanes: tuple[np.ndarray[Any, np.dtype[np.int32]], ...], budget: int) -> None:
         """As before the first launch."""
-        for tensor in (self.counters, self.started, *self.epochs, self.host):
-            tensor.zero_()
         budgets = (*(budget for _ in lanes), _PATIENT_POLLS)
         sizes = (*(len(each) for each in lanes), 1)
-        for watch, workers, polls in zip(self.watches, sizes, budgets, strict=True):
-            watch.copy_(torch.from_numpy(watch_words(workers, polls, self.host.data_ptr())))
+        with torch.inference_mode():  # as they may have been made there
+            for tensor in (self.counters, self.started, *self.epochs, self.host):
+                tensor.zero_()
+            for watch, workers, polls in zip(self.watches, sizes, budgets, strict=True):
+                watch.copy_(torch.from_numpy(watch_words(workers, polls, self.host.data_ptr())))
 
 
 class Chain:
@@ -173,7 +177,9 @@ class Chain:
         )
 
         def start(launch: int, **options: Any) -> None:
-            chain_kernel[(len(self.plan.lanes[launch]),)](
+            launch_kernel(
+                chain_kernel,
+                (len(self.plan.lanes[launch]),),
                 *tensors,
                 self._records,
                 self._lanes[launch],
@@ -204,7 +210,7 @@ class Chain:
         start(0, MARK=True)
         with torch.cuda.stream(state.side):
             blocks = len(self.plan.lanes[0])
-            started_kernel[(1,)](state.started, state.epochs[2], state.watches[2], blocks, num_warps=1)
+            launch_kernel(started_kernel, (1,), state.started, state.epochs[2], state.watches[2], blocks, num_warps=1)
             start(1, MARK=False)
         here.wait_stream(state.side)
         return y
@@ -285,23 +291,28 @@ class _Question:
 
 
 _kept: OrderedDict[_Question, Chain] = OrderedDict()
+_recorded: set[Chain] = set()
+_lock = threading.Lock()
 
 
 def _chain(asked: _Question) -> Chain:
-    made = _kept.get(asked)
-    if made is None:
-        plan = plan_chain(
-            asked.sizes,
-            workers=asked.workers,
-            order=asked.order,
-            policy=asked.policy,
-            streams=asked.streams,
-            tile=asked.tile,
-        )
-        made = _kept[asked] = Chain(plan, asked.device, asked.dtype, activation=asked.activation)
-        while len(_kept) > _MOST_KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end(asked)
+    with _lock:
+        made = _kept.get(asked)
+        if made is None:
+            plan = plan_chain(
+                asked.sizes,
+                workers=asked.workers,
+                order=asked.order,
+                policy=asked.policy,
+                streams=asked.streams,
+                tile=asked.tile,
+            )
+            made = _kept[asked] = Chain(plan, asked.device, asked.dtype, activation=asked.activation)
+            while len(_kept) > _MOST_KEPT:
+                _kept.popitem(last=False)
+        _kept.move_to_end(asked)
+        if torch.cuda.is_current_stream_capturing():
+            _recorded.add(made)
     return made
 
 

@@ -29,7 +29,17 @@ from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 
-__all__ = ["BANDS", "ChainPlan", "ChainSizes", "ChainTile", "chain_graph", "chain_order", "default_tile", "plan_chain"]
+__all__ = [
+    "BANDS",
+    "ChainPlan",
+    "ChainSizes",
+    "ChainTile",
+    "band_rows",
+    "chain_graph",
+    "chain_order",
+    "default_tile",
+    "plan_chain",
+]
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.int32]
@@ -239,19 +249,28 @@ BANDS = {"row": (banded, 1), "rows": (banded, 8), "skewed": (skewed, 8), "sequen
 """Orders by name, with the number of row blocks that they take unless one follows a colon ("rows:16")."""
 
 
+def band_rows(order: str) -> int | None:
+    """Row blocks of a band, of an order of BANDS; None of another. Raises InvalidArgumentError."""
+    name, colon, number = order.partition(":")
+    if name not in BANDS:
+        return None
+    if not colon:
+        return BANDS[name][1]
+    if name == "row" or not (number.isascii() and number.isdigit() and len(number) < 8 and 1 <= int(number) < 1 << 20):
+        allowed = "row" if name == "row" else f"{name}, or {name}:ROWS with 1 or more row blocks"
+        raise InvalidArgumentError("ffn: order", got=repr(order[:80]), allowed=allowed)
+    return int(number)
+
+
 def chain_order(graph: TileGraph, order: str, workers: int) -> Ints:
     """The graph's tasks in an order. Raises InvalidArgumentError.
 
     order: BANDS, "half_row", "explicit:..." with the hidden tensor's tiles, or any other of tiles.ORDERS.
     """
-    name, _, number = order.partition(":")
-    if name in BANDS:
-        make, default = BANDS[name]
-        if name == "row" and number:
-            number = "none"
-        if number and not (number.isdigit() and 1 <= int(number) < 1 << 20):
-            raise InvalidArgumentError("ffn: order", got=repr(order), allowed=f"{name}:ROWS with 1 or more row blocks")
-        return make(graph, int(number or default))
+    name = order.partition(":")[0]
+    rows = band_rows(order)
+    if rows is not None:
+        return BANDS[name][0](graph, rows)
     if order == "half_row":
         return half_row(graph)
     if name == "explicit":

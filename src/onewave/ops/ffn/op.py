@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn import reference
-from onewave.ops.ffn.chain_plan import BANDS
+from onewave.ops.ffn.chain_plan import BANDS, band_rows
 from onewave.ops.ffn.measured import fastest
 from onewave.ops.ffn.plan import DATA, ORDERS
 from onewave.ops.library import check_tensors, is_watched, register
@@ -22,7 +23,7 @@ from onewave.wave.layout import MOST_BATCH
 if TYPE_CHECKING:
     from onewave.ops.ffn.wave_impl import PackedFFN
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "ffn", "pack_ffn", "suits"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "check_choices", "check_sizes", "ffn", "of_the_wave", "pack_ffn", "suits"]
 
 BACKENDS = ("auto", "wave", "chain", "streams", "torch", "reference")
 ACTIVATIONS = ("silu", "gelu", None)
@@ -46,9 +47,10 @@ def ffn(
     all of x's dtype, sizes multiples of 64. Returns [..., out]. activation: f, "silu", "gelu" (exact) or None.
     backend: "wave" runs both products in one persistent launch: up to 64 rows on a card of compute capability 9.0. It
     packs the weights at the first call for a batch size (rounded up to a power of two) and keeps up to five packed
-    copies; pack_ffn makes one that you own. "chain": the same for any number of rows on the same cards, from the
-    weights as they are. "streams": as "chain", but as two launches side by side on two streams. In these three, sums
-    and f are float32, the hidden rows are rounded to x's dtype once, and every run gives the same bits.
+    copies, and for good those that a CUDA graph has recorded; pack_ffn makes one that you own. "chain": the same for
+    any number of rows on the same cards, from the weights as they are. "streams": as "chain", but as two launches side
+    by side on two streams. In these three, sums and f are float32, the hidden rows are rounded to x's dtype once, and
+    every run gives the same bits.
     "torch" or "reference": products one after the other, each rounded. "auto": what measured.py has seen to be fastest
     on this card, for this dtype and block; the products where it has seen nothing, where the backend does not know the
     order or policy asked for, and instead of a wave that would have to drop a packed copy in use, fill more than half
@@ -60,7 +62,7 @@ def ffn(
     "none", "row", "tile", "strided", "conv2d-tile", "consecutive".
     Raises InvalidArgumentError, ShapeError, UnsupportedError; WaveStalled when an earlier launch has stalled.
     """
-    _check_choices(activation, order, policy, backend)
+    check_choices(activation, order, policy, backend)
     _check_tensors(x, w_up, w_down, w_gate)
     if is_watched(x, w_up, w_down, w_gate):
         return torch.ops.onewave.ffn(x, w_up, w_down, w_gate, activation, order, policy, backend)
@@ -83,13 +85,15 @@ def pack_ffn(
     workers: blocks of the launch, by default one a multiprocessor; any number gives the same bits. The rest as in ffn.
     Call the result with x [rows, hidden]. Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
-    _check_choices(activation, order, policy, "wave")
-    _check_tensors(w_up[:1], w_up, w_down, w_gate)
+    check_choices(activation, order, policy, "wave")
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_BATCH:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise InvalidArgumentError("pack_ffn: batch", got=repr(batch), allowed=f"1 to {MOST_BATCH} rows")
+    _check_tensors(None, w_up, w_down, w_gate)
     if not runs_here(w_up.device) or w_up.dtype not in _DTYPES:
         raise _unsupported(f"{w_up.dtype} on {w_up.device}")
     from onewave.ops.ffn.wave_impl import pack
 
-    order, policy = _of_the_wave(order, policy)
+    order, policy = of_the_wave(order, policy)
     return pack(w_up, w_down, w_gate, batch=batch, activation=activation, order=order, policy=policy, workers=workers)
 
 
@@ -103,9 +107,10 @@ def _known(backend: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(dict.fromkeys(few + many)), ("auto", DATA, *POLICIES)
 
 
-def _check_choices(activation: str | None, order: str, policy: str, backend: str) -> None:
+def check_choices(activation: str | None, order: str, policy: str, backend: str) -> None:
+    """Raises InvalidArgumentError for what no backend, or not the one named, knows."""
     orders, policies = _known(backend)
-    name = _order_name(backend, order)
+    name = _order_name(backend, order) if isinstance(order, str) else order  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     for what, value, got, allowed in (
         ("activation", activation, activation, ACTIVATIONS),
         ("backend", backend, backend, BACKENDS),
@@ -114,28 +119,37 @@ def _check_choices(activation: str | None, order: str, policy: str, backend: str
     ):
         if value not in allowed:
             raise InvalidArgumentError(f"ffn: {what}", got=repr(got), allowed=", ".join(map(repr, allowed)))
+    band_rows(order)
 
 
-def _check_tensors(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None) -> None:
-    check_tensors("ffn", x=x, w_up=w_up, w_down=w_down)
+def _check_tensors(x: Tensor | None, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None) -> None:
+    """x: None where the weights alone are there."""
+    check_tensors("ffn", **({} if w_gate is None else {"w_gate": w_gate}), w_up=w_up, w_down=w_down)
+    x = w_up if x is None else x
+    check_tensors("ffn", x=x)
     if x.ndim < 1 or w_up.ndim != 2 or w_down.ndim != 2:
         got = f"{tuple(x.shape)}, {tuple(w_up.shape)}, {tuple(w_down.shape)}"
         raise ShapeError("ffn: x, w_up, w_down", got=got, allowed="[..., hidden], [intermediate, hidden], [out, inner]")
-    inner, hidden = w_up.shape
-    if x.shape[-1] != hidden or w_down.shape[1] != inner or (w_gate is not None and w_gate.shape != w_up.shape):
-        got = ", ".join(str(tuple(t.shape)) for t in (x, w_up, w_down, w_gate) if t is not None)
-        raise ShapeError(
-            "ffn: shapes", got=got, allowed="x [..., hidden], w_up and w_gate [inner, hidden], w_down [out, inner]"
-        )
-    for name, size in (("hidden", hidden), ("intermediate", inner), ("out", w_down.shape[0])):
-        if size < 64 or size % 64:
-            raise ShapeError(f"ffn: {name} size", got=str(size), allowed="multiples of 64")
+    if w_gate is not None and w_gate.shape != w_up.shape:
+        got = f"{tuple(w_gate.shape)} and {tuple(w_up.shape)}"
+        raise ShapeError("ffn: w_gate, w_up", got=got, allowed="one shape, [inner, hidden]")
+    check_sizes(x.shape[-1], w_up.shape[1], w_up.shape[0], w_down.shape)
     tensors = [t for t in (x, w_up, w_down, w_gate) if t is not None]
     if any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
         got = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
         raise UnsupportedError("ffn: tensors", got=got, allowed="one dtype on one device")
     if x.dtype not in (*_DTYPES, torch.float32) or (x.dtype is torch.float32 and x.is_cuda):
         raise UnsupportedError("ffn: dtype", got=str(x.dtype), allowed="bfloat16, float16 (float32 on a CPU)")
+
+
+def check_sizes(columns: int, hidden: int, inner: int, down: Sequence[int]) -> None:
+    """Check x's columns, w_up's [inner, hidden] and w_down's shape. Raises ShapeError."""
+    if columns != hidden or down[1] != inner:
+        got = f"x [..., {columns}], w_up [{inner}, {hidden}], w_down {list(down)}"
+        raise ShapeError("ffn: shapes", got=got, allowed="x [..., hidden], w_up [inner, hidden], w_down [out, inner]")
+    for name, size in (("hidden", hidden), ("intermediate", inner), ("out", down[0])):
+        if size < 64 or size % 64:
+            raise ShapeError(f"ffn: {name} size", got=str(size), allowed="multiples of 64")
 
 
 def _unsupported(got: str, backend: str = "wave") -> UnsupportedError:
@@ -161,7 +175,7 @@ def _ffn(
     if chosen == "wave":
         from onewave.ops.ffn import wave_impl
 
-        order, policy = _of_the_wave(order, policy)
+        order, policy = of_the_wave(order, policy)
         out = wave_impl.ffn(rows, w_up, w_down, w_gate, activation, order, policy)
     else:
         from onewave.ops.ffn import chain_impl
@@ -171,7 +185,8 @@ def _ffn(
     return out.view(*x.shape[:-1], len(w_down))
 
 
-def _of_the_wave(order: str, policy: str) -> tuple[str, str]:
+def of_the_wave(order: str, policy: str) -> tuple[str, str]:
+    """The wave's own order and policy in the place of "auto"."""
     return "row" if order == "auto" else order, DATA if policy == "auto" else policy
 
 
@@ -200,14 +215,14 @@ def _chosen(
         elif wanted == "wave":
             from onewave.ops.ffn import wave_impl
 
-            if not wave_impl.has_room(rows, w_up, w_down, w_gate, activation, *_of_the_wave(order, policy)):
+            if not wave_impl.has_room(rows, w_up, w_down, w_gate, activation, *of_the_wave(order, policy)):
                 wanted = "torch"
     if wanted == "torch" or not torch.cuda.is_current_stream_capturing():
         return wanted
     if _is_prepared(rows, w_up, w_down, w_gate, activation, order, policy, wanted):
         return wanted
     if backend != "auto":
-        next = "Call it once before recording."
+        next = "Call it once before recording, or record what pack_ffn made: calls keep the last few blocks alone."
         what = f"ffn (backend={backend}): recording a CUDA graph"
         raise UnsupportedError(what, got="nothing packed or planned for these sizes yet", next=next)
     return "torch"
@@ -248,7 +263,7 @@ def _is_prepared(
     if backend == "wave":
         from onewave.ops.ffn import wave_impl
 
-        return wave_impl.is_packed(rows, w_up, w_down, w_gate, activation, *_of_the_wave(order, policy))
+        return wave_impl.is_packed(rows, w_up, w_down, w_gate, activation, *of_the_wave(order, policy))
     from onewave.ops.ffn import chain_impl
 
     return chain_impl.is_ready(rows, w_up, w_down, w_gate, activation, order, policy, backend == "streams")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, plan_ffn
 from onewave.wave.launch import Wave, co_resident, runs_here
 from onewave.wave.layout import MOST_BATCH
@@ -18,6 +19,7 @@ from onewave.wave.pack import Weight, pack_stream
 __all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "pack", "supports"]
 
 # Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 16), or one size of five.
+# What a CUDA graph has recorded is kept beside them, for good: nobody says when the graph is gone.
 _MOST_KEPT = 5
 
 
@@ -52,7 +54,8 @@ class PackedFFN:
         sizes = FFNSizes(padded, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
         self.plan: FFNPlan = plan_ffn(sizes, workers=choice.workers, order=choice.order, policy=choice.policy)
         self.batch = choice.batch
-        self._inner, self._out = w_up.shape[0], w_down.shape[0]
+        (self._inner, self._hidden), self._out = w_up.shape, w_down.shape[0]
+        self._kind = (w_up.dtype, w_up.device)
         both = (w_up,) if w_gate is None else (w_gate, w_up)
         weights = {"up": Weight(both), "down": Weight((w_down,))}
         self.waves = tuple(
@@ -67,11 +70,19 @@ class PackedFFN:
         )
 
     def __call__(self, x: Tensor, *, keep_back: str | None = None) -> Tensor:
-        """x: [rows, hidden], the weights' dtype, rows at most `batch`. Returns [rows, out]."""
+        """x: [rows, hidden], the weights' dtype, rows at most `batch`. Returns [rows, out].
+
+        Raises ShapeError, UnsupportedError, InvalidArgumentError; WaveStalled when an earlier launch has stalled.
+        """
+        if x.ndim != 2 or x.shape[1] != self._hidden:
+            raise ShapeError("ffn: x", got=str(tuple(x.shape)), allowed=f"[rows, {self._hidden}]")
+        if (x.dtype, x.device) != self._kind:
+            allowed = "{} on {}, as the weights".format(*self._kind)
+            raise UnsupportedError("ffn: x", got=f"{x.dtype} on {x.device}", allowed=allowed)
         if not 1 <= len(x) <= self.batch:
             raise InvalidArgumentError("ffn: rows of x", got=str(len(x)), allowed=f"1 to {self.batch}, as packed for")
         if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
-            x = x.contiguous()
+            x = x.clone(memory_format=torch.contiguous_format)
         for at, wave in enumerate(self.waves):
             width = self._out if at == len(self.waves) - 1 else self._inner
             x = wave(x, x.new_empty(len(x), width), keep_back=keep_back if at == 0 else None)
@@ -117,6 +128,8 @@ class _Kept:
 
 
 _kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()
+_recorded: set[PackedFFN] = set()
+_lock = threading.RLock()
 
 
 def _there(*tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -159,10 +172,11 @@ def has_room(
     tensors = _there(w_up, w_down, w_gate)
     if torch.cuda.is_current_stream_capturing() or any(tensor.is_inference() for tensor in tensors):
         return False
-    _drop_dead()
-    # A copy of weights that were written to since takes the place of the old one.
-    if _key(tensors, _choice(x, activation, order, policy)) not in _kept and len(_kept) >= _MOST_KEPT:
-        return False
+    with _lock:
+        _drop_dead()
+        # A copy of weights that were written to since takes the place of the old one.
+        if _key(tensors, _choice(x, activation, order, policy)) not in _kept and len(_kept) >= _MOST_KEPT:
+            return False
     free, _ = torch.cuda.mem_get_info(x.device)
     free += torch.cuda.memory_reserved(x.device) - torch.cuda.memory_allocated(x.device)
     return 2 * sum(tensor.nbytes for tensor in tensors) <= free
@@ -181,12 +195,15 @@ def ffn(
     tensors = _there(w_up, w_down, w_gate)
     choice = _choice(x, activation, order, policy)
     key = _key(tensors, choice)
-    kept = _kept.get(key)
-    if kept is None or not kept.holds(tensors):
-        _drop_dead()
-        refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
-        kept = _kept[key] = _Kept(PackedFFN(w_up, w_down, w_gate, choice), refs, _versions(tensors))
-        while len(_kept) > _MOST_KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end(key)
+    with _lock:
+        kept = _kept.get(key)
+        if kept is None or not kept.holds(tensors):
+            _drop_dead()
+            refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
+            kept = _kept[key] = _Kept(PackedFFN(w_up, w_down, w_gate, choice), refs, _versions(tensors))
+            while len(_kept) > _MOST_KEPT:
+                _kept.popitem(last=False)
+        _kept.move_to_end(key)
+        if torch.cuda.is_current_stream_capturing():
+            _recorded.add(kept.packed)
     return kept.packed(x)

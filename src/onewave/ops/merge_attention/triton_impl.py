@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.wave.launch_kernel import launch_kernel
+
 __all__ = ["MOST_TENSORS", "merge_attention"]
 
 MOST_TENSORS = 8
@@ -91,7 +93,9 @@ def merge_attention(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Ten
         return result, lse.fill_(float("-inf"))
     block_d = triton.next_power_of_2(head_dim)
     block_s = max(1, min(triton.next_power_of_2(queries), _FLOATS_IN_FLIGHT // block_d))
-    merge_kernel[(batch * heads * triton.cdiv(queries, block_s),)](
+    launch_kernel(
+        merge_kernel,
+        (batch * heads * triton.cdiv(queries, block_s),),
         tuple(outs),
         tuple(lses),
         tuple(out.stride() for out in outs),

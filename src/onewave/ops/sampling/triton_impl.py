@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.wave.launch_kernel import launch_kernel
+
 __all__ = ["draw", "greedy"]
 
 _PIECE = 4096
@@ -121,8 +123,8 @@ def greedy(logits: Tensor) -> Tensor:
     best = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        _best_of_piece[(rows, pieces)](logits, best, vocab, logits.stride(0), PIECE=_PIECE, num_warps=8)
-        _best_of_row[(rows,)](best, tokens, pieces, MOST=triton.next_power_of_2(pieces), num_warps=1)
+        launch_kernel(_best_of_piece, (rows, pieces), logits, best, vocab, logits.stride(0), PIECE=_PIECE, num_warps=8)
+        launch_kernel(_best_of_row, (rows,), best, tokens, pieces, MOST=triton.next_power_of_2(pieces), num_warps=1)
     return tokens
 
 
@@ -138,9 +140,21 @@ def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, un
     if rows:
         grid, stride = (rows, pieces), logits.stride(0)
         constants = {"UNIT": unit, "PIECE": _PIECE, "MOST": triton.next_power_of_2(pieces), "num_warps": 8}
-        _most_of_piece[grid](logits, most, vocab, stride, PIECE=_PIECE, num_warps=8)
-        _sum_of_piece[grid](logits, most, temperature, min_p, sums, vocab, stride, **constants)
-        _draw_of_row[(rows,)](
-            logits, most, temperature, min_p, sums, uniform, tokens, pieces, vocab, stride, **constants
+        launch_kernel(_most_of_piece, grid, logits, most, vocab, stride, PIECE=_PIECE, num_warps=8)
+        launch_kernel(_sum_of_piece, grid, logits, most, temperature, min_p, sums, vocab, stride, **constants)
+        launch_kernel(
+            _draw_of_row,
+            (rows,),
+            logits,
+            most,
+            temperature,
+            min_p,
+            sums,
+            uniform,
+            tokens,
+            pieces,
+            vocab,
+            stride,
+            **constants,
         )
     return tokens

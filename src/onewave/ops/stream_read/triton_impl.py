@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onewave.ops.backends import num_sms
+from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["launch", "stream_read"]
 
@@ -47,5 +48,5 @@ def launch(buffer: Tensor, *, block: int, programs_per_sm: int) -> Tensor:
     num_blocks = len(buffer) // block
     programs = min(num_sms(buffer.device) * programs_per_sm, num_blocks)
     partial = torch.empty(programs, dtype=torch.int32, device=buffer.device)
-    stream_read_kernel[(len(partial),)](buffer, partial, num_blocks, BLOCK=block, num_warps=8)
+    launch_kernel(stream_read_kernel, (len(partial),), buffer, partial, num_blocks, BLOCK=block, num_warps=8)
     return partial
