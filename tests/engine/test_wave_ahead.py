@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -277,3 +278,44 @@ def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(mon
     with pytest.raises(UnsupportedError, match="enough"):
         llm.LLM("llama-3.2-1b", load_format="dummy", device="cpu")
     assert seen == [pool]
+
+
+def test_ctrl_c_does_not_wait_for_a_plan() -> None:
+    code = """
+import os, signal, threading, time
+import torch
+import onewave.models.llama_plan
+from onewave.base.settings import Settings
+from onewave.engine import wave_ahead
+from onewave.engine.wave_decode import WaveLoad
+from onewave.models.loading import load_config
+from onewave.ops.compile_pool_impl import processes
+from onewave.weights.sources import resolve
+
+def plan(config, *, batch, workers, weight_bytes):
+    time.sleep(60)
+
+def interrupt():
+    global asked
+    asked = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+
+wave_ahead._plan, wave_ahead._compile = plan, lambda config, how: None
+settings = Settings.from_env()
+config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
+with processes(3) as pool:
+    assert pool is not None
+    how = WaveLoad(dtype=torch.bfloat16, device=torch.device("cpu"), max_num_seqs=1, max_model_len=64,
+                   cache_dir=settings.cache_dir, compilers=pool)
+    threading.Timer(0.5, interrupt).start()
+    try:
+        wave_ahead.plan_and_compile(config, how, 132)
+    except KeyboardInterrupt:
+        print("interrupted")
+print(time.monotonic() - asked)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said, seconds = done.stdout.split()
+    assert said == "interrupted"
+    assert float(seconds) < 20

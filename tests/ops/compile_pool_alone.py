@@ -42,8 +42,9 @@ def refused(x, COUNT: tl.constexpr):
     tl.store(x, 0.0)
 
 
-def run(count: int, kills: bool) -> dict[str, Any]:
-    """What Triton compiled or found, kernel by kernel, and what it refused. kills: one of the processes, first."""
+def run(count: int, kills: bool, gives_up: bool) -> dict[str, Any]:
+    """What Triton compiled or found, kernel by kernel, and what it refused. kills: one of the processes, first.
+    gives_up: as an interrupted caller does."""
     driver.set_active(
         SimpleNamespace(
             get_current_device=lambda: 0,
@@ -57,8 +58,10 @@ def run(count: int, kills: bool) -> dict[str, Any]:
         found[src.fn.__name__] = "found" if cache_hit else "compiled"
 
     knobs.compilation.listener = listener
-    with processes(count) as pool, compile_in(pool):
+    with processes(count) as pool, compile_in(pool) as give_up:
         found["pool"] = pool is not None
+        if gives_up:
+            give_up()
         if kills:
             os.kill(next(iter(pool._processes)), signal.SIGKILL)
         doubled.warmup(torch.float32, torch.bfloat16, 64, tl.bfloat16, grid=(1,), num_warps=2)
@@ -75,4 +78,4 @@ if __name__ == "__main__":
     # As the module that other processes know by its name.
     from compile_pool_alone import run as run_as_module
 
-    print(json.dumps(run_as_module(int(sys.argv[1]), "kill" in sys.argv)))
+    print(json.dumps(run_as_module(int(sys.argv[1]), "kill" in sys.argv, "give up" in sys.argv)))

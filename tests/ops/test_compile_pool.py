@@ -47,6 +47,14 @@ def test_when_one_of_its_processes_dies_triton_compiles_itself(tmp_path: Path) -
     assert found["tripled"] == "compiled"  # by then the pool has noticed
 
 
+def test_what_an_interrupted_caller_gives_up_is_neither_compiled_nor_waited_for(tmp_path: Path) -> None:
+    assert compiled(2, tmp_path, "give up") == {"pool": True, "hook": True}
+
+
+def test_without_a_pool_there_is_nothing_to_give_up(tmp_path: Path) -> None:
+    assert compiled(1, tmp_path, "give up")["tripled"] == "compiled"
+
+
 def test_a_process_with_other_threads_is_not_forked() -> None:
     ends = threading.Event()
     other = threading.Thread(target=ends.wait)

@@ -26,6 +26,7 @@ def kernel(
     pass
 
 
+NAMES = ("x", "described", "number", "plain", "real", "nothing", "flag", "several", "SIZE", "TWICE")
 FUNCTION = JITFunction(kernel, do_not_specialize=["plain"])
 
 
@@ -176,6 +177,7 @@ def test_a_launch_is_of_the_card_where_its_tensors_lie(monkeypatch: pytest.Monke
     there = tensor().as_subclass(OnCard)
     for first in (there, (5, there), tensor()):
         launch_kernel(function, (5,), first, there, 7, 3, 0.5, None, True, (5, 1), SIZE=64, TWICE=True, num_warps=4)
-    assert [card for card, _ in seen] == [3, 3, 0]
+    launch_kernel(function, (5,), **dict(zip(NAMES, (*seen[0][1][:-2], 64, True), strict=True)), num_warps=4)
+    assert [card for card, _ in seen] == [3, 3, 0, 3]
     assert all(args[1:] == (there, 7, 3, 0.5, None, True, (5, 1), 64, True) for _, args in seen)
     assert current == [0]

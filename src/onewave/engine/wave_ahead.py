@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -71,9 +71,15 @@ def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WavePr
     job = partial(_plan, config, batch=how.max_num_seqs, workers=workers, weight_bytes=how.weight_bytes)
     pool = how.compilers
     try:
-        with compile_in(pool), ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-            thread.submit(_compile, config, how)
-            return job() if pool is None else _done_by(pool, job)
+        with compile_in(pool) as give_up, ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
+            compiling = thread.submit(_compile, config, how)
+            try:
+                program = job() if pool is None else _done_by(pool, job)
+                wait([compiling])
+            except KeyboardInterrupt:
+                give_up()
+                raise
+            return program
     finally:
         if pool is not None and how.device.type == "cuda":
             torch.cuda.empty_cache()  # which has kept memory for the threads' streams

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -71,16 +71,26 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def compile_in(pool: ProcessPoolExecutor | None) -> Generator[None]:
+def compile_in(pool: ProcessPoolExecutor | None) -> Generator[Callable[[], None]]:
     """Meanwhile, whatever any thread has Triton compile is compiled by the pool first, into Triton's cache on disk,
-    where Triton then finds it. None: nothing changes."""
+    where Triton then finds it. None: nothing changes.
+
+    Gives what an interrupted caller calls before it waits for its threads: the pool's processes end at once, and what
+    is not compiled by then is not launched, but passed over.
+    """
     if pool is None:
-        yield
+        yield lambda: None
         return
     from triton import knobs
     from triton.runtime import driver
 
     before = knobs.runtime.jit_cache_hook
+    given_up = threading.Event()
+
+    def give_up() -> None:
+        given_up.set()
+        for process in list((pool._processes or {}).values()):  # pyright: ignore[reportPrivateUsage] (public from 3.14)
+            process.kill()
 
     def hook(**given: Any) -> bool | None:
         fn, known = given["fn"], given["compile"]
@@ -89,11 +99,13 @@ def compile_in(pool: ProcessPoolExecutor | None) -> Generator[None]:
         # What fails there fails here again, with its own words; a pool that has broken leaves all to Triton.
         with suppress(RuntimeError):
             wait([pool.submit(compile_kernel, *source, options, driver.active.get_current_target())])
+        if given_up.is_set():
+            return True
         return None if before is None else before(**given)
 
     knobs.runtime.jit_cache_hook = hook
     try:
-        yield
+        yield give_up
     finally:
         if knobs.runtime.jit_cache_hook is hook:
             knobs.runtime.jit_cache_hook = before

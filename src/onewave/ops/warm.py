@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -64,8 +64,8 @@ def warm(
     calls = _calls(where, dtypes, head_dims)
     count = max(1, min(threads or os.cpu_count() or 1, len(calls)))
     import_module("onewave.ops.attention.gluon_impl")  # once, before the processes are forked
-    with processes(count) as pool, compile_in(pool):
-        return side_by_side(calls, where, count)
+    with processes(count) as pool, compile_in(pool) as give_up:
+        return side_by_side(calls, where, count, interrupted=give_up)
 
 
 def _calls(
@@ -86,9 +86,15 @@ def _calls(
     return calls
 
 
-def side_by_side(calls: Mapping[str, Callable[[], object]], device: torch.device, threads: int) -> tuple[Warmed, ...]:
+def side_by_side(
+    calls: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    threads: int,
+    *,
+    interrupted: Callable[[], None] = lambda: None,
+) -> tuple[Warmed, ...]:
     """Make each call once, in threads that all work on the device. The first error of any is raised when all are
-    done."""
+    done. interrupted: called on Ctrl-C, before what is under way is waited for."""
 
     def timed(name: str) -> Warmed:
         start = time.perf_counter()
@@ -100,6 +106,12 @@ def side_by_side(calls: Mapping[str, Callable[[], object]], device: torch.device
 
     with ThreadPoolExecutor(min(threads, max(1, len(calls)))) as pool:
         waiting = [pool.submit(timed, name) for name in calls]
+        try:
+            wait(waiting)
+        except KeyboardInterrupt:
+            interrupted()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     done = tuple(each.result() for each in waiting)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -11,7 +11,7 @@ of the same properties and goes straight to the kernel that Triton compiled for 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     if not isinstance(function, JITFunction):
         function[grid](*args, **named)
         return
-    card = _card_of(args)
+    card = _card_of(chain(args, named.values()))
     if card is not None and card != torch.cuda.current_device():
         with torch.cuda.device(card):
             launch_kernel(function, grid, *args, **named)
