@@ -12,7 +12,7 @@ from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
 from onewave.cli.bench_ffn import bench_ffn, count_ffn
-from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
+from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.weights import sources
 
@@ -121,6 +121,7 @@ def ops(
     if weight_format not in FORMATS:
         raise InvalidArgumentError("--weight-format", got=repr(weight_format), allowed=", ".join(FORMATS))
     where = choose_device(device)
+    make_current(where)
     check_dtype_on(dtype, where)
     load_format = "dummy" if model in sources.builtin_names() else "auto"
     location = sources.resolve(model, Settings.from_env(), load_format=load_format)
@@ -154,6 +155,7 @@ def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device
     from onewave.engine.options import choose_device, choose_operand_dtype
 
     where = choose_device(device)
+    make_current(where)
     return choose_operand_dtype(dtype, where), where
 
 

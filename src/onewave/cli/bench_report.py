@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from onewave.bench.ledger import Measurement
 
-__all__ = ["append_to_ledger", "check_count", "check_ledger", "print_table", "show_status"]
+__all__ = ["append_to_ledger", "check_count", "check_ledger", "make_current", "print_table", "show_status"]
 
 # Wide enough for every table when the output is not a terminal.
 _COLUMNS = 110
@@ -47,6 +47,14 @@ def check_ledger(directory: Path | None) -> None:
     if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)):
         got = f"{directory} ({nearest} is no directory that can be written)"
         raise InvalidArgumentError("--ledger", got=got, allowed="a directory, there or to be made")
+
+
+def make_current(device: torch.device) -> None:
+    """Have a card's graphs and events be made on it."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def append_to_ledger(directory: Path, measurements: Iterable[Measurement], device: torch.device) -> list[str]:

@@ -12,7 +12,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_latency import numbers
-from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
+from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
 from onewave.cli.tiles_tables import write_text
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.wave.byte_formats import find_rounding
@@ -72,6 +72,7 @@ def wave(
     if where.type != "cuda":
         raise UnsupportedError("bench wave", got=str(where), allowed="a card of compute capability 9.0")
     check_dtype_on(dtype, where)
+    make_current(where)
     # After all that may be refused: finding a model may mean a download.
     settings = Settings.from_env()
     location = sources.resolve(model, settings, load_format=chosen)
