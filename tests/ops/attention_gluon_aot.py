@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "64 softcap": {"head_dim": 64, "RIGHT": True, "SOFTCAP": True},
     "256 causal": {"head_dim": 256, "RIGHT": True},
 }
-INSTRUCTIONS = ("HGMMA", "QGMMA", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL")
+INSTRUCTIONS = ("HGMMA", "QGMMA", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL", "MUFU.EX2")
 
 
 def sums_to_powers(code: str) -> int:
@@ -63,3 +63,6 @@ if __name__ == "__main__":
     print(json.dumps(report("fp8 causal", fp8(RIGHT=True))), flush=True)
     print(json.dumps(report("fp8 packed", fp8(RIGHT=True, LEFT=True, RAGGED=True, LSE=True, SOFTCAP=True))), flush=True)
     print(json.dumps(report("portable", portable(128))), flush=True)
+    cut = {"RIGHT": True, "TAIL": True}
+    print(json.dumps(report("portable, softcap", portable(128, SOFTCAP=True, **cut))), flush=True)
+    print(json.dumps(report("portable, scale below 0", portable(128, FOLD=False, **cut))), flush=True)

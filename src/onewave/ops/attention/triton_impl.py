@@ -13,9 +13,10 @@ and, of the tiles that a window cuts on the left, those before the first.
 
 head_dim is padded with zeros to a power of two. (As a sum of two, 96 = 64 + 32, with a product for each, Triton
 3.6's code gave wrong values and wild addresses on sm_90.)
-Scores are kept in units of log2, so that exp2 serves; without softcap, ALiBi and bias, scaling and the subtraction
-of the max are one fused multiply-add. Masked scores are -inf, and a row that has seen only those subtracts 0 instead.
-P is rounded to the inputs' dtype for the second product, as V has it. Bound: the tensor cores; at head_dim 64 exp2.
+Scores are kept in units of log2, so that exp2 serves; without ALiBi and float bias, scaling (or the softcap's product)
+and the subtraction of the max are one fused multiply-add. Masked scores are -inf, and a row that has seen only those
+subtracts 0 instead. P is rounded to the inputs' dtype for the second product, as V has it. Bound: the tensor cores; at
+head_dim 64 exp2.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -83,6 +84,9 @@ def attend(
     """The keys first..last, a tile at a time. CUT: a tile may hold keys that some row must not see. EDGE: and keys
     before seen_from, the first that any row of the sequence sees."""
     SAFE: tl.constexpr = CUT or BIAS != 0
+    # Where nothing stood between a product and the subtraction below, the compiler would make one multiply-add of them
+    # in tiles that are whole, and not in those that are cut: a row's bits would depend on which rows share its tile.
+    UNCLEAR: tl.constexpr = not FOLD and not ALIBI and BIAS == 0
     for n in tl.range(first, last, BLOCK_N):
         key = n + tl.arange(0, BLOCK_N)
         if BIAS != 0:
@@ -95,11 +99,13 @@ def attend(
             k, batch, kv_head, start, n, seen_from, num_keys, stride_k, WIDTH, HEAD_DIM, BLOCK_N, TMA, CUT, False
         )
         s = tl.dot(q, tl.trans(k_tile))
+        unit = scale_log2
         if SOFTCAP:
             # tanh(x) = 1 - 2 / (1 + e^2x), right for every x: e^2x may be 0 or inf.
-            s = outer * (1.0 - 2.0 / (1.0 + tl.exp2(s * inner)))
-        elif not FOLD:
-            s = s * scale_log2
+            s = 1.0 - 2.0 / (1.0 + tl.exp2(s * inner))
+            unit = outer
+        if not FOLD:
+            s = s * unit
         if ALIBI:
             s = s - slope[:, None] * tl.abs(place[:, None] - key[None, :]).to(tl.float32)
         if BIAS == 1:
@@ -108,7 +114,7 @@ def attend(
             added = bias.to(tl.float32) * 1.4426950408889634
             # A hidden key may hold NaN.
             s = tl.where(added == float("-inf"), added, s + added)
-        if CUT:
+        if CUT or UNCLEAR:
             visible = (key < num_keys)[None, :]
             if RIGHT:
                 visible &= key[None, :] <= place[:, None] + right
@@ -116,11 +122,11 @@ def attend(
                 visible &= key[None, :] >= place[:, None] - left
             s = tl.where(visible, s, float("-inf"))
         higher = tl.max(s, 1)
-        higher = tl.maximum(best, higher * scale_log2 if FOLD else higher)
+        higher = tl.maximum(best, higher * unit if FOLD else higher)
         reference = higher
         if SAFE:
             reference = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2((s * scale_log2 if FOLD else s) - reference[:, None])
+        p = tl.exp2((s * unit if FOLD else s) - reference[:, None])
         kept = tl.exp2(best - reference)
         total = total * kept + tl.sum(p, 1)
         acc = acc * kept[:, None]
@@ -356,8 +362,8 @@ def attention(
         SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None,
         BIAS=0 if bias is None else 1 if is_bool else 2,
-        # Folding scale into the exponent takes the max before scaling: only a positive scale keeps its place.
-        FOLD=wanted.scale > 0 and wanted.softcap is None and alibi_slopes is None and (bias is None or is_bool),
+        # Folding the unit into the exponent takes the max before scaling: only a positive one keeps its place.
+        FOLD=(wanted.scale > 0 or wanted.softcap is not None) and alibi_slopes is None and (bias is None or is_bool),
         LSE=lse is not None,
         TAIL=ragged or wanted.right is not None or num_keys % plan.block_n != 0,
         num_warps=plan.num_warps,
