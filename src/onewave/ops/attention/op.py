@@ -105,7 +105,8 @@ def attention_varlen(
     out: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`attention` of sequences that lie one after another, without padding; bit for bit the same as each alone.
+    """`attention` of sequences that lie one after another, without padding; on a card bit for bit the same as each alone
+    by the same kernel.
 
     q: [tokens, heads, head_dim]; k, v: [k_tokens, kv_heads, head_dim] (tokens before heads, other than `attention`).
     cu_seqlens_q, cu_seqlens_k: int32 [sequences + 1] on q's device, each sequence's first row, and the end of the last.
