@@ -200,3 +200,35 @@ def test_what_is_not_supported_is_refused_clearly(options, says):
     q = torch.zeros(1, 2, 3, 16)
     with pytest.raises(UnsupportedError, match=says):
         compat.attention_forward(torch.nn.Module(), q, q, q, None, **options)
+
+
+def test_a_static_cache_with_one_sliding_window() -> None:
+    config = transformers.MistralConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+        sliding_window=5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    prompt = torch.randint(2, 64, (3, 12))
+    found = []
+    for implementation in ("eager", "onewave"):
+        model.set_attn_implementation(implementation)
+        given = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
+        found.append(model.generate(prompt, **given))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_model_compiles_as_one_graph(window: int | None) -> None:
+    config = transformers.MistralConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, sliding_window=window,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="onewave").eval()
+    prompt = torch.randint(2, 64, (2, 9))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(prompt, use_cache=False).logits
+        torch.testing.assert_close(compiled, model(prompt, use_cache=False).logits)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.compat.flash_cache import FlashCache, append_new, checked_angles, lengths_before
+from onewave.ops.attention.masks import is_whole
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.library import check_tensors, is_watched
@@ -277,6 +278,8 @@ def _options(
     """FlashAttention's way of saying it in ours: None for what is off."""
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise InvalidArgumentError("window_size", got=repr(window_size), allowed="(left, right), -1 for no limit")
+    if not all(is_whole(size) for size in window_size):
+        raise InvalidArgumentError("window_size", got=repr(window_size), allowed="whole numbers, -1 for no limit")
     left, right = (None if size < 0 else size for size in window_size)
     window = None if left is None and right is None else (left, 0 if causal else right)
     if causal and left is None:
@@ -291,6 +294,7 @@ def _dense(name: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], 
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError(f"{name}: q, k, v", got=got, allowed="[batch, seq, heads, head_dim] each")
+    _check_head_dims(name, q, k, v)
     head_dim, options = q.shape[-1], _with_scale(q, options)
     q, k, v = (_prepared(tensor) for tensor in (q, k, v))
     heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
@@ -311,10 +315,19 @@ def _varlen(
     return_lse: bool = False,
     block_table: Tensor | None = None,
 ) -> _Result:
+    check_tensors("flash_attn_varlen", q=q, k=k, v=v)
+    _check_head_dims("flash_attn_varlen", q, k, v)
     head_dim, options = q.shape[-1], _with_scale(q, options)
     q, k, v = (_prepared(tensor) for tensor in (q, k, v))
     out, lse = _pair(attention_varlen(q, k, v, *sizes, return_lse=return_lse, block_table=block_table, **options))
     return out[..., :head_dim].contiguous(), lse
+
+
+def _check_head_dims(name: str, *tensors: Tensor) -> None:
+    """Before each is padded: afterwards they may be alike."""
+    if any(tensor.ndim == 0 or tensor.shape[-1] == 0 or tensor.shape[-1] != tensors[0].shape[-1] for tensor in tensors):
+        got = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise ShapeError(f"{name}: head_dim of q, k, v", got=got, allowed="one, at least 1")
 
 
 def _pair(result: Tensor | tuple[Tensor, Tensor]) -> _Result:
@@ -335,6 +348,7 @@ def _prepared(tensor: Tensor) -> Tensor:
 
 
 def _unpacked(packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ...]:
+    check_tensors("flash_attn", packed=packed)
     if packed.ndim != ndim or packed.shape[-3] != parts:
         front = "batch, seq" if ndim == 5 else "tokens"
         raise ShapeError(

@@ -56,6 +56,8 @@ def attention_mask(
     attention_mask: bool [batch, keys], False where there is padding. Reads it on the host to find out whether there is
     any, as transformers' own function does.
     """
+    if attention_mask is not None and attention_mask.ndim == 2 and attention_mask.shape[0] == 0:
+        return attention_mask  # made in advance, by this function
     causal = mask_function is causal_mask_function
     window = _sliding_window(mask_function)
     # Only then is the last query's place the last key's.
@@ -134,6 +136,8 @@ def _sliding_window(mask_function: Callable[..., Any]) -> int | None:
     It is a closure over the two functions it joins, the first of which closes over the window. A function that looks
     different, now or in a later version, is evaluated element by element instead.
     """
+    if torch.compiler.is_compiling():
+        return None  # which can't look into closures
     known = sliding_window_causal_mask_function(1)
     if getattr(mask_function, "__code__", None) is not known.__code__:
         return None

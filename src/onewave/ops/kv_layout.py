@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
+from onewave.ops.library import check_tensors
 
 __all__ = ["chunk_size", "key_rows", "pack_k", "unpack_k"]
 
@@ -25,6 +26,7 @@ def pack_k(k: Tensor) -> Tensor:
 
     Any dtype of 1, 2, 4 or 8 bytes, any strides; x = 16 / itemsize must divide head_dim. Raises ShapeError.
     """
+    check_tensors("pack_k", k=k)
     x = chunk_size(k)
     if k.ndim != 4 or k.shape[-1] % x:
         raise ShapeError(
@@ -38,6 +40,7 @@ def unpack_k(packed: Tensor) -> Tensor:
 
     Raises ShapeError where the last axis is not the dtype's x.
     """
+    check_tensors("unpack_k", packed=packed)
     x = chunk_size(packed)
     if packed.ndim != 5 or packed.shape[-1] != x:
         raise ShapeError(

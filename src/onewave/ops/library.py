@@ -10,7 +10,7 @@ of times; plain eager inference therefore calls the implementation directly, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
 
-__all__ = ["check_tensors", "checks_contents", "is_watched", "register"]
+__all__ = ["check_optional", "check_tensors", "checks_contents", "is_watched", "refuse_grad", "register"]
 
 
 def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()) -> None:
@@ -50,6 +50,21 @@ def is_watched(*tensors: Tensor | None) -> bool:
         if t is not None and (type(t) is not Tensor or (grad and t.requires_grad)):
             return True
     return False
+
+
+def refuse_grad(operator: str, *tensors: Tensor | None) -> None:
+    """Raises UnsupportedError where autograd would have to follow a call that writes to out=."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return
+    if any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise UnsupportedError(
+            f"{operator}: out=", got="tensors that require grad", next="Run it under torch.no_grad()."
+        )
+
+
+def check_optional(operator: str, tensors: Mapping[str, object]) -> None:
+    """check_tensors of those that are not None."""
+    check_tensors(operator, **{name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def check_tensors(operator: str, **tensors: object) -> None:

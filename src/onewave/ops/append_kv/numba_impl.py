@@ -26,14 +26,16 @@ def _tokens(table_at, first, last):
         table[15],
         table[16],
     )
+    num_slots, capacity = table[17], table[18]
     eps = doubles(table_at, 1)[0]
     width = (num_heads + 2 * num_kv_heads) * head_dim
     slots, positions = integers(slots_at, last), integers(positions_at, last)
     for token in range(first, last):
         rotary = floats(rotary_at + token * half * 8, 2 * half)
         cache_row = (slots[token] * stride_slot + positions[token] * head_dim) * 4
-        # A token without a position has queries and is not stored.
-        num_written = num_heads + 2 * num_kv_heads if positions[token] >= 0 else num_heads
+        # A token without a position, or with one that the cache does not have, has queries and is not stored.
+        is_stored = 0 <= positions[token] < capacity and 0 <= slots[token] < num_slots
+        num_written = num_heads + 2 * num_kv_heads if is_stored else num_heads
         for head in range(num_written):
             x = floats(qkv_at + (token * width + head * head_dim) * 4, head_dim)
             if bias_at != 0:
@@ -83,7 +85,7 @@ def append_kv(
 
     qkv is scratch afterwards: bias and norm are applied in place.
     """
-    _, num_kv_heads, _, head_dim = k_cache.shape
+    num_slots, num_kv_heads, capacity, head_dim = k_cache.shape
     stride_slot, stride_head, _, _ = k_cache.stride()
     qkv, rotary = qkv.contiguous(), rotary.contiguous()
     slots, positions = slots.contiguous(), positions.contiguous()
@@ -101,6 +103,6 @@ def append_kv(
         slots.data_ptr(),
         positions.data_ptr(),
     )
-    sizes = (num_heads, num_kv_heads, head_dim, rotary.shape[1] // 2, stride_slot, stride_head)
+    sizes = (num_heads, num_kv_heads, head_dim, rotary.shape[1] // 2, stride_slot, stride_head, num_slots, capacity)
     run(_tokens, tokens, (*addresses, *sizes), eps, alone=tokens < 16)
     return q

@@ -8,7 +8,7 @@ from torch import Tensor
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv.checks import check_arguments, check_contents
 from onewave.ops.backends import load
-from onewave.ops.library import checks_contents, is_watched, register
+from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched, register
 
 __all__ = ["append_kv"]
 
@@ -53,7 +53,10 @@ def append_kv(
     positions and block table, with a synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
     Source: Su et al. 2021, arXiv:2104.09864.
     """
-    watched = is_watched(qkv, k_cache)
+    vectors = {"bias": bias, "q_norm": q_norm, "k_norm": k_norm, "rotary": rotary}
+    check_optional(_NAME, vectors)
+    check_tensors(_NAME, qkv=qkv, k_cache=k_cache, v_cache=v_cache, slots=slots, positions=positions)
+    watched = is_watched(qkv, k_cache, v_cache, bias, q_norm, k_norm, k_scale, v_scale)
     plain = block_table is None and k_scale is None and v_scale is None and rotary_style == "neox" and backend == "auto"
     signature = None
     if plain and not watched:

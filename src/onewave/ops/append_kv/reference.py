@@ -69,7 +69,7 @@ def append_kv(
         slots, positions = block_table[slots, positions // block_size].long(), positions % block_size
     _store(k_cache, slots, positions, k[taken], k_scale)
     _store(v_cache, slots, positions, v[taken], v_scale)
-    return q.contiguous()
+    return q.to(qkv.dtype).contiguous()
 
 
 def _store(cache: Tensor, blocks: Tensor, places: Tensor, values: Tensor, scale: Tensor | None) -> None:

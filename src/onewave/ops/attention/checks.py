@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.library import check_tensors
+from onewave.ops.attention.masks import is_whole
+from onewave.ops.library import check_optional, check_tensors
 
 __all__ = ["check_cu_seqlens", "check_extras", "check_head_dim", "check_out", "check_qkv"]
 
+_MOST_TOKENS = 1 << 31
 _HALVES = (torch.float16, torch.bfloat16)
 _BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 
@@ -78,6 +80,7 @@ def check_extras(
     scores: tuple[int, int],
 ) -> None:
     """sinks, slopes and bias against q. batch: sequences; scores: the (Sq, Sk) that bias broadcasts to."""
+    check_optional(name, {"sinks": sinks, "alibi_slopes": alibi_slopes, "bias": bias})
     num_heads = q.shape[1]
     if sinks is not None and (sinks.shape != (num_heads,) or not sinks.dtype.is_floating_point):
         raise ShapeError(f"{name}: sinks", got=_words(sinks), allowed=f"a float tensor [{num_heads}]")
@@ -101,6 +104,7 @@ def check_extras(
 def check_out(name: str, q: Tensor, out: Tensor | None) -> None:
     if out is None:
         return
+    check_tensors(name, out=out)
     if out.device != q.device:
         _refuse_device(name, q, out)
     overlaps = any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True))
@@ -124,6 +128,7 @@ def check_cu_seqlens(
 
     contents: read them back as well (a synchronisation) and check that they ascend inside q and k.
     """
+    check_tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     for label, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if starts.ndim != 1 or starts.numel() < 1 or starts.dtype is not torch.int32 or starts.stride(0) != 1:
             raise ShapeError(f"{name}: {label}", got=_words(starts), allowed="contiguous int32 [sequences + 1]")
@@ -133,8 +138,8 @@ def check_cu_seqlens(
         got = f"{_words(cu_seqlens_q)}, {_words(cu_seqlens_k)}"
         raise ShapeError(f"{name}: cu_seqlens_q, cu_seqlens_k", got=got, allowed="one length")
     for label, most, tokens in (("q", longest[0], q.shape[0]), ("k", longest[1], k.shape[0])):
-        if isinstance(most, bool) or most < 0:
-            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=str(most), allowed=f"0 to {tokens}")
+        if not is_whole(most) or not 0 <= most < _MOST_TOKENS:
+            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=repr(most), allowed=f"0 to {tokens}")
     if contents:
         _check_starts(name, "q", [int(n) for n in cu_seqlens_q], longest[0], q.shape[0])
         most = k.shape[0] if keys is None else keys * (len(cu_seqlens_k) - 1)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["ALIGNMENTS", "Options", "Window", "options", "rows_of_sequences", "visible_keys"]
+__all__ = ["ALIGNMENTS", "Options", "Window", "is_finite", "is_whole", "options", "rows_of_sequences", "visible_keys"]
 
 ALIGNMENTS = ("bottom-right", "top-left")
+_LARGEST = 3.4028234663852886e38
+# Beyond any sequence: as good as no limit.
+_MOST_KEYS = 1 << 40
 
 Window = int | Sequence[int | None]
 
@@ -55,7 +59,7 @@ def options(
     if align not in ALIGNMENTS:
         raise InvalidArgumentError(f"{operator}: align", got=repr(align), allowed=", ".join(ALIGNMENTS))
     for name, number in (("scale", scale), ("softcap", softcap)):
-        if number is not None and not _is_finite(number):
+        if number is not None and not is_finite(number):
             raise InvalidArgumentError(f"{operator}: {name}", got=repr(number), allowed="a finite number, or None")
     if softcap is not None and not softcap > 0:
         raise InvalidArgumentError(f"{operator}: softcap", got=str(softcap), allowed="greater than 0, or None")
@@ -65,27 +69,35 @@ def options(
     return Options(head_dim**-0.5 if scale is None else float(scale), left, right, align == "top-left", softcap)
 
 
-def _is_finite(number: float) -> bool:
-    try:
-        return math.isfinite(number)
-    except (TypeError, ValueError):
-        return False
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, of Python's, NumPy's or a compiler's; True and False are none."""
+    return not isinstance(value, bool) and isinstance(value, (Integral, torch.SymInt))
+
+
+def is_finite(number: object) -> bool:
+    """Whether it is a number that float32 holds, and no True or False. By comparing, as a compiler can, too."""
+    return not isinstance(number, bool) and isinstance(number, Real) and -_LARGEST <= cast("float", number) <= _LARGEST
 
 
 def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None]:
     """Keys to the left and right of a query's own place that it sees; None for all of them."""
     if window is None:
         return None, None
-    if isinstance(window, int):
-        if isinstance(window, bool) or window < 1:
-            raise InvalidArgumentError(f"{operator}: window", got=str(window), allowed="at least 1, or (left, right)")
-        return window - 1, None
-    sides = tuple(window)
-    if len(sides) != 2 or any(side is not None and side < -1 for side in sides):
+    if is_whole(window):
+        keys = cast("int", window)
+        if keys < 1:
+            raise InvalidArgumentError(f"{operator}: window", got=str(keys), allowed="at least 1, or (left, right)")
+        return _bounded(keys - 1), None
+    sides = tuple(cast("Iterable[Any]", window)) if isinstance(window, (tuple, list)) else (window,)
+    if len(sides) != 2 or any(side is not None and (not is_whole(side) or side < -1) for side in sides):
         allowed = "a number of keys, or (left, right) with -1 for no limit"
-        raise InvalidArgumentError(f"{operator}: window", got=str(sides), allowed=allowed)
-    left, right = (None if side is None or side == -1 else int(side) for side in sides)
+        raise InvalidArgumentError(f"{operator}: window", got=repr(window), allowed=allowed)
+    left, right = (None if side is None or side == -1 else _bounded(side) for side in sides)
     return left, right
+
+
+def _bounded(side: int) -> int:
+    return side if isinstance(side, torch.SymInt) else min(int(side), _MOST_KEYS)  # pyright: ignore[reportUnnecessaryIsInstance] (a compiler's)
 
 
 def visible_keys(

@@ -13,7 +13,7 @@ from onewave.ops.attention.mma_plan import mma_refusal
 from onewave.ops.attention.pages import check_pages, ragged_from_pages
 from onewave.ops.attention.plan import BACKENDS, AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
 from onewave.ops.backends import load, num_sms
-from onewave.ops.library import checks_contents, is_watched, register
+from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
 
 __all__ = ["attention", "attention_varlen"]
 
@@ -70,6 +70,8 @@ def attention(
         _NAME, head_dim=q.shape[3], causal=causal, scale=scale, window=window, softcap=softcap, align=align
     )
     tensors = (q, k, v, sinks, alibi_slopes, bias)
+    if out is not None:
+        refuse_grad(_NAME, *tensors, out)
     plain = (wanted.scale, wanted.left, wanted.right, wanted.top_left, wanted.softcap, _checked_backend(_NAME, backend))
     if is_watched(*tensors, out):
         if out is None:
@@ -105,8 +107,8 @@ def attention_varlen(
     out: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`attention` of sequences that lie one after another, without padding; on a card bit for bit the same as each alone
-    by the same kernel.
+    """`attention` of sequences that lie one after another, without padding; on a card bit for bit the same as each
+    alone by the same kernel.
 
     q: [tokens, heads, head_dim]; k, v: [k_tokens, kv_heads, head_dim] (tokens before heads, other than `attention`).
     cu_seqlens_q, cu_seqlens_k: int32 [sequences + 1] on q's device, each sequence's first row, and the end of the last.
@@ -134,6 +136,8 @@ def attention_varlen(
     check_cu_seqlens(_VARLEN, q, flat_k, cu_seqlens_q, cu_seqlens_k, longest, keys=keys, contents=contents)
     check_extras(_VARLEN, q, sinks, alibi_slopes, bias, batch=cu_seqlens_q.shape[0] - 1, scores=longest)
     check_out(_VARLEN, q, out)
+    if out is not None:
+        refuse_grad(_VARLEN, q, k, v, sinks, alibi_slopes, bias, out)
     wanted = options(
         _VARLEN, head_dim=q.shape[2], causal=causal, scale=scale, window=window, softcap=softcap, align=align
     )

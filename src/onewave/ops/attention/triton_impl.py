@@ -86,7 +86,7 @@ def attend(
     SAFE: tl.constexpr = CUT or BIAS != 0
     # Where nothing stood between a product and the subtraction below, the compiler would make one multiply-add of them
     # in tiles that are whole, and not in those that are cut: a row's bits would depend on which rows share its tile.
-    UNCLEAR: tl.constexpr = not FOLD and not ALIBI and BIAS == 0
+    UNCLEAR: tl.constexpr = BIAS == 0 and not (FOLD or ALIBI)  # pyright: ignore[reportAssignmentType]
     for n in tl.range(first, last, BLOCK_N):
         key = n + tl.arange(0, BLOCK_N)
         if BIAS != 0:

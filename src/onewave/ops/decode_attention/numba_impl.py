@@ -17,6 +17,7 @@ from onewave.ops.numba_team_impl import kernel, run
 __all__ = ["decode_attention"]
 
 # A single row this short is done before a second thread would have woken up.
+_EVERY_KEY = 1 << 40
 _MAX_SERIAL_KEYS = 64
 
 
@@ -42,7 +43,7 @@ def _pairs(table_at, first_pair, last_pair):
         length = min(seq_lens[row], capacity) - first
         if length <= 0:
             # Without keys the output is 0; a row of negative length keeps its own.
-            if seq_lens[row] == 0:
+            if seq_lens[row] >= 0:
                 out = floats(out_at + pair * head_dim * 4, head_dim)
                 for d in range(head_dim):
                     out[d] = 0.0
@@ -92,7 +93,7 @@ def decode_attention(
     q, slots, seq_lens = q.contiguous(), slots.long().contiguous(), seq_lens.long().contiguous()
     addresses = (q, k_cache, v_cache, slots, seq_lens, target)
     sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
-    visible = k_cache.shape[2] if window is None else window
+    visible = _EVERY_KEY if window is None else min(window, _EVERY_KEY)
     alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
     factor = head_dim**-0.5 if scale is None else scale
     run(

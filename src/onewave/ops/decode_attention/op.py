@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_lengths
 from onewave.ops.decode_attention.plan import MAX_QUERIES
-from onewave.ops.library import check_tensors, checks_contents, is_watched, register
+from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched, refuse_grad, register
 
 __all__ = ["CPU_TAKES", "DECODE_BACKENDS", "decode_attention"]
 
@@ -59,6 +60,8 @@ def decode_attention(
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
     Source: Dao et al., Flash-Decoding 2023; Sanovar et al., LeanAttention, arXiv:2405.10480.
     """
+    more = {"block_table": block_table, "k_scale": k_scale, "v_scale": v_scale, "sinks": sinks, "out": out}
+    check_optional(_NAME, more)
     check_tensors(_NAME, q=q, k_cache=k_cache, v_cache=v_cache, seq_lens=seq_lens)
     if q.ndim not in (3, 4):
         allowed = "[rows, heads, queries, head_dim] or [rows, heads, head_dim]"
@@ -76,6 +79,11 @@ def decode_attention(
         return result
     queries = q if q.ndim == 4 else q[:, :, None]
     shape = _check(queries, k_cache, v_cache, seq_lens, block_table, window, softcap, split_size)
+    if scale is not None and not is_finite(scale):
+        raise InvalidArgumentError(f"{_NAME}: scale", got=repr(scale), allowed="a finite number, or None")
+    window = window if window is None else min(window, _EVERY_KEY)
+    if out is not None:
+        refuse_grad(_NAME, q, k_cache, v_cache, k_scale, v_scale, sinks, out)
     extras = return_lse or any(option is not None for option in (softcap, sinks, k_scale, v_scale))
     _check_backend(backend, queries, k_cache, v_cache, block_table, extras=extras)
     _check_extras(shape.num_kv_heads, q, k_scale, v_scale, sinks, out)
@@ -111,6 +119,7 @@ def decode_attention(
 # CPU, and all checks together a quarter of that.
 _seen: set[object] = set()
 _MOST_SEEN = 4096
+_EVERY_KEY = (1 << 31) - 1
 
 
 def _signature(
@@ -118,8 +127,9 @@ def _signature(
 ) -> object:
     """All that the checks of a plain call look at."""
     return (
-        q.shape, q.stride(), q.dtype, k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, v_cache.shape,
-        v_cache.stride(), v_cache.dtype, v_cache.device, seq_lens.shape, seq_lens.dtype, seq_lens.device, window,
+        q.shape, q.stride(), q.dtype, q.device, k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device,
+        v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device, seq_lens.shape, seq_lens.dtype,
+        seq_lens.device, window,
         None if block_table is None else (block_table.shape, block_table.dtype, block_table.device),
     )  # fmt: skip
 
@@ -224,9 +234,11 @@ def _check(
     if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
         got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
         raise ShapeError(f"{_NAME}: seq_lens", got=got, allowed=f"int32 or int64 [{rows}]")
-    for name, value in (("window", window), ("split_size", split_size), ("softcap", softcap)):
-        if value is not None and not value > 0:
-            raise InvalidArgumentError(f"{_NAME}: {name}", got=str(value), allowed="greater than 0, or None")
+    numbers = (("window", window, is_whole), ("split_size", split_size, is_whole), ("softcap", softcap, is_finite))
+    for name, value, fits in numbers:
+        if value is not None and not (fits(value) and value > 0):
+            kind = "a whole number" if fits is is_whole else "a number"
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=repr(value), allowed=f"{kind} greater than 0, or None")
     return shape
 
 

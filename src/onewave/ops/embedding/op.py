@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onewave.ops.library import is_watched, register
+from onewave.base.errors import UnsupportedError
+from onewave.ops.library import check_tensors, is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["embedding"]
@@ -18,6 +19,9 @@ def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
     token_ids: [tokens] int64. table: [vocab, hidden], dense or packed. Returns [tokens, hidden] in the table's dtype
     (float32 when packed). An id outside the table is the caller's mistake; the engine checks prompts before they run.
     """
+    check_tensors("embedding", token_ids=token_ids)
+    if token_ids.dtype not in (torch.int64, torch.int32):
+        raise UnsupportedError("embedding: token_ids", got=str(token_ids.dtype), allowed="int64, int32")
     if isinstance(table, PackedWeight):
         return table.dequantize(token_ids)
     return torch.ops.onewave.embedding(token_ids, table) if is_watched(token_ids, table) else _dense(token_ids, table)

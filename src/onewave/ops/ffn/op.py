@@ -63,6 +63,7 @@ def ffn(
     Raises InvalidArgumentError, ShapeError, UnsupportedError; WaveStalled when an earlier launch has stalled.
     """
     check_choices(activation, order, policy, backend)
+    check_tensors("ffn", x=x)
     _check_tensors(x, w_up, w_down, w_gate)
     if is_watched(x, w_up, w_down, w_gate):
         return torch.ops.onewave.ffn(x, w_up, w_down, w_gate, activation, order, policy, backend)
@@ -126,7 +127,6 @@ def _check_tensors(x: Tensor | None, w_up: Tensor, w_down: Tensor, w_gate: Tenso
     """x: None where the weights alone are there."""
     check_tensors("ffn", **({} if w_gate is None else {"w_gate": w_gate}), w_up=w_up, w_down=w_down)
     x = w_up if x is None else x
-    check_tensors("ffn", x=x)
     if x.ndim < 1 or w_up.ndim != 2 or w_down.ndim != 2:
         got = f"{tuple(x.shape)}, {tuple(w_up.shape)}, {tuple(w_down.shape)}"
         raise ShapeError("ffn: x, w_up, w_down", got=got, allowed="[..., hidden], [intermediate, hidden], [out, inner]")

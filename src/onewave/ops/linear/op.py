@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import implementation
-from onewave.ops.library import is_watched, register
+from onewave.ops.library import check_optional, check_tensors, is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["LinearWeight", "linear"]
@@ -24,7 +24,11 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
     packed weights a token's result does not depend on the tokens beside it; on CUDA it may change with their number,
     never with their values. Raises ShapeError, UnsupportedError.
     """
-    if x.ndim != 2 or x.shape[1] != weight.shape[1]:
+    check_tensors("linear", x=x)
+    check_optional("linear", {"bias": bias})
+    if not isinstance(weight, PackedWeight):
+        check_tensors("linear", weight=weight)
+    if x.ndim != 2 or len(weight.shape) != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError("linear: x", got=str(tuple(x.shape)), allowed=f"[tokens, {weight.shape[1]}]")
     if isinstance(weight, PackedWeight):
         if x.dtype != torch.float32 or x.is_cuda:
@@ -35,6 +39,12 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
         if bias is not None:
             out += bias
         return out if out_dtype is None else out.to(out_dtype)
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and (other.dtype is not x.dtype or other.device != x.device):
+            got = f"{other.dtype} on {other.device}"
+            raise UnsupportedError(f"linear: {name}", got=got, allowed=f"{x.dtype} on {x.device}, as x")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError("linear: bias", got=str(tuple(bias.shape)), allowed=f"({weight.shape[0]},)")
     if is_watched(x, weight, bias):
         return torch.ops.onewave.linear(x, weight, bias, out_dtype)
     return _dense(x, weight, bias, out_dtype)

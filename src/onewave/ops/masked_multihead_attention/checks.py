@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention.masks import is_whole
 from onewave.ops.decode_attention.caches import cache_shape
-from onewave.ops.library import check_tensors
+from onewave.ops.library import check_optional, check_tensors
 
 __all__ = ["check_arguments", "check_lengths"]
 
@@ -40,6 +41,11 @@ def check_arguments(
 
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
     """
+    optional = {
+        "bias": bias, "src_mask": src_mask, "finished": finished, "rotary": rotary, "qkv_out_scale": qkv_out_scale,
+        "out_shift": out_shift, "out_smooth": out_smooth, "out": out,
+    }  # fmt: skip
+    check_optional(_NAME, optional)
     check_tensors(_NAME, qkv=qkv, cache_k=cache_k, cache_v=cache_v, seq_lens=seq_lens)
     others = (cache_k, cache_v, seq_lens, bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth, out)
     for other in others:
@@ -143,8 +149,9 @@ def _check_numbers(out_scale: float | None, max_bound: float, min_bound: float, 
             got=f"{min_bound}, {max_bound}",
             allowed="in order within int8",
         )
-    if steps_per_block <= 0:
-        raise InvalidArgumentError(f"{_NAME}: steps_per_block", got=str(steps_per_block), allowed="greater than 0")
+    if not is_whole(steps_per_block) or steps_per_block <= 0:
+        allowed = "a whole number greater than 0"
+        raise InvalidArgumentError(f"{_NAME}: steps_per_block", got=repr(steps_per_block), allowed=allowed)
     if out_scale is not None and not out_scale > 0:
         raise InvalidArgumentError(f"{_NAME}: out_scale", got=str(out_scale), allowed="greater than 0, or None")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.backends import load
-from onewave.ops.library import is_watched, register
+from onewave.ops.library import check_tensors, is_watched, register
 
 __all__ = ["merge_attention"]
 
@@ -30,15 +30,17 @@ def merge_attention(
     order and rounds once; any tree of merges gives the same to rounding. A list of more than 8 is stacked first (a
     copy). Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Dao et al., Flash-Decoding 2023.
     """
-    stacked_outs, stacked_lses = _as_parts(outs), _as_parts(lses)
+    stacked_outs, stacked_lses = _as_parts(outs), _as_parts(lses, "lses")
     _check(stacked_outs, stacked_lses, backend)
     if is_watched(*stacked_outs, *stacked_lses):
         return torch.ops.onewave.merge_attention(stacked_outs, stacked_lses, backend)
     return _run(stacked_outs, stacked_lses, backend)
 
 
-def _as_parts(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
+def _as_parts(tensors: Tensor | Sequence[Tensor], name: str = "outs") -> list[Tensor]:
     """A list of tensors with the parts along their first axis."""
+    each = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
+    check_tensors(_NAME, **{f"{name}[{i}]": tensor for i, tensor in enumerate(each)})
     return [tensors] if isinstance(tensors, Tensor) else [tensor[None] for tensor in tensors]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
-from onewave.base.errors import ShapeError
-from onewave.ops.backends import implementation
-from onewave.ops.library import is_watched, register
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops.backends import implementation, load
+from onewave.ops.library import check_tensors, is_watched, register
 
 __all__ = ["add_rms_norm", "rms_norm"]
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -19,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns x's shape in the weight's dtype. Sums in float32; rounds to that dtype before the weight multiply, as Llama
     does. Raises ShapeError. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
-    _check(x, weight)
+    _check("rms_norm", x, weight)
     if is_watched(x, weight):
         return torch.ops.onewave.rms_norm(x, weight, eps)
     return _rms_norm(x, weight, eps)
@@ -33,21 +37,38 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     before it is normalised.
     Raises ShapeError.
     """
-    _check(x, weight)
+    _check("add_rms_norm", x, weight)
+    check_tensors("add_rms_norm", residual=residual)
     if residual.shape != x.shape:
         raise ShapeError("add_rms_norm: residual", got=str(tuple(residual.shape)), allowed=str(tuple(x.shape)))
+    if residual.dtype not in (x.dtype, torch.float32) or residual.device != x.device:
+        got = f"{residual.dtype} on {residual.device}"
+        allowed = f"{x.dtype} or float32 on {x.device}"
+        raise UnsupportedError("add_rms_norm: residual", got=got, allowed=allowed)
     if is_watched(x, residual, weight):
         return torch.ops.onewave.add_rms_norm(x, residual, weight, eps)
     return _add_rms_norm(x, residual, weight, eps)
 
 
-def _check(x: Tensor, weight: Tensor) -> None:
-    if weight.shape != x.shape[-1:]:
-        raise ShapeError("rms_norm: weight", got=str(tuple(weight.shape)), allowed=f"({x.shape[-1]},)")
+def _check(name: str, x: Tensor, weight: Tensor) -> None:
+    check_tensors(name, x=x, weight=weight)
+    if x.ndim == 0 or x.shape[-1] == 0 or weight.shape != x.shape[-1:]:
+        got = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}"
+        raise ShapeError(f"{name}: shapes", got=got, allowed="x [.., hidden] and weight [hidden], hidden at least 1")
+    if x.dtype not in _DTYPES or weight.dtype not in _DTYPES or weight.device != x.device:
+        got = f"{x.dtype} on {x.device} and {weight.dtype} on {weight.device}"
+        raise UnsupportedError(f"{name}: x, weight", got=got, allowed="bfloat16, float16 or float32 on one device")
+
+
+def _implementation(weight: Tensor, *others: Tensor) -> ModuleType:
+    """The compiled loops of a CPU read one dtype."""
+    if not weight.is_cuda and any(other.dtype is not weight.dtype for other in others):
+        return load("rms_norm", "reference")
+    return implementation("rms_norm", weight)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return implementation("rms_norm", weight).rms_norm(x, weight, eps)
+    return _implementation(weight, x).rms_norm(x, weight.contiguous(), eps)
 
 
 def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -55,7 +76,7 @@ def _fake_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return implementation("rms_norm", weight).add_rms_norm(x, residual, weight, eps)
+    return _implementation(weight, x, residual).add_rms_norm(x, residual, weight.contiguous(), eps)
 
 
 def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError
 from onewave.ops.backends import implementation
-from onewave.ops.library import is_watched, register
+from onewave.ops.library import check_tensors, is_watched, register
 
 __all__ = ["swiglu"]
 
@@ -18,8 +18,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up: [tokens, 2 * intermediate] bf16|fp16|fp32, contiguous. Returns [tokens, intermediate], same dtype.
     Computed in float32 and rounded once. Raises ShapeError. Source: Shazeer 2020, arXiv:2002.05202.
     """
-    if gate_up.shape[-1] % 2:
-        raise ShapeError("swiglu: last axis", got=str(gate_up.shape[-1]), allowed="an even length (gate then up)")
+    check_tensors("swiglu", gate_up=gate_up)
+    if gate_up.ndim == 0 or gate_up.shape[-1] % 2:
+        raise ShapeError("swiglu: last axis", got=str(tuple(gate_up.shape)), allowed="an even length (gate then up)")
     return torch.ops.onewave.swiglu(gate_up) if is_watched(gate_up) else _swiglu(gate_up)
 
 
