@@ -82,6 +82,22 @@ def test_a_rows_bits_depend_neither_on_the_batch_nor_on_other_queries() -> None:
             assert torch.equal(attention(q, keys, values, causal=True, backend="triton"), portable)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 136, 256])
+def test_a_float32_bias_fits_every_width(head_dim: int) -> None:
+    """From 136 columns on it once asked for more shared memory than there is."""
+    q, (k, v) = randn(2, 8, 200, head_dim), (randn(2, 2, 300, head_dim, seed=seed) for seed in (1, 2))
+    bias = randn(2, 8, 200, 300, seed=3).float()
+    # Rows that no descriptor can describe.
+    odd = [torch.cat((tensor, tensor[..., :1]), -1)[..., :head_dim] for tensor in (k, v)]
+    for queries in (q, q[:, :, :5]):
+        shown = bias[:, :, : queries.shape[2]]
+        exact, exact_lse = in_torch(queries, k, v, bias=shown, causal=True)
+        for keys, values in ((k, v), odd):
+            out, lse = with_lse(queries, keys, values, bias=shown, causal=True)
+            torch.testing.assert_close(out.float(), exact.float(), atol=2e-2, rtol=2e-2)
+            torch.testing.assert_close(lse, exact_lse, atol=1e-3, rtol=1e-3)
+
+
 def test_a_thousand_runs_give_the_same_bits() -> None:
     q, (k, v) = randn(2, 8, 300, 64), (randn(2, 2, 300, 64, seed=seed) for seed in (1, 2))
     first = attention(q, k, v, causal=True)

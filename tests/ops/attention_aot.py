@@ -1,7 +1,7 @@
 """Compile the attention kernel for cards that are not here: `python attention_aot.py`, one JSON line a case.
 
-Each line: name, registers, stack (bytes), products (tensor core instructions), tma, and sums, the layouts in which rows
-are summed. Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+Each line: name, registers, stack and shared (bytes), products (tensor core instructions), tma, and sums, the layouts in
+which rows are summed. Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -29,15 +29,20 @@ CASES: dict[str, dict[str, Any]] = {
     "sm_90 64 causal": {"head_dim": 64} | CAUSAL,
     "sm_90 80 packed": {"head_dim": 80, "RAGGED": True, "LSE": True} | CAUSAL,
     "sm_90 64 bool mask": {"head_dim": 64, "BIAS": 1, "TAIL": True},
+    "sm_90 256 float bias": {"head_dim": 256, "BIAS": 2, "FOLD": False, "TAIL": True},
+    "sm_90 256 float bias, pointers": {"head_dim": 256, "BIAS": 2, "FOLD": False, "TAIL": True, "descriptors": False},
     "sm_80 128 causal": {"head_dim": 128, "capability": 80} | CAUSAL,
+    "sm_89 64 float bias": {"head_dim": 64, "capability": 89, "BIAS": 2, "FOLD": False, "TAIL": True},
 }
 
 
-def source(head_dim: int, capability: int, given: dict[str, Any]) -> tuple[ASTSource, dict[str, int]]:
+def source(
+    head_dim: int, capability: int, given: dict[str, Any], *, descriptors: bool = True
+) -> tuple[ASTSource, dict[str, int]]:
     """The kernel with a plan's tiles for bf16 and strides that are multiples of 16."""
     plan = plan_attention(
-        batch=4, num_heads=16, num_kv_heads=16, num_queries=4096, head_dim=head_dim,
-        capability=(capability // 10, capability % 10),
+        batch=4, num_heads=16, num_kv_heads=16, num_queries=4096, head_dim=head_dim, descriptors=descriptors,
+        capability=(capability // 10, capability % 10), wide_bias=given.get("BIAS") == 2,
     )  # fmt: skip
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "ALIBI", "LSE", "TAIL"), False)
     constants = flags | {
@@ -52,7 +57,7 @@ def source(head_dim: int, capability: int, given: dict[str, Any]) -> tuple[ASTSo
     types |= dict.fromkeys(("num_heads", "group", "num_queries", "num_keys", "tiles", "shift", "left", "right"), "i32")
     types |= dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
     types |= {"lse_ptr": "*fp32"} if constants["LSE"] else {}
-    types |= {"bias_ptr": "*u8"} if constants["BIAS"] else {}
+    types |= {"bias_ptr": "*u8" if constants["BIAS"] == 1 else "*fp32"} if constants["BIAS"] else {}
     types |= dict.fromkeys(("starts_q_ptr", "starts_k_ptr"), "*i32") if constants["RAGGED"] else {}
     names = attention_kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
@@ -70,8 +75,10 @@ def source(head_dim: int, capability: int, given: dict[str, Any]) -> tuple[ASTSo
     }
 
 
-def report(name: str, head_dim: int, capability: int = 90, **given: Any) -> dict[str, Any]:
-    kernel, options = source(head_dim, capability, given)
+def report(
+    name: str, head_dim: int, capability: int = 90, *, descriptors: bool = True, **given: Any
+) -> dict[str, Any]:
+    kernel, options = source(head_dim, capability, given, descriptors=descriptors)
     compiled = triton.compile(kernel, target=GPUTarget("cuda", capability, 32), options=options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

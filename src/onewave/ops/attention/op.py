@@ -239,7 +239,7 @@ def _dense(
     if _takes_hopper(out, q, k, v, wanted, backend, alibi=alibi_slopes is not None, bias=bias is not None):
         load(_NAME, "gluon_impl").attention(out, lse, q, k, v, wanted, sinks=sinks)
         return out
-    plan = _plan_on_card(q, k, v, wanted)
+    plan = _plan_on_card(q, k, v, wanted, bias)
     extra = {"sinks": sinks, "alibi_slopes": alibi_slopes, "bias": bias}
     load(_NAME, "triton_impl").attention(out, lse, q, k, v, wanted, plan, **extra)
     return out
@@ -300,8 +300,9 @@ def _run_on_mma(
 
 
 def _plan_on_card(
-    q: Tensor, k: Tensor, v: Tensor, wanted: Options, *, sequences: int | None = None, longest: int = 0
-) -> AttentionPlan:
+    q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | None, *, sequences: int | None = None,
+    longest: int = 0,
+) -> AttentionPlan:  # fmt: skip
     """Of the portable kernel. sequences, longest: of a packed batch, whose tensors have a batch axis of one."""
     capability = torch.cuda.get_device_capability(q.device)
     if capability < (8, 0):
@@ -316,6 +317,7 @@ def _plan_on_card(
         hides_keys=wanted.hides_keys,
         descriptors=load(_NAME, "triton_impl").allows_descriptors(k, v),
         capability=capability,
+        wide_bias=bias is not None and bias.dtype is torch.float32,
     )
 
 
@@ -375,7 +377,7 @@ def _ragged(
     if _takes_hopper(rows[0], rows[1], rows[2], rows[3], wanted, backend, **options_given):
         load(_NAME, "gluon_impl").attention(rows[0], row_lse, *rows[1:], wanted, **packed, longest=max_seqlen_q)
         return
-    plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, sequences=sequences, longest=max_seqlen_q)
+    plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, bias, sequences=sequences, longest=max_seqlen_q)
     load(_NAME, "triton_impl").attention(
         rows[0], row_lse, *rows[1:], wanted, plan, alibi_slopes=alibi_slopes, bias=bias, **packed
     )
@@ -424,9 +426,7 @@ def _library(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     out, lse = torch.empty_like(q), _empty_lse(q)
-    _library_out(
-        out, lse, q, k, v, sinks, alibi_slopes, bias, scale, left, right, top_left, softcap, backend
-    )  # fmt: skip
+    _library_out(out, lse, q, k, v, sinks, alibi_slopes, bias, scale, left, right, top_left, softcap, backend)
     return out, lse
 
 

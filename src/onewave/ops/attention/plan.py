@@ -70,12 +70,13 @@ def plan_attention(
     hides_keys: bool = False,
     descriptors: bool = True,
     capability: tuple[int, int] = (9, 0),
+    wide_bias: bool = False,
     why_not_hopper: str | None = None,
 ) -> AttentionPlan:
     """Plan the portable kernel. num_queries: of the longest sequence.
 
-    hides_keys: causal or windowed. descriptors: whether the strides of K and V allow them. why_not_hopper: why the
-    other kernel does not run, for the reasons.
+    hides_keys: causal or windowed. descriptors: whether the strides of K and V allow them. wide_bias: there is a
+    float32 bias. why_not_hopper: why the other kernel does not run, for the reasons.
     """
     width = 1 << (head_dim - 1).bit_length()
     most_rows, block_n, warps, stages = _tile(width, capability)
@@ -87,7 +88,11 @@ def plan_attention(
     block_m = 64 if rows <= 64 else most_rows
     if block_m == 64:
         warps = 4
-    while stages > 1 and _shared_bytes(block_m, block_n, width, stages) > _shared_limit(capability):
+    # Numbers of 4 bytes are copied ahead one by one, whatever their strides, each stage but the one in use; narrower
+    # ones are not.
+    bias_bytes = 4 * block_m * block_n if wide_bias else 0
+    limit = _shared_limit(capability)
+    while stages > 1 and _shared_bytes(block_m, block_n, width, stages) + (stages - 1) * bias_bytes > limit:
         stages -= 1
     tiles = -(-rows // block_m)
     use_descriptors = descriptors and capability >= _FIRST_WITH_DESCRIPTORS
@@ -241,7 +246,7 @@ def explain_attention(
 ) -> AttentionPlan:
     """What attention(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D] on a device of this capability.
 
-    Of softcap to bias only whether they are None matters. descriptors: whether the strides of K and V allow tensor
+    Of softcap to bias only whether they are None matters, and whether bias is "float32". descriptors: whether the strides of K and V allow tensor
     descriptors (multiples of 16 bytes, none of them 0); of Q and the output as well for Hopper's kernel. packed:
     attention_varlen; page_size: of its keys, where block_table is given.
     """
@@ -300,6 +305,7 @@ def explain_attention(
         hides_keys=wanted.hides_keys,
         descriptors=descriptors,
         capability=capability,
+        wide_bias=bias == "float32",
         why_not_hopper=why_not,
     )
 
