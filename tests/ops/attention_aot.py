@@ -75,9 +75,7 @@ def source(
     }
 
 
-def report(
-    name: str, head_dim: int, capability: int = 90, *, descriptors: bool = True, **given: Any
-) -> dict[str, Any]:
+def report(name: str, head_dim: int, capability: int = 90, *, descriptors: bool = True, **given: Any) -> dict[str, Any]:
     kernel, options = source(head_dim, capability, given, descriptors=descriptors)
     compiled = triton.compile(kernel, target=GPUTarget("cuda", capability, 32), options=options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from onewave import ops
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
-from onewave.compat.flash_attn import flash_attn_func
+from onewave.compat.flash_attn import flash_attn_func, flash_attn_with_kvcache
+from onewave.ops.linear.packed import pack_dense
 
 META = torch.device("meta")
 
@@ -22,6 +24,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 X, Q, CACHE = randn(3, 16), randn(1, 4, 5, 32), randn(2, 2, 8, 16)
+SLOT, STARTS, FLASH_CACHE = torch.tensor([0]), torch.tensor([0, 4], dtype=torch.int32), randn(1, 8, 2, 16)
 REFUSED: dict[str, tuple[Callable[[], Any], type[OnewaveError], str]] = {
     "norm, wild weight": (lambda: ops.rms_norm(X, randn(16).to(META), 1e-6), UnsupportedError, "one device"),
     "norm, no hidden": (lambda: ops.rms_norm(randn(3, 0), randn(0), 1e-6), ShapeError, "at least 1"),
@@ -33,6 +36,28 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[OnewaveError], str]] = {
     "linear, bias": (lambda: ops.linear(X, randn(4, 16), randn(3)), ShapeError, r"bias: \(3,\); allowed: \(4,\)"),
     "linear, dtypes": (lambda: ops.linear(X, randn(4, 16).half()), UnsupportedError, "weight: torch.float16"),
     "embedding": (lambda: ops.embedding(randn(3), randn(9, 4)), UnsupportedError, "int64"),
+    "embedding, nowhere": (
+        lambda: ops.embedding(torch.tensor([3]).to(META), randn(9, 4)),
+        UnsupportedError,
+        "one device",
+    ),
+    "embedding, list": (lambda: ops.embedding(torch.tensor([3]), [[1.0]]), InvalidArgumentError, "table: list"),
+    "embedding, beyond": (
+        lambda: ops.embedding(torch.tensor([9]), randn(9, 4)),
+        InvalidArgumentError,
+        "9; allowed: 0 to 8",
+    ),
+    "embedding, packed": (
+        lambda: ops.embedding(torch.tensor([3, -1]), pack_dense(randn(9, 32))),
+        InvalidArgumentError,
+        "-1; allowed: 0 to 8",
+    ),
+    "linear, flat weight": (lambda: ops.linear(X, randn(16)), ShapeError, r"x, weight: \(3, 16\), \(16,\)"),
+    "linear, out_dtype": (lambda: ops.linear(X, randn(4, 16), out_dtype=torch.int32), UnsupportedError, "out_dtype"),
+    "linear, packed": (lambda: ops.linear(randn(3, 32), pack_dense(randn(4, 32)), randn(3)), ShapeError, "bias"),
+    "norm, eps": (lambda: ops.rms_norm(X, randn(16), float("nan")), InvalidArgumentError, "eps: nan"),
+    "norm, no eps": (lambda: ops.add_rms_norm(X, X, randn(16), None), InvalidArgumentError, "eps: None"),
+    "swiglu, whole": (lambda: ops.swiglu(X.int()), UnsupportedError, "torch.int32"),
     "greedy, empty": (lambda: ops.greedy(randn(3, 0)), ShapeError, "vocab at least 1"),
     "sinks": (lambda: ops.attention(Q, Q, Q, sinks=[0.0] * 4), InvalidArgumentError, "sinks: list"),
     "bias": (lambda: ops.attention(Q, Q, Q, bias=1), InvalidArgumentError, "bias: 1"),
@@ -57,7 +82,23 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[OnewaveError], str]] = {
     "decode, flag": (lambda: decode(window=True), InvalidArgumentError, "window: True"),
     "decode, split": (lambda: decode(split_size=63.5), InvalidArgumentError, "split_size: 63.5"),
     "decode, table": (lambda: decode(block_table=[[0]]), InvalidArgumentError, "block_table: list"),
+    "decode, no cache": (
+        lambda: ops.decode_attention(randn(1, 4, 16), None, CACHE[:1], torch.tensor([8])),
+        InvalidArgumentError,
+        "k_cache: None",
+    ),
     "append": (lambda: append(bias=3), InvalidArgumentError, "bias: 3"),
+    "append, table": (lambda: append(block_table=[[0]]), InvalidArgumentError, "block_table: list"),
+    "append, scale": (lambda: append(k_scale=1.0), InvalidArgumentError, "k_scale: 1.0"),
+    "append, eps": (lambda: append(eps=float("inf")), InvalidArgumentError, "eps: inf"),
+    "append, heads": (lambda: append(num_heads="4"), InvalidArgumentError, "num_heads: '4'"),
+    "append, slots": (lambda: append(slots=None), InvalidArgumentError, "slots: None"),
+    "mmha, scale": (lambda: mmha(scale=float("nan")), InvalidArgumentError, "scale: nan"),
+    "mmha, bound": (lambda: mmha(quant_max_bound="a"), InvalidArgumentError, "quant_max_bound: -127.0, 'a'"),
+    "mmha, rounding": (lambda: mmha(quant_round=["half_even"]), InvalidArgumentError, "quant_round: "),
+    "fp8, list": (lambda: ops.attention_fp8([1], Q, Q), InvalidArgumentError, "q: list"),
+    "pages, list": (lambda: varlen(block_table=[[0]]), InvalidArgumentError, "block_table: list"),
+    "pages, no start": (lambda: varlen(starts=torch.tensor(4)), ShapeError, "cu_seqlens_k"),
     "merge": (lambda: ops.merge_attention([Q], [None]), InvalidArgumentError, r"lses\[0\]"),
     "pack_k": (lambda: ops.pack_k(None), InvalidArgumentError, "k: None"),
     "flash, head_dims": (
@@ -65,6 +106,23 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[OnewaveError], str]] = {
         ShapeError,
         "head_dim of q, k, v",
     ),
+    "flash, half a length": (lambda: flash(cache_seqlens=6.5), InvalidArgumentError, "cache_seqlens: 6.5"),
+    "flash, list": (lambda: flash(cache_seqlens=[6]), InvalidArgumentError, "cache_seqlens: "),
+    "flash, splits": (lambda: flash(num_splits="a"), InvalidArgumentError, "num_splits: 'a'"),
+    "flash, no cache": (lambda: flash(k_cache=None), InvalidArgumentError, "k_cache: None"),
+    "flash, table": (lambda: flash(block_table=[[0]]), InvalidArgumentError, "block_table: list"),
+    "flash, wild page": (
+        lambda: flash(block_table=torch.tensor([[7]], dtype=torch.int32)),
+        InvalidArgumentError,
+        r"block_table\[0, 0\]: 7",
+    ),
+    "flash, full": (lambda: flash(cache_seqlens=torch.tensor([8]).int()), InvalidArgumentError, "9; allowed: up to 8"),
+    "flash, rotary": (
+        lambda: flash(rotary_cos=randn(4, 8), rotary_sin=randn(4, 8)),
+        InvalidArgumentError,
+        "4 positions; allowed: at least 7",
+    ),
+    "flash, scale": (lambda: flash(softmax_scale=float("nan")), InvalidArgumentError, "scale: nan"),
     "flash, window": (lambda: flash_attn_func(Q, Q, Q, window_size=(1.5, 0)), InvalidArgumentError, "whole numbers"),
 }
 
@@ -73,10 +131,34 @@ def decode(length: int = 8, **given: Any) -> Tensor:
     return ops.decode_attention(randn(1, 4, 16), CACHE[:1], CACHE[:1], torch.tensor([length]), **given)  # type: ignore[return-value] (no LSE)
 
 
-def append(k: Tensor | None = None, position: int = 0, **given: Any) -> Tensor:
+def append(k: Tensor | None = None, position: int = 0, slots: Any = SLOT, **given: Any) -> Tensor:
     cache = CACHE.clone() if k is None else k
     rotary, at = randn(1, 16), torch.tensor([position])
-    return ops.append_kv(randn(1, 8 * 16), rotary, cache, cache.clone(), torch.tensor([0]), at, num_heads=4, **given)
+    return ops.append_kv(randn(1, 8 * 16), rotary, cache, cache.clone(), slots, at, **{"num_heads": 4} | given)
+
+
+def mmha(**given: Any) -> Tensor:
+    caches = (CACHE[:1].clone(), CACHE[:1].clone())
+    return ops.masked_multihead_attention(randn(1, 8, 16), *caches, torch.tensor([3]), **given)
+
+
+def varlen(starts: Any = STARTS, **given: Any) -> Tensor:
+    pages = randn(2, 4, 2, 16)
+    table = {"block_table": torch.tensor([[0]], dtype=torch.int32)} | given
+    return ops.attention_varlen(randn(4, 4, 16), pages, pages, STARTS, starts, 4, 4, **table)  # type: ignore[return-value] (no LSE)
+
+
+def flash(k_cache: Any = FLASH_CACHE, **given: Any) -> Any:
+    """One new token of one sequence behind six."""
+    k = FLASH_CACHE[:, :1]
+    return flash_attn_with_kvcache(randn(1, 1, 4, 16), k_cache, k_cache, k, k, **{"cache_seqlens": 6} | given)
+
+
+@pytest.fixture(autouse=True)
+def _checked_before() -> None:
+    """A call that was right once: what follows is refused all the same."""
+    decode(scale=0.25)
+    append()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -105,9 +187,23 @@ def test_a_norms_weight_may_have_strides(weight: Tensor) -> None:
 
 
 def test_tensors_of_shapes_alone_give_such() -> None:
-    x = X.to(META)
-    assert ops.rms_norm(x, randn(16).to(META), 1e-6).device == META
+    def there(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    x, q, cache = there(3, 16), there(1, 4, 5, 32, dtype=torch.bfloat16), there(2, 2, 8, 16)
+    one = there(2, dtype=torch.int64)
+    assert ops.rms_norm(x, there(16), 1e-6).device == META
     assert ops.swiglu(x).shape == (3, 8)
+    assert ops.linear(x, there(4, 16)).shape == (3, 4)
+    assert ops.embedding(one, there(9, 4)).shape == (2, 4)
+    assert ops.greedy(x).shape == (3,)
+    assert ops.attention(q, q, q).shape == q.shape  # type: ignore[union-attr] (no LSE)
+    decoded = ops.decode_attention(there(2, 4, 16), cache, cache, one)
+    assert isinstance(decoded, Tensor)
+    assert decoded.shape == (2, 4, 16)
+    assert decoded.device == META
+    assert ops.append_kv(there(2, 8 * 16), there(2, 16), cache, cache, one, one, num_heads=4).shape == (2, 4, 16)
+    assert ops.masked_multihead_attention(there(2, 8, 16), cache, cache, one).shape == (2, 4, 16)
 
 
 def test_a_length_beyond_the_cache_is_the_caches() -> None:
@@ -122,9 +218,77 @@ def test_a_token_beyond_the_cache_is_not_stored() -> None:
     assert torch.equal(cache, CACHE)
 
 
-def test_greedy_takes_any_floats() -> None:
-    logits = randn(3, 40, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(40,), (3, 40), (2, 3, 40)])
+def test_greedy_takes_any_floats(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    logits = randn(*shape, dtype=dtype)
     assert torch.equal(ops.greedy(logits), logits.argmax(-1))
+    assert torch.equal(ops.greedy(torch._neg_view(logits)), (-logits).argmax(-1))
+
+
+def test_greedy_takes_float8() -> None:
+    logits = randn(3, 40).to(torch.float8_e4m3fn)
+    assert torch.equal(ops.greedy(logits), logits.float().argmax(-1))
+
+
+def test_a_block_that_does_not_exist_has_no_keys() -> None:
+    for block in (-1, 2, 1 << 40):
+        table = torch.tensor([[block]])
+        assert torch.equal(
+            ops.decode_attention(randn(1, 4, 16), CACHE, CACHE, torch.tensor([3]), block_table=table),
+            torch.zeros(1, 4, 16),
+        )
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(("slot", "position"), [(0, 8), (0, 1 << 40), (2, 0), (-1, 0), (0, -1)])
+def test_a_token_without_a_place_is_not_stored(slot: int, position: int, backend: str, paged: bool) -> None:
+    cache = CACHE.clone()
+    table = {"block_table": torch.tensor([[0], [5]])} if paged else {}
+    append(cache, position, torch.tensor([slot]), backend=backend, **table)
+    if paged:
+        append(cache, 0, torch.tensor([1]), backend=backend, **table)
+    assert torch.equal(cache, CACHE)
+
+
+def test_a_refused_call_has_appended_nothing() -> None:
+    cache = FLASH_CACHE.clone()
+    for wrong in ({"softcap": -1.0}, {"softmax_scale": float("inf")}, {"alibi_slopes": randn(3)}):
+        with pytest.raises(OnewaveError):
+            flash(cache, **wrong)
+    with pytest.raises(OnewaveError):
+        flash_attn_with_kvcache(randn(1, 1, 5, 16), cache, cache, *(FLASH_CACHE[:, :1],) * 2, cache_seqlens=6)
+    assert torch.equal(cache, FLASH_CACHE)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_heads_of_any_width_have_a_cache(queries: int) -> None:
+    cache, new = randn(1, 8, 2, 20), randn(1, queries, 2, 20)
+    q, cos, sin = randn(1, queries, 4, 20), randn(8, 5), randn(8, 5)
+    padded = [torch.nn.functional.pad(tensor, (0, 4)) for tensor in (q, cache, new)]
+    given: Any = {"cache_seqlens": 4, "causal": True, "softmax_scale": 0.2, "rotary_cos": cos, "rotary_sin": sin}
+    found = flash_attn_with_kvcache(q, cache, cache.clone(), new, new, **given)
+    wide = flash_attn_with_kvcache(padded[0], padded[1], padded[1].clone(), padded[2], padded[2], **given)
+    torch.testing.assert_close(found, wide[..., :20])
+
+
+def test_slopes_with_a_gradient_are_no_output() -> None:
+    q = randn(1, 5, 4, 16)
+    slopes = torch.nn.Parameter(torch.rand(4))
+    assert torch.equal(
+        flash_attn_func(q, q, q, alibi_slopes=slopes), flash_attn_func(q, q, q, alibi_slopes=slopes.data)
+    )
+
+
+def test_numbers_of_any_kind() -> None:
+    for scale in (np.float16(0.25), np.float32(0.25), Fraction(1, 4)):
+        assert torch.equal(decode(scale=scale), decode(scale=0.25))
+        assert torch.equal(
+            ops.attention(Q, Q, Q, scale=scale, softcap=np.float32(2)), ops.attention(Q, Q, Q, scale=0.25, softcap=2.0)
+        )
+    assert torch.equal(decode(window=np.int64(3), split_size=1 << 70), decode(window=3))
+    assert torch.equal(mmha(steps_per_block=1 << 80, scale=np.float32(0.25)), mmha(scale=0.25))
 
 
 def test_windows_of_numpys_numbers() -> None:

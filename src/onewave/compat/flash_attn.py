@@ -13,11 +13,20 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.compat.flash_cache import FlashCache, append_new, checked_angles, lengths_before
+from onewave.compat.flash_cache import (
+    FlashCache,
+    append_new,
+    check_devices,
+    check_places,
+    checked_angles,
+    lengths_before,
+)
+from onewave.ops.attention.checks import check_extras, check_kinds
 from onewave.ops.attention.masks import is_whole
+from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
-from onewave.ops.library import check_tensors, is_watched
+from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched
 
 __all__ = [
     "flash_attn_func",
@@ -121,6 +130,7 @@ def flash_attn_varlen_func(
     """
     _refuse(dropout_p, return_attn_probs)
     if block_table is not None:
+        check_tensors("flash_attn_varlen_func", block_table=block_table)
         block_table = block_table.int()
     options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     sizes = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -201,30 +211,69 @@ def flash_attn_with_kvcache(
     num_splits: parts to cut the keys in; 0 chooses. Returns out like q, with return_softmax_lse also float32
     [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything,
     run on the decode kernel; of other calls, those with neither block_table nor cache_seqlens as a number gather the
-    cache into a copy first.
+    cache into a copy first. A refused call has appended nothing. Lengths, rows and pages are read and checked on a CPU,
+    and on a GPU with ONEWAVE_DEBUG=1.
     Raises ShapeError, InvalidArgumentError, UnsupportedError.
     """
+    name = "flash_attn_with_kvcache"
+    check_tensors(name, q=q, k_cache=k_cache, v_cache=v_cache)
+    check_optional(name, {
+        "k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx,
+        "block_table": block_table, "alibi_slopes": alibi_slopes,
+    })  # fmt: skip
     if cache_leftpad is not None:
         raise UnsupportedError(
-            "flash_attn_with_kvcache: cache_leftpad",
-            got="a tensor",
-            allowed="None",
-            next="Store sequences from place 0.",
+            f"{name}: cache_leftpad", got="a tensor", allowed="None", next="Store sequences from place 0."
         )
     if q.ndim != 4:
-        raise ShapeError("flash_attn_with_kvcache: q", got=str(tuple(q.shape)), allowed="[batch, Sq, heads, head_dim]")
+        raise ShapeError(f"{name}: q", got=str(tuple(q.shape)), allowed="[batch, Sq, heads, head_dim]")
+    if not is_whole(num_splits) or num_splits < 0:
+        raise InvalidArgumentError(f"{name}: num_splits", got=repr(num_splits), allowed="a whole number from 0")
     cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table)
     past = lengths_before(cache, q, k, v, cache_seqlens)
     q = q if q.stride(-1) == 1 else q.contiguous()
     options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     num_new = 0 if k is None else k.shape[1]
     angles = checked_angles(q, k, rotary_cos, rotary_sin)
+    _check_attends(name, q, cache, options)
+    check_devices(name, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, past, cache_batch_idx, block_table)
+    if (q.is_cpu or checks_contents()) and not is_watched(q, k_cache, v_cache):
+        check_places(cache, past, num_new, angles)
     if k is not None and v is not None:
         moves = causal or tuple(window_size) != (-1, -1)
         q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves)
-    host_length = cache_seqlens + num_new if isinstance(cache_seqlens, int) else None
+    host_length = None if cache_seqlens is None or isinstance(cache_seqlens, Tensor) else int(cache_seqlens) + num_new
     out, lse = _with_cache(q, cache, past + num_new, host_length, options, num_splits, return_softmax_lse)
     return out if lse is None else (out, lse)
+
+
+def _decodes(q: Tensor, options: dict[str, Any]) -> bool:
+    """Whether the decode kernel can say it. q: [batch, Sq, heads, head_dim]."""
+    num_queries, head_dim = q.shape[1], q.shape[3]
+    if options["alibi_slopes"] is not None or num_queries == 0 or head_dim % 8:
+        return False
+    _, right = options["window"] or (None, None)
+    sees_all = not options["causal"] and options["window"] is None
+    # The last query of a row stands at its last key, so nothing to the right of it is hidden by any window.
+    return sees_all or num_queries == 1 or (num_queries <= _MOST_DECODE_QUERIES and (options["causal"] or right == 0))
+
+
+def _check_attends(name: str, q: Tensor, cache: FlashCache, wanted: dict[str, Any]) -> None:
+    """What attention itself would refuse, before anything is appended."""
+    num_heads, head_dim = q.shape[2:]
+    num_kv_heads = cache.k.shape[2]
+    if head_dim != cache.k.shape[3] or not 0 < head_dim <= 256 or num_kv_heads == 0 or num_heads % num_kv_heads:
+        got = f"{num_heads} heads of {head_dim}"
+        allowed = f"a multiple of the cache's {num_kv_heads} heads, of {cache.k.shape[3]}, at most 256"
+        raise ShapeError(f"{name}: q", got=got, allowed=allowed)
+    check_kinds(name, q)
+    kinds = (q.dtype, torch.int8, torch.float8_e4m3fn) if _decodes(q, wanted) else (q.dtype,)
+    if cache.k.dtype is not cache.v.dtype or cache.k.dtype not in kinds:
+        got, allowed = f"{cache.k.dtype}, {cache.v.dtype}", ", ".join(map(str, kinds))
+        raise UnsupportedError(f"{name}: dtypes of k_cache, v_cache", got=got, allowed=f"twice one of {allowed}")
+    numbers = {key: wanted[key] for key in ("causal", "scale", "window", "softcap")}
+    check_options(name, head_dim=head_dim, align="bottom-right", **numbers)
+    check_extras(name, q.transpose(1, 2), None, wanted["alibi_slopes"], None, batch=q.shape[0], scores=(0, 0))
 
 
 def _with_cache(
@@ -238,14 +287,10 @@ def _with_cache(
 ) -> _Result:
     """Choose the kernel. lengths: int32 [batch], the new keys included; host_length: the same where it is a number."""
     batch, num_queries, num_heads, _ = q.shape
-    left, right = options["window"] or (None, None)
-    sees_all = not options["causal"] and options["window"] is None
-    # The last query of a row stands at its last key, so nothing to the right of it is hidden by any window.
-    decodes = sees_all or num_queries == 1
-    decodes |= num_queries <= _MOST_DECODE_QUERIES and (options["causal"] or right == 0)
-    if decodes and options["alibi_slopes"] is None and num_queries:
+    if _decodes(q, options):
+        left, _ = options["window"] or (None, None)
         # Queries that see the same keys are more heads of one query.
-        folded = sees_all and num_queries > 1
+        folded = not options["causal"] and options["window"] is None and num_queries > 1
         heads_first = q.transpose(1, 2)
         queries = heads_first.reshape(batch, num_heads * num_queries, 1, -1) if folded else heads_first
         split = -(-cache.capacity // num_splits) if num_splits > 0 else None
@@ -298,7 +343,7 @@ def _dense(name: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], 
     head_dim, options = q.shape[-1], _with_scale(q, options)
     q, k, v = (_prepared(tensor) for tensor in (q, k, v))
     heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
-    if is_watched(q, k, v):
+    if is_watched(q, k, v, options["alibi_slopes"]):
         out, lse = _pair(attention(*heads_first, return_lse=return_lse, **options))
         return out.transpose(1, 2)[..., :head_dim].contiguous(), lse
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

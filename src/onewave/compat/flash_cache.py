@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.append_kv.op import append_kv
+from onewave.ops.attention.masks import is_whole
+from onewave.ops.decode_attention.caches import check_lengths
 
-__all__ = ["FlashCache", "append_new", "checked_angles", "lengths_before"]
+__all__ = ["FlashCache", "append_new", "check_devices", "check_places", "checked_angles", "lengths_before"]
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def append_new(
         cache.append(k, v, past)
         return q
     num_queries, num_new = q.shape[1], k.shape[1]
-    if num_queries == num_new and (moves or num_new == 1) and k.dtype is v.dtype is q.dtype:
+    fits = k.dtype is v.dtype is q.dtype and q.shape[3] % 8 == 0
+    if fits and num_queries == num_new and (moves or num_new == 1):
         return cache.append_rotated(q, k, v, past, angles, interleaved)
     start = past.long()[:, None]
     k = _rotate(k, *angles, start + torch.arange(num_new, device=q.device), interleaved)
@@ -195,10 +198,31 @@ def lengths_before(
         return cache_seqlens.to(torch.int32)
     past = cache.capacity if cache_seqlens is None else cache_seqlens
     num_new = 0 if k is None else k.shape[1]
-    if not 0 <= past <= cache.capacity - num_new:
-        allowed = f"0 to {cache.capacity - num_new}, so that {num_new} more fit"
-        raise InvalidArgumentError(f"{name}: cache_seqlens", got=str(past), allowed=allowed)
-    return torch.full((batch,), past, dtype=torch.int32, device=q.device)
+    if not is_whole(past) or not 0 <= past <= cache.capacity - num_new:
+        allowed = f"0 to {cache.capacity - num_new}, so that {num_new} more fit, or int32 [{batch}]"
+        raise InvalidArgumentError(f"{name}: cache_seqlens", got=repr(past), allowed=allowed)
+    return torch.full((batch,), int(past), dtype=torch.int32, device=q.device)
+
+
+def check_devices(name: str, q: Tensor, *others: Tensor | None) -> None:
+    """Raises UnsupportedError."""
+    for other in others:
+        if other is not None and other.device != q.device:
+            raise UnsupportedError(f"{name}: devices", got=f"{q.device} and {other.device}", allowed="one device")
+
+
+def check_places(cache: FlashCache, past: Tensor, num_new: int, angles: tuple[Tensor, Tensor] | None) -> None:
+    """Read lengths, rows and pages back and check them. Raises InvalidArgumentError. Waits for the device."""
+    name = "flash_attn_with_kvcache"
+    if past.numel() == 0:
+        return
+    low, high = (int(end) for end in past.aminmax())
+    if low < 0:
+        raise InvalidArgumentError(f"{name}: cache_seqlens", got=str(low), allowed="at least 0")
+    check_lengths(name, past + num_new, cache.capacity, cache.table, cache.k.shape[0], cache.k.shape[1])
+    if angles is not None and high + num_new > len(angles[0]):
+        got = f"{len(angles[0])} positions"
+        raise InvalidArgumentError(f"{name}: rotary_cos, rotary_sin", got=got, allowed=f"at least {high + num_new}")
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:

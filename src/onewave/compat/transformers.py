@@ -56,10 +56,15 @@ def attention_mask(
     attention_mask: bool [batch, keys], False where there is padding. Reads it on the host to find out whether there is
     any, as transformers' own function does.
     """
-    if attention_mask is not None and attention_mask.ndim == 2 and attention_mask.shape[0] == 0:
-        return attention_mask  # made in advance, by this function
     causal = mask_function is causal_mask_function
     window = _sliding_window(mask_function)
+    if attention_mask is not None and attention_mask.ndim == 2 and attention_mask.shape[0] == 0:
+        # Made in advance, by this function; a compiler does not see what is asked for now.
+        if attention_mask.shape[1] != window and not torch.compiler.is_compiling():
+            got = f"one of a window of {attention_mask.shape[1]} keys"
+            allowed = "the layer's own" if window is None else f"one of {window} keys"
+            raise UnsupportedError('attn_implementation="onewave": a mask made in advance', got=got, allowed=allowed)
+        return attention_mask
     # Only then is the last query's place the last key's.
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     if (

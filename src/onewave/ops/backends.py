@@ -17,7 +17,7 @@ def implementation(operator: str, x: Tensor) -> ModuleType:
     """Return the module that runs `operator` (a folder of ops) on x's device and dtype."""
     if x.is_cuda:
         return load(operator, "triton_impl")
-    return load(operator, "numba_impl" if x.dtype is torch.float32 and x.device.type == "cpu" else "reference")
+    return load(operator, "numba_impl" if x.dtype is torch.float32 and x.is_cpu else "reference")
 
 
 @cache

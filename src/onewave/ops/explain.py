@@ -24,7 +24,7 @@ from onewave.ops.ffn.measured import fastest, table_lines
 from onewave.ops.ffn.op import check_choices, check_sizes, of_the_wave
 from onewave.ops.ffn.op import suits as ffn_suits
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
-from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, elsewhere
+from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, check_numbers, dtype_of, elsewhere
 from onewave.wave.layout import MOST_BATCH
 
 __all__ = ["Explanation", "explain"]
@@ -33,7 +33,15 @@ Shape = Sequence[int]
 
 _LINEAR_TILE_TOKENS = 64
 # What a call says by its tensors, beside the options that are its own.
-_MORE_OPTIONS = ("gated", "kv_dtype", "page_size", "seq_len", "sequences", "workers")
+_MORE_OPTIONS = {
+    "append_kv": ("kv_dtype",),
+    "attention": ("descriptors",),
+    "attention_fp8": ("sequences",),
+    "attention_varlen": ("descriptors", "page_size", "sequences"),
+    "decode_attention": ("kv_dtype", "seq_len"),
+    "ffn": ("gated", "workers"),
+    "masked_multihead_attention": ("kv_dtype", "seq_len"),
+}
 
 
 def explain(
@@ -46,8 +54,8 @@ def explain(
     """Say what `op` would do with tensors of these shapes.
 
     op: an operator of onewave.ops or its name. shapes: of its main tensors, in order:
-        attention q, k; attention_varlen q, k (and sequences=3, max_seqlen_q=500, max_seqlen_k=500); attention_fp8
-        as either (dtype: of the output)
+        attention q, k (descriptors=False: strides that TMA can't describe); attention_varlen q, k (and sequences=3,
+        max_seqlen_q=500, max_seqlen_k=500, page_size=64); attention_fp8 as either (dtype: of the output)
         decode_attention q, k_cache (paged: block_table=(rows, blocks); quantised: kv_dtype="int8"; one row's length:
         seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
         merge_attention the stacked outs; linear x, weight; ffn x, w_up, w_down (gated=True, workers=132); the others x
@@ -62,10 +70,11 @@ def explain(
     if kind is None:
         raise UnsupportedError("explain: dtype", got=repr(dtype), allowed=", ".join(DTYPES))
     sizes = tuple(_sizes(shape) for shape in shapes)
-    known = [*signature(getattr(import_module("onewave.ops"), name)).parameters, *_MORE_OPTIONS]
+    known = [*signature(getattr(import_module("onewave.ops"), name)).parameters, *_MORE_OPTIONS.get(name, ())]
     for option in options:
         if option not in known:
             raise InvalidArgumentError(f"explain {name}: option", got=repr(option), allowed=", ".join(known))
+    check_numbers(name, options)
     return _EXPLAINERS[name](Question(name, sizes, cuda, sm, card, kind, options))
 
 
@@ -104,7 +113,9 @@ def _linear(question: Question) -> Explanation:
         return Explanation(
             "linear", question.text(), "torch", "torch.nn.functional.linear", ("dense weights on a CPU",)
         )
-    out = DTYPES.get(question.options.get("out_dtype", ""), question.dtype)
+    if x[1] != weight[1]:
+        raise ShapeError("explain linear: shapes", got=question.text(), allowed="[tokens, cols] and [rows, cols]")
+    out = dtype_of(question, "out_dtype", question.dtype)
     low = question.dtype in (torch.float16, torch.bfloat16)
     if low and x[0] == 1:
         block_n, block_k = (4, 1024) if weight[1] <= 2048 else (2, 2048)
@@ -199,6 +210,9 @@ def _by_row(question: Question) -> Explanation:
     if not x:
         raise ShapeError(f"explain {question.operator}: shapes", got="none", allowed="x's")
     folder = "rms_norm" if "rms_norm" in question.operator else question.operator
+    if x[-1] == 0 or (folder == "swiglu" and x[-1] % 2):
+        allowed = "an even last axis" if folder == "swiglu" else "a last axis of at least 1"
+        raise ShapeError(f"explain {question.operator}: shapes", got=question.text(), allowed=allowed)
     if not question.cuda:
         backend = "cpu" if question.dtype is torch.float32 else "reference"
         return elsewhere(question, backend, "float32")

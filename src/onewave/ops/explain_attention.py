@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.attention.fp8_plan import explain_fp8
+from onewave.ops.attention.op import attention as ops_attention
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
 from onewave.ops.backends import num_sms
-from onewave.ops.decode_attention.op import CPU_TAKES, DECODE_BACKENDS
+from onewave.ops.decode_attention.op import CPU_TAKES, DECODE_BACKENDS, decode_attention
 from onewave.ops.decode_attention.plan import plan_decode
 from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, stream_tile
 from onewave.ops.masked_multihead_attention.op import MMHA_BACKENDS
-from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, backend_of, elsewhere
+from onewave.ops.question import (
+    DTYPES,
+    SMS_OF_AN_H200,
+    Explanation,
+    Question,
+    backend_of,
+    check_heads,
+    dtype_of,
+    elsewhere,
+)
 
 __all__ = ["append", "attention", "attention_fp8", "attention_varlen", "decode", "masked", "merge"]
 
 
 def attention(question: Question) -> Explanation:
     q, k, *_ = question.take((4,), (4,), *((4,) for _ in question.shapes[2:]))
+    options = _given(question, "window", "align")
+    if question.options.get("backend") == "torch":  # which takes smaller heads
+        options["backend"] = "torch"
+    ops_attention(_on_meta(q), _on_meta(k), _on_meta(k), **options)
     return _as_planned(question, explain_attention(q, k, **_flags(question)))
 
 
 def attention_varlen(question: Question) -> Explanation:
     q, k, *_ = question.take((3,), (3,), *((3,) for _ in question.shapes[2:]))
+    check_heads(question, q[1], k[1], (q[2], k[2]))
     options = dict(question.options)
     rows = int(options.pop("sequences", 1))
     longest_q, longest_k = int(options.pop("max_seqlen_q", q[0])), int(options.pop("max_seqlen_k", k[0]))
@@ -106,7 +123,9 @@ def _as_planned(question: Question, plan: AttentionPlan) -> Explanation:
 def decode(question: Question) -> Explanation:
     q, cache = question.take((3, 4), (4, 5))
     options = question.options
-    kv_dtype = DTYPES.get(options.get("kv_dtype", ""), question.dtype)
+    kv_dtype = dtype_of(question, "kv_dtype", question.dtype)
+    if question.operator == "decode_attention":
+        _check_decode(question, q, cache, kv_dtype)
     if question.cuda and question.dtype is torch.float32:
         raise UnsupportedError(f"{question.operator}: dtype", got="float32 on a card", allowed="float16, bfloat16")
     if kv_dtype is torch.float8_e4m3fn and question.sm is not None and question.sm < 89:
@@ -172,10 +191,35 @@ def decode(question: Question) -> Explanation:
     )
 
 
+def _on_meta(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A shape as an operator's own checks want to see it."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _given(question: Question, *names: str) -> dict[str, Any]:
+    return {name: question.options[name] for name in names if name in question.options}
+
+
+def _check_decode(question: Question, q: tuple[int, ...], cache: tuple[int, ...], kv_dtype: torch.dtype) -> None:
+    """Whether decode_attention takes such a call."""
+    values = cache if len(cache) == 4 else (cache[0], cache[1], cache[3], cache[2] * cache[4])
+    options = _given(question, "window", "softcap", "split_size")
+    table: Any = question.options.get("block_table")
+    if table is not None:
+        try:
+            rows, per_row = table
+        except (TypeError, ValueError) as error:
+            allowed = "its shape, (rows, blocks a row)"
+            raise InvalidArgumentError("explain: block_table", got=repr(table), allowed=allowed) from error
+        options["block_table"] = _on_meta((rows, per_row), torch.int32)
+    lengths = _on_meta((q[0],), torch.int32)
+    caches = (_on_meta(cache, kv_dtype), _on_meta(values, kv_dtype))
+    decode_attention(_on_meta(q, question.dtype), *caches, lengths, **options)
+
+
 def masked(question: Question) -> Explanation:
     qkv, cache = question.take((2, 3, 4), (4, 5))
-    head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
-    width = qkv[1] // head_dim if len(qkv) == 2 else qkv[-2]
+    width, head_dim = _fused(question, qkv, cache)
     if backend_of(question, MMHA_BACKENDS) == "reference" or not question.cuda:
         return elsewhere(question, "reference", None)
     options = {"steps_per_block": 128} | question.options
@@ -188,6 +232,16 @@ def masked(question: Question) -> Explanation:
     found = decode(asked)
     why = "decode attention's kernel with a prologue (bias, rotation, append) and an epilogue (smoothing, rounding)"
     return replace(found, operator=question.operator, question=question.text(), why=(why, *found.why))
+
+
+def _fused(question: Question, qkv: tuple[int, ...], cache: tuple[int, ...]) -> tuple[int, int]:
+    """How many heads a fused projection has beside this cache, keys' and values' included, and their head_dim."""
+    head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
+    numbers = math.prod(qkv[1:])
+    width = numbers // max(head_dim, 1)
+    own_dim = qkv[-1] if len(qkv) > 2 else head_dim if width * head_dim == numbers else numbers
+    check_heads(question, width - 2 * cache[1], cache[1], (own_dim, head_dim))
+    return width, head_dim
 
 
 def _split_of(length: int, smallest: int, doublings: int, target: int) -> int:
@@ -227,7 +281,7 @@ def merge(question: Question) -> Explanation:
 
 def append(question: Question) -> Explanation:
     qkv, cache = question.take((2,), (4, 5))
-    head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
+    width, head_dim = _fused(question, qkv, cache)
     if not question.cuda:
         plain = len(cache) == 4 and question.options.get("rotary_style", "neox") == "neox"
         plain = plain and not question.options.keys() & {"block_table", "kv_dtype"}
@@ -241,5 +295,5 @@ def append(question: Question) -> Explanation:
         "append_kv/triton_impl.py: append_kv_kernel",
         (why,),
         tile=f"1 head of {head_dim}, 1 warp",
-        programs=f"{qkv[0]} tokens x {qkv[1] // head_dim} heads of q, k and v",
+        programs=f"{qkv[0]} tokens x {width} heads of q, k and v",
     )

@@ -41,15 +41,19 @@ def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], 
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
-    """Whether a compiler, a tensor subclass or autograd must see this call as one registered operator."""
+    """Whether a compiler, a tensor subclass or autograd must see this call as one registered operator.
+
+    And whether the first tensor has a shape alone (device meta): then the registered operator answers, too.
+    """
     if torch.compiler.is_compiling():
         return True
     grad = torch.is_grad_enabled()
     # Not any(...): a generator takes twice as long, and a layer asks seven times.
-    for t in tensors:  # noqa: SIM110
+    for t in tensors:
         if t is not None and (type(t) is not Tensor or (grad and t.requires_grad)):
             return True
-    return False
+    first = tensors[0]
+    return first is not None and first.is_meta
 
 
 def refuse_grad(operator: str, *tensors: Tensor | None) -> None:

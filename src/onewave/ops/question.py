@@ -8,8 +8,19 @@ from typing import Any
 import torch
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention.masks import is_whole
 
-__all__ = ["DTYPES", "SMS_OF_AN_H200", "Explanation", "Question", "backend_of", "elsewhere"]
+__all__ = [
+    "DTYPES",
+    "SMS_OF_AN_H200",
+    "Explanation",
+    "Question",
+    "backend_of",
+    "check_heads",
+    "check_numbers",
+    "dtype_of",
+    "elsewhere",
+]
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -23,6 +34,11 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
 SMS_OF_AN_H200 = 132
+# Options that count something, and the least of each.
+_LEAST = {
+    "max_seqlen_q": 0, "max_seqlen_k": 0, "page_size": 1, "seq_len": 0, "sequences": 0, "split_size": 1,
+    "steps_per_block": 1, "workers": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,32 @@ class Question:
             allowed = ", ".join(" or ".join(f"{rank} axes" for rank in each) for each in ranks)
             raise ShapeError(f"explain {self.operator}: shapes", got=self.text(), allowed=f"shapes of {allowed}")
         return self.shapes
+
+
+def check_numbers(operator: str, options: dict[str, Any]) -> None:
+    """Counts are whole numbers. Raises InvalidArgumentError."""
+    for name, least in _LEAST.items():
+        value = options.get(name)
+        if value is not None and not (is_whole(value) and value >= least):
+            allowed = f"a whole number from {least}"
+            raise InvalidArgumentError(f"explain {operator}: {name}", got=repr(value), allowed=allowed)
+
+
+def check_heads(question: Question, num_heads: int, num_kv_heads: int, head_dims: tuple[int, int]) -> None:
+    """head_dims: of the queries, and of keys and values. Raises ShapeError."""
+    if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads or len(set(head_dims)) > 1 or head_dims[0] < 1:
+        got = f"{num_heads} query heads of {head_dims[0]}, {num_kv_heads} KV heads of {head_dims[1]}"
+        allowed = "a multiple of the KV heads, and one head_dim"
+        raise ShapeError(f"explain {question.operator}: shapes", got=got, allowed=allowed)
+
+
+def dtype_of(question: Question, option: str, default: torch.dtype) -> torch.dtype:
+    """The dtype that an option names. Raises UnsupportedError."""
+    given = question.options.get(option)
+    kind = default if given is None else DTYPES.get(given) if isinstance(given, str) else given
+    if not isinstance(kind, torch.dtype):
+        raise UnsupportedError(f"explain {question.operator}: {option}", got=repr(given), allowed=", ".join(DTYPES))
+    return kind
 
 
 def backend_of(question: Question, known: tuple[str, ...]) -> str:

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
+from onewave.ops.library import check_optional, check_tensors
 
 __all__ = ["check_arguments", "check_contents"]
 
@@ -29,6 +31,7 @@ def check_arguments(
     bias: Tensor | None,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
+    eps: float,
     rotary_style: str,
     block_table: Tensor | None,
     k_scale: Tensor | None,
@@ -36,6 +39,13 @@ def check_arguments(
     backend: str,
 ) -> None:
     """Raises ShapeError, UnsupportedError, InvalidArgumentError."""
+    vectors = {"bias": bias, "q_norm": q_norm, "k_norm": k_norm, "k_scale": k_scale, "v_scale": v_scale}
+    check_optional(_NAME, vectors | {"rotary": rotary, "block_table": block_table})
+    check_tensors(_NAME, qkv=qkv, k_cache=k_cache, v_cache=v_cache, slots=slots, positions=positions)
+    if not is_whole(num_heads):
+        raise InvalidArgumentError(f"{_NAME}: num_heads", got=repr(num_heads), allowed="a whole number")
+    if not is_finite(eps) or eps < 0:
+        raise InvalidArgumentError(f"{_NAME}: eps", got=repr(eps), allowed="a finite number, at least 0")
     options = (("rotary_style", rotary_style, ("neox", "interleaved")), ("backend", backend, _BACKENDS))
     for name, value, choices in options:
         if value not in choices:
@@ -66,10 +76,7 @@ def check_arguments(
         raise UnsupportedError(f"{_NAME}: dtypes of slots, positions", got=got, allowed="int64, int32")
     if rotary is not None:
         _check_rotary(rotary, tokens, head_dim)
-    for name, tensor, length in (
-        ("bias", bias, width), ("q_norm", q_norm, head_dim), ("k_norm", k_norm, head_dim),
-        ("k_scale", k_scale, num_kv_heads), ("v_scale", v_scale, num_kv_heads),
-    ):  # fmt: skip
+    for (name, tensor), length in zip(vectors.items(), (width, *(head_dim,) * 2, *(num_kv_heads,) * 2), strict=True):
         if tensor is not None:
             _check_vector(name, tensor, length, k_cache)
     for other in (rotary, k_cache, v_cache, slots, positions, bias, q_norm, k_norm, block_table, k_scale, v_scale):

@@ -8,7 +8,7 @@ from torch import Tensor
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv.checks import check_arguments, check_contents
 from onewave.ops.backends import load
-from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched, register
+from onewave.ops.library import checks_contents, is_watched, register
 
 __all__ = ["append_kv"]
 
@@ -45,7 +45,8 @@ def append_kv(
     [num_kv_heads] float32, default 1.
     slots, positions: [tokens] int64|int32: token i goes to cache[slots[i], :, positions[i]]. With block_table, [rows,
     blocks a row] int32|int64, the caches are [blocks, num_kv_heads, block_size, head_dim] and token i goes to block
-    block_table[slots[i], positions[i] // block_size]. A token of negative position is not stored.
+    block_table[slots[i], positions[i] // block_size]. A token of negative position is not stored; on a CPU none whose
+    slot, position or block does not exist.
     bias: [qkv.shape[1]]. q_norm, k_norm: [head_dim], applied before the rotation (Qwen3).
 
     Returns q: [tokens, num_heads, head_dim]. The sum with bias and the norms are rounded to qkv's dtype as separate
@@ -53,24 +54,24 @@ def append_kv(
     positions and block table, with a synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
     Source: Su et al. 2021, arXiv:2104.09864.
     """
-    vectors = {"bias": bias, "q_norm": q_norm, "k_norm": k_norm, "rotary": rotary}
-    check_optional(_NAME, vectors)
-    check_tensors(_NAME, qkv=qkv, k_cache=k_cache, v_cache=v_cache, slots=slots, positions=positions)
+    vectors = (rotary, bias, q_norm, k_norm)
     watched = is_watched(qkv, k_cache, v_cache, bias, q_norm, k_norm, k_scale, v_scale)
     plain = block_table is None and k_scale is None and v_scale is None and rotary_style == "neox" and backend == "auto"
     signature = None
     if plain and not watched:
-        signature = _signature(qkv, rotary, k_cache, v_cache, slots, positions, num_heads, (bias, q_norm, k_norm))
+        try:
+            signature = _signature(qkv, k_cache, v_cache, slots, positions, num_heads, eps, vectors)
+        except AttributeError:
+            signature = None  # one of them is None; the checks say which
     is_cpu_case = None if signature is None else _seen.get(signature)
     if is_cpu_case is None:
         check_arguments(
-            qkv, rotary, k_cache, v_cache, slots, positions, num_heads, bias, q_norm, k_norm, rotary_style, block_table,
-            k_scale, v_scale, backend,
+            qkv, rotary, k_cache, v_cache, slots, positions, num_heads, bias, q_norm, k_norm, eps, rotary_style,
+            block_table, k_scale, v_scale, backend,
         )  # fmt: skip
         if signature is not None:
             if len(_seen) >= _MOST_SEEN:
                 _seen.clear()
-            vectors = (rotary, bias, q_norm, k_norm)
             is_cpu_case = _seen[signature] = _is_cpu_case(qkv, k_cache, v_cache, slots, positions, *vectors)
     if not watched and checks_contents():
         check_contents(slots, positions, v_cache, block_table)
@@ -80,7 +81,7 @@ def append_kv(
             k_norm=k_norm, eps=eps,
         )  # fmt: skip
     return (torch.ops.onewave.append_kv if watched else _run)(
-        qkv, rotary, k_cache, v_cache, slots, positions, num_heads, bias, q_norm, k_norm, eps,
+        qkv, rotary, k_cache, v_cache, slots, positions, int(num_heads), bias, q_norm, k_norm, float(eps),
         rotary_style == "interleaved", block_table, k_scale, v_scale, backend,
     )  # fmt: skip
 
@@ -93,23 +94,23 @@ _MOST_SEEN = 4096
 
 def _signature(
     qkv: Tensor,
-    rotary: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     slots: Tensor,
     positions: Tensor,
     num_heads: int,
+    eps: float,
     vectors: tuple[Tensor | None, ...],
 ) -> object:
-    """All that the checks of a plain call look at."""
-    bias, q_norm, k_norm = vectors
+    """All that the checks of a plain call look at. vectors: rotary, bias, q_norm, k_norm."""
+    rotary, bias, q_norm, k_norm = vectors
     given = None
     if bias is not None or q_norm is not None or k_norm is not None:
-        given = tuple(v if v is None else (v.shape, v.stride(), v.dtype, v.device) for v in vectors)
+        given = tuple(v if v is None else (v.shape, v.stride(), v.dtype, v.device) for v in vectors[1:])
     return (
         qkv.shape, qkv.dtype, qkv.device, k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, v_cache.shape,
         v_cache.stride(), v_cache.dtype, v_cache.device, slots.shape, slots.dtype, slots.device, positions.shape,
-        positions.dtype, positions.device, num_heads, given,
+        positions.dtype, positions.device, num_heads, eps, given,
         None if rotary is None else (rotary.shape, rotary.dtype, rotary.device),
     )  # fmt: skip
 
@@ -167,7 +168,7 @@ def _is_cpu_case(
         qkv.dtype is torch.float32
         and k_cache.dtype is torch.float32
         and rotary is not None
-        and not qkv.is_cuda
+        and qkv.is_cpu
         and len(strides) == 4
         and strides == v_cache.stride()
         and strides[2] == k_cache.shape[3]

@@ -50,8 +50,8 @@ def append_kv(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Split, add bias, normalise, rotate, write K and V; return the queries."""
-    _, num_kv_heads, block_size, head_dim = v_cache.shape
+    """Split, add bias, normalise, rotate, write K and V where they have a place; return the queries."""
+    num_blocks, num_kv_heads, block_size, head_dim = v_cache.shape
     if bias is not None:
         qkv = (qkv + bias).to(qkv.dtype)
     heads = qkv.reshape(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
@@ -63,12 +63,17 @@ def append_kv(
     k = k.to(torch.promote_types(k.dtype, torch.float32))
     if rotary is not None:
         q, k = rotate(q, rotary, interleaved=interleaved), rotate(k, rotary, interleaved=interleaved)
-    taken = positions >= 0
-    slots, positions = slots[taken].long(), positions[taken].long()
+    slots, positions = slots.long(), positions.long()
+    rows, capacity = (
+        (num_blocks, block_size) if block_table is None else (block_table.shape[0], block_table.shape[1] * block_size)
+    )
+    taken = (positions >= 0) & (positions < capacity) & (slots >= 0) & (slots < rows)
     if block_table is not None:
-        slots, positions = block_table[slots, positions // block_size].long(), positions % block_size
-    _store(k_cache, slots, positions, k[taken], k_scale)
-    _store(v_cache, slots, positions, v[taken], v_scale)
+        columns = torch.where(taken, positions // block_size, 0)
+        slots = block_table[torch.where(taken, slots, 0), columns].long() if taken.any() else slots
+        taken, positions = taken & (slots >= 0) & (slots < num_blocks), positions % block_size
+    _store(k_cache, slots[taken], positions[taken], k[taken], k_scale)
+    _store(v_cache, slots[taken], positions[taken], v[taken], v_scale)
     return q.to(qkv.dtype).contiguous()
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.attention.masks import is_whole
+from onewave.ops.attention.masks import as_whole, is_whole
 from onewave.ops.library import check_optional, check_tensors
 
-__all__ = ["check_cu_seqlens", "check_extras", "check_head_dim", "check_out", "check_qkv"]
+__all__ = ["check_cu_seqlens", "check_extras", "check_head_dim", "check_kinds", "check_out", "check_qkv"]
 
 _MOST_TOKENS = 1 << 31
 _HALVES = (torch.float16, torch.bfloat16)
@@ -37,7 +37,7 @@ def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smalle
         got = f"{num_heads} query heads, {num_kv_heads} KV heads"
         raise ShapeError(f"{name}: heads", got=got, allowed="a multiple of the KV heads")
     check_head_dim(name, head_dim, smallest)
-    _check_kinds(name, q, k, v)
+    check_kinds(name, q, k, v)
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.stride(-1) != 1 and tensor.numel() > 0:
             got = f"strides {tensor.stride()}"
@@ -55,8 +55,9 @@ def check_head_dim(name: str, head_dim: int, smallest: int = 16) -> None:
         )
 
 
-def _check_kinds(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    for tensor in (k, v):
+def check_kinds(name: str, q: Tensor, *others: Tensor) -> None:
+    """q's dtype, and that the others have it and its device. Raises UnsupportedError."""
+    for tensor in others:
         if tensor.device != q.device:
             _refuse_device(name, q, tensor)
     allowed = _HALVES if q.device.type != "cpu" else (*_HALVES, torch.float32)
@@ -64,8 +65,8 @@ def _check_kinds(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
         words = "float16, bfloat16" + (", float32" if q.device.type == "cpu" else " (float32 on a CPU)")
         advice = "Use attention_fp8." if q.dtype is torch.float8_e4m3fn else "Convert q, k and v."
         raise UnsupportedError(f"{name}: dtype", got=f"{q.dtype} on {q.device}", allowed=words, next=advice)
-    if k.dtype is not q.dtype or v.dtype is not q.dtype:
-        got = f"{q.dtype}, {k.dtype}, {v.dtype}"
+    if any(tensor.dtype is not q.dtype for tensor in others):
+        got = ", ".join(str(tensor.dtype) for tensor in (q, *others))
         raise UnsupportedError(f"{name}: dtypes of q, k, v", got=got, allowed="one dtype", next="Convert them.")
 
 
@@ -123,8 +124,8 @@ def check_cu_seqlens(
     *,
     keys: int | None = None,
     contents: bool,
-) -> None:
-    """keys: that a sequence's pages hold, None without pages.
+) -> tuple[int, int]:
+    """Check and return longest, as Python's numbers. keys: that a sequence's pages hold, None without pages.
 
     contents: read them back as well (a synchronisation) and check that they ascend inside q and k.
     """
@@ -137,13 +138,15 @@ def check_cu_seqlens(
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         got = f"{_words(cu_seqlens_q)}, {_words(cu_seqlens_k)}"
         raise ShapeError(f"{name}: cu_seqlens_q, cu_seqlens_k", got=got, allowed="one length")
-    for label, most, tokens in (("q", longest[0], q.shape[0]), ("k", longest[1], k.shape[0])):
+    for label, most in zip("qk", longest, strict=True):
         if not is_whole(most) or not 0 <= most < _MOST_TOKENS:
-            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=repr(most), allowed=f"0 to {tokens}")
+            allowed = f"a whole number from 0 to {_MOST_TOKENS - 1}"
+            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=repr(most), allowed=allowed)
     if contents:
         _check_starts(name, "q", [int(n) for n in cu_seqlens_q], longest[0], q.shape[0])
         most = k.shape[0] if keys is None else keys * (len(cu_seqlens_k) - 1)
         _check_starts(name, "k", [int(n) for n in cu_seqlens_k], longest[1], most)
+    return as_whole(longest[0], _MOST_TOKENS), as_whole(longest[1], _MOST_TOKENS)
 
 
 def _check_starts(name: str, label: str, starts: list[int], longest: int, tokens: int) -> None:

@@ -15,7 +15,7 @@ from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
 from onewave.ops.attention.reference import attention_varlen as in_torch_varlen
 from onewave.ops.backends import load
-from onewave.ops.library import checks_contents, is_watched, register
+from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched, register
 
 __all__ = ["attention_fp8"]
 
@@ -76,7 +76,7 @@ def attention_fp8(
             # Rows beyond the longest sequence's stay unwritten: 0 would be none.
             got = f"{max_seqlen_q}, {max_seqlen_k} with cu_seqlens"
             raise InvalidArgumentError(f"{_NAME}: max_seqlen_q, max_seqlen_k", got=got, allowed="two numbers")
-        check_cu_seqlens(
+        longest = check_cu_seqlens(
             _NAME, q, k, cu_seqlens_q, cu_seqlens_k, longest, contents=not watched and checks_contents()
         )  # fmt: skip
         sequences = len(cu_seqlens_q) - 1
@@ -95,6 +95,8 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, packed: bool, scales: tuple[Tensor | None, ...], out_dtype: torch.dtype,
     backend: str,
 ) -> None:  # fmt: skip
+    check_tensors(_NAME, q=q, k=k, v=v)
+    check_optional(_NAME, dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True)))
     if backend not in FP8_BACKENDS:
         raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(FP8_BACKENDS))
     if out_dtype not in _OUTS:

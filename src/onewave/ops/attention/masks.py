@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["ALIGNMENTS", "Options", "Window", "is_finite", "is_whole", "options", "rows_of_sequences", "visible_keys"]
+__all__ = [
+    "ALIGNMENTS",
+    "Options",
+    "Window",
+    "as_whole",
+    "is_finite",
+    "is_whole",
+    "options",
+    "rows_of_sequences",
+    "visible_keys",
+]
 
 ALIGNMENTS = ("bottom-right", "top-left")
 _LARGEST = 3.4028234663852886e38
@@ -66,7 +77,8 @@ def options(
     left, right = _sides(operator, window)
     if causal:
         right = 0 if right is None else min(right, 0)
-    return Options(head_dim**-0.5 if scale is None else float(scale), left, right, align == "top-left", softcap)
+    factor = head_dim**-0.5 if scale is None else float(scale)
+    return Options(factor, left, right, align == "top-left", None if softcap is None else float(softcap))
 
 
 def is_whole(value: object) -> bool:
@@ -76,7 +88,16 @@ def is_whole(value: object) -> bool:
 
 def is_finite(number: object) -> bool:
     """Whether it is a number that float32 holds, and no True or False. By comparing, as a compiler can, too."""
+    if type(number) is float:  # asking the abstract class takes half a microsecond
+        return -_LARGEST <= number <= _LARGEST
+    if isinstance(number, np.generic):  # a narrow one would overflow beside the bound
+        number = cast("object", number.item())
     return not isinstance(number, bool) and isinstance(number, Real) and -_LARGEST <= cast("float", number) <= _LARGEST
+
+
+def as_whole(number: int, most: int) -> int:
+    """A whole number as Python's own, at most `most`; a compiler's stays what it is."""
+    return number if isinstance(number, torch.SymInt) else min(int(number), most)  # pyright: ignore[reportUnnecessaryIsInstance] (a compiler's)
 
 
 def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None]:
@@ -87,17 +108,13 @@ def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None
         keys = cast("int", window)
         if keys < 1:
             raise InvalidArgumentError(f"{operator}: window", got=str(keys), allowed="at least 1, or (left, right)")
-        return _bounded(keys - 1), None
+        return as_whole(keys, _MOST_KEYS) - 1, None
     sides = tuple(cast("Iterable[Any]", window)) if isinstance(window, (tuple, list)) else (window,)
     if len(sides) != 2 or any(side is not None and (not is_whole(side) or side < -1) for side in sides):
         allowed = "a number of keys, or (left, right) with -1 for no limit"
         raise InvalidArgumentError(f"{operator}: window", got=repr(window), allowed=allowed)
-    left, right = (None if side is None or side == -1 else _bounded(side) for side in sides)
+    left, right = (None if side is None or side == -1 else as_whole(side, _MOST_KEYS) for side in sides)
     return left, right
-
-
-def _bounded(side: int) -> int:
-    return side if isinstance(side, torch.SymInt) else min(int(side), _MOST_KEYS)  # pyright: ignore[reportUnnecessaryIsInstance] (a compiler's)
 
 
 def visible_keys(

@@ -133,7 +133,7 @@ def attention_varlen(
         flat_k, flat_v = k[:, 0], v[:, 0]
     check_qkv(_VARLEN, q, flat_k, flat_v, layout="tokens, heads, head_dim")
     keys = None if block_table is None else block_table.shape[1] * k.shape[1]
-    check_cu_seqlens(_VARLEN, q, flat_k, cu_seqlens_q, cu_seqlens_k, longest, keys=keys, contents=contents)
+    longest = check_cu_seqlens(_VARLEN, q, flat_k, cu_seqlens_q, cu_seqlens_k, longest, keys=keys, contents=contents)
     check_extras(_VARLEN, q, sinks, alibi_slopes, bias, batch=cu_seqlens_q.shape[0] - 1, scores=longest)
     check_out(_VARLEN, q, out)
     if out is not None:
@@ -141,7 +141,7 @@ def attention_varlen(
     wanted = options(
         _VARLEN, head_dim=q.shape[2], causal=causal, scale=scale, window=window, softcap=softcap, align=align
     )
-    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, alibi_slopes, bias)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, sinks, alibi_slopes, bias)
     plain = (
         wanted.scale,
         wanted.left,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.library import check_tensors
 
 __all__ = ["check_pages", "ragged_from_pages"]
 
@@ -15,6 +16,10 @@ def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: 
 
     contents: read the table back as well (a synchronisation) and check that what is looked up exists.
     """
+    check_tensors(name, k=k, v=v, block_table=block_table, cu_seqlens_k=starts_k)
+    if starts_k.ndim != 1 or starts_k.numel() < 1:
+        allowed = "contiguous int32 [sequences + 1]"
+        raise ShapeError(f"{name}: cu_seqlens_k", got=f"{starts_k.dtype} {tuple(starts_k.shape)}", allowed=allowed)
     if k.ndim != 4 or k.shape != v.shape:
         got, allowed = f"shapes {tuple(k.shape)}, {tuple(v.shape)}", "[pages, page_size, kv_heads, head_dim] twice"
         raise ShapeError(f"{name}: k, v with block_table", got=got, allowed=allowed)

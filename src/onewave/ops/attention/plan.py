@@ -246,9 +246,9 @@ def explain_attention(
 ) -> AttentionPlan:
     """What attention(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D] on a device of this capability.
 
-    Of softcap to bias only whether they are None matters, and whether bias is "float32". descriptors: whether the strides of K and V allow tensor
-    descriptors (multiples of 16 bytes, none of them 0); of Q and the output as well for Hopper's kernel. packed:
-    attention_varlen; page_size: of its keys, where block_table is given.
+    Of softcap to bias only whether they are None matters, and whether bias is "float32". descriptors: whether the
+    strides of K and V allow tensor descriptors (multiples of 16 bytes, none of them 0); of Q and the output as well for
+    Hopper's kernel. packed: attention_varlen; page_size: of its keys, where block_table is given.
     """
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]

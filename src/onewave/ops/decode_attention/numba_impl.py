@@ -16,8 +16,8 @@ from onewave.ops.numba_team_impl import kernel, run
 
 __all__ = ["decode_attention"]
 
+_MOST_KEYS = 1 << 30
 # A single row this short is done before a second thread would have woken up.
-_EVERY_KEY = 1 << 40
 _MAX_SERIAL_KEYS = 64
 
 
@@ -26,7 +26,7 @@ def _pairs(table_at, first_pair, last_pair):
     table = integers(table_at, 19)
     q_at, k_at, v_at, slots_at, seq_lens_at, out_at = table[1], table[2], table[3], table[4], table[5], table[6]
     rows = table[7]
-    num_heads, num_kv_heads, head_dim, stride_slot, stride_head, window, capacity = (
+    num_heads, num_kv_heads, head_dim, stride_slot, stride_head, window, capacity, num_slots = (
         table[8],
         table[9],
         table[10],
@@ -34,6 +34,7 @@ def _pairs(table_at, first_pair, last_pair):
         table[12],
         table[13],
         table[14],
+        table[15],
     )
     scale = np.float32(doubles(table_at, 1)[0])
     slots, seq_lens = integers(slots_at, rows), integers(seq_lens_at, rows)
@@ -41,7 +42,7 @@ def _pairs(table_at, first_pair, last_pair):
         row, head = pair // num_heads, pair % num_heads
         first = max(0, seq_lens[row] - window)
         length = min(seq_lens[row], capacity) - first
-        if length <= 0:
+        if length <= 0 or not 0 <= slots[row] < num_slots:
             # Without keys the output is 0; a row of negative length keeps its own.
             if seq_lens[row] >= 0:
                 out = floats(out_at + pair * head_dim * 4, head_dim)
@@ -93,13 +94,13 @@ def decode_attention(
     q, slots, seq_lens = q.contiguous(), slots.long().contiguous(), seq_lens.long().contiguous()
     addresses = (q, k_cache, v_cache, slots, seq_lens, target)
     sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
-    visible = _EVERY_KEY if window is None else min(window, _EVERY_KEY)
+    visible = _MOST_KEYS if window is None else min(int(window), _MOST_KEYS)
     alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
-    factor = head_dim**-0.5 if scale is None else scale
+    factor = head_dim**-0.5 if scale is None else float(scale)
     run(
         _pairs,
         rows * num_heads,
-        (*(t.data_ptr() for t in addresses), *sizes, visible, k_cache.shape[2]),
+        (*(t.data_ptr() for t in addresses), *sizes, visible, k_cache.shape[2], k_cache.shape[0]),
         factor,
         alone=alone,
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.attention.masks import is_finite, is_whole
+from onewave.ops.attention.masks import as_whole, is_finite, is_whole
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_lengths
 from onewave.ops.decode_attention.plan import MAX_QUERIES
@@ -56,32 +56,39 @@ def decode_attention(
     Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity,
     but on whether the cache's strides are multiples of 8 elements; others are read one by one, which is slow.
     Nothing is read back to the host, so one captured graph serves every length; ONEWAVE_DEBUG=1 checks lengths and
-    block table, with a synchronisation (the reference on a CPU always does).
+    block table, with a synchronisation (the reference on a CPU always does). A CPU's compiled loops take a length
+    beyond the cache as the cache's, and a row whose block is none as empty.
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
     Source: Dao et al., Flash-Decoding 2023; Sanovar et al., LeanAttention, arXiv:2405.10480.
     """
-    more = {"block_table": block_table, "k_scale": k_scale, "v_scale": v_scale, "sinks": sinks, "out": out}
-    check_optional(_NAME, more)
-    check_tensors(_NAME, q=q, k_cache=k_cache, v_cache=v_cache, seq_lens=seq_lens)
-    if q.ndim not in (3, 4):
-        allowed = "[rows, heads, queries, head_dim] or [rows, heads, head_dim]"
-        raise ShapeError(f"{_NAME}: q", got=str(tuple(q.shape)), allowed=allowed)
     watched = is_watched(q, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks, out)
     signature = None
     plain = k_scale is None and v_scale is None and softcap is None and sinks is None and split_size is None
-    if plain and out is None and backend == "auto" and not (return_lse or watched or q.is_cuda):
-        signature = _signature(q, k_cache, v_cache, seq_lens, block_table, window)
+    plain = plain and (scale is None or is_finite(scale)) and (window is None or is_whole(window))
+    if plain and out is None and backend == "auto" and not (return_lse or watched):
+        try:
+            signature = _signature(q, k_cache, v_cache, seq_lens, block_table, window) if q.is_cpu else None
+        except AttributeError:
+            signature = None  # one of them is None; the checks say which
     if signature is not None and signature in _seen:
         result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         load(_NAME, "numba_impl").decode_attention(
             result, q, k_cache, v_cache, seq_lens, block_table, window=window, scale=scale
         )
         return result
+    more = {"block_table": block_table, "k_scale": k_scale, "v_scale": v_scale, "sinks": sinks, "out": out}
+    check_optional(_NAME, more)
+    check_tensors(_NAME, q=q, k_cache=k_cache, v_cache=v_cache, seq_lens=seq_lens)
+    if q.ndim not in (3, 4):
+        allowed = "[rows, heads, queries, head_dim] or [rows, heads, head_dim]"
+        raise ShapeError(f"{_NAME}: q", got=str(tuple(q.shape)), allowed=allowed)
     queries = q if q.ndim == 4 else q[:, :, None]
     shape = _check(queries, k_cache, v_cache, seq_lens, block_table, window, softcap, split_size)
     if scale is not None and not is_finite(scale):
         raise InvalidArgumentError(f"{_NAME}: scale", got=repr(scale), allowed="a finite number, or None")
-    window = window if window is None else min(window, _EVERY_KEY)
+    # NumPy's numbers, too, and whole ones of any size.
+    scale, softcap = (x if x is None else float(x) for x in (scale, softcap))
+    window, split_size = (n if n is None else as_whole(n, _MOST_KEYS) for n in (window, split_size))
     if out is not None:
         refuse_grad(_NAME, q, k_cache, v_cache, k_scale, v_scale, sinks, out)
     extras = return_lse or any(option is not None for option in (softcap, sinks, k_scale, v_scale))
@@ -119,7 +126,8 @@ def decode_attention(
 # CPU, and all checks together a quarter of that.
 _seen: set[object] = set()
 _MOST_SEEN = 4096
-_EVERY_KEY = (1 << 31) - 1
+# Beyond any row.
+_MOST_KEYS = 1 << 30
 
 
 def _signature(
@@ -191,6 +199,7 @@ def _is_cpu_case(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tenso
     """Whether the compiled CPU loops take it: float32, one query a row, whole rows of the cache, no gaps in a head."""
     return (
         q.dtype is torch.float32
+        and q.is_cpu
         and q.shape[2] == 1
         and k_cache.dtype is torch.float32
         and (block_table is None or block_table.shape[1] == 1)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onewave.base.errors import UnsupportedError
-from onewave.ops.library import check_tensors, is_watched, register
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.library import check_tensors, checks_contents, is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["embedding"]
@@ -16,19 +16,50 @@ __all__ = ["embedding"]
 def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
     """Return the table's rows of these tokens.
 
-    token_ids: [tokens] int64. table: [vocab, hidden], dense or packed. Returns [tokens, hidden] in the table's dtype
-    (float32 when packed). An id outside the table is the caller's mistake; the engine checks prompts before they run.
+    token_ids: [tokens] int64|int32. table: [vocab, hidden], dense or packed. Returns [tokens, hidden] in the table's
+    dtype (float32 when packed). An id outside the table is refused on a CPU; on CUDA with ONEWAVE_DEBUG=1, with a
+    synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
     """
-    check_tensors("embedding", token_ids=token_ids)
+    packed = isinstance(table, PackedWeight)
+    if not (isinstance(token_ids, Tensor) and (packed or isinstance(table, Tensor))):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        check_tensors("embedding", token_ids=token_ids, table=table)
     if token_ids.dtype not in (torch.int64, torch.int32):
         raise UnsupportedError("embedding: token_ids", got=str(token_ids.dtype), allowed="int64, int32")
-    if isinstance(table, PackedWeight):
-        return table.dequantize(token_ids)
-    return torch.ops.onewave.embedding(token_ids, table) if is_watched(token_ids, table) else _dense(token_ids, table)
+    if packed:
+        if not token_ids.is_cpu:
+            got = str(token_ids.device)
+            raise UnsupportedError("embedding with a packed table: token_ids", got=got, allowed="cpu")
+        _check_ids(token_ids, table.rows)
+        return table.dequantize(token_ids.flatten()).view(*token_ids.shape, table.cols)
+    if table.ndim != 2:
+        raise ShapeError("embedding: table", got=str(tuple(table.shape)), allowed="[vocab, hidden]")
+    if table.device != token_ids.device:
+        got = f"{token_ids.device} and {table.device}"
+        raise UnsupportedError("embedding: token_ids, table", got=got, allowed="one device")
+    if is_watched(token_ids, table):
+        result: Tensor = torch.ops.onewave.embedding(token_ids, table)
+        return result
+    if token_ids.is_cuda and checks_contents():
+        _check_ids(token_ids, table.shape[0])
+    return _dense(token_ids, table)
+
+
+def _check_ids(token_ids: Tensor, vocab: int) -> None:
+    """Raises InvalidArgumentError. Waits for the device."""
+    if token_ids.numel() == 0:
+        return
+    low, high = (int(end) for end in token_ids.aminmax())
+    if low < 0 or high >= vocab:
+        got = str(low if low < 0 else high)
+        raise InvalidArgumentError("embedding: token_ids", got=got, allowed=f"0 to {vocab - 1}")
 
 
 def _dense(token_ids: Tensor, table: Tensor) -> Tensor:
-    return F.embedding(token_ids, table)
+    try:
+        return F.embedding(token_ids, table)
+    except IndexError:  # a CPU looks
+        _check_ids(token_ids, table.shape[0])
+        raise
 
 
 def _fake(token_ids: Tensor, table: Tensor) -> Tensor:

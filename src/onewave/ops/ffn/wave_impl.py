@@ -12,6 +12,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, plan_ffn
+from onewave.ops.library import check_tensors
 from onewave.wave.launch import Wave, co_resident, runs_here
 from onewave.wave.layout import MOST_BATCH
 from onewave.wave.pack import Weight, pack_stream
@@ -74,6 +75,7 @@ class PackedFFN:
 
         Raises ShapeError, UnsupportedError, InvalidArgumentError; WaveStalled when an earlier launch has stalled.
         """
+        check_tensors("PackedFFN", x=x)
         if x.ndim != 2 or x.shape[1] != self._hidden:
             raise ShapeError("ffn: x", got=str(tuple(x.shape)), allowed=f"[rows, {self._hidden}]")
         if (x.dtype, x.device) != self._kind:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import implementation
-from onewave.ops.library import check_optional, check_tensors, is_watched, register
+from onewave.ops.library import check_tensors, is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["LinearWeight", "linear"]
@@ -24,17 +24,26 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
     packed weights a token's result does not depend on the tokens beside it; on CUDA it may change with their number,
     never with their values. Raises ShapeError, UnsupportedError.
     """
-    check_tensors("linear", x=x)
-    check_optional("linear", {"bias": bias})
-    if not isinstance(weight, PackedWeight):
-        check_tensors("linear", weight=weight)
+    packed = isinstance(weight, PackedWeight)
+    if not (isinstance(x, Tensor) and (packed or isinstance(weight, Tensor))):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        check_tensors("linear", x=x, weight=weight)
+    if bias is not None:
+        check_tensors("linear", bias=bias)
     if x.ndim != 2 or len(weight.shape) != 2 or x.shape[1] != weight.shape[1]:
-        raise ShapeError("linear: x", got=str(tuple(x.shape)), allowed=f"[tokens, {weight.shape[1]}]")
-    if isinstance(weight, PackedWeight):
-        if x.dtype != torch.float32 or x.is_cuda:
+        got = f"{tuple(x.shape)}, {tuple(weight.shape)}"
+        raise ShapeError("linear: x, weight", got=got, allowed="[tokens, cols] and [rows, cols]")
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ShapeError("linear: bias", got=str(tuple(bias.shape)), allowed=f"({weight.shape[0]},)")
+    if out_dtype is not None and not out_dtype.is_floating_point:
+        raise UnsupportedError("linear: out_dtype", got=str(out_dtype), allowed="a float dtype")
+    if packed:
+        if x.dtype is not torch.float32 or not x.is_cpu:
             raise UnsupportedError(
                 "linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu"
             )
+        if bias is not None and not (bias.is_cpu and bias.is_floating_point()):
+            got = f"{bias.dtype} on {bias.device}"
+            raise UnsupportedError("linear with packed weights: bias", got=got, allowed="a float dtype on cpu")
         out: Tensor = implementation("linear", x).linear(x, weight)
         if bias is not None:
             out += bias
@@ -43,8 +52,6 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
         if other is not None and (other.dtype is not x.dtype or other.device != x.device):
             got = f"{other.dtype} on {other.device}"
             raise UnsupportedError(f"linear: {name}", got=got, allowed=f"{x.dtype} on {x.device}, as x")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError("linear: bias", got=str(tuple(bias.shape)), allowed=f"({weight.shape[0]},)")
     if is_watched(x, weight, bias):
         return torch.ops.onewave.linear(x, weight, bias, out_dtype)
     return _dense(x, weight, bias, out_dtype)

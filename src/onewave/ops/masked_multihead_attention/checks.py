@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.attention.masks import is_whole
+from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_optional, check_tensors
 
@@ -34,6 +34,7 @@ def check_arguments(
     max_bound: float,
     min_bound: float,
     steps_per_block: int,
+    scale: float | None,
     dtype: torch.dtype | None,
     out: Tensor | None,
 ) -> tuple[int, torch.dtype]:
@@ -77,7 +78,7 @@ def check_arguments(
         _check_mask(src_mask, rows, num_heads)
     if rotary is not None:
         _check_rotary(rotary, rows, shape.head_dim)
-    _check_numbers(out_scale, max_bound, min_bound, steps_per_block)
+    _check_numbers(out_scale, max_bound, min_bound, steps_per_block, scale)
     return num_heads, _result_dtype(qkv, cache_v, num_heads, out_scale, dtype, out)
 
 
@@ -142,11 +143,16 @@ def _check_rotary(rotary: Tensor, rows: int, head_dim: int) -> None:
         raise UnsupportedError(f"{_NAME}: dtype of rotary", got=str(rotary.dtype), allowed="float32")
 
 
-def _check_numbers(out_scale: float | None, max_bound: float, min_bound: float, steps_per_block: int) -> None:
-    if not (-128 <= min_bound <= max_bound <= 127):
+def _check_numbers(
+    out_scale: float | None, max_bound: float, min_bound: float, steps_per_block: int, scale: float | None
+) -> None:
+    for name, number in (("scale", scale), ("out_scale", out_scale)):
+        if number is not None and not is_finite(number):
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=repr(number), allowed="a finite number, or None")
+    if not (is_finite(min_bound) and is_finite(max_bound) and -128 <= min_bound <= max_bound <= 127):
         raise InvalidArgumentError(
             f"{_NAME}: quant_min_bound, quant_max_bound",
-            got=f"{min_bound}, {max_bound}",
+            got=f"{min_bound!r}, {max_bound!r}",
             allowed="in order within int8",
         )
     if not is_whole(steps_per_block) or steps_per_block <= 0:

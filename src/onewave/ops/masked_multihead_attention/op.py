@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.ops.attention.masks import as_whole
 from onewave.ops.backends import load
-from onewave.ops.library import checks_contents, is_watched, register
+from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
 from onewave.ops.masked_multihead_attention.checks import check_arguments, check_lengths
 
 __all__ = ["MMHA_BACKENDS", "masked_multihead_attention"]
@@ -79,7 +80,8 @@ def masked_multihead_attention(
     heads, result_dtype = check_arguments(
         qkv, cache_k, cache_v, seq_lens, bias=bias, src_mask=src_mask, finished=finished, rotary=rotary,
         qkv_out_scale=qkv_out_scale, out_shift=out_shift, out_smooth=out_smooth, out_scale=out_scale,
-        max_bound=quant_max_bound, min_bound=quant_min_bound, steps_per_block=steps_per_block, dtype=dtype, out=out,
+        max_bound=quant_max_bound, min_bound=quant_min_bound, steps_per_block=steps_per_block, scale=scale,
+        dtype=dtype, out=out,
     )  # fmt: skip
     _check_backend(backend, qkv)
     head_dim = cache_v.shape[3]
@@ -92,11 +94,15 @@ def masked_multihead_attention(
         else qkv
     )
     tensors = (x, cache_k, cache_v, seq_lens, bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth)
-    options = (interleaved, out_scale, half_away, quant_max_bound, quant_min_bound, steps_per_block, scale, backend)
+    # NumPy's numbers, too, and whole ones of any size.
+    out_scale, scale = (x if x is None else float(x) for x in (out_scale, scale))
+    bounds, steps_per_block = (float(quant_max_bound), float(quant_min_bound)), as_whole(steps_per_block, 1 << 30)
+    options = (interleaved, out_scale, half_away, *bounds, steps_per_block, scale, backend)
     watched = is_watched(*tensors, out)
     if not watched and checks_contents():
         check_lengths(seq_lens, finished, cache_v.shape[2], src_mask)
     if out is not None:
+        refuse_grad(_NAME, *tensors, out)
         target = out[:, 0] if out.ndim == 4 else out.view(len(out), heads, head_dim) if out.ndim == 2 else out
         (torch.ops.onewave.masked_multihead_attention_out if watched else _run)(target, *tensors, *options)
         return out
@@ -110,7 +116,7 @@ def masked_multihead_attention(
 
 
 def _choice(name: str, value: str, choices: dict[str, bool]) -> bool:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise InvalidArgumentError(f"{_NAME}: {name}", got=repr(value), allowed=" or ".join(map(repr, choices)))
     return choices[value]
 

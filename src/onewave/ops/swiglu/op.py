@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.base.errors import ShapeError
+from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import implementation
 from onewave.ops.library import check_tensors, is_watched, register
 
@@ -16,9 +16,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """SiLU of the first half of each row times its second half.
 
     gate_up: [tokens, 2 * intermediate] bf16|fp16|fp32, contiguous. Returns [tokens, intermediate], same dtype.
-    Computed in float32 and rounded once. Raises ShapeError. Source: Shazeer 2020, arXiv:2002.05202.
+    Computed in float32 and rounded once. Raises ShapeError, UnsupportedError. Source: Shazeer 2020, arXiv:2002.05202.
     """
-    check_tensors("swiglu", gate_up=gate_up)
+    if not isinstance(gate_up, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        check_tensors("swiglu", gate_up=gate_up)
+    if not gate_up.is_floating_point():
+        raise UnsupportedError("swiglu: dtype", got=str(gate_up.dtype), allowed="a float dtype")
     if gate_up.ndim == 0 or gate_up.shape[-1] % 2:
         raise ShapeError("swiglu: last axis", got=str(tuple(gate_up.shape)), allowed="an even length (gate then up)")
     return torch.ops.onewave.swiglu(gate_up) if is_watched(gate_up) else _swiglu(gate_up)
