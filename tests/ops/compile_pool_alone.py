@@ -62,6 +62,11 @@ def run(count: int, kills: bool, gives_up: bool) -> dict[str, Any]:
         found["pool"] = pool is not None
         if gives_up:
             give_up()
+        if gives_up and pool is not None:
+            try:
+                doubled.warmup(torch.float32, torch.bfloat16, 64, tl.bfloat16, grid=(1,), num_warps=2)
+            except Exception as error:
+                return found | {"given up": type(error).__name__}
         if kills:
             os.kill(next(iter(pool._processes)), signal.SIGKILL)
         doubled.warmup(torch.float32, torch.bfloat16, 64, tl.bfloat16, grid=(1,), num_warps=2)

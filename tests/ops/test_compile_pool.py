@@ -48,7 +48,32 @@ def test_when_one_of_its_processes_dies_triton_compiles_itself(tmp_path: Path) -
 
 
 def test_what_an_interrupted_caller_gives_up_is_neither_compiled_nor_waited_for(tmp_path: Path) -> None:
-    assert compiled(2, tmp_path, "give up") == {"pool": True, "hook": True}
+    assert compiled(2, tmp_path, "give up") == {"pool": True, "given up": "_GivenUpError"}
+
+
+def test_a_result_on_its_way_does_not_hold_up_who_gives_up() -> None:
+    """A process killed amid its result once left the pool to wait for the rest of it, for ever."""
+    code = """
+import sys
+from onewave.ops.compile_pool_impl import compile_in, processes
+
+def result():
+    return bytearray(400 << 20)
+
+def is_read():
+    for frame in sys._current_frames().values():
+        while frame:
+            if frame.f_code.co_name == "_recv_bytes":
+                return True
+            frame = frame.f_back
+
+with processes(2) as pool, compile_in(pool) as give_up:
+    job = pool.submit(result)
+    while not (job.done() or is_read()):
+        pass
+    give_up()
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
 def test_without_a_pool_there_is_nothing_to_give_up(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from onewave.ops.scratch import recording_stream
+
 __all__ = ["Summary", "recorded", "summarize", "time_calls", "time_in_rounds"]
 
 # Long enough for a card's clocks to settle where its power lets them.
@@ -86,14 +88,14 @@ def recorded(
     """One function that makes every call: a CUDA graph's replay where that is wanted and possible."""
     if device.type != "cuda" or not graph:
         return lambda: _run(calls)
-    stream = torch.cuda.Stream(device)
+    stream = recording_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         # Compiles kernels and fills library workspaces, neither of which may happen while capturing.
         _run(calls)
     torch.cuda.current_stream(device).wait_stream(stream)
     recording = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recording):
+    with torch.cuda.graph(recording, stream=stream):
         _run(calls)
 
     def replay() -> None:

@@ -13,6 +13,7 @@ from onewave.engine.wave_decode import WaveDecoder
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
+from onewave.ops.scratch import recording_stream
 
 __all__ = ["ModelRunner"]
 
@@ -185,14 +186,14 @@ class ModelRunner:
         token_ids, positions = (torch.zeros(size, dtype=torch.int64, device=self.device) for _ in range(2))
         slots = torch.full_like(token_ids, self._spare_slot)
         batch = Batch.decode(token_ids, positions, slots)
-        stream = torch.cuda.Stream(self.device)
+        stream = recording_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             # Compiles kernels and fills library workspaces, neither of which may happen while capturing.
             self.model.forward(batch, self._kv)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             logits = self.model.forward(batch, self._kv)
         return _DecodeGraph(graph, token_ids, positions, slots, logits)
 

@@ -26,6 +26,10 @@ __all__ = ["compile_in", "compile_kernel", "processes"]
 _PR_SET_PDEATHSIG = 1
 
 
+class _GivenUpError(Exception):
+    """Of a thread whose caller was interrupted, and hears of it no more."""
+
+
 @contextmanager
 def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
     """So many processes, forked from this one. None where there is no fork, once this process uses CUDA or has other
@@ -76,7 +80,7 @@ def compile_in(pool: ProcessPoolExecutor | None) -> Generator[Callable[[], None]
     where Triton then finds it. None: nothing changes.
 
     Gives what an interrupted caller calls before it waits for its threads: the pool's processes end at once, and what
-    is not compiled by then is not launched, but passed over.
+    is not compiled by then fails.
     """
     if pool is None:
         yield lambda: None
@@ -91,6 +95,8 @@ def compile_in(pool: ProcessPoolExecutor | None) -> Generator[Callable[[], None]
         given_up.set()
         for process in list((pool._processes or {}).values()):  # pyright: ignore[reportPrivateUsage] (public from 3.14)
             process.kill()
+        # One that died amid its result leaves the rest to be waited for, as long as anyone could still write it.
+        pool._result_queue._writer.close()  # pyright: ignore
 
     def hook(**given: Any) -> bool | None:
         fn, known = given["fn"], given["compile"]
@@ -100,7 +106,8 @@ def compile_in(pool: ProcessPoolExecutor | None) -> Generator[Callable[[], None]
         with suppress(RuntimeError):
             wait([pool.submit(compile_kernel, *source, options, driver.active.get_current_target())])
         if given_up.is_set():
-            return True
+            # Not True, with which Triton would pass over the launch: what follows would read what it has not written.
+            raise _GivenUpError
         return None if before is None else before(**given)
 
     knobs.runtime.jit_cache_hook = hook

@@ -17,12 +17,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-__all__ = ["counters", "held", "scratch"]
+__all__ = ["counters", "held", "recording_stream", "scratch"]
 
 # By device, stream (or _GRAPHS) and use; the last of a list is the largest.
 _blocks: dict[tuple[torch.device, int, str], list[Tensor]] = {}
 _locks: dict[tuple[torch.device, int], threading.RLock] = {}
 _growing = threading.Lock()
+_recording: dict[int, torch.cuda.Stream] = {}
 _GRAPHS = -1
 _LEAST_FLOATS = 1 << 20
 _LEAST_COUNTERS = 1 << 12
@@ -46,6 +47,18 @@ def counters(device: torch.device, number: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, device=device)
 
     return _kept("counters", device, number, _LEAST_COUNTERS, made)
+
+
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """The card's stream for what is to be recorded into a CUDA graph and for the eager calls before it.
+
+    Without one, torch.cuda.graph records on the one stream that it made on whichever card came first.
+    """
+    index = torch.empty(0, device=device).get_device()  # "cuda" is the current one
+    with _growing:
+        if index not in _recording:
+            _recording[index] = torch.cuda.Stream(index)
+        return _recording[index]
 
 
 def held(device: torch.device) -> AbstractContextManager[object]:
