@@ -33,6 +33,14 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("repetition_penalty", 1e39, "a finite number above 0"),
     ("temperature", 10**400, "a finite number from 0"),
     ("top_k", 2**63, "a whole number from -1"),
+    ("top_k", 10**5000, "a whole number from -1"),
+    ("n", 2**70, "a whole number from 1 to 16384"),
+    ("max_tokens", 2**63, "a whole number from 1"),
+    ("min_tokens", 2**70, "a whole number from 0"),
+    ("stop_token_ids", [2**63], "a whole number from 0"),
+    ("logprobs", 2**63, "a whole number from -1"),
+    ("logit_bias", {"9" * 5000: 1.0}, "a whole number from 0"),
+    ("logit_bias", {10**5000: 1.0}, "a whole number from 0"),
     ("logit_bias", {1: 1e300}, "a finite number"),
     ("logit_bias", {1: 10**400}, "a finite number"),
     ("logit_bias", {2**63: 1.0}, "a whole number from 0"),
@@ -41,9 +49,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("frequency_penalty", None, "a number from -2 to 2"),
     ("n", 0, "a whole number from 1"),
     ("n", 2.0, "a whole number from 1"),
-    ("max_tokens", 0, "a whole number from 1, or None"),
-    ("max_tokens", -5, "a whole number from 1, or None"),
-    ("max_tokens", True, "a whole number from 1, or None"),
+    ("max_tokens", 0, "a whole number from 1 to 9223372036854775807, or None"),
+    ("max_tokens", -5, "a whole number from 1 to 9223372036854775807, or None"),
+    ("max_tokens", True, "a whole number from 1 to 9223372036854775807, or None"),
     ("min_tokens", -1, "a whole number from 0"),
     ("min_tokens", None, "a whole number from 0"),
     ("min_tokens", 17, "0..max_tokens=16"),
@@ -71,7 +79,11 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "allowed"), REFUSED)
+# Named here: not every number turns into text.
+IDS = [f"{name}-{number}" for number, (name, _, _) in enumerate(REFUSED)]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), REFUSED, ids=IDS)
 def test_a_value_out_of_range_is_refused_in_one_line_that_says_the_range(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         SamplingParams(**{name: value})
@@ -79,6 +91,7 @@ def test_a_value_out_of_range_is_refused_in_one_line_that_says_the_range(name: s
     assert message.startswith(name)
     assert allowed in message
     assert "\n" not in message
+    assert len(message) < 300
 
 
 def test_unknown_parameters_are_refused_by_name() -> None:
@@ -117,6 +130,7 @@ def test_the_forms_of_a_value_become_one() -> None:
     assert params.stop_strings == ("a",)
     assert params.stop_ids == (1, 2)
     assert params.logit_bias == {7: 1.0, 8: 2.5}
+    assert SamplingParams(logit_bias={1: -3e38, 2: 3e38}).logit_bias == {1: -1e30, 2: 1e30}
     assert params.seed is None
     assert type(params.top_k) is int
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")

@@ -15,6 +15,10 @@ __all__ = ["SamplingParams"]
 
 # What logits and their factors are computed in: float32; and the largest whole number that PyTorch holds.
 _LARGEST, _SMALLEST, _MOST = 3.4028234663852886e38, 1.1754943508222875e-38, 2**63 - 1
+_MOST_DIGITS = 20  # more than it has
+_MOST_COMPLETIONS = 16384
+# Beyond any logit, and still finite once a temperature has divided it.
+_LARGEST_BIAS = 1e30
 # Below this a division by the temperature says nothing that argmax does not (vLLM's _SAMPLING_EPS).
 GREEDY_BELOW = 1e-5
 
@@ -23,11 +27,11 @@ GREEDY_BELOW = 1e-5
 class SamplingParams:
     """How to turn logits into tokens and when to stop; names, defaults and semantics are vLLM's.
 
-    n: samples per prompt, each from its own random stream (0 up to n - 1 of the same seed).
+    n: samples per prompt, at most 16,384, each from its own random stream (0 up to n - 1 of the same seed).
     max_tokens: most tokens to generate; None: until max_model_len. min_tokens: nothing but max_tokens ends it before.
     temperature: 0 is greedy (the lowest id wins a tie). top_k: 0 or -1 is off. top_p, min_p: probabilities.
     repetition_penalty works on prompt and output tokens, presence_penalty and frequency_penalty on output tokens.
-    logit_bias: token id -> number added to its logit.
+    logit_bias: token id -> number added to its logit; one beyond 1e30 counts as that.
     seed: 0 .. 2**64 - 1; the tokens depend on it and on the prompt alone. None (or -1): from LLM(seed=...) and the
     request's number.
     stop: strings that end the text, left out of it unless include_stop_str_in_output. stop_token_ids: ids that end it.
@@ -64,10 +68,10 @@ class SamplingParams:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("n", _whole("n", self.n, 1))
+        put("n", _whole("n", self.n, 1, _MOST_COMPLETIONS))
         if self.max_tokens is not None:
-            put("max_tokens", _whole("max_tokens", self.max_tokens, 1, note=", or None"))
-        put("min_tokens", _whole("min_tokens", self.min_tokens, 0))
+            put("max_tokens", _whole("max_tokens", self.max_tokens, 1, _MOST, note=", or None"))
+        put("min_tokens", _whole("min_tokens", self.min_tokens, 0, _MOST))
         put("temperature", _number("temperature", self.temperature, 0.0, math.inf, "a finite number from 0"))
         put("top_k", _whole("top_k", self.top_k, -1, _MOST, note=" (-1 and 0: off)"))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "a number above 0, up to 1", open_low=True))
@@ -88,7 +92,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:
-                put(name, _whole(name, count, -1, note=" (-1: the whole vocabulary), or None"))
+                put(name, _whole(name, count, -1, _MOST, note=" (-1: the whole vocabulary), or None"))
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(name, got=repr(getattr(self, name)), allowed="True or False")
@@ -142,7 +146,14 @@ def _whole(name: str, value: object, low: int, high: int | None = None, *, note:
         if number >= low and (high is None or number <= high):
             return number
     span = f"from {low}" if high is None else f"from {low} to {high}"
-    raise InvalidArgumentError(name, got=repr(value), allowed=f"a whole number {span}{note}")
+    raise InvalidArgumentError(name, got=_shown(value), allowed=f"a whole number {span}{note}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # of more digits than Python turns into text
+        return "a number of thousands of digits"
 
 
 def _number(name: str, value: object, low: float, high: float, allowed: str, *, open_low: bool = False) -> float:
@@ -154,7 +165,7 @@ def _number(name: str, value: object, low: float, high: float, allowed: str, *, 
         above = number > low if open_low else number >= low
         if math.isfinite(number) and above and number <= high:
             return number
-    raise InvalidArgumentError(name, got=repr(value), allowed=allowed)
+    raise InvalidArgumentError(name, got=_shown(value), allowed=allowed)
 
 
 def _items(name: str, value: object, allowed: str) -> list[object]:
@@ -177,7 +188,7 @@ def _stops(value: object) -> tuple[str, ...]:
 def _ids(name: str, value: object) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(_whole(name, item, 0, note=" in a list") for item in _items(name, value, "a list of token ids"))
+    return tuple(_whole(name, item, 0, _MOST, note=" in a list") for item in _items(name, value, "a list of token ids"))
 
 
 def _biases(value: object) -> dict[int, float] | None:
@@ -187,8 +198,9 @@ def _biases(value: object) -> dict[int, float] | None:
         raise InvalidArgumentError("logit_bias", got=repr(value), allowed="a mapping from token id to a finite number")
     biases: dict[int, float] = {}
     for key, bias in cast("Mapping[object, object]", value).items():
-        token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token_id = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < _MOST_DIGITS else key
         token_id = _whole("logit_bias token id", token_id, 0, _MOST)
         finite = "a finite number, in float32"
-        biases[token_id] = _number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
+        number = _number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
+        biases[token_id] = min(max(number, -_LARGEST_BIAS), _LARGEST_BIAS)
     return biases

@@ -236,7 +236,10 @@ class Wave:
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
         self._constants |= self._resources(paged=table is not None)
         self._bound = (k, v, table)
-        # Blocking, from ordinary memory: a launch reads this, too, before it waits for what is ahead of it.
+        # Behind the last launch, which reads it. Blocking, from ordinary memory: the next one reads it before it waits
+        # for what is ahead of it.
+        if self.device.type == "cuda":
+            self._after_last()
         with torch.inference_mode():  # as it may have been made there
             self._places.copy_(torch.tensor(words, dtype=torch.int64))
 
@@ -245,7 +248,9 @@ class Wave:
     ) -> None:
         """Check a decode step's arguments and, in debug mode (ONEWAVE_DEBUG=1), what a launch will take from the block
         table, which waits for the device. Raises ShapeError, InvalidArgumentError."""
-        check_sequences(tokens, positions, slots, logits, most=self.program.shape.batch, device=self.device)
+        assert self._attention is not None
+        most, vocab = self.program.shape.batch, self._attention.embedding.shape[0]
+        check_sequences(tokens, positions, slots, logits, most=most, vocab=vocab, device=self.device)
         if self._bound is None:
             raise InvalidArgumentError("wave: decode", got="no cache", next="Call bind_cache first.")
         k, _, table = self._bound
@@ -315,14 +320,18 @@ class Wave:
     def _state(self) -> LaunchState:
         if torch.cuda.is_current_stream_capturing():
             return self._graphs
-        stream = torch.cuda.current_stream(self.device)
-        if self._attention is not None:
-            if self._last is not None and self._last != stream:
-                stream.wait_stream(self._last)
-            self._last = stream
+        stream = self._after_last() if self._attention is not None else torch.cuda.current_stream(self.device)
         if stream.cuda_stream not in self._states:
             self._states[stream.cuda_stream] = self._new_state()
         return self._states[stream.cuda_stream]
+
+    def _after_last(self) -> torch.cuda.Stream:
+        """The current stream, behind whatever the last decode step was launched on: they share a cache."""
+        stream = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        return stream
 
     def __call__(self, x: Tensor, out: Tensor, *, keep_back: str | None = None) -> Tensor:
         """Run once: x [batch, columns] to out [batch, rows], both of the weights' dtype, last axis contiguous.

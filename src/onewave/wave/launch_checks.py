@@ -54,7 +54,7 @@ def check_cache(
 
 
 def check_sequences(
-    tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, *, most: int, device: torch.device
+    tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, *, most: int, vocab: int, device: torch.device
 ) -> None:
     """Check what a decode step is given: int64 [rows] each, up to `most` rows, and float32 logits [rows, vocab], all
     contiguous on the device. Raises ShapeError."""
@@ -65,6 +65,7 @@ def check_sequences(
             got = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
             allowed = f"int64 [rows], contiguous, the same 1 to {most} rows for all, on {device}"
             raise ShapeError(f"wave: {name}", got=got, allowed=allowed)
-    if logits.dtype is not torch.float32 or logits.shape[:-1] != (rows,) or not logits.is_contiguous():
-        got = f"{logits.dtype} {tuple(logits.shape)}"
-        raise ShapeError("wave: logits", got=got, allowed=f"float32 [{rows}, vocab], contiguous")
+    fits = logits.shape == (rows, vocab) and logits.device == device
+    if logits.dtype is not torch.float32 or not fits or not logits.is_contiguous():
+        got = f"{logits.dtype} {tuple(logits.shape)} on {logits.device}"
+        raise ShapeError("wave: logits", got=got, allowed=f"float32 [{rows}, {vocab}], contiguous, on {device}")
