@@ -34,7 +34,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
     monkeypatch.setattr(startup, "_WORKER", worker)
-    return lambda decode: Job({"model": str(tmp_path / "jobs"), "decode": decode}, vocab_size=5)
+    return lambda decode: Job.of({"model": str(tmp_path / "jobs"), "decode": decode}, vocab_size=5, max_model_len=99)
 
 
 def jobs(tmp_path: Path) -> list[dict]:
@@ -48,6 +48,11 @@ def test_every_first_start_finds_empty_caches_and_every_second_one_what_that_lef
     assert empty.peak_bytes is None
     assert [each["options"]["decode"] for each in jobs(tmp_path)] == ["eager"] * 4
     assert max(jobs(tmp_path)[0]["prompt"]) < 5
+
+
+@pytest.mark.parametrize(("most", "prompt"), [(2, [0]), (6, [0, 1, 2, 0]), (18, [*range(3)] * 5 + [0])])
+def test_a_prompt_and_its_answer_fit_the_model(most, prompt):
+    assert Job.of({}, vocab_size=3, max_model_len=most).prompt == prompt
 
 
 def test_beside_the_wave_stands_plain_loading_whose_first_start_does_not_count(job, tmp_path):

@@ -78,11 +78,14 @@ def test_a_comparison_that_makes_no_sense_is_refused(onewave, tiny_model, argume
 
 
 def test_a_start_is_timed_in_processes_of_its_own(onewave, tiny_model, tmp_path):
-    flags = ("--reps", "1", "--model", tiny_model, "--ledger", tmp_path / "figures")
+    flags = ("--reps", "1", "--model", tiny_model, "--ledger", tmp_path / "figures", "--max-model-len", "8")
     document = json.loads(onewave("bench", "startup", "--json", *flags).out)
     assert [start["caches"] for start in document["starts"]] == ["empty", "filled"]
     assert all(start["load_s"]["p50"] > 0 and start["decode_path"] == "eager" for start in document["starts"])
     assert len(document["ledger"]) == 4
+    (figures,) = (tmp_path / "figures").iterdir()
+    facts = [json.loads(line)["extra"] for line in figures.read_text().splitlines()]
+    assert {(each["dtype"], each["max_model_len"], each["prompt_tokens"]) for each in facts} == {("float32", 8, 6)}
 
 
 @pytest.mark.parametrize("arguments", [["--reps", "0"], ["--batch-size", "0"], ["--dtype", "x"], ["--decode", "wave"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -77,6 +78,29 @@ def test_the_oldest_programs_make_room(program: WaveProgram, tmp_path: Path, mon
     for name in "abc":
         save_program(program, tmp_path / f"{name}.program")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["b.program", "c.program"]
+
+
+def test_what_a_process_left_that_ended_while_it_wrote_goes_in_time(program: WaveProgram, tmp_path: Path) -> None:
+    old, new = tmp_path / ".program-0123", tmp_path / ".program-4567"
+    for file in (old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    assert save_program(program, tmp_path / "a.program")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [new.name, "a.program"]
+
+
+def test_a_program_that_another_process_removes_meanwhile_is_nothing_to_fail_over(
+    program: WaveProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Path.glob
+
+    def gone(directory: Path, pattern: str) -> Iterator[Path]:
+        yield directory / f"gone{pattern[1:]}"
+        yield from found(directory, pattern)
+
+    monkeypatch.setattr(Path, "glob", gone)
+    assert save_program(program, tmp_path / "a.program")
+    assert load_program(tmp_path / "a.program") is not None
 
 
 def test_who_may_read_the_cache_finds_its_programs(program: WaveProgram, tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ CASES: dict[str, dict[str, Any]] = {
     "sm_90 64 causal": {"head_dim": 64} | CAUSAL,
     "sm_90 80 packed": {"head_dim": 80, "RAGGED": True, "LSE": True} | CAUSAL,
     "sm_90 64 bool mask": {"head_dim": 64, "BIAS": 1, "TAIL": True},
-    "sm_90 256 float bias": {"head_dim": 256, "BIAS": 2, "FOLD": False, "TAIL": True},
-    "sm_90 256 float bias, pointers": {"head_dim": 256, "BIAS": 2, "FOLD": False, "TAIL": True, "descriptors": False},
+    "sm_90 256 float bias": {"head_dim": 256, "BIAS": 2, "TAIL": True},
+    "sm_90 256 float bias, pointers": {"head_dim": 256, "BIAS": 2, "TAIL": True, "descriptors": False},
     "sm_80 128 causal": {"head_dim": 128, "capability": 80} | CAUSAL,
-    "sm_89 64 float bias": {"head_dim": 64, "capability": 89, "BIAS": 2, "FOLD": False, "TAIL": True},
+    "sm_89 64 float bias": {"head_dim": 64, "capability": 89, "BIAS": 2, "TAIL": True},
 }
 
 
@@ -47,7 +47,7 @@ def source(
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "ALIBI", "LSE", "TAIL"), False)
     constants = flags | {
         "PACK": 1, "HEAD_DIM": head_dim, "WIDTH": plan.width, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n,
-        "TMA": plan.descriptors, "BIAS": 0, "FOLD": True,
+        "TMA": plan.descriptors, "BIAS": 0, "POSITIVE": True,
     } | given  # fmt: skip
     keys = f"tensordesc<bf16[1, 1, {plan.block_n}, {plan.width}]>" if plan.descriptors else "*bf16"
     three = ("i32",) * 3

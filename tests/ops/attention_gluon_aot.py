@@ -64,5 +64,5 @@ if __name__ == "__main__":
     print(json.dumps(report("fp8 packed", fp8(RIGHT=True, LEFT=True, RAGGED=True, LSE=True, SOFTCAP=True))), flush=True)
     print(json.dumps(report("portable", portable(128))), flush=True)
     cut = {"RIGHT": True, "TAIL": True}
-    print(json.dumps(report("portable, softcap", portable(128, SOFTCAP=True, **cut))), flush=True)
-    print(json.dumps(report("portable, scale below 0", portable(128, FOLD=False, **cut))), flush=True)
+    print(json.dumps(report("portable, softcap", portable(128, SOFTCAP=True, POSITIVE=False, **cut))), flush=True)
+    print(json.dumps(report("portable, scale below 0", portable(128, POSITIVE=False, **cut))), flush=True)

@@ -106,7 +106,7 @@ def report(
     compiled = triton.compile(
         ASTSource(split_kv_kernel, signature, fixed, hints),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": plan.num_warps, "maxnreg": MOST_REGISTERS},
+        options={"num_warps": plan.num_warps, "maxnreg": MOST_REGISTERS, "enable_fp_fusion": False},
     )
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

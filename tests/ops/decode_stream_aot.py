@@ -75,7 +75,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
     compiled = triton.compile(
         GluonASTSource(stream_kernel, signature, fixed, hints),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": 4, "maxnreg": tile.registers},
+        options={"num_warps": 4, "maxnreg": tile.registers, "enable_fp_fusion": False},
     )
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -26,7 +26,7 @@ from onewave.bench.ledger import Measurement
 __all__ = ["Job", "StartupError", "StartupResult", "WarmResult", "measure_startup", "measure_warm"]
 
 _WORKER = Path(__file__).with_name("startup_worker.py")
-_PROMPT_TOKENS, _ANSWER_TOKENS = 16, 2
+_ANSWER_TOKENS = 2
 
 
 class StartupError(OnewaveError):
@@ -35,10 +35,16 @@ class StartupError(OnewaveError):
 
 @dataclass(frozen=True)
 class Job:
-    """What is started. options: LLM's arguments by name, of JSON's types. vocab_size: prompts are drawn below it."""
+    """What is started. options: LLM's arguments by name, of JSON's types. prompt: the first call's token ids."""
 
     options: Mapping[str, Any]
-    vocab_size: int
+    prompt: Sequence[int]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], *, vocab_size: int, max_model_len: int) -> Job:
+        """With a prompt of 16 tokens, or as many as fit before an answer."""
+        count = max(1, min(16, max_model_len - _ANSWER_TOKENS))
+        return cls(options, [i % vocab_size for i in range(count)])
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class StartupResult:
     """Starts of one kind. All times in seconds.
 
     caches: "empty" or "filled". decode_path: how the engine decoded. import_s: importing the package and PyTorch.
-    load_s: making the LLM. first_answer_s: its first call, a prompt of 16 tokens and 2 generated. peak_bytes: the
+    load_s: making the LLM. first_answer_s: its first call, the job's prompt and 2 tokens generated. peak_bytes: the
     most that PyTorch held of the card's memory by the time that the LLM was made, in any start; kept_bytes: what it
     held then; None on a CPU.
     """
@@ -96,7 +102,7 @@ def measure_startup(job: Job, *, reps: int, show: Callable[[str], None] = lambda
     empty: list[dict[str, Any]] = []
     filled: list[dict[str, Any]] = []
     plain: list[dict[str, Any]] = []
-    graphs = Job({**job.options, "decode": "graph"}, job.vocab_size)
+    graphs = Job({**job.options, "decode": "graph"}, job.prompt)
     with tempfile.TemporaryDirectory(prefix="onewave-plain-") as kept:
         for number in range(1, reps + 1):
             with tempfile.TemporaryDirectory(prefix="onewave-startup-") as caches:
@@ -141,11 +147,7 @@ def measure_warm(device: str, *, reps: int, show: Callable[[str], None] = lambda
 
 def _start(job: Job, caches: Path) -> dict[str, Any]:
     """Load the model and answer once. Raises StartupError."""
-    order = {
-        "options": dict(job.options),
-        "prompt": [i % job.vocab_size for i in range(_PROMPT_TOKENS)],
-        "tokens": _ANSWER_TOKENS,
-    }
+    order = {"options": dict(job.options), "prompt": list(job.prompt), "tokens": _ANSWER_TOKENS}
     # -P: the worker's directory must not hide modules of the same names.
     return _in_new_process(["-P", str(_WORKER)], json.dumps(order) + "\n", caches)
 

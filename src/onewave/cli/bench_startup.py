@@ -56,16 +56,33 @@ def startup(
     check_arguments(**given)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.startup import Job, measure_startup
-    from onewave.engine.options import check_dtype_on, choose_device
+    from onewave.engine.options import (
+        check_dtype_on,
+        choose_decode,
+        choose_device,
+        choose_dtype,
+        choose_max_model_len,
+    )
     from onewave.models.config_file import load_config
 
     where = choose_device(device)
     check_dtype_on(dtype, where)
+    choose_decode(decode, enforce_eager=False, device=where)
     location = sources.resolve(model, Settings.from_env(), revision=revision, load_format=chosen)
-    job = Job({**given, "model": _place(location), "load_format": chosen}, load_config(location).vocab_size)
+    config = load_config(location)
+    length = choose_max_model_len(max_model_len, config)
+    told = {**given, "model": _place(location), "load_format": chosen}
+    job = Job.of(told, vocab_size=config.vocab_size, max_model_len=length)
     results = measure_startup(job, reps=reps, show=show_status)
     show_status("")
-    extra = {"dtype": dtype, "batch_size": batch_size, "quantization": quantization, "load_format": chosen}
+    extra = {
+        "dtype": str(choose_dtype(dtype, config, where)).removeprefix("torch."),
+        "batch_size": batch_size,
+        "max_model_len": length,
+        "quantization": quantization,
+        "load_format": chosen,
+        "prompt_tokens": len(job.prompt),
+    }
     lines = [line for result in results for line in result.measurements(location.name, extra)]
     citations = [] if ledger is None else append_to_ledger(ledger, lines, where)
     if as_json:
@@ -103,7 +120,8 @@ def warm(
 
 def _place(location: ModelLocation) -> str:
     """The model for a process whose cache of models is empty."""
-    return location.name if location.kind == "builtin" else str(location.path)
+    made_up = location.kind == "builtin" or location.path is None
+    return location.name if made_up else str(location.path.resolve())
 
 
 def _print_starts(title: str, results: list[StartupResult], citations: list[str]) -> None:

@@ -13,7 +13,9 @@ import io
 import json
 import os
 import secrets
+import time
 import zipfile
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ _SOURCES = ("tiles/*.py", "wave/*.py", "models/llama_plan.py", "models/plan_cach
 _DIGEST_BYTES = 32
 # Of some megabytes each; the oldest go.
 _MOST_FILES = 16
+_UNFINISHED = ".program-"
+# Writing one takes a moment.
+_STALE_SECONDS = 3600.0
 
 
 def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: int = 2) -> Path:
@@ -81,21 +86,38 @@ def save_program(program: WaveProgram, path: Path) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not tempfile's, which nobody else may read: a cache may be for all users of a machine.
-        work = path.with_name(f".program-{secrets.token_hex(8)}")
+        work = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
         try:
             with work.open("xb") as file:
                 file.write(hashlib.sha256(data).digest())
                 file.write(data)
             os.replace(work, path)
         except BaseException:
-            work.unlink(missing_ok=True)
+            with suppress(OSError):
+                work.unlink(missing_ok=True)
             raise
-        files = sorted(path.parent.glob("*.program"), key=lambda file: file.stat().st_mtime)
-        for old in files[:-_MOST_FILES]:
-            old.unlink(missing_ok=True)
     except (OSError, ValueError):
         return False
+    _make_room(path.parent)
     return True
+
+
+def _make_room(directory: Path) -> None:
+    """Remove the oldest programs, and what processes that ended while they wrote have left."""
+    with suppress(OSError):  # whoever else may be tidying up
+        files = sorted((_written(file), file) for file in directory.glob("*.program"))
+        left = [(_written(file), file) for file in directory.glob(f"{_UNFINISHED}*")]
+        stale = [file for written, file in left if written < time.time() - _STALE_SECONDS]
+        for file in [*(file for _, file in files[:-_MOST_FILES]), *stale]:
+            file.unlink(missing_ok=True)
+
+
+def _written(file: Path) -> float:
+    """When it was last changed, in seconds; 0 for one that is gone."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def load_program(path: Path) -> WaveProgram | None:

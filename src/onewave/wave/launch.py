@@ -109,7 +109,8 @@ class Wave:
     delays: a test build that sleeps at random before every task. tokens: of a decode step, the most that one launch
     makes of each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its
     own, but for a decode step's residual stream: such a launch waits for those on other streams. Launches recorded into
-    CUDA graphs share one set of buffers, so graphs of one Wave must not run side by side, nor beside its decode steps.
+    CUDA graphs share one set of buffers, so graphs of one Wave must not run side by side, nor beside its decode steps;
+    nor must two threads launch at once.
     Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the program has workers.
     """
 

@@ -144,7 +144,7 @@ def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: 
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "ALIBI", "LSE", "TAIL"), False)
     constants = flags | {
         "PACK": 1, "HEAD_DIM": head_dim, "WIDTH": plan.width, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n,
-        "TMA": plan.descriptors, "BIAS": 0, "FOLD": True,
+        "TMA": plan.descriptors, "BIAS": 0, "POSITIVE": True,
     } | given  # fmt: skip
     keys = f"tensordesc<{dtype}[1, 1, {plan.block_n}, {plan.width}]>" if plan.descriptors else f"*{dtype}"
     strides = ("stride_q", "stride_k", "stride_v", "stride_out")

@@ -79,11 +79,14 @@ def attend(
     stride_k, stride_v, scale_log2, inner, outer, slope, bias_row, bias_stride, row_exists,
     WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
     CUT: tl.constexpr, EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, BIAS: tl.constexpr, FOLD: tl.constexpr, RAGGED: tl.constexpr,
+    ALIBI: tl.constexpr, BIAS: tl.constexpr, POSITIVE: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
     """The keys first..last, a tile at a time. CUT: a tile may hold keys that some row must not see. EDGE: and keys
-    before seen_from, the first that any row of the sequence sees."""
+    before seen_from, the first that any row of the sequence sees. POSITIVE: whether the scale is above 0."""
     SAFE: tl.constexpr = CUT or BIAS != 0
+    # Folding the unit into the exponent takes the max before scaling: only a positive one keeps its place, and a
+    # softcap's always is.
+    FOLD: tl.constexpr = (POSITIVE or SOFTCAP) and BIAS != 2 and not ALIBI  # pyright: ignore[reportAssignmentType]
     # Where nothing stood between a product and the subtraction below, the compiler would make one multiply-add of them
     # in tiles that are whole, and not in those that are cut: a row's bits would depend on which rows share its tile.
     UNCLEAR: tl.constexpr = BIAS == 0 and not (FOLD or ALIBI)  # pyright: ignore[reportAssignmentType]
@@ -154,7 +157,7 @@ def attention_kernel(
     PACK: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, RAGGED: tl.constexpr, TOP_LEFT: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    BIAS: tl.constexpr, FOLD: tl.constexpr, LSE: tl.constexpr, TAIL: tl.constexpr,
+    BIAS: tl.constexpr, POSITIVE: tl.constexpr, LSE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Strides: q, out, lse (batch, head, query); k, v (batch, head, key); bias of all four axes."""
     program = tl.program_id(0)
@@ -232,20 +235,20 @@ def attention_kernel(
             acc, best, total, q, k, v, page, kv_head, start_k, begin,
             tl.minimum(whole_start, end), seen_from, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2,
             inner, outer, slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, True, True, LEFT,
-            RIGHT, SOFTCAP, ALIBI, BIAS, FOLD, RAGGED,
+            RIGHT, SOFTCAP, ALIBI, BIAS, POSITIVE, RAGGED,
         )  # fmt: skip
     acc, best, total = attend(
         acc, best, total, q, k, v, page, kv_head, start_k, whole_start,
         whole_end, seen_from, num_keys, place, left, right, stride_k[2], stride_v[2], scale_log2, inner, outer,
         slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, False, False, LEFT, RIGHT, SOFTCAP,
-        ALIBI, BIAS, FOLD, RAGGED,
+        ALIBI, BIAS, POSITIVE, RAGGED,
     )  # fmt: skip
     if TAIL:
         acc, best, total = attend(
             acc, best, total, q, k, v, page, kv_head, start_k,
             tl.maximum(whole_start, whole_end), end, seen_from, num_keys, place, left, right, stride_k[2], stride_v[2],
             scale_log2, inner, outer, slope, bias_row, bias_stride, row_exists, WIDTH, HEAD_DIM, BLOCK_N, TMA, True,
-            False, LEFT, RIGHT, SOFTCAP, ALIBI, BIAS, FOLD, RAGGED,
+            False, LEFT, RIGHT, SOFTCAP, ALIBI, BIAS, POSITIVE, RAGGED,
         )  # fmt: skip
 
     # A row that sees no key gives 0 and -inf, sink or not.
@@ -362,8 +365,7 @@ def attention(
         SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None,
         BIAS=0 if bias is None else 1 if is_bool else 2,
-        # Folding the unit into the exponent takes the max before scaling: only a positive one keeps its place.
-        FOLD=(wanted.scale > 0 or wanted.softcap is not None) and alibi_slopes is None and (bias is None or is_bool),
+        POSITIVE=wanted.scale > 0,
         LSE=lse is not None,
         TAIL=ragged or wanted.right is not None or num_keys % plan.block_n != 0,
         num_warps=plan.num_warps,

@@ -7,8 +7,9 @@ keys and values are read once a group.
 
 Bits. A row is cut into splits whose size depends on nothing but its own length (or the caller's split_size); tiles
 start at a split's begin, and the splits' partial results are folded in order, with the same arithmetic whether one
-program has all of the row or several do. Where two products are added, tl.fma says which one is not rounded: left to
-ptxas, kernels for one row and for many could differ. A row's result does not see its batch.
+program has all of the row or several do. A product that is not rounded before something is added to it is a tl.fma:
+left to the compiler (enable_fp_fusion), kernels for one row and for many, and stream_impl's, could differ. A row's
+result does not see its batch.
 
 A program streams BLOCK_N keys and values at a time through NUM_STAGES buffers of shared memory, from one split to the
 next without a pause. Where it has only some of a row's splits it leaves partial results (maximum, sum, unnormalised

@@ -192,6 +192,8 @@ def launch(
         "HAS_SMOOTH": f is not None and f.out_smooth is not None, "QUANTISED": out.dtype is torch.int8,
         "HALF_AWAY": f is not None and f.half_away, "ROWS": plan.rows_looked_at(rows), "MANY": many,
         "WIDE": rows * capacity >= 1 << 31, "UNROLL": plan.unroll, "PDL": pdl,
+        # The compiler's: whether a product is rounded before something is added would differ from kernel to kernel.
+        "enable_fp_fusion": False,
     }  # fmt: skip
     tensors = {name: seq_lens if tensor is None else tensor for name, tensor in tensors.items()}
     if streams:
