@@ -120,8 +120,9 @@ def warm(
 
 def _place(location: ModelLocation) -> str:
     """The model for a process whose cache of models is empty."""
-    made_up = location.kind == "builtin" or location.path is None
-    return location.name if made_up else str(location.path.resolve())
+    if location.kind == "builtin" or location.path is None:
+        return location.name
+    return str(location.path.resolve())
 
 
 def _print_starts(title: str, results: list[StartupResult], citations: list[str]) -> None:
