@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,13 +87,31 @@ def test_a_cache_without_heads_is_an_error_that_says_so() -> None:
         append_kv(randn(2, 64, seed=0), None, k[:, :0], v[:, :0], torch.tensor([0, 1]), lengths, num_heads=2)
 
 
-def launched(*operands: Tensor, block_table: Tensor | None = None, **given: Any) -> tuple[Tensor, Tensor]:
+def launched(
+    *operands: Tensor, block_table: Tensor | None = None, backend: str = "triton", **given: Any
+) -> tuple[Tensor, Tensor]:
     """The Triton kernel, interpreted."""
     names = ("k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
     out, lse = torch.full_like(operands[0], 7.0), torch.full(operands[0].shape[:3], 7.0)
     options = {name: given.get(name) for name in names}
-    triton_impl.decode_attention(out, lse, *operands, block_table=block_table, **options)
+    triton_impl.decode_attention(out, lse, *operands, block_table=block_table, backend=backend, **options)
     return out, lse
+
+
+def test_no_kernel_is_left_to_choose_where_it_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two kernels with the same bits one must not fuse a sum with a product that the other rounds first."""
+    fused: list[bool] = []
+
+    def launch(*_: Any, enable_fp_fusion: bool = True, **__: Any) -> None:
+        fused.append(enable_fp_fusion)
+
+    stream = SimpleNamespace(launch_stream=lambda *given: launch(**given[-1]))
+    monkeypatch.setattr(triton_impl, "launch_kernel", launch)
+    monkeypatch.setattr(triton_impl, "load", lambda *_: stream)
+    launched(*case(dtype=torch.float16))
+    monkeypatch.setattr(triton_impl, "refusal", lambda *_, **__: None)
+    launched(*case(dtype=torch.float16), backend="gluon")
+    assert fused == [False, False]
 
 
 def apart(tensor: Tensor) -> Tensor:
