@@ -314,6 +314,11 @@ def test_a_cache_stays_out_of_the_graph_of_gradients():
         (lambda q: flash_attn_with_kvcache(q, q, q, q, q, cache_seqlens=1), InvalidArgumentError, "so that 4 more fit"),
         (lambda q: flash_attn_with_kvcache(q, q, q, cache_seqlens=5), InvalidArgumentError, "0 to 4"),
         (lambda q: flash_attn_with_kvcache(q, q, q, q), InvalidArgumentError, "both or none"),
+        (
+            lambda q: flash_attn_with_kvcache(q, q.char(), q.char(), q[:, :1], q[:, :1], cache_seqlens=1),
+            UnsupportedError,
+            "float32; allowed: torch.int8",
+        ),
         (lambda q: flash_attn_with_kvcache(q, q[:1], q[:1]), ShapeError, "cache_batch_idx"),
         (
             lambda q: flash_attn_with_kvcache(q, q, q, rotary_cos=q[0, 0], cache_seqlens=1),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv.op import append_kv
@@ -239,19 +240,23 @@ def test_backward_is_refused_by_name_when_it_is_asked_for(case: Case) -> None:
 
 
 def test_a_plain_eager_call_does_not_go_through_the_dispatcher() -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
     x, w = randn(3, 16), randn(16, seed=1)
-    with Watch():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         rms_norm(x, w, 1e-5)
         rms_norm(x, torch.nn.Parameter(w, requires_grad=False), 1e-5)
-    assert [name for name in seen if name.startswith("onewave")] == ["onewave.rms_norm.default"]
+    assert [event.name for event in seen.events() if event.name.startswith("onewave")] == ["onewave::rms_norm"]
     assert not is_watched(x, w, None)
     assert is_watched(x.requires_grad_())
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_traced_call_is_one_operator(case: Case) -> None:
+    graph = make_fx(lambda *tensors: case.call(*tensors))(*case.tensors()).graph  # which looks at the signature
+    assert [str(node.target) for node in graph.nodes].count(f"onewave.{case.name}.default") == 1
+
+
+def test_a_mapped_call_is_a_call_for_each() -> None:
+    q, k, v = (randn(2, 1, 4, 9, 16, seed=seed) for seed in range(3))
+    mapped = torch.vmap(attention)(q, k, v)
+    alone = torch.stack([attention(*each) for each in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(mapped, alone, atol=1e-2, rtol=1e-2)

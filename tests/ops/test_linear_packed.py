@@ -90,3 +90,5 @@ def test_what_can_not_be_packed_is_refused_by_name() -> None:
         linear(torch.ones(1, 32, dtype=torch.bfloat16), weight)
     with pytest.raises(ShapeError, match="32"):
         linear(torch.ones(1, 31), weight)
+    with pytest.raises(UnsupportedError, match="require grad"):
+        linear(torch.ones(1, 32, requires_grad=True), weight)

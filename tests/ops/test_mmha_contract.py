@@ -248,3 +248,12 @@ def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(form):
         assert torch.equal(compiled(*ours, **options), call(*theirs, **options))
     assert torch.equal(ours[1], theirs[1])
     assert torch.equal(ours[2], theirs[2])
+
+
+def test_a_projection_whose_rows_lie_apart_gives_the_same_bits():
+    qkv, k, v = randn(2, 4, 96, seed=1), randn(2, 1, 192, 96, seed=2), randn(2, 1, 192, 96, seed=3)
+    qkv, k, v = (tensor.to(EXACTEST) for tensor in (qkv, k, v))
+    apart = torch.nn.functional.pad(qkv, (0, 2))[..., :96]
+    lengths = torch.tensor([154, 190], device=DEVICE)
+    found = [masked_multihead_attention(x, k.clone(), v.clone(), lengths) for x in (qkv, apart)]
+    assert torch.equal(*found)

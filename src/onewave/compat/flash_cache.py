@@ -82,8 +82,8 @@ class FlashCache:
         places = self.places(positions)
         # A cache must not become a part of some graph of gradients.
         with torch.no_grad():
-            self.k[places] = k.to(self.k.dtype)
-            self.v[places] = v.to(self.v.dtype)
+            self.k[places] = k
+            self.v[places] = v
 
     def append_rotated(
         self, q: Tensor, k: Tensor, v: Tensor, past: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool
@@ -191,6 +191,9 @@ def lengths_before(
         if k.shape != wanted or v.shape != wanted:
             got = f"{tuple(k.shape)}, {tuple(v.shape)}"
             raise ShapeError(f"{name}: k, v", got=got, allowed=f"[{batch}, new, {wanted[2]}, {wanted[3]}]")
+        if (k.dtype, v.dtype) != (cache.k.dtype, cache.v.dtype):  # bytes would need scales, which nobody passes
+            got, allowed = f"{k.dtype}, {v.dtype}", f"{cache.k.dtype}, {cache.v.dtype}, as the cache"
+            raise UnsupportedError(f"{name}: dtypes of k, v", got=got, allowed=allowed)
     if isinstance(cache_seqlens, Tensor):
         if cache_seqlens.shape != (batch,) or cache_seqlens.dtype not in (torch.int32, torch.int64):
             got = f"{cache_seqlens.dtype} {tuple(cache_seqlens.shape)}"

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage] (nothing public tells)
+from torch._C._functorch import peek_interpreter_stack
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
@@ -41,11 +43,12 @@ def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], 
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
-    """Whether a compiler, a tensor subclass or autograd must see this call as one registered operator.
+    """Whether a compiler, a dispatch mode, a transform (vmap), a tensor subclass or autograd must see this call as one
+    registered operator.
 
     And whether the first tensor has a shape alone (device meta): then the registered operator answers, too.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _len_torch_dispatch_stack() or peek_interpreter_stack():
         return True
     grad = torch.is_grad_enabled()
     # Not any(...): a generator takes twice as long, and a layer asks seven times.
@@ -56,14 +59,13 @@ def is_watched(*tensors: Tensor | None) -> bool:
     return first is not None and first.is_meta
 
 
-def refuse_grad(operator: str, *tensors: Tensor | None) -> None:
-    """Raises UnsupportedError where autograd would have to follow a call that writes to out=."""
+def refuse_grad(what: str, *tensors: Tensor | None) -> None:
+    """Raises UnsupportedError where autograd would have to follow a call that is no registered operator, or writes to
+    out=."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return
     if any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise UnsupportedError(
-            f"{operator}: out=", got="tensors that require grad", next="Run it under torch.no_grad()."
-        )
+        raise UnsupportedError(what, got="tensors that require grad", next="Run it under torch.no_grad().")
 
 
 def check_optional(operator: str, tensors: Mapping[str, object]) -> None:

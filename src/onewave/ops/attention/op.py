@@ -71,7 +71,7 @@ def attention(
     )
     tensors = (q, k, v, sinks, alibi_slopes, bias)
     if out is not None:
-        refuse_grad(_NAME, *tensors, out)
+        refuse_grad(f"{_NAME}: out=", *tensors, out)
     plain = (wanted.scale, wanted.left, wanted.right, wanted.top_left, wanted.softcap, _checked_backend(_NAME, backend))
     if is_watched(*tensors, out):
         if out is None:
@@ -137,7 +137,7 @@ def attention_varlen(
     check_extras(_VARLEN, q, sinks, alibi_slopes, bias, batch=cu_seqlens_q.shape[0] - 1, scores=longest)
     check_out(_VARLEN, q, out)
     if out is not None:
-        refuse_grad(_VARLEN, q, k, v, sinks, alibi_slopes, bias, out)
+        refuse_grad(f"{_VARLEN}: out=", q, k, v, sinks, alibi_slopes, bias, out)
     wanted = options(
         _VARLEN, head_dim=q.shape[2], causal=causal, scale=scale, window=window, softcap=softcap, align=align
     )

@@ -90,7 +90,7 @@ def decode_attention(
     scale, softcap = (x if x is None else float(x) for x in (scale, softcap))
     window, split_size = (n if n is None else as_whole(n, _MOST_KEYS) for n in (window, split_size))
     if out is not None:
-        refuse_grad(_NAME, q, k_cache, v_cache, k_scale, v_scale, sinks, out)
+        refuse_grad(f"{_NAME}: out=", q, k_cache, v_cache, k_scale, v_scale, sinks, out)
     extras = return_lse or any(option is not None for option in (softcap, sinks, k_scale, v_scale))
     _check_backend(backend, queries, k_cache, v_cache, block_table, extras=extras)
     _check_extras(shape.num_kv_heads, q, k_scale, v_scale, sinks, out)

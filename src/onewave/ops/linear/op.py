@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import implementation
-from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.library import check_tensors, is_watched, refuse_grad, register
 from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["LinearWeight", "linear"]
@@ -44,6 +44,7 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
         if bias is not None and not (bias.is_cpu and bias.is_floating_point()):
             got = f"{bias.dtype} on {bias.device}"
             raise UnsupportedError("linear with packed weights: bias", got=got, allowed="a float dtype on cpu")
+        refuse_grad("linear with packed weights", x, bias)
         out: Tensor = implementation("linear", x).linear(x, weight)
         if bias is not None:
             out += bias

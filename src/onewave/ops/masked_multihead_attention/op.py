@@ -102,7 +102,7 @@ def masked_multihead_attention(
     if not watched and checks_contents():
         check_lengths(seq_lens, finished, cache_v.shape[2], src_mask)
     if out is not None:
-        refuse_grad(_NAME, *tensors, out)
+        refuse_grad(f"{_NAME}: out=", *tensors, out)
         target = out[:, 0] if out.ndim == 4 else out.view(len(out), heads, head_dim) if out.ndim == 2 else out
         (torch.ops.onewave.masked_multihead_attention_out if watched else _run)(target, *tensors, *options)
         return out

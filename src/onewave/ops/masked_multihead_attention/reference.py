@@ -43,7 +43,7 @@ def masked_multihead_attention(
     num_kv_heads, head_dim = cache_v.shape[1], cache_v.shape[3]
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     exact = torch.promote_types(cache_v.dtype, torch.float32)
-    x = qkv.to(exact)
+    x = qkv.to(exact).contiguous()  # a product sums in another order where its rows lie apart
     if qkv_out_scale is not None:
         x = x * qkv_out_scale.to(exact)
     if bias is not None:
