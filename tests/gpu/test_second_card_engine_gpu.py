@@ -1,0 +1,46 @@
+"""Engines on two cards of one process: each decodes where its weights lie, and with what it recorded there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from onewave import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards"),
+]
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 3001,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+PROMPTS = [[1, 2, 3], [4] * 50, [5, 6], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("decode", ["graph", "auto"])
+def test_both_cards_give_the_same_tokens(tmp_path: Path, decode: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
+    # Both at once, so that the second one records while the first one's graphs are kept.
+    with (
+        LLM(tmp_path, device="cuda:0", load_format="dummy", max_num_seqs=4, decode=decode) as here,
+        LLM(tmp_path, device="cuda:1", load_format="dummy", max_num_seqs=4, decode=decode) as there,
+    ):
+        assert here.decode_path == there.decode_path
+        found = [[each.outputs[0].token_ids for each in llm.generate(PROMPTS, params)] for llm in (there, here, there)]
+    assert found[0] == found[1] == found[2]
+    assert torch.cuda.current_device() == 0
