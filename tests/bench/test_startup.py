@@ -50,7 +50,7 @@ def test_every_first_start_finds_empty_caches_and_every_second_one_what_that_lef
     assert max(jobs(tmp_path)[0]["prompt"]) < 5
 
 
-@pytest.mark.parametrize(("most", "prompt"), [(2, [0]), (6, [0, 1, 2, 0]), (18, [*range(3)] * 5 + [0])])
+@pytest.mark.parametrize(("most", "prompt"), [(3, [0]), (6, [0, 1, 2, 0]), (18, [*range(3)] * 5 + [0])])
 def test_a_prompt_and_its_answer_fit_the_model(most, prompt):
     assert Job.of({}, vocab_size=3, max_model_len=most).prompt == prompt
 

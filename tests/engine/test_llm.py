@@ -254,9 +254,15 @@ def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> No
     for name, value in (("device", "tpu"), ("device", "cpu:0"), ("device", "cuda:x"), ("dtype", "int8")):
         with pytest.raises(UnsupportedError, match=f"{name}: '{value}'"):
             LLM(checkpoint, **{name: value})
-    for name, value in (("max_num_seqs", 0), ("seed", -1), ("seed", 2**64)):
+    huge = 10**5000  # which Python does not turn into text
+    for name, value in (
+        ("max_num_seqs", 0), ("max_num_seqs", 2**70), ("seed", -1), ("seed", 2**64), ("seed", huge),
+        ("max_model_len", huge), ("device", huge), ("decode", huge), ("quantization", huge),
+    ):  # fmt: skip
         with pytest.raises(InvalidArgumentError, match=name):
-            LLM(checkpoint, **{"device": "cpu", name: value})
+            LLM(checkpoint, **{"device": "cpu"} | {name: value})
+    with pytest.raises(InvalidArgumentError, match="prompt token id"):
+        llm.generate([huge])
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedError, match="'cuda', but PyTorch finds no CUDA card"):
             LLM(checkpoint, device="cuda")

@@ -76,6 +76,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("prompt_logprobs", 1.5, "a whole number from -1"),
     ("ignore_eos", 1, "True or False"),
     ("skip_special_tokens", None, "True or False"),
+    ("ignore_eos", 10**5000, "True or False"),
+    ("stop", 10**5000, "a string or a list of strings"),
+    ("logit_bias", list(range(1000)), "a mapping from token id"),
 ]
 
 

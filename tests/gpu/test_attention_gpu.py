@@ -83,10 +83,12 @@ def test_a_rows_bits_depend_neither_on_the_batch_nor_on_other_queries() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 136, 256])
-def test_a_float32_bias_fits_every_width(head_dim: int) -> None:
-    """From 136 columns on it once asked for more shared memory than there is."""
-    q, (k, v) = randn(2, 8, 200, head_dim), (randn(2, 2, 300, head_dim, seed=seed) for seed in (1, 2))
-    bias = randn(2, 8, 200, 300, seed=3).float()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_a_bias_of_any_dtype_fits_every_width(head_dim: int, dtype: torch.dtype) -> None:
+    """In float32 it once asked for more shared memory than there is, from 136 columns on."""
+    q, (k, v) = randn(2, 8, 200, head_dim), (randn(2, 2, 304, head_dim, seed=seed) for seed in (1, 2))
+    bias = randn(2, 8, 200, 304, seed=3)
+    bias = bias > -1 if dtype is torch.bool else bias.to(dtype)
     # Rows that no descriptor can describe.
     odd = [torch.cat((tensor, tensor[..., :1]), -1)[..., :head_dim] for tensor in (k, v)]
     for queries in (q, q[:, :, :5]):

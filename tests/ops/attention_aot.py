@@ -29,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sm_90 64 causal": {"head_dim": 64} | CAUSAL,
     "sm_90 80 packed": {"head_dim": 80, "RAGGED": True, "LSE": True} | CAUSAL,
     "sm_90 64 bool mask": {"head_dim": 64, "BIAS": 1, "TAIL": True},
+    "sm_90 256 bool mask": {"head_dim": 256, "BIAS": 1, "TAIL": True},
+    "sm_90 256 bfloat16 bias": {"head_dim": 256, "BIAS": 2, "bias": "bf16", "TAIL": True},
     "sm_90 256 float bias": {"head_dim": 256, "BIAS": 2, "TAIL": True},
     "sm_90 256 float bias, pointers": {"head_dim": 256, "BIAS": 2, "TAIL": True, "descriptors": False},
     "sm_80 128 causal": {"head_dim": 128, "capability": 80} | CAUSAL,
@@ -37,12 +39,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def source(
-    head_dim: int, capability: int, given: dict[str, Any], *, descriptors: bool = True
+    head_dim: int, capability: int, given: dict[str, Any], *, descriptors: bool = True, bias: str = "fp32"
 ) -> tuple[ASTSource, dict[str, int]]:
-    """The kernel with a plan's tiles for bf16 and strides that are multiples of 16."""
+    """The kernel with a plan's tiles for bf16 and strides that are multiples of 16. bias: dtype of BIAS 2."""
     plan = plan_attention(
         batch=4, num_heads=16, num_kv_heads=16, num_queries=4096, head_dim=head_dim, descriptors=descriptors,
-        capability=(capability // 10, capability % 10), wide_bias=given.get("BIAS") == 2,
+        capability=(capability // 10, capability % 10), wide_bias=given.get("BIAS") == 2 and bias == "fp32",
     )  # fmt: skip
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "ALIBI", "LSE", "TAIL"), False)
     constants = flags | {
@@ -53,19 +55,20 @@ def source(
     three = ("i32",) * 3
     types: dict[str, Any] = {"q_ptr": "*bf16", "k": keys, "v": keys, "out_ptr": "*bf16"}
     types |= dict.fromkeys(("stride_q", "stride_k", "stride_v", "stride_out", "stride_lse"), three)
-    types |= {"stride_slopes": ("i32",) * 2, "stride_bias": ("i32",) * 4}
+    types |= {"stride_slopes": ("i32",) * 2, "stride_bias": (*three, "constexpr")}
     types |= dict.fromkeys(("num_heads", "group", "num_queries", "num_keys", "tiles", "shift", "left", "right"), "i32")
     types |= dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
     types |= {"lse_ptr": "*fp32"} if constants["LSE"] else {}
-    types |= {"bias_ptr": "*u8" if constants["BIAS"] == 1 else "*fp32"} if constants["BIAS"] else {}
+    types |= {"bias_ptr": "*u8" if constants["BIAS"] == 1 else f"*{bias}"} if constants["BIAS"] else {}
     types |= dict.fromkeys(("starts_q_ptr", "starts_k_ptr"), "*i32") if constants["RAGGED"] else {}
     names = attention_kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     fixed = {(at,): constants.get(name) for at, name in enumerate(names) if name not in types}
+    fixed[names.index("stride_bias"), 3] = 1
     aligned = [["tt.divisibility", 16]]
     hints: dict[tuple[int, ...], Any] = {}
     for at, name in enumerate(names):
-        if name in ("stride_q", "stride_k", "stride_v", "stride_out"):
+        if name in ("stride_q", "stride_k", "stride_v", "stride_out", "stride_bias"):
             hints |= {(at, axis): aligned for axis in range(3)}
         elif str(types.get(name, "")).startswith("*"):
             hints[(at,)] = aligned
@@ -75,8 +78,10 @@ def source(
     }
 
 
-def report(name: str, head_dim: int, capability: int = 90, *, descriptors: bool = True, **given: Any) -> dict[str, Any]:
-    kernel, options = source(head_dim, capability, given, descriptors=descriptors)
+def report(
+    name: str, head_dim: int, capability: int = 90, *, descriptors: bool = True, bias: str = "fp32", **given: Any
+) -> dict[str, Any]:
+    kernel, options = source(head_dim, capability, given, descriptors=descriptors, bias=bias)
     compiled = triton.compile(kernel, target=GPUTarget("cuda", capability, 32), options=options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -48,6 +48,8 @@ def test_as_many_programs_fit_an_sm_as_the_tiles_were_chosen_for(
     ("name", "allowed"),
     [
         ("sm_90 128 causal", 227),
+        ("sm_90 256 bool mask", 227),
+        ("sm_90 256 bfloat16 bias", 227),
         ("sm_90 256 float bias", 227),
         ("sm_90 256 float bias, pointers", 227),
         ("sm_80 128 causal", 163),

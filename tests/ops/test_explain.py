@@ -192,6 +192,9 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
         ),
         (("decode_attention", Q, CACHE), {"device": "cuda:sm_80", "kv_dtype": "fp8"}, UnsupportedError, "sm_89"),
         (("masked_multihead_attention", (2, 12, 64), CACHE), {"backend": "cpu"}, InvalidArgumentError, "reference"),
+        (("attention", (1 << 62, 1, 4, 64), Q), {}, ShapeError, "a product up to"),
+        (("decode_attention", Q, CACHE), {"device": "cuda:sm_90", "block_table": (-1, 2)}, ShapeError, r"\(-1, 2\)"),
+        (("decode_attention", Q, CACHE), {"device": "cuda:sm_90", "block_table": (2.5, 1)}, ShapeError, "2.5"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(arguments, options, error, says):

@@ -79,6 +79,11 @@ def test_fp16_scales_below_the_normal_range_are_exact() -> None:
     assert torch.equal(out, torch.full((1, 16), 32 * 7 * 3 * 2.0**-24))
 
 
+def test_no_tokens_are_no_rows() -> None:
+    weight, _ = packed("Q8_0", 16, 32)
+    assert embedding(torch.empty(2, 0, dtype=torch.int64), weight).shape == (2, 0, 32)
+
+
 def test_what_can_not_be_packed_is_refused_by_name() -> None:
     assert not can_pack("Q6_K")
     with pytest.raises(UnsupportedError, match=r"Q6_K.*Q4_1"):

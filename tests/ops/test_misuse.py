@@ -92,6 +92,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[OnewaveError], str]] = {
     "append, scale": (lambda: append(k_scale=1.0), InvalidArgumentError, "k_scale: 1.0"),
     "append, eps": (lambda: append(eps=float("inf")), InvalidArgumentError, "eps: inf"),
     "append, heads": (lambda: append(num_heads="4"), InvalidArgumentError, "num_heads: '4'"),
+    "append, heads in halves": (lambda: append(num_heads=4.0), InvalidArgumentError, "num_heads: 4.0"),
+    "append, heads in a list": (lambda: append(num_heads=[4]), InvalidArgumentError, "num_heads: "),
+    "append, a flag for eps": (lambda: append(eps=True), InvalidArgumentError, "eps: True"),
+    "linear, dtype": (lambda: ops.linear(X, X, out_dtype="float32"), UnsupportedError, "out_dtype: 'float32'"),
+    "rms_norm, eps of pages": (lambda: ops.rms_norm(X, X[0], randn(9, 9, 9)), InvalidArgumentError, "eps: tensor"),
+    "embedding, nothing": (lambda: ops.embedding(torch.tensor([0]), randn(0, 4)), InvalidArgumentError, "empty"),
     "append, slots": (lambda: append(slots=None), InvalidArgumentError, "slots: None"),
     "mmha, scale": (lambda: mmha(scale=float("nan")), InvalidArgumentError, "scale: nan"),
     "mmha, bound": (lambda: mmha(quant_max_bound="a"), InvalidArgumentError, "quant_max_bound: -127.0, 'a'"),
@@ -259,6 +265,12 @@ def test_a_refused_call_has_appended_nothing() -> None:
             flash(cache, **wrong)
     with pytest.raises(OnewaveError):
         flash_attn_with_kvcache(randn(1, 1, 5, 16), cache, cache, *(FLASH_CACHE[:, :1],) * 2, cache_seqlens=6)
+    # The last of four queries stands further on than the new key.
+    angles = {"rotary_cos": randn(8, 8), "rotary_sin": randn(8, 8)}
+    with pytest.raises(InvalidArgumentError, match="at least 10"):
+        flash_attn_with_kvcache(
+            randn(1, 4, 4, 16), cache, cache, *(FLASH_CACHE[:, :1],) * 2, cache_seqlens=6, causal=True, **angles
+        )
     assert torch.equal(cache, FLASH_CACHE)
 
 
@@ -289,6 +301,8 @@ def test_numbers_of_any_kind() -> None:
         )
     assert torch.equal(decode(window=np.int64(3), split_size=1 << 70), decode(window=3))
     assert torch.equal(mmha(steps_per_block=1 << 80, scale=np.float32(0.25)), mmha(scale=0.25))
+    assert torch.equal(ops.rms_norm(X, X[0], Fraction(1, 4)), ops.rms_norm(X, X[0], 0.25))
+    assert torch.equal(append(num_heads=np.int64(4), eps=Fraction(1, 4)), append(eps=0.25))
 
 
 def test_windows_of_numpys_numbers() -> None:

@@ -37,7 +37,19 @@ __all__ = [
     "VerificationError",
     "WaveStalled",
     "WeightsError",
+    "shown",
 ]
+
+_MOST_SHOWN = 200
+
+
+def shown(value: object) -> str:
+    """What a caller passed, for an error's line: its repr, or the first 200 characters of that."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python turns into text
+        return "a number of thousands of digits"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 class OnewaveError(Exception):

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.base.settings import Settings
 from onewave.bench import machine
 from onewave.bench.ceilings import Ceiling
@@ -124,7 +124,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             entry = cast("dict[str, Any]", record)
             validate(entry, where)
             if entry["device"] != path.stem:
-                raise InvalidArgumentError(f"{where}: device", got=repr(entry["device"]), allowed=repr(path.stem))
+                raise InvalidArgumentError(f"{where}: device", got=shown(entry["device"]), allowed=repr(path.stem))
             yield entry
 
 
@@ -135,10 +135,10 @@ def validate(record: Mapping[str, Any], where: str) -> None:
     for name in (*_TEXTS, *_TEXTS_OR_NULL):
         value = record[name]
         if not (isinstance(value, str) and value) and not (value is None and name in _TEXTS_OR_NULL):
-            raise InvalidArgumentError(f"{where}: {name}", got=repr(value), allowed="text")
+            raise InvalidArgumentError(f"{where}: {name}", got=shown(value), allowed="text")
     for name in _NUMBERS:
         if not _is_number(record[name]):
-            raise InvalidArgumentError(f"{where}: {name}", got=repr(record[name]), allowed="a finite number")
+            raise InvalidArgumentError(f"{where}: {name}", got=shown(record[name]), allowed="a finite number")
     if record["schema"] != 1 or not isinstance(record["n"], int) or record["n"] < 1:
         raise InvalidArgumentError(
             f"{where}: schema, n", got=f"{record['schema']!r}, {record['n']!r}", allowed="1, 1.."
@@ -151,9 +151,9 @@ def validate(record: Mapping[str, Any], where: str) -> None:
         raise InvalidArgumentError(f"{where}: date", got=record["date"], allowed="YYYY-MM-DDTHH:MM:SSZ") from None
     ceiling: object = record["ceiling"]
     if ceiling is not None and not _is_ceiling(ceiling):
-        raise InvalidArgumentError(f"{where}: ceiling", got=repr(ceiling), allowed="name, value, unit and method")
+        raise InvalidArgumentError(f"{where}: ceiling", got=shown(ceiling), allowed="name, value, unit and method")
     if not isinstance(record["extra"], dict):
-        raise InvalidArgumentError(f"{where}: extra", got=repr(record["extra"]), allowed="an object")
+        raise InvalidArgumentError(f"{where}: extra", got=shown(record["extra"]), allowed="an object")
 
 
 def _is_ceiling(value: object) -> bool:

@@ -42,7 +42,7 @@ class Job:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], *, vocab_size: int, max_model_len: int) -> Job:
-        """With a prompt of 16 tokens, or as many as fit before an answer."""
+        """With a prompt of 16 tokens, or as many as fit before an answer, but one at least."""
         count = max(1, min(16, max_model_len - _ANSWER_TOKENS))
         return cls(options, [i % vocab_size for i in range(count)])
 
@@ -52,8 +52,8 @@ class StartupResult:
     """Starts of one kind. All times in seconds.
 
     caches: "empty" or "filled". decode_path: how the engine decoded. import_s: importing the package and PyTorch.
-    load_s: making the LLM. first_answer_s: its first call, the job's prompt and 2 tokens generated. peak_bytes: the
-    most that PyTorch held of the card's memory by the time that the LLM was made, in any start; kept_bytes: what it
+    load_s: making the LLM. first_answer_s: its first call, the job's prompt and up to 2 tokens generated. peak_bytes:
+    the most that PyTorch held of the card's memory by the time that the LLM was made, in any start; kept_bytes: what it
     held then; None on a CPU.
     """
 

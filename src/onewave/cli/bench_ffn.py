@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli.bench_latency import numbers
 from onewave.cli.bench_report import append_to_ledger, print_table, show_status
 
@@ -132,5 +132,5 @@ def _block(text: str) -> tuple[int, int, int, bool]:
     except InvalidArgumentError:
         parts = []
     if len(parts) != 3 or min(parts) < 1:
-        raise InvalidArgumentError("--shape", got=repr(text), allowed=allowed)
+        raise InvalidArgumentError("--shape", got=shown(text), allowed=allowed)
     return parts[0], parts[1], parts[2], gated

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
@@ -105,7 +105,7 @@ def numbers(name: str, text: str) -> list[int]:
     """Whole numbers separated by commas. Raises InvalidArgumentError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise InvalidArgumentError(name, got=repr(text), allowed="whole numbers separated by commas")
+        raise InvalidArgumentError(name, got=shown(text), allowed="whole numbers separated by commas")
     return [int(part) for part in parts]
 
 

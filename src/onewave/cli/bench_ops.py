@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
@@ -117,9 +117,9 @@ def ops(
     for name in chosen:
         if name not in OPERATORS:
             known = [*sorted({*OPERATORS, *ATTENTION_OPERATORS}), "ffn alone"]
-            raise InvalidArgumentError("operator", got=repr(name), allowed=", ".join(known))
+            raise InvalidArgumentError("operator", got=shown(name), allowed=", ".join(known))
     if weight_format not in FORMATS:
-        raise InvalidArgumentError("--weight-format", got=repr(weight_format), allowed=", ".join(FORMATS))
+        raise InvalidArgumentError("--weight-format", got=shown(weight_format), allowed=", ".join(FORMATS))
     where = choose_device(device)
     make_current(where)
     check_dtype_on(dtype, where)

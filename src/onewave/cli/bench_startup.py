@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,7 +123,7 @@ def _place(location: ModelLocation) -> str:
     """The model for a process whose cache of models is empty."""
     if location.kind == "builtin" or location.path is None:
         return location.name
-    return str(location.path.resolve())
+    return os.path.abspath(location.path)  # a link says more than what it leads to
 
 
 def _print_starts(title: str, results: list[StartupResult], citations: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, VerificationError
+from onewave.base.errors import InvalidArgumentError, VerificationError, shown
 from onewave.cli import options
 from onewave.cli import tiles_options as given
 from onewave.cli import tiles_tables as tables
@@ -73,7 +73,7 @@ def lower_command(
     from onewave.tiles.programs import ProgramOptions, parse_tile
 
     if queues not in ("static", "ticket"):
-        raise InvalidArgumentError("queues", got=repr(queues), allowed="static, ticket")
+        raise InvalidArgumentError("queues", got=shown(queues), allowed="static, ticket")
     if not 1 <= workers <= 65536:
         raise InvalidArgumentError("workers", got=str(workers), allowed="1 to 65536")
     if not 1 <= tokens <= 1000:

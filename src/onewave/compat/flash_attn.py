@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.compat.flash_cache import (
     FlashCache,
     append_new,
@@ -208,7 +208,7 @@ def flash_attn_with_kvcache(
     for all sequences or int32 [batch]; without it the whole cache (and then nothing can be appended).
     cache_batch_idx: int32 [batch], the cache row of each sequence. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
     for the appended keys and for q, which stands where they do (all at cache_seqlens if neither causal nor windowed).
-    num_splits: parts to cut the keys in; 0 chooses. Returns out like q, with return_softmax_lse also float32
+    num_splits: parts to cut the keys in; below 1 it is chosen. Returns out like q, with return_softmax_lse also float32
     [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything,
     run on the decode kernel; of other calls, those with neither block_table nor cache_seqlens as a number gather the
     cache into a copy first. A refused call has appended nothing. Lengths, rows and pages are read and checked on a CPU,
@@ -227,8 +227,8 @@ def flash_attn_with_kvcache(
         )
     if q.ndim != 4:
         raise ShapeError(f"{name}: q", got=str(tuple(q.shape)), allowed="[batch, Sq, heads, head_dim]")
-    if not is_whole(num_splits) or num_splits < 0:
-        raise InvalidArgumentError(f"{name}: num_splits", got=repr(num_splits), allowed="a whole number from 0")
+    if not is_whole(num_splits):
+        raise InvalidArgumentError(f"{name}: num_splits", got=shown(num_splits), allowed="a whole number")
     cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table)
     past = lengths_before(cache, q, k, v, cache_seqlens)
     q = q if q.stride(-1) == 1 else q.contiguous()
@@ -237,10 +237,10 @@ def flash_attn_with_kvcache(
     angles = checked_angles(q, k, rotary_cos, rotary_sin)
     _check_attends(name, q, cache, options)
     check_devices(name, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, past, cache_batch_idx, block_table)
+    moves = bool(options["causal"]) or tuple(window_size) != (-1, -1)
     if (q.is_cpu or checks_contents()) and not is_watched(q, k_cache, v_cache):
-        check_places(cache, past, num_new, angles)
+        check_places(cache, past, num_new, angles, max(num_new, q.shape[1] if moves else 1))
     if k is not None and v is not None:
-        moves = causal or tuple(window_size) != (-1, -1)
         q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves)
     host_length = None if cache_seqlens is None or isinstance(cache_seqlens, Tensor) else int(cache_seqlens) + num_new
     out, lse = _with_cache(q, cache, past + num_new, host_length, options, num_splits, return_softmax_lse)
@@ -293,7 +293,7 @@ def _with_cache(
         folded = not options["causal"] and options["window"] is None and num_queries > 1
         heads_first = q.transpose(1, 2)
         queries = heads_first.reshape(batch, num_heads * num_queries, 1, -1) if folded else heads_first
-        split = -(-cache.capacity // num_splits) if num_splits > 0 else None
+        split = max(1, -(-cache.capacity // num_splits)) if num_splits > 0 else None
         out, lse = _pair(decode_attention(
             queries, cache.k.transpose(1, 2), cache.v.transpose(1, 2), lengths,
             block_table=cache.table, scale=options["scale"], window=None if left is None else left + 1,
@@ -322,9 +322,9 @@ def _options(
 ) -> dict[str, Any]:
     """FlashAttention's way of saying it in ours: None for what is off."""
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError("window_size", got=repr(window_size), allowed="(left, right), -1 for no limit")
+        raise InvalidArgumentError("window_size", got=shown(window_size), allowed="(left, right), -1 for no limit")
     if not all(is_whole(size) for size in window_size):
-        raise InvalidArgumentError("window_size", got=repr(window_size), allowed="whole numbers, -1 for no limit")
+        raise InvalidArgumentError("window_size", got=shown(window_size), allowed="whole numbers, -1 for no limit")
     left, right = (None if size < 0 else size for size in window_size)
     window = None if left is None and right is None else (left, 0 if causal else right)
     if causal and left is None:

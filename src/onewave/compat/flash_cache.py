@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.append_kv.op import append_kv
 from onewave.ops.attention.masks import is_whole
 from onewave.ops.decode_attention.caches import check_lengths
@@ -158,7 +158,7 @@ def append_new(
     start = past.long()[:, None]
     k = _rotate(k, *angles, start + torch.arange(num_new, device=q.device), interleaved)
     cache.append(k, v, past)
-    return _rotate(q, *angles, start + torch.arange(num_queries, device=q.device) * int(moves), interleaved)
+    return _rotate(q, *angles, start + torch.arange(num_queries, device=q.device) * moves, interleaved)
 
 
 def checked_angles(q: Tensor, k: Tensor | None, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -203,7 +203,7 @@ def lengths_before(
     num_new = 0 if k is None else k.shape[1]
     if not is_whole(past) or not 0 <= past <= cache.capacity - num_new:
         allowed = f"0 to {cache.capacity - num_new}, so that {num_new} more fit, or int32 [{batch}]"
-        raise InvalidArgumentError(f"{name}: cache_seqlens", got=repr(past), allowed=allowed)
+        raise InvalidArgumentError(f"{name}: cache_seqlens", got=shown(past), allowed=allowed)
     return torch.full((batch,), int(past), dtype=torch.int32, device=q.device)
 
 
@@ -214,8 +214,13 @@ def check_devices(name: str, q: Tensor, *others: Tensor | None) -> None:
             raise UnsupportedError(f"{name}: devices", got=f"{q.device} and {other.device}", allowed="one device")
 
 
-def check_places(cache: FlashCache, past: Tensor, num_new: int, angles: tuple[Tensor, Tensor] | None) -> None:
-    """Read lengths, rows and pages back and check them. Raises InvalidArgumentError. Waits for the device."""
+def check_places(
+    cache: FlashCache, past: Tensor, num_new: int, angles: tuple[Tensor, Tensor] | None, reach: int
+) -> None:
+    """Read lengths, rows and pages back and check them. reach: places behind `past` that are rotated.
+
+    Raises InvalidArgumentError. Waits for the device.
+    """
     name = "flash_attn_with_kvcache"
     if past.numel() == 0:
         return
@@ -223,9 +228,9 @@ def check_places(cache: FlashCache, past: Tensor, num_new: int, angles: tuple[Te
     if low < 0:
         raise InvalidArgumentError(f"{name}: cache_seqlens", got=str(low), allowed="at least 0")
     check_lengths(name, past + num_new, cache.capacity, cache.table, cache.k.shape[0], cache.k.shape[1])
-    if angles is not None and high + num_new > len(angles[0]):
+    if angles is not None and high + reach > len(angles[0]):
         got = f"{len(angles[0])} positions"
-        raise InvalidArgumentError(f"{name}: rotary_cos, rotary_sin", got=got, allowed=f"at least {high + num_new}")
+        raise InvalidArgumentError(f"{name}: rotary_cos, rotary_sin", got=got, allowed=f"at least {high + reach}")
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:

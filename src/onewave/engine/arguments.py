@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.wave.byte_formats import find_rounding
 from onewave.wave.layout import MOST_TOKENS
 
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 DECODE_PATHS = ("auto", "wave", "graph", "eager")
+_MOST_SEQUENCES = 65_536
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -46,7 +47,7 @@ def check_arguments(
     find_rounding(quantization)
     flag_or_none("keep_unpacked", keep_unpacked)
     whole("tokens_per_launch", tokens_per_launch, 1, MOST_TOKENS)
-    whole("max_num_seqs", max_num_seqs, 1)
+    whole("max_num_seqs", max_num_seqs, 1, _MOST_SEQUENCES)
     whole("seed", seed, 0, 2**64 - 1)
     if max_model_len is not None:
         whole("max_model_len", max_model_len, 2)
@@ -64,7 +65,7 @@ def check_place(name: str, place: str | os.PathLike[str]) -> None:
     named = isinstance(place, (str, os.PathLike))  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     if not named or not os.fspath(place).strip():
         allowed = "a directory, a *.gguf file, an alias, or a Hugging Face id"
-        raise InvalidArgumentError(name, got=repr(place), allowed=allowed)
+        raise InvalidArgumentError(name, got=shown(place), allowed=allowed)
 
 
 def needs_card(*, device: str = "auto", decode: str = "auto", tokens_per_launch: int = 1) -> bool:
@@ -75,7 +76,7 @@ def needs_card(*, device: str = "auto", decode: str = "auto", tokens_per_launch:
 def check_decode(decode: str, *, enforce_eager: bool) -> None:
     """Raises InvalidArgumentError unless it is a way of decoding, and one that enforce_eager allows."""
     if decode not in DECODE_PATHS:
-        raise InvalidArgumentError("decode", got=repr(decode), allowed=", ".join(DECODE_PATHS))
+        raise InvalidArgumentError("decode", got=shown(decode), allowed=", ".join(DECODE_PATHS))
     if enforce_eager and decode not in ("auto", "eager"):
         raise InvalidArgumentError("decode", got=f"{decode!r} with enforce_eager", allowed="one of the two")
 
@@ -85,25 +86,25 @@ def check_device(name: str) -> None:
     kind, colon, index = name.partition(":") if isinstance(name, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     numbered = kind == "cuda" and index.isascii() and index.isdecimal() and len(index) < 5
     if kind not in ("auto", "cpu", "cuda") or (colon and not numbered):
-        raise UnsupportedError("device", got=repr(name), allowed="auto, cpu, cuda, cuda:N")
+        raise UnsupportedError("device", got=shown(name), allowed="auto, cpu, cuda, cuda:N")
 
 
 def check_dtype(name: str) -> None:
     """Raises UnsupportedError unless it is auto or one of DTYPES."""
     if name not in ("auto", *DTYPES):
-        raise UnsupportedError("dtype", got=repr(name), allowed=", ".join(("auto", *DTYPES)))
+        raise UnsupportedError("dtype", got=shown(name), allowed=", ".join(("auto", *DTYPES)))
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:
     """Pass on a whole number within bounds. Raises InvalidArgumentError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         span = f"from {low}" if high is None else f"from {low} to {high}"
-        raise InvalidArgumentError(name, got=repr(value), allowed=f"a whole number {span}")
+        raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}")
     return value
 
 
 def flag_or_none(name: str, value: object) -> bool | None:
     """Pass on True, False or None. Raises InvalidArgumentError."""
     if value is not None and not isinstance(value, bool):
-        raise InvalidArgumentError(name, got=repr(value), allowed="True, False or None")
+        raise InvalidArgumentError(name, got=shown(value), allowed="True, False or None")
     return value

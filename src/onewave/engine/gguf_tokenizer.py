@@ -15,7 +15,7 @@ from typing import Any, cast
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from onewave.base.errors import TokenizerError
+from onewave.base.errors import TokenizerError, shown
 from onewave.engine.pieces import SPACE_MARK, PieceTable
 from onewave.engine.tokenizer_parts import AddedPiece, TokenizerParts
 
@@ -119,7 +119,7 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
     if model not in ("gpt2", "llama"):
         raise TokenizerError(
             f"{origin}: tokenizer.ggml.model",
-            got=repr(model),
+            got=shown(model),
             allowed="'gpt2' (byte-level BPE), 'llama' (sentencepiece)",
         )
     vocabulary = _read_vocabulary(metadata, origin)
@@ -220,7 +220,7 @@ def _pre_tokenizer(metadata: Mapping[str, Any], origin: str) -> PreTokenizer:
     found = PRE_TOKENIZERS.get("default" if name in (None, "") else str(name))
     if found is None:
         supported = ", ".join(sorted(PRE_TOKENIZERS))
-        raise TokenizerError(f"{origin}: tokenizer.ggml.pre", got=repr(name), allowed=supported)
+        raise TokenizerError(f"{origin}: tokenizer.ggml.pre", got=shown(name), allowed=supported)
     return found
 
 

@@ -11,7 +11,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments, check_place
 from onewave.engine.engine import Engine
@@ -288,7 +288,7 @@ class LLM:
             )
         for token_id in ids:
             if not 0 <= token_id < vocab_size:
-                raise InvalidArgumentError("prompt token id", got=str(token_id), allowed=f"0..{vocab_size - 1}")
+                raise InvalidArgumentError("prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}")
         check_params(params, vocab_size=vocab_size, has_tokenizer=self._tokenizer is not None)
         return text, ids, params
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
 from onewave.engine.arguments import DTYPES, check_decode, check_device, whole
 from onewave.ops.backends import current_card
@@ -57,7 +57,7 @@ def choose_device(name: str) -> torch.device:
         raise UnsupportedError("device", got=f"{name!r}, but PyTorch finds no CUDA card", next='Use device="cpu".')
     number = int(index) if index else current_card()
     if number >= torch.cuda.device_count():
-        raise UnsupportedError("device", got=repr(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
+        raise UnsupportedError("device", got=shown(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", number)
 
 
@@ -103,7 +103,7 @@ def choose_max_model_len(given: int | None, config: ModelConfig) -> int:
     if given > reach:
         raise InvalidArgumentError(
             "max_model_len",
-            got=str(given),
+            got=shown(given),
             allowed=f"up to {reach}, the positions the model's rope ({rope.kind}) reaches",
         )
     return given

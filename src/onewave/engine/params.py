@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, cast
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 
 __all__ = ["SamplingParams"]
 
@@ -95,7 +95,7 @@ class SamplingParams:
                 put(name, _whole(name, count, -1, _MOST, note=" (-1: the whole vocabulary), or None"))
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidArgumentError(name, got=repr(getattr(self, name)), allowed="True or False")
+                raise InvalidArgumentError(name, got=shown(getattr(self, name)), allowed="True or False")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidArgumentError(
                 "min_tokens", got=str(self.min_tokens), allowed=f"0..max_tokens={self.max_tokens}"
@@ -115,7 +115,7 @@ class SamplingParams:
                 close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"Did you mean {close[0]}?" if close else None
                 raise InvalidArgumentError(
-                    "unknown sampling parameter", got=repr(name), allowed=", ".join(known), next=hint
+                    "unknown sampling parameter", got=shown(name), allowed=", ".join(known), next=hint
                 )
         return cls(**values)
 
@@ -146,14 +146,7 @@ def _whole(name: str, value: object, low: int, high: int | None = None, *, note:
         if number >= low and (high is None or number <= high):
             return number
     span = f"from {low}" if high is None else f"from {low} to {high}"
-    raise InvalidArgumentError(name, got=_shown(value), allowed=f"a whole number {span}{note}")
-
-
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.60}"
-    except ValueError:  # of more digits than Python turns into text
-        return "a number of thousands of digits"
+    raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}{note}")
 
 
 def _number(name: str, value: object, low: float, high: float, allowed: str, *, open_low: bool = False) -> float:
@@ -165,12 +158,12 @@ def _number(name: str, value: object, low: float, high: float, allowed: str, *, 
         above = number > low if open_low else number >= low
         if math.isfinite(number) and above and number <= high:
             return number
-    raise InvalidArgumentError(name, got=_shown(value), allowed=allowed)
+    raise InvalidArgumentError(name, got=shown(value), allowed=allowed)
 
 
 def _items(name: str, value: object, allowed: str) -> list[object]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise InvalidArgumentError(name, got=repr(cast("object", value)), allowed=allowed)
+        raise InvalidArgumentError(name, got=shown(cast("object", value)), allowed=allowed)
     return list(cast("Iterable[object]", value))
 
 
@@ -181,7 +174,7 @@ def _stops(value: object) -> tuple[str, ...]:
     found = [value] if isinstance(value, str) else _items("stop", value, allowed)
     for item in found:
         if not isinstance(item, str) or not item:
-            raise InvalidArgumentError("stop", got=repr(item), allowed=allowed)
+            raise InvalidArgumentError("stop", got=shown(item), allowed=allowed)
     return tuple(cast("list[str]", found))
 
 
@@ -195,7 +188,7 @@ def _biases(value: object) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise InvalidArgumentError("logit_bias", got=repr(value), allowed="a mapping from token id to a finite number")
+        raise InvalidArgumentError("logit_bias", got=shown(value), allowed="a mapping from token id to a finite number")
     biases: dict[int, float] = {}
     for key, bias in cast("Mapping[object, object]", value).items():
         token_id = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < _MOST_DIGITS else key

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict, cast
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.engine.params import SamplingParams
 
 __all__ = ["ParamsLike", "PromptDict", "PromptLike", "RawPrompt", "check_params", "parse_params", "parse_prompts"]
@@ -71,7 +71,7 @@ def check_params(params: SamplingParams, *, vocab_size: int, has_tokenizer: bool
             raise InvalidArgumentError(name, got=str(count), allowed=f"-1..{vocab_size} (the vocabulary)")
     if params.stop_strings and not has_tokenizer:
         raise InvalidArgumentError(
-            "stop", got=repr(params.stop), next="The model has no tokenizer; use stop_token_ids."
+            "stop", got=shown(params.stop), next="The model has no tokenizer; use stop_token_ids."
         )
 
 

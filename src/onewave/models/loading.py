@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError, shown
 from onewave.base.quantized import QuantizedRows
 from onewave.models.config import ModelConfig
 from onewave.models.config_file import load_config
@@ -100,7 +100,7 @@ def _open(
 ) -> tuple[WeightStore, Layout]:
     """Open the checkpoint by its kind; only that kind's reader is imported."""
     if load_format not in LOAD_FORMATS:
-        raise InvalidArgumentError("load_format", got=repr(load_format), allowed=", ".join(LOAD_FORMATS))
+        raise InvalidArgumentError("load_format", got=shown(load_format), allowed=", ".join(LOAD_FORMATS))
     if load_format == "dummy":
         from onewave.weights.dummy import DummyStore
 

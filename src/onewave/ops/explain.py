@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops import explain_attention
 from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
@@ -64,16 +64,16 @@ def explain(
     """
     name = (op if isinstance(op, str) else getattr(op, "__name__", repr(op))).replace("-", "_")
     if name not in _EXPLAINERS:
-        raise InvalidArgumentError("explain: operator", got=repr(name), allowed=", ".join(sorted(_EXPLAINERS)))
+        raise InvalidArgumentError("explain: operator", got=shown(name), allowed=", ".join(sorted(_EXPLAINERS)))
     cuda, sm, card = _device(device)
     kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if kind is None:
-        raise UnsupportedError("explain: dtype", got=repr(dtype), allowed=", ".join(DTYPES))
+        raise UnsupportedError("explain: dtype", got=shown(dtype), allowed=", ".join(DTYPES))
     sizes = tuple(_sizes(shape) for shape in shapes)
     known = [*signature(getattr(import_module("onewave.ops"), name)).parameters, *_MORE_OPTIONS.get(name, ())]
     for option in options:
         if option not in known:
-            raise InvalidArgumentError(f"explain {name}: option", got=repr(option), allowed=", ".join(known))
+            raise InvalidArgumentError(f"explain {name}: option", got=shown(option), allowed=", ".join(known))
     check_numbers(name, options)
     return _EXPLAINERS[name](Question(name, sizes, cuda, sm, card, kind, options))
 
@@ -83,9 +83,9 @@ def _sizes(shape: Shape) -> tuple[int, ...]:
     try:
         sizes = tuple(index(size) for size in shape)
     except TypeError as error:
-        raise ShapeError("explain: shape", got=repr(shape), allowed=allowed) from error
+        raise ShapeError("explain: shape", got=shown(shape), allowed=allowed) from error
     if any(size < 0 for size in sizes):
-        raise ShapeError("explain: shape", got=repr(shape), allowed=allowed)
+        raise ShapeError("explain: shape", got=shown(shape), allowed=allowed)
     return sizes
 
 
@@ -95,7 +95,7 @@ def _device(device: str | torch.device | None) -> tuple[bool, int | None, str | 
     text = text if device is None else str(device)
     found = re.fullmatch(r"cpu|cuda(?::(?:sm_?(\d{2,3})|\d+))?", text)
     if not found:
-        raise InvalidArgumentError("explain: device", got=repr(text), allowed="cpu, cuda, cuda:N, cuda:sm_90")
+        raise InvalidArgumentError("explain: device", got=shown(text), allowed="cpu, cuda, cuda:N, cuda:sm_90")
     if text == "cpu":
         return False, None, None
     if found[1]:

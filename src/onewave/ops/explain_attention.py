@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.fp8_plan import explain_fp8
+from onewave.ops.attention.masks import is_whole
 from onewave.ops.attention.op import attention as ops_attention
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
 from onewave.ops.backends import num_sms
@@ -32,6 +33,9 @@ from onewave.ops.question import (
 
 __all__ = ["append", "attention", "attention_fp8", "attention_varlen", "decode", "masked", "merge"]
 
+# Of which PyTorch still counts the bytes.
+_MOST_ELEMENTS = 1 << 59
+
 
 def attention(question: Question) -> Explanation:
     q, k, *_ = question.take((4,), (4,), *((4,) for _ in question.shapes[2:]))
@@ -46,8 +50,9 @@ def attention_varlen(question: Question) -> Explanation:
     q, k, *_ = question.take((3,), (3,), *((3,) for _ in question.shapes[2:]))
     check_heads(question, q[1], k[1], (q[2], k[2]))
     options = dict(question.options)
-    rows = int(options.pop("sequences", 1))
-    longest_q, longest_k = int(options.pop("max_seqlen_q", q[0])), int(options.pop("max_seqlen_k", k[0]))
+    defaults = {"sequences": 1, "max_seqlen_q": q[0], "max_seqlen_k": k[0]}
+    given = {name: options.pop(name, None) for name in defaults}
+    rows, longest_q, longest_k = (defaults[name] if n is None else int(n) for name, n in given.items())
     asked = replace(question, options=options)
     plan = explain_attention((rows, q[1], longest_q, q[2]), (rows, k[1], longest_k, k[2]), **_flags(asked))
     return _as_planned(question, plan)
@@ -192,7 +197,9 @@ def decode(question: Question) -> Explanation:
 
 
 def _on_meta(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """A shape as an operator's own checks want to see it."""
+    """A shape as an operator's own checks want to see it. Raises ShapeError."""
+    if not all(is_whole(size) and size >= 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
+        raise ShapeError("explain: shape", got=shown(shape), allowed=f"whole numbers, a product up to {_MOST_ELEMENTS}")
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -204,13 +211,15 @@ def _check_decode(question: Question, q: tuple[int, ...], cache: tuple[int, ...]
     """Whether decode_attention takes such a call."""
     values = cache if len(cache) == 4 else (cache[0], cache[1], cache[3], cache[2] * cache[4])
     options = _given(question, "window", "softcap", "split_size")
+    if options.get("softcap") is True:  # that there is one
+        options["softcap"] = 1.0
     table: Any = question.options.get("block_table")
     if table is not None:
         try:
             rows, per_row = table
         except (TypeError, ValueError) as error:
             allowed = "its shape, (rows, blocks a row)"
-            raise InvalidArgumentError("explain: block_table", got=repr(table), allowed=allowed) from error
+            raise InvalidArgumentError("explain: block_table", got=shown(table), allowed=allowed) from error
         options["block_table"] = _on_meta((rows, per_row), torch.int32)
     lengths = _on_meta((q[0],), torch.int32)
     caches = (_on_meta(cache, kv_dtype), _on_meta(values, kv_dtype))

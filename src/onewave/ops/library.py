@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage] (nothing public tells)
 from torch._C._functorch import peek_interpreter_stack
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.base.settings import Settings
 
 __all__ = ["check_optional", "check_tensors", "checks_contents", "is_watched", "refuse_grad", "register"]
@@ -77,13 +77,17 @@ def check_tensors(operator: str, **tensors: object) -> None:
     """Raises InvalidArgumentError for the first that is no tensor."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            got = (
-                f"{tensor!r:.60}" if tensor is None or isinstance(tensor, (int, float, str)) else type(tensor).__name__
-            )
+            plain = tensor is None or isinstance(tensor, (int, float, str))
+            got = shown(tensor) if plain else type(tensor).__name__
             raise InvalidArgumentError(f"{operator}: {name}", got=got, allowed="a torch.Tensor")
 
 
-@cache
 def checks_contents() -> bool:
-    """Whether operators read lengths and block tables back to check them (ONEWAVE_DEBUG=1)."""
+    """Whether operators read lengths and block tables back to check them (ONEWAVE_DEBUG=1): never while a CUDA graph is
+    recorded, when nothing can be read."""
+    return _is_debug() and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+@cache
+def _is_debug() -> bool:
     return Settings.from_env().debug

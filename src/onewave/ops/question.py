@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_whole
 
 __all__ = [
@@ -101,7 +101,7 @@ def check_numbers(operator: str, options: dict[str, Any]) -> None:
         value = options.get(name)
         if value is not None and not (is_whole(value) and value >= least):
             allowed = f"a whole number from {least}"
-            raise InvalidArgumentError(f"explain {operator}: {name}", got=repr(value), allowed=allowed)
+            raise InvalidArgumentError(f"explain {operator}: {name}", got=shown(value), allowed=allowed)
 
 
 def check_heads(question: Question, num_heads: int, num_kv_heads: int, head_dims: tuple[int, int]) -> None:
@@ -117,7 +117,7 @@ def dtype_of(question: Question, option: str, default: torch.dtype) -> torch.dty
     given = question.options.get(option)
     kind = default if given is None else DTYPES.get(given) if isinstance(given, str) else given
     if not isinstance(kind, torch.dtype):
-        raise UnsupportedError(f"explain {question.operator}: {option}", got=repr(given), allowed=", ".join(DTYPES))
+        raise UnsupportedError(f"explain {question.operator}: {option}", got=shown(given), allowed=", ".join(DTYPES))
     return kind
 
 
@@ -125,7 +125,7 @@ def backend_of(question: Question, known: tuple[str, ...]) -> str:
     """The call's; ours only on a card."""
     backend = question.options.get("backend", "auto")
     if backend not in known:
-        raise InvalidArgumentError(f"{question.operator}: backend", got=repr(backend), allowed=", ".join(known))
+        raise InvalidArgumentError(f"{question.operator}: backend", got=shown(backend), allowed=", ".join(known))
     if backend in ("gluon", "triton") and not question.cuda:
         raise UnsupportedError(f"{question.operator} (backend={backend})", got="a CPU", next='Use backend="auto".')
     return backend

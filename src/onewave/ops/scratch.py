@@ -23,7 +23,7 @@ __all__ = ["counters", "held", "recording_stream", "scratch"]
 _blocks: dict[tuple[torch.device, int, str], list[Tensor]] = {}
 _locks: dict[tuple[torch.device, int], threading.RLock] = {}
 _growing = threading.Lock()
-_recording: dict[int, torch.cuda.Stream] = {}
+_recording: dict[tuple[int, int], torch.cuda.Stream] = {}
 _GRAPHS = -1
 _LEAST_FLOATS = 1 << 20
 _LEAST_COUNTERS = 1 << 12
@@ -50,15 +50,17 @@ def counters(device: torch.device, number: int) -> Tensor:
 
 
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """The card's stream for what is to be recorded into a CUDA graph and for the eager calls before it.
+    """The stream of a card and a thread for what is to be recorded into a CUDA graph and for the eager calls before it.
 
-    Without one, torch.cuda.graph records on the one stream that it made on whichever card came first.
+    Without one, torch.cuda.graph records on the one stream that it made on whichever card came first. One for several
+    threads would have the eager calls of one in the graph of another.
     """
     index = torch.empty(0, device=device).get_device()  # "cuda" is the current one
     with _growing:
-        if index not in _recording:
-            _recording[index] = torch.cuda.Stream(index)
-        return _recording[index]
+        key = index, threading.get_ident()
+        if key not in _recording:
+            _recording[key] = torch.cuda.Stream(index)
+        return _recording[key]
 
 
 def held(device: torch.device) -> AbstractContextManager[object]:

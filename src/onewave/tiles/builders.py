@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain as flatten
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.graph import MAX_ACCESSES, MAX_TASKS, Task, Tensor, Tile, TileGraph
 
 __all__ = [
@@ -40,7 +40,7 @@ class Builder:
 
     def __init__(self, dtype: str = "bf16"):
         if dtype not in DTYPES:
-            raise InvalidArgumentError("dtype", got=repr(dtype), allowed=", ".join(DTYPES))
+            raise InvalidArgumentError("dtype", got=shown(dtype), allowed=", ".join(DTYPES))
         self.itemsize = DTYPES[dtype]
         self.tensors: dict[str, Tensor] = {}
         self.tasks: list[Task] = []

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-from onewave.base.errors import ConfigError, InvalidArgumentError
+from onewave.base.errors import ConfigError, InvalidArgumentError, shown
 from onewave.tiles.builders import Builder, check_sizes, cuts
 from onewave.tiles.graph import Tensor, Tile, TileGraph
 
@@ -71,7 +71,7 @@ def decode_shape(model: str, *, context: int = 4096, batch: int = 1) -> DecodeSh
             raise ConfigError(f"config {model}", got=type(error).__name__, allowed="a readable config.json") from None
     else:
         allowed = f"{', '.join(built_in_models())}, or the path of a config.json"
-        raise InvalidArgumentError("model", got=repr(model), allowed=allowed)
+        raise InvalidArgumentError("model", got=shown(model), allowed=allowed)
     try:
         document: Any = json.loads(text)
     except (ValueError, RecursionError):

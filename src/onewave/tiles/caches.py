@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 
 __all__ = ["CACHES", "CacheResult", "Stream", "replay"]
 
@@ -97,7 +97,7 @@ def replay(policy: str, stream: Stream, capacity: int) -> CacheResult:
     """
     run = CACHES.get(policy)
     if run is None:
-        raise InvalidArgumentError("cache policy", got=repr(policy), allowed=", ".join(CACHES))
+        raise InvalidArgumentError("cache policy", got=shown(policy), allowed=", ".join(CACHES))
     largest = int(stream.nbytes.max()) if len(stream.nbytes) else 0
     if policy != "scratchpad" and capacity < largest:
         raise InvalidArgumentError(

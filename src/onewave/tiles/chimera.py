@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.builders import DTYPES, check_sizes, cuts
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.notation import parse_notation
@@ -103,7 +103,7 @@ def movement(order: str, sizes: Mapping[str, int], blocks: Mapping[str, int], it
     to the innermost loop that turns and that it depends on. Raises InvalidArgumentError.
     """
     if order not in BLOCK_ORDERS:
-        raise InvalidArgumentError("block order", got=repr(order), allowed=", ".join(BLOCK_ORDERS))
+        raise InvalidArgumentError("block order", got=shown(order), allowed=", ".join(BLOCK_ORDERS))
     turns = {dim: cuts(sizes[dim], blocks[dim]) for dim in "mnkl"}
     found: dict[str, int] = {}
     for name, dims in TENSORS.items():

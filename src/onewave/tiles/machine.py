@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.caches import CACHES
 
 __all__ = ["H200_LEVELS", "CacheLevel", "Machine"]
@@ -37,7 +37,7 @@ class CacheLevel:
 
     def __post_init__(self) -> None:
         if self.policy not in CACHES:
-            raise InvalidArgumentError("cache policy", got=repr(self.policy), allowed=", ".join(CACHES))
+            raise InvalidArgumentError("cache policy", got=shown(self.policy), allowed=", ".join(CACHES))
         if self.capacity < 1:
             raise InvalidArgumentError(f"{self.name} capacity", got=f"{self.capacity} bytes", allowed="1 byte or more")
         _positive(f"{self.name} bandwidth", self.bandwidth)
@@ -86,7 +86,7 @@ class Machine:
         if self.workers * self.co_resident > MOST_WORKERS:
             raise InvalidArgumentError("workers x co_resident", got=str(self.lanes), allowed=f"1 to {MOST_WORKERS}")
         if self.queues not in ("ticket", "static"):
-            raise InvalidArgumentError("queues", got=repr(self.queues), allowed="ticket, static")
+            raise InvalidArgumentError("queues", got=shown(self.queues), allowed="ticket, static")
         _positive("flops_per_ns", self.flops_per_ns)
         _positive("memory_bandwidth", self.memory_bandwidth)
         _positive("lane_bandwidth", self.most_a_lane)

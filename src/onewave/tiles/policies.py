@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.graph import TileGraph, distinct
 from onewave.tiles.schedule import (
     Csr,
@@ -145,7 +145,7 @@ def plan(
     Raises InvalidArgumentError.
     """
     if policy not in POLICIES:
-        raise InvalidArgumentError("policy", got=repr(policy), allowed=", ".join(POLICIES))
+        raise InvalidArgumentError("policy", got=shown(policy), allowed=", ".join(POLICIES))
     tasks = np.asarray(order, dtype=np.int64).reshape(-1)
     if len(tasks) != len(graph.tasks) or not np.array_equal(np.sort(tasks), np.arange(len(tasks))):
         raise InvalidArgumentError("order", got=f"{len(tasks)} tasks", allowed=f"all {len(graph.tasks)}, each once")

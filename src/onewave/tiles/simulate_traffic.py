@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.caches import CacheResult, Stream, replay
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.machine import CacheLevel, Machine
@@ -103,7 +103,7 @@ def _flow(graph: TileGraph, order: Ints, machine: Machine, mode: str) -> tuple[F
         sequence = np.lexsort((slot, step + lag, wave[position]))
         source, position, lane = source[sequence], position[sequence], slot[sequence]
     elif mode != "serial":
-        raise InvalidArgumentError("mode", got=repr(mode), allowed="serial, wave")
+        raise InvalidArgumentError("mode", got=shown(mode), allowed="serial, wave")
     numbers = tile[source]
     return Flow(numbers, is_write[source], graph.bytes_of_numbers(numbers), order[position], lane), waves
 
@@ -180,7 +180,7 @@ def _kept_tiles(graph: TileGraph, level: CacheLevel) -> Ints:
     for name in level.keep:
         if name not in graph.tensors:
             raise InvalidArgumentError(
-                f"{level.name}: keep", got=repr(name), allowed=", ".join(list(graph.tensors)[:12])
+                f"{level.name}: keep", got=shown(name), allowed=", ".join(list(graph.tensors)[:12])
             )
         tiles += range(graph.tile_offset[name], graph.tile_offset[name] + graph.tensors[name].num_tiles)
     return np.array(tiles, dtype=np.int64)

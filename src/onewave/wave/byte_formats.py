@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 
 __all__ = ["ROUNDINGS", "Rounding", "find_rounding"]
 
@@ -27,5 +27,5 @@ def find_rounding(name: object) -> Rounding | None:
     if name is None:
         return None
     if not isinstance(name, str) or name not in ROUNDINGS:
-        raise InvalidArgumentError("quantization", got=repr(name), allowed=f"{', '.join(ROUNDINGS)} or None")
+        raise InvalidArgumentError("quantization", got=shown(name), allowed=f"{', '.join(ROUNDINGS)} or None")
     return ROUNDINGS[name]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled, shown
 from onewave.base.settings import Settings
 from onewave.tiles.trace import Trace
 from onewave.wave.block_table import check_entries, check_pages
@@ -136,7 +136,7 @@ class Wave:
             raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
         check_tokens(program, tokens, decodes=attention is not None, threads=_EXCHANGE_WARPS * 32)
         if activation not in ACTIVATIONS:
-            raise InvalidArgumentError("activation", got=repr(activation), allowed="'silu', 'gelu', None")
+            raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
         assert (rounding is None) == (scales is None) == (program.shape.weight_bytes == 2)
         assert rounding is None or attention is not None, "only decode steps take rounded weights"
         self.program, self.device, self._stream = program, device, stream
@@ -220,7 +220,8 @@ class Wave:
         table: int32 [slots, pages a slot], rows contiguous, on the device; then the caches are [layers, pages,
         kv_heads, page, head_dim] with page a power of two from 16 to 256, and a slot's key i is that of number i % page
         in page table[slot, i // page]. Its entries may change between launches; what a launch reads or appends to must
-        be there when it starts. Results have the bits that they have with a plain cache. Raises ShapeError.
+        be there when it starts. Results have the bits that they have with a plain cache. Not beside a replay of a graph
+        that has recorded a step, which is not waited for. Raises ShapeError.
         """
         setup = self._attention
         assert setup is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_optional, check_tensors
@@ -43,13 +43,13 @@ def check_arguments(
     check_optional(_NAME, vectors | {"rotary": rotary, "block_table": block_table})
     check_tensors(_NAME, qkv=qkv, k_cache=k_cache, v_cache=v_cache, slots=slots, positions=positions)
     if not is_whole(num_heads):
-        raise InvalidArgumentError(f"{_NAME}: num_heads", got=repr(num_heads), allowed="a whole number")
+        raise InvalidArgumentError(f"{_NAME}: num_heads", got=shown(num_heads), allowed="a whole number")
     if not is_finite(eps) or eps < 0:
-        raise InvalidArgumentError(f"{_NAME}: eps", got=repr(eps), allowed="a finite number, at least 0")
+        raise InvalidArgumentError(f"{_NAME}: eps", got=shown(eps), allowed="a finite number, at least 0")
     options = (("rotary_style", rotary_style, ("neox", "interleaved")), ("backend", backend, _BACKENDS))
     for name, value, choices in options:
         if value not in choices:
-            raise InvalidArgumentError(f"{_NAME}: {name}", got=repr(value), allowed=" or ".join(map(repr, choices)))
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=" or ".join(map(repr, choices)))
     if qkv.ndim != 2 or v_cache.ndim != 4:
         raise ShapeError(
             f"{_NAME}: qkv, v_cache",

@@ -58,7 +58,7 @@ def append_kv(
     watched = is_watched(qkv, k_cache, v_cache, bias, q_norm, k_norm, k_scale, v_scale)
     plain = block_table is None and k_scale is None and v_scale is None and rotary_style == "neox" and backend == "auto"
     signature = None
-    if plain and not watched:
+    if plain and not watched and type(num_heads) is int and type(eps) is float:  # 4.0 and 4 would be one
         try:
             signature = _signature(qkv, k_cache, v_cache, slots, positions, num_heads, eps, vectors)
         except AttributeError:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import as_whole, is_whole
 from onewave.ops.library import check_optional, check_tensors
 
@@ -141,7 +141,7 @@ def check_cu_seqlens(
     for label, most in zip("qk", longest, strict=True):
         if not is_whole(most) or not 0 <= most < _MOST_TOKENS:
             allowed = f"a whole number from 0 to {_MOST_TOKENS - 1}"
-            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=repr(most), allowed=allowed)
+            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=shown(most), allowed=allowed)
     if contents:
         _check_starts(name, "q", [int(n) for n in cu_seqlens_q], longest[0], q.shape[0])
         most = k.shape[0] if keys is None else keys * (len(cu_seqlens_k) - 1)

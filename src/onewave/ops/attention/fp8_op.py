@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.checks import check_cu_seqlens, check_extras
 from onewave.ops.attention.fp8_plan import FP8_BACKENDS, check_sizes, fp8_refusal
 from onewave.ops.attention.masks import Options, Window, options
@@ -98,7 +98,7 @@ def _check(
     check_tensors(_NAME, q=q, k=k, v=v)
     check_optional(_NAME, dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True)))
     if backend not in FP8_BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(FP8_BACKENDS))
+        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(FP8_BACKENDS))
     if out_dtype not in _OUTS:
         raise UnsupportedError(f"{_NAME}: out_dtype", got=str(out_dtype), allowed="torch.bfloat16, torch.float16")
     rank = 3 if packed else 4

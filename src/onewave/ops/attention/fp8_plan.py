@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.gluon_plan import Schedule, schedule, swept
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
@@ -84,7 +84,7 @@ def explain_fp8(
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
     check_sizes(num_heads, num_kv_heads, head_dim)
     if backend not in FP8_BACKENDS:
-        raise InvalidArgumentError("attention_fp8: backend", got=repr(backend), allowed=", ".join(FP8_BACKENDS))
+        raise InvalidArgumentError("attention_fp8: backend", got=shown(backend), allowed=", ".join(FP8_BACKENDS))
     given: dict[str, Any] = {"causal": causal, "window": cast("Window", window), "align": align}
     wanted = options("attention_fp8", head_dim=head_dim, scale=scale, softcap=softcap, **given)
     if not wanted.scale > 0:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 
 __all__ = [
     "ALIGNMENTS",
@@ -68,10 +68,10 @@ def options(
 ) -> Options:
     """Check and normalise; see op.attention for the meaning of each. Raises InvalidArgumentError."""
     if align not in ALIGNMENTS:
-        raise InvalidArgumentError(f"{operator}: align", got=repr(align), allowed=", ".join(ALIGNMENTS))
+        raise InvalidArgumentError(f"{operator}: align", got=shown(align), allowed=", ".join(ALIGNMENTS))
     for name, number in (("scale", scale), ("softcap", softcap)):
         if number is not None and not is_finite(number):
-            raise InvalidArgumentError(f"{operator}: {name}", got=repr(number), allowed="a finite number, or None")
+            raise InvalidArgumentError(f"{operator}: {name}", got=shown(number), allowed="a finite number, or None")
     if softcap is not None and not softcap > 0:
         raise InvalidArgumentError(f"{operator}: softcap", got=str(softcap), allowed="greater than 0, or None")
     left, right = _sides(operator, window)
@@ -112,7 +112,7 @@ def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None
     sides = tuple(cast("Iterable[Any]", window)) if isinstance(window, (tuple, list)) else (window,)
     if len(sides) != 2 or any(side is not None and (not is_whole(side) or side < -1) for side in sides):
         allowed = "a number of keys, or (left, right) with -1 for no limit"
-        raise InvalidArgumentError(f"{operator}: window", got=repr(window), allowed=allowed)
+        raise InvalidArgumentError(f"{operator}: window", got=shown(window), allowed=allowed)
     left, right = (None if side is None or side == -1 else as_whole(side, _MOST_KEYS) for side in sides)
     return left, right
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_qkv
 from onewave.ops.attention.gluon_plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options, rows_of_sequences
@@ -166,7 +166,7 @@ def attention_varlen(
 
 def _checked_backend(name: str, backend: str) -> str:
     if backend not in BACKENDS:
-        raise InvalidArgumentError(f"{name}: backend", got=repr(backend), allowed=", ".join(BACKENDS))
+        raise InvalidArgumentError(f"{name}: backend", got=shown(backend), allowed=", ".join(BACKENDS))
     return backend
 
 

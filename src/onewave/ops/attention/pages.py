@@ -36,7 +36,7 @@ def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: 
         raise UnsupportedError(f"{name}: devices", got=got, allowed="one device for all tensors")
     if k.shape[1] < 1:
         raise ShapeError(f"{name}: page_size", got=str(k.shape[1]), allowed="at least 1")
-    if contents:
+    if contents and starts_k.dtype is torch.int32 and starts_k.device == k.device:  # others are refused next
         _check_contents(name, k, block_table, starts_k)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.ops.attention.gluon_plan import PAGE_SIZES, HopperCall, columns_of, config, refusal, schedule
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.mma_plan import mma_refusal, mma_tile
@@ -88,8 +88,8 @@ def plan_attention(
     block_m = 64 if rows <= 64 else most_rows
     if block_m == 64:
         warps = 4
-    # Numbers of 4 bytes are copied ahead one by one, whatever their strides, each stage but the one in use; narrower
-    # ones are not.
+    # Numbers of 4 bytes are copied ahead one by one, whatever their strides, each stage but the one in use. Narrower
+    # ones could only be copied several together, which the kernel's number of keys, that is not compiled in, forbids.
     bias_bytes = 4 * block_m * block_n if wide_bias else 0
     limit = _shared_limit(capability)
     while stages > 1 and _shared_bytes(block_m, block_n, width, stages) + (stages - 1) * bias_bytes > limit:
@@ -253,7 +253,7 @@ def explain_attention(
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
     if backend not in BACKENDS:
-        raise InvalidArgumentError("attention: backend", got=repr(backend), allowed=", ".join(BACKENDS))
+        raise InvalidArgumentError("attention: backend", got=shown(backend), allowed=", ".join(BACKENDS))
     wanted = options(
         "attention", head_dim=head_dim, causal=causal, scale=scale, window=cast("Window", window), softcap=None,
         align=align,

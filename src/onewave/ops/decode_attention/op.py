@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import as_whole, is_finite, is_whole
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_lengths
@@ -85,7 +85,7 @@ def decode_attention(
     queries = q if q.ndim == 4 else q[:, :, None]
     shape = _check(queries, k_cache, v_cache, seq_lens, block_table, window, softcap, split_size)
     if scale is not None and not is_finite(scale):
-        raise InvalidArgumentError(f"{_NAME}: scale", got=repr(scale), allowed="a finite number, or None")
+        raise InvalidArgumentError(f"{_NAME}: scale", got=shown(scale), allowed="a finite number, or None")
     # NumPy's numbers, too, and whole ones of any size.
     scale, softcap = (x if x is None else float(x) for x in (scale, softcap))
     window, split_size = (n if n is None else as_whole(n, _MOST_KEYS) for n in (window, split_size))
@@ -247,7 +247,7 @@ def _check(
     for name, value, fits in numbers:
         if value is not None and not (fits(value) and value > 0):
             kind = "a whole number" if fits is is_whole else "a number"
-            raise InvalidArgumentError(f"{_NAME}: {name}", got=repr(value), allowed=f"{kind} greater than 0, or None")
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=f"{kind} greater than 0, or None")
     return shape
 
 
@@ -256,7 +256,7 @@ def _check_backend(
 ) -> None:
     """extras: softcap, sinks, the cache's scales or the LSE."""
     if backend not in DECODE_BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(DECODE_BACKENDS))
+        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(DECODE_BACKENDS))
     what = f"{q.dtype} on {q.device}"
     if backend == "cpu" and (extras or q.is_cuda or not _is_cpu_case(q, k_cache, v_cache, block_table)):
         what += f", {q.shape[2]} queries a row, a {k_cache.dtype} cache" + (

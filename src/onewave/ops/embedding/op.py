@@ -30,6 +30,8 @@ def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
             got = str(token_ids.device)
             raise UnsupportedError("embedding with a packed table: token_ids", got=got, allowed="cpu")
         _check_ids(token_ids, table.rows)
+        if token_ids.numel() == 0:
+            return torch.empty(*token_ids.shape, table.cols)
         return table.dequantize(token_ids.flatten()).view(*token_ids.shape, table.cols)
     if table.ndim != 2:
         raise ShapeError("embedding: table", got=str(tuple(table.shape)), allowed="[vocab, hidden]")
@@ -51,13 +53,14 @@ def _check_ids(token_ids: Tensor, vocab: int) -> None:
     low, high = (int(end) for end in token_ids.aminmax())
     if low < 0 or high >= vocab:
         got = str(low if low < 0 else high)
-        raise InvalidArgumentError("embedding: token_ids", got=got, allowed=f"0 to {vocab - 1}")
+        allowed = f"0 to {vocab - 1}" if vocab else "none, as the table is empty"
+        raise InvalidArgumentError("embedding: token_ids", got=got, allowed=allowed)
 
 
 def _dense(token_ids: Tensor, table: Tensor) -> Tensor:
     try:
         return F.embedding(token_ids, table)
-    except IndexError:  # a CPU looks
+    except (IndexError, RuntimeError):  # a CPU looks
         _check_ids(token_ids, table.shape[0])
         raise
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled, shown
 from onewave.ops.ffn.chain_kernel_impl import chain_kernel, started_kernel
 from onewave.ops.ffn.chain_plan import ChainPlan, ChainSizes, ChainTile, plan_chain
 from onewave.tiles.builders import cuts
@@ -85,7 +85,7 @@ class Chain:
             allowed = f"up to {co_resident(device)}, what {device} holds at once"
             raise UnsupportedError("ffn: workers", got=str(most), allowed=allowed)
         if activation not in ACTIVATIONS:
-            raise InvalidArgumentError("activation", got=repr(activation), allowed="'silu', 'gelu', None")
+            raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
         self.plan, self.device, self.dtype, self.test, self._budget = plan, device, dtype, test, budget
         tile = plan.tile
         self._records, self._waits, self._totals = (

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.tiles.builders import Builder, cuts
 from onewave.tiles.graph import Tile, TileGraph
 from onewave.tiles.orders import ORDERS, grid_order, task_order
@@ -332,7 +332,7 @@ def _check(sizes: ChainSizes, workers: int, policy: str, streams: bool) -> None:
     if sizes.rows < 1:
         raise ShapeError("ffn: rows", got=str(sizes.rows), allowed="1 or more")
     if policy not in ("auto", *POLICIES):
-        raise InvalidArgumentError("ffn: policy (many rows)", got=repr(policy), allowed=", ".join(["auto", *POLICIES]))
+        raise InvalidArgumentError("ffn: policy (many rows)", got=shown(policy), allowed=", ".join(["auto", *POLICIES]))
     if workers < (2 if streams else 1):
         raise InvalidArgumentError("ffn: workers", got=str(workers), allowed="2 or more" if streams else "1 or more")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.ffn import reference
 from onewave.ops.ffn.chain_plan import BANDS, band_rows
 from onewave.ops.ffn.measured import fastest
@@ -88,7 +88,7 @@ def pack_ffn(
     """
     check_choices(activation, order, policy, "wave")
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_BATCH:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError("pack_ffn: batch", got=repr(batch), allowed=f"1 to {MOST_BATCH} rows")
+        raise InvalidArgumentError("pack_ffn: batch", got=shown(batch), allowed=f"1 to {MOST_BATCH} rows")
     _check_tensors(None, w_up, w_down, w_gate)
     if not runs_here(w_up.device) or w_up.dtype not in _DTYPES:
         raise _unsupported(f"{w_up.dtype} on {w_up.device}")
@@ -119,7 +119,7 @@ def check_choices(activation: str | None, order: str, policy: str, backend: str)
         ("policy", policy, policy, policies),
     ):
         if value not in allowed:
-            raise InvalidArgumentError(f"ffn: {what}", got=repr(got), allowed=", ".join(map(repr, allowed)))
+            raise InvalidArgumentError(f"ffn: {what}", got=shown(got), allowed=", ".join(map(repr, allowed)))
     band_rows(order)
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.policies import POLICIES, plan
 from onewave.tiles.table import TaskTable, lower
@@ -62,9 +62,9 @@ class FFNPlan:
 def plan_ffn(sizes: FFNSizes, *, workers: int, order: str = "row", policy: str = DATA) -> FFNPlan:
     """Plan, prove and lower. Raises InvalidArgumentError, ShapeError, UnsupportedError."""
     if order not in ORDERS:
-        raise InvalidArgumentError("ffn: order", got=repr(order), allowed=", ".join(ORDERS))
+        raise InvalidArgumentError("ffn: order", got=shown(order), allowed=", ".join(ORDERS))
     if policy != DATA and policy not in POLICIES:
-        raise InvalidArgumentError("ffn: policy", got=repr(policy), allowed=", ".join([DATA, *POLICIES]))
+        raise InvalidArgumentError("ffn: policy", got=shown(policy), allowed=", ".join([DATA, *POLICIES]))
     if workers < 1:
         raise InvalidArgumentError("ffn: workers", got=str(workers), allowed="1 or more")
     for name in ("hidden", "intermediate", "out"):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.base.errors import ShapeError, UnsupportedError, shown
 from onewave.ops.backends import implementation
 from onewave.ops.library import check_tensors, is_watched, refuse_grad, register
 from onewave.ops.linear.packed import PackedWeight
@@ -34,8 +34,8 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
         raise ShapeError("linear: x, weight", got=got, allowed="[tokens, cols] and [rows, cols]")
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ShapeError("linear: bias", got=str(tuple(bias.shape)), allowed=f"({weight.shape[0]},)")
-    if out_dtype is not None and not out_dtype.is_floating_point:
-        raise UnsupportedError("linear: out_dtype", got=str(out_dtype), allowed="a float dtype")
+    if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise UnsupportedError("linear: out_dtype", got=shown(out_dtype), allowed="a float dtype, or None")
     if packed:
         if x.dtype is not torch.float32 or not x.is_cpu:
             raise UnsupportedError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_optional, check_tensors
@@ -148,7 +148,7 @@ def _check_numbers(
 ) -> None:
     for name, number in (("scale", scale), ("out_scale", out_scale)):
         if number is not None and not is_finite(number):
-            raise InvalidArgumentError(f"{_NAME}: {name}", got=repr(number), allowed="a finite number, or None")
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(number), allowed="a finite number, or None")
     if not (is_finite(min_bound) and is_finite(max_bound) and -128 <= min_bound <= max_bound <= 127):
         raise InvalidArgumentError(
             f"{_NAME}: quant_min_bound, quant_max_bound",
@@ -157,7 +157,7 @@ def _check_numbers(
         )
     if not is_whole(steps_per_block) or steps_per_block <= 0:
         allowed = "a whole number greater than 0"
-        raise InvalidArgumentError(f"{_NAME}: steps_per_block", got=repr(steps_per_block), allowed=allowed)
+        raise InvalidArgumentError(f"{_NAME}: steps_per_block", got=shown(steps_per_block), allowed=allowed)
     if out_scale is not None and not out_scale > 0:
         raise InvalidArgumentError(f"{_NAME}: out_scale", got=str(out_scale), allowed="greater than 0, or None")
 

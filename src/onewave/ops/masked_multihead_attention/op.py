@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.ops.attention.masks import as_whole
 from onewave.ops.backends import load
 from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
@@ -117,13 +117,13 @@ def masked_multihead_attention(
 
 def _choice(name: str, value: str, choices: dict[str, bool]) -> bool:
     if not isinstance(value, str) or value not in choices:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError(f"{_NAME}: {name}", got=repr(value), allowed=" or ".join(map(repr, choices)))
+        raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=" or ".join(map(repr, choices)))
     return choices[value]
 
 
 def _check_backend(backend: str, qkv: Tensor) -> None:
     if backend not in MMHA_BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(MMHA_BACKENDS))
+        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(MMHA_BACKENDS))
     if backend in ("gluon", "triton") and not qkv.is_cuda:
         raise UnsupportedError(
             f"{_NAME} (backend={backend})", got=str(qkv.device), allowed="cuda", next='Use backend="auto".'

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, register
 
@@ -70,7 +70,7 @@ def _check(outs: list[Tensor], lses: list[Tensor], backend: str) -> None:
         if out.stride(-1) != 1 and out.shape[-1] > 1:
             raise ShapeError(f"{_NAME}: strides of outs", got=str(out.stride()), allowed="a contiguous last axis")
     if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=repr(backend), allowed=", ".join(_BACKENDS))
+        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(_BACKENDS))
     if backend == "triton" and device.type != "cuda":
         raise UnsupportedError(f"{_NAME} (backend=triton)", got=str(device), allowed="cuda", next='Use backend="auto".')
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_finite
 from onewave.ops.backends import implementation, load
 from onewave.ops.library import check_tensors, is_watched, register
@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns x's shape in the weight's dtype. Sums in float32; rounds to that dtype before the weight multiply, as Llama
     does. Raises ShapeError. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
-    _check("rms_norm", x, weight, eps)
+    eps = _check("rms_norm", x, weight, eps)
     if is_watched(x, weight):
         return torch.ops.onewave.rms_norm(x, weight, eps)
     return _rms_norm(x, weight, eps)
@@ -38,7 +38,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     before it is normalised.
     Raises ShapeError.
     """
-    _check("add_rms_norm", x, weight, eps)
+    eps = _check("add_rms_norm", x, weight, eps)
     check_tensors("add_rms_norm", residual=residual)
     if residual.shape != x.shape:
         raise ShapeError("add_rms_norm: residual", got=str(tuple(residual.shape)), allowed=str(tuple(x.shape)))
@@ -51,20 +51,22 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return _add_rms_norm(x, residual, weight, eps)
 
 
-def _check(name: str, x: Tensor, weight: Tensor, eps: float) -> None:
+def _check(name: str, x: Tensor, weight: Tensor, eps: float) -> float:
+    """eps, of whatever kind of number."""
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         check_tensors(name, x=x, weight=weight)
     if not is_finite(eps) or eps < 0:
-        raise InvalidArgumentError(f"{name}: eps", got=repr(eps), allowed="a finite number, at least 0")
+        raise InvalidArgumentError(f"{name}: eps", got=shown(eps), allowed="a finite number, at least 0")
     shape = x.shape
     if len(shape) == 0 or shape[-1] == 0 or weight.shape != shape[-1:]:
         got = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}"
         raise ShapeError(f"{name}: shapes", got=got, allowed="x [.., hidden] and weight [hidden], hidden at least 1")
     if x.is_cpu and weight.is_cpu and x.dtype is weight.dtype is torch.float32:
-        return
+        return float(eps)
     if x.dtype not in _DTYPES or weight.dtype not in _DTYPES or weight.device != x.device:
         got = f"{x.dtype} on {x.device} and {weight.dtype} on {weight.device}"
         raise UnsupportedError(f"{name}: x, weight", got=got, allowed="bfloat16, float16 or float32 on one device")
+    return float(eps)
 
 
 def _implementation(weight: Tensor, *others: Tensor) -> ModuleType:
