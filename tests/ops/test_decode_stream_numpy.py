@@ -36,7 +36,7 @@ from gluon_in_numpy import Boxes, Fault, Memory, Pointer, launch
 from happens_before import Race
 
 MODULES = (merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_load_impl, stream_impl)
-OPTIONS = {"num_warps", "maxnreg", "launch_pdl"}
+OPTIONS = {"num_warps", "maxnreg", "launch_pdl", "enable_fp_fusion"}
 
 
 def randn(*shape: int, seed: int) -> Tensor:
