@@ -54,7 +54,7 @@ def resolve(
     if load_format not in LOAD_FORMATS:
         raise InvalidArgumentError("load_format", got=shown(load_format), allowed=", ".join(LOAD_FORMATS))
     if not text.strip():
-        raise InvalidArgumentError("model", got=shown(text), allowed=_accepted())
+        raise InvalidArgumentError("model", got=repr(text), allowed=_accepted())
     location = _local(text)
     if revision is not None and (location is not None or text in ALIASES or text in builtin_names()):
         raise InvalidArgumentError("revision", got=shown(revision), allowed="only with a Hugging Face id")
@@ -65,7 +65,7 @@ def resolve(
     if text in builtin_names():
         return _builtin(text, load_format)
     if _looks_like_path(text) or not _HF_ID.fullmatch(text):
-        raise ModelNotFoundError("no such model", got=shown(text), allowed=_accepted())
+        raise ModelNotFoundError("no such model", got=repr(text), allowed=_accepted())
     path = hub.snapshot(text, revision=revision, weights=load_format != "dummy", progress=progress)
     if not os.path.exists(path / "config.json"):
         raise ConfigError(
