@@ -275,6 +275,27 @@ def test_no_program_has_much_more_causal_work_than_another(
     assert max(work) <= 1.014 * sum(work) / 132
 
 
+@pytest.mark.parametrize(
+    ("heads", "length", "columns", "programs"),
+    [(64, 4096, 128, 128), (16, 16384, 128, 128), (60, 2048, 128, 120), (128, 4096, 64, 128), (133, 128, 128, 132)],
+)
+def test_programs_that_as_many_turns_do_not_need_are_left_out_where_they_are_few(
+    heads: int, length: int, columns: int, programs: int
+) -> None:
+    plan = schedule(
+        heads=heads, group=1, num_queries=length, num_keys=length, columns=columns, processors=132
+    )  # fmt: skip
+    assert plan.programs == programs
+    # As many turns as with all 132.
+    assert plan.turns == -(-plan.slots * heads // 132)
+
+
+def test_only_packed_sequences_without_a_limit_to_the_right_take_turns_with_64_columns() -> None:
+    assert config(64, packed=True)["PING_PONG"]
+    assert not config(64)["PING_PONG"]
+    assert config(128, packed=True) == config(128)
+
+
 def test_the_busiest_program_of_a_bad_order_is_found_out() -> None:
     blocks = list(range(32, 0, -1))
     assert busiest(blocks, 64, 8, 132) > 1.5 * busiest(blocks, 64, 8, 128)

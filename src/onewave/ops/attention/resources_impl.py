@@ -82,7 +82,7 @@ def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
     constants = (
         flags
-        | config(columns, packed=bool(given.get("RAGGED")) and not given.get("SOFTCAP"))
+        | config(columns, packed=bool(given.get("RAGGED")) and not (given.get("SOFTCAP") or given.get("RIGHT")))
         | {"D": columns, "HEADROOM": 12 if dtype == "fp16" else 40}
     )
     constants |= {"ORDER": 1 if given.get("RIGHT") else 0, "PAGE": 0} | given
