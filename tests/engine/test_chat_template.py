@@ -326,3 +326,12 @@ def test_messages_are_left_as_they_were() -> None:
 def test_bos_is_there_once_when_the_template_writes_it() -> None:
     tokenizer = with_template(LLAMA3, **{"tokenizer.ggml.add_bos_token": True})
     assert tokenizer.encode_chat(user("hi")).count(tokenizer.bos_token_id or -1) == 1
+
+
+def test_messages_that_no_json_holds_are_refused_or_named_not_a_crash() -> None:
+    tokenizer = with_template("{{ messages[0].content }}")
+    itself: dict[str, Any] = {"role": "user", "content": "x"}
+    itself["again"] = itself
+    with pytest.raises(InvalidArgumentError, match="nested without end"):
+        tokenizer.render_chat([itself])
+    assert tokenizer.render_chat([{"role": "user", "content": "x", ("a", "b"): 1}]) == "x"

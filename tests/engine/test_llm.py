@@ -300,6 +300,21 @@ def test_a_closed_model_says_so(checkpoint: Path) -> None:
         llm.generate("Hello")
 
 
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"add_generation_prompt": False}, "add_generation_prompt; allowed: names other than"),
+        ({"messages": []}, "messages; allowed: names other than"),
+        ({"self": 1}, "self; allowed: names other than"),
+        (["x"], r"\['x'\]; allowed: a mapping"),
+        ({1: 2}, "a name 1; allowed: a mapping from names"),
+    ],
+)
+def test_template_variables_that_cannot_be_are_refused(llm: LLM, variables: Any, says: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"chat_template_kwargs: {says}"):
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY, chat_template_kwargs=variables)
+
+
 def test_dummy_weights_need_only_a_configuration_and_depend_on_the_seed(checkpoint: Path) -> None:
     def tokens(seed: int) -> list[list[int]]:
         with LLM(checkpoint, device="cpu", load_format="dummy", seed=seed) as llm:

@@ -133,8 +133,11 @@ class ChatTemplate:
     ) -> RenderedChat:
         """Lay out a conversation. Raises InvalidArgumentError for malformed messages, TokenizerError when the
         template fails."""
-        checked = [self._flatten(message) for message in _check_messages(messages)]
-        given = _plain(dict(variables))
+        try:
+            checked = [self._flatten(message) for message in _check_messages(messages)]
+            given = _plain(dict(variables))
+        except RecursionError as error:
+            raise InvalidArgumentError("messages", got="nested without end, or hundreds of levels deep") from error
         used = set(self._source).union(*_characters(checked), *_characters(given))
         private = (chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in used)
         start, end = next(private), next(private)
@@ -230,10 +233,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+        return {_plain_key(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in cast("Sequence[Any]", value)]
     return f"<{type(value).__name__}>"
+
+
+def _plain_key(key: Any) -> Any:
+    # What JSON has as a key; anything else of a message, a tuple say, would be a list here.
+    return _plain(key) if isinstance(key, str | int | float) or key is None else "<not a name>"
 
 
 def _characters(value: Any) -> Iterable[str]:

@@ -28,6 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from onewave.base.errors import CapacityError
 from onewave.engine.host_copies import HostLogprobs, to_list, to_pinned
 from onewave.engine.output import Logprob, Logprobs
 from onewave.engine.params import SamplingParams
@@ -63,7 +64,8 @@ class Runner(Protocol):
     draws_in_launch: bool
 
     def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
-        """Run a whole prompt. Returns float32 [1, vocab] of the last token, or [tokens, vocab] with all_logits."""
+        """Run a whole prompt. Returns float32 [1, vocab] of the last token, or [tokens, vocab] with all_logits. Raises
+        CapacityError, with which no other sequence is harmed."""
         ...
 
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -219,14 +221,15 @@ class Engine:
 
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
         does, so that a flood of short requests can't hold up the running ones.
-        If anything is raised here (a KeyboardInterrupt too) every request is aborted, because the device's state is
-        unknown then, and the engine is ready for new ones.
+        A prompt that finds no memory ends its own request (`Request.error`). If anything is raised here (a
+        KeyboardInterrupt too) every request ends with it, because the device's state is unknown then, and the engine is
+        ready for new ones.
         """
         try:
             with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
                 self._step()
-        except BaseException:
-            self.abort_all()
+        except BaseException as error:
+            self.abort_all(error)
             raise
 
     def _step(self) -> None:
@@ -245,25 +248,31 @@ class Engine:
         self._read(self._runner.run_ahead if launched else 0)
         self._end_launches_for_nobody()
 
-    def abort(self, request: Request) -> None:
-        """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are."""
+    def abort(self, request: Request, error: BaseException | None = None) -> None:
+        """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. error: what
+        is the reason, where nobody asked for it."""
         for sample in request.samples:
             if not sample.finished:
                 sample.abort()
+                request.error = error
                 self._scheduler.remove(sample)
                 self._rows_changed = True
         request.note_finished()
         self._end_launches_for_nobody()
 
-    def abort_all(self) -> None:
-        """Drop every request and whatever is in flight."""
+    def abort_all(self, error: BaseException | None = None) -> None:
+        """Drop every request and whatever is in flight. error: as of `abort`."""
         for sample in (*self._scheduler.waiting, *self._scheduler.running.values()):
             sample.abort()
+            sample.request.error = error
             self._scheduler.remove(sample)
             sample.request.note_finished()
-        self._end_launches_for_nobody()
+        unread = bool(self._in_flight)
         self._in_flight.clear()
         self._rows, self._rows_changed, self._prefilled_last = None, False, False
+        # Last, since it may fail.
+        if unread and self._runner.tokens_per_launch > 1:
+            self._runner.interrupt()
 
     def _end_launches_for_nobody(self) -> None:
         """Have what is in flight end early if nobody is left who would take its tokens."""
@@ -279,7 +288,11 @@ class Engine:
         # Surplus steps of the slot's last owner may still be queued and write entries. They run before this prefill
         # on the same stream, and a sequence reads no entry that it has not written itself: nobody sees the leftover.
         wants_prompt = params.prompt_logprobs is not None and request.prompt_logprobs is None
-        logits = self._runner.prefill(slot, prompt, all_logits=wants_prompt)
+        try:
+            logits = self._runner.prefill(slot, prompt, all_logits=wants_prompt)
+        except CapacityError as error:
+            self.abort(request, error)
+            return
         if wants_prompt:
             assert params.prompt_logprobs is not None
             request.prompt_logprobs = self._prompt_logprobs(logits, prompt, params.prompt_logprobs)

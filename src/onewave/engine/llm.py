@@ -11,7 +11,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, OnewaveError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments, check_place
 from onewave.engine.engine import Engine
@@ -43,6 +43,8 @@ __all__ = ["LLM", "Conversation", "Message"]
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 _Job = tuple[str | None, list[int], SamplingParams]
+# What a template is called with besides.
+_NOT_VARIABLES = ("messages", "add_generation_prompt", "self")
 
 
 class LLM:
@@ -165,7 +167,8 @@ class LLM:
         prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
         sampling_params: one for all, or one a prompt; a mapping is read as SamplingParams.
         use_tqdm: draw a progress bar on stderr.
-        Everything is checked before anything runs. Raises InvalidArgumentError, TokenizerError, CapacityError.
+        Everything is checked before anything runs. Raises InvalidArgumentError, TokenizerError, CapacityError,
+        WaveStalled, and OnewaveError where a step that another thread made has failed.
         """
         raw = parse_prompts(prompts)
         params = parse_params(sampling_params, len(raw))
@@ -175,12 +178,13 @@ class LLM:
         """Continue one prompt, yielding after every token (or launch of several): outputs[i].text is all the text
         so far, .delta the new part.
 
-        Text that a stop string may yet take back is not shown. Closing the iterator ends the request.
-        Raises as generate, at the call.
+        Text that a stop string may yet take back is not shown. The request begins with the first output that is asked
+        for; closing the iterator ends it. Raises as generate, what the arguments are to blame for at the call.
         """
         raw = parse_prompts(prompt)
         if len(raw) != 1:
             raise InvalidArgumentError("prompt", got=f"{len(raw)} prompts", allowed="one; use generate for several")
+        self._open_engine()
         return self._stream(self._job(raw[0], parse_params(sampling_params, 1)[0]))
 
     def chat(
@@ -222,6 +226,7 @@ class LLM:
             raise InvalidArgumentError("messages", got=f"{len(conversations)} conversations", allowed="one")
         extra = _template_arguments(chat_template, chat_template_kwargs)
         params = parse_params(sampling_params, 1)[0]
+        self._open_engine()
         return self._stream(self._chat_job(conversations[0], params, add_generation_prompt, extra))
 
     def close(self) -> None:
@@ -307,6 +312,7 @@ class LLM:
                 while (left := sum(not request.finished for request in requests)) > 0:
                     show(len(jobs) - left)
                     self._step(requests)
+                _raise_failures(requests)
                 show(len(jobs))
             finally:
                 self._abort(requests)
@@ -324,6 +330,7 @@ class LLM:
                 if request.num_generated != seen and not request.finished:
                     seen = request.num_generated
                     yield request.output()
+            _raise_failures(requests)
             yield request.output()
         finally:
             self._abort(requests)
@@ -333,6 +340,7 @@ class LLM:
         with self._lock:
             if not all(request.finished for request in requests):
                 self._open_engine().step()
+        _raise_failures(requests)
 
     def _abort(self, requests: list[Request]) -> None:
         with self._lock:
@@ -356,7 +364,30 @@ def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conv
 
 
 def _template_arguments(template: str | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = cast("object", variables)
+    allowed = "a mapping from names of template variables to values"
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidArgumentError("chat_template_kwargs", got=shown(given), allowed=allowed)
+    for name in variables or {}:
+        if not isinstance(cast("object", name), str):
+            raise InvalidArgumentError("chat_template_kwargs", got=f"a name {shown(name)}", allowed=allowed)
+        if name in _NOT_VARIABLES:
+            raise InvalidArgumentError(
+                "chat_template_kwargs", got=name, allowed=f"names other than {', '.join(_NOT_VARIABLES)}"
+            )
     return {**(variables or {}), **({} if template is None else {"chat_template": template})}
+
+
+def _raise_failures(requests: Sequence[Request]) -> None:
+    """Raise what ended a request that nobody asked to end: the error itself, if it is one of ours."""
+    error = next((request.error for request in requests if request.error is not None), None)
+    if isinstance(error, OnewaveError):
+        raise error
+    if error is not None:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise OnewaveError(
+            "request", got=f"ended with a step that another call made ({reason})", next="Send it again."
+        ) from error
 
 
 @contextmanager

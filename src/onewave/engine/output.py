@@ -29,8 +29,8 @@ class CompletionOutput:
 
     text: all of it so far; delta: what it grew by since the previous output of the same stream. token_ids: everything
     generated, the token that ended it included. logprobs: one entry a token. finish_reason: "stop" (EOS, stop token or
-    stop string), "length" (max_tokens or max_model_len) or None while running. stop_reason: the stop string or stop
-    token id; None for EOS.
+    stop string), "length" (max_tokens or max_model_len), "abort" (the LLM was closed) or None while running.
+    stop_reason: the stop string or stop token id; None for EOS.
     """
 
     index: int

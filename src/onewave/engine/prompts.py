@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict, cast
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.engine.params import SamplingParams
+from onewave.ops.sampling import MAX_VOCAB
 
 __all__ = ["ParamsLike", "PromptDict", "PromptLike", "RawPrompt", "check_params", "parse_params", "parse_prompts"]
 
@@ -69,6 +70,13 @@ def check_params(params: SamplingParams, *, vocab_size: int, has_tokenizer: bool
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
             raise InvalidArgumentError(name, got=str(count), allowed=f"-1..{vocab_size} (the vocabulary)")
+    if not params.is_greedy and vocab_size > MAX_VOCAB:
+        raise UnsupportedError(
+            f"temperature {params.temperature}",
+            got=f"a vocabulary of {vocab_size} tokens",
+            allowed=f"up to {MAX_VOCAB}",
+            next="Use temperature 0.",
+        )
     if params.stop_strings and not has_tokenizer:
         raise InvalidArgumentError(
             "stop", got=shown(params.stop), next="The model has no tokenizer; use stop_token_ids."

@@ -85,6 +85,8 @@ class Sample:
     def abort(self) -> None:
         """End without another token."""
         if self.finish_reason is None:
+            if not self._follows_text:
+                self._push(self.token_ids, last=True)
             self.finish_reason = "abort"
 
     def output(self) -> CompletionOutput:
@@ -128,6 +130,7 @@ class Request:
 
     end_ids: token ids that end a sample (EOS unless ignored, and stop tokens). max_new_tokens: what max_tokens and
     max_model_len leave. keys: the random stream of each sample. streaming: someone reads the text as it grows.
+    error: what ended the request, where that was neither its tokens nor its caller.
     """
 
     def __init__(
@@ -151,6 +154,7 @@ class Request:
         self.max_new_tokens = max_new_tokens
         self.streaming = streaming
         self.prompt_logprobs: list[Logprobs | None] | None = None
+        self.error: BaseException | None = None
         self.samples = [
             Sample(self, i, key, make_detokenizer() if make_detokenizer else None) for i, key in enumerate(keys)
         ]
@@ -201,7 +205,7 @@ class Request:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=list(self.prompt_token_ids),
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
             outputs=[sample.output() for sample in self.samples],
             finished=self.finished,
             metrics=self.metrics(),

@@ -11,6 +11,7 @@ from torch import Tensor
 from onewave.base.errors import CapacityError
 from onewave.engine.wave_decode import WaveDecoder
 from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.shortage import is_out_of_memory
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.ops.scratch import recording_stream
@@ -98,18 +99,24 @@ class ModelRunner:
     def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
         """Run a whole prompt into an empty slot.
 
-        Returns float32 logits [1, vocab] of the last token, or [tokens, vocab] with all_logits.
+        Returns float32 logits [1, vocab] of the last token, or [tokens, vocab] with all_logits. Raises CapacityError.
         """
         self.reserve(len(token_ids))
         assert self._kv is not None
         batch = Batch.prefill([(slot, token_ids, 0)], self.device)
         try:
             return self.model.forward(batch, self._kv, all_logits=all_logits)
-        except torch.OutOfMemoryError:
-            if self._wave is None or not self._wave.release():
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
-        # The prompt's entries are only written again.
-        return self.model.forward(batch, self._kv, all_logits=all_logits)
+            if self._wave is None or not self._wave.release():
+                raise CapacityError(
+                    f"a prompt of {len(token_ids)} tokens",
+                    got=f"does not fit beside the model on {self.device}",
+                    next="Shorten it, or lower max_model_len or max_num_seqs.",
+                ) from error
+        # Its entries are only written again.
+        return self.prefill(slot, token_ids, all_logits=all_logits)
 
     @torch.inference_mode()
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
+from onewave.memory.shortage import is_out_of_memory
 
 __all__ = ["PagedKVCache", "StaticKVCache"]
 
@@ -47,8 +48,8 @@ class StaticKVCache:
         try:
             self.k = torch.empty(shape, dtype=dtype, device=device)
             self.v = torch.empty(shape, dtype=dtype, device=device)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
             gib = 2 * torch.Size(shape).numel() * dtype.itemsize / 2**30
             raise CapacityError(

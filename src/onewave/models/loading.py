@@ -21,6 +21,7 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError, shown
 from onewave.base.quantized import QuantizedRows
+from onewave.memory.shortage import is_out_of_memory
 from onewave.models.config import ModelConfig
 from onewave.models.config_file import load_config
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
@@ -87,7 +88,9 @@ def open_parts(
         check_tensors(store, config, layout)
         interleaved = layout is GGUF and FAMILIES[config.family].interleaved_gguf
         yield ModelParts(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise CapacityError(
             f"weights of {location.name}", got=f"do not fit on {device}", next="Use a smaller model or dtype."
         ) from error

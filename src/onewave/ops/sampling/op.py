@@ -24,10 +24,10 @@ from onewave.base.errors import ShapeError
 from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, register
 
-__all__ = ["RowParameters", "TokenLogprobs", "greedy", "penalise", "sample", "token_logprobs"]
+__all__ = ["MAX_VOCAB", "RowParameters", "TokenLogprobs", "greedy", "penalise", "sample", "token_logprobs"]
 
 # The largest vocabulary whose cumulative sum of weights up to 2**44 stays within int64.
-_MAX_VOCAB = 2**18
+MAX_VOCAB = 2**18
 _UNIT = 2.0**44
 _NO_LIMIT = 2**63 - 1
 
@@ -160,8 +160,8 @@ def sample(logits: Tensor, uniform: Tensor, rows: RowParameters) -> Tensor:
     if logits.ndim != 2 or logits.shape[0] != rows.num_rows or uniform.shape != logits.shape[:1]:
         shapes = f"logits {list(logits.shape)}, uniform {list(uniform.shape)}"
         raise ShapeError("sample", got=shapes, allowed=f"[{rows.num_rows}, vocab] and [{rows.num_rows}]")
-    if logits.shape[1] > _MAX_VOCAB:
-        raise ShapeError("sample: vocabulary", got=str(logits.shape[1]), allowed=f"up to {_MAX_VOCAB}")
+    if logits.shape[1] > MAX_VOCAB:
+        raise ShapeError("sample: vocabulary", got=str(logits.shape[1]), allowed=f"up to {MAX_VOCAB}")
     if rows.plain is not None and rows.plain.rows is None:
         return _draw(logits, uniform, rows.plain)
     if rows.ordered is not None and rows.ordered.rows is None:

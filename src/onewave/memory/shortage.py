@@ -1,0 +1,14 @@
+"""What running out of memory looks like."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["is_out_of_memory"]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch, NumPy or Python found no memory. For a CPU PyTorch says so with a plain RuntimeError."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

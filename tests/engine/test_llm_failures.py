@@ -1,0 +1,139 @@
+"""What callers of one LLM see of each other's failures, and what a caller's own failure costs the others."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onewave import LLM, CapacityError, InvalidArgumentError, OnewaveError, SamplingParams, UnsupportedError
+from onewave.engine import prompts
+from onewave.engine.params import SamplingParams as Params
+
+LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with LLM(tmp_path, device="cpu", load_format="dummy") as model:
+        yield model
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, llm: LLM, name: str, error: BaseException, when: Any) -> None:
+    """Have llm.runner.<name> raise at its first call for which when(*args) holds."""
+    real, left = getattr(llm.runner, name), [error]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if left and when(*args):
+            raise left.pop()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(llm.runner, name, call)
+
+
+def test_a_step_that_fails_is_told_to_everybody_whose_request_it_ended(
+    monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    stream = llm.stream([3, 4], LONG)
+    next(stream)
+    fail_once(monkeypatch, llm, "decode", RuntimeError("boom"), lambda *_: True)
+    with pytest.raises(RuntimeError, match=r"^boom$"):
+        llm.generate([5], LONG)
+    with pytest.raises(
+        OnewaveError, match=r"a step that another call made .RuntimeError: boom.. Send it again"
+    ) as found:
+        list(stream)
+    assert isinstance(found.value.__cause__, RuntimeError)
+    assert len(llm.generate([3, 4], LONG)[0].outputs[0].token_ids) == 40
+
+
+def test_threads_get_an_error_not_an_empty_answer(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    started = threading.Barrier(4)
+    found: dict[int, Any] = {}
+    # When all three run together, whoever makes the step.
+    fail_once(monkeypatch, llm, "decode", RuntimeError("boom"), lambda slots, *_: len(slots) == 3)
+
+    def work(i: int) -> None:
+        started.wait()
+        try:
+            found[i] = llm.generate([i + 1], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
+        except Exception as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    with llm._lock:  # nobody steps before all have come  # pyright: ignore[reportPrivateUsage]
+        for thread in threads:
+            thread.start()
+        started.wait()
+    for thread in threads:
+        thread.join(60)
+    errors = [each for each in found.values() if isinstance(each, Exception)]
+    answers = [each[0].outputs[0] for each in found.values() if not isinstance(each, Exception)]
+    assert len(found) == 3
+    assert all(answer.finish_reason == "length" and len(answer.token_ids) == 80 for answer in answers)
+    assert not errors or sum(type(error) is RuntimeError for error in errors) == 1
+    assert all(type(error) in (RuntimeError, OnewaveError) for error in errors)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_a_prompt_that_finds_no_memory_ends_its_own_request_alone(
+    monkeypatch: pytest.MonkeyPatch, llm: LLM, error: BaseException
+) -> None:
+    stream = llm.stream([3, 4], LONG)
+    next(stream)
+    real = llm.runner.model.forward
+
+    def forward(batch: Any, kv: Any, **kwargs: Any) -> Any:
+        if len(batch.token_ids) == 60:
+            raise error
+        return real(batch, kv, **kwargs)
+
+    monkeypatch.setattr(llm.runner.model, "forward", forward)
+    with pytest.raises(CapacityError, match="a prompt of 60 tokens: does not fit beside the model on cpu") as found:
+        llm.generate([[5] * 60, [6]], LONG)
+    assert found.value.__cause__ is error
+    last = list(stream)[-1].outputs[0]
+    assert (last.finish_reason, len(last.token_ids)) == ("length", 40)
+    monkeypatch.undo()
+    assert llm.generate([3, 4], LONG)[0].outputs[0].token_ids == last.token_ids
+
+
+def test_another_error_of_a_prompt_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    fail_once(monkeypatch, llm, "prefill", RuntimeError("a bug"), lambda *_: True)
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        llm.generate([5], LONG)
+
+
+def test_a_closed_model_refuses_a_stream_at_the_call(llm: LLM) -> None:
+    llm.close()
+    for call in (lambda: llm.stream([1], LONG), lambda: llm.generate([1], LONG)):
+        with pytest.raises(InvalidArgumentError, match="LLM: closed"):
+            call()
+
+
+def test_drawing_from_more_tokens_than_the_sampler_takes_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    monkeypatch.setattr(prompts, "MAX_VOCAB", 63)
+    with pytest.raises(UnsupportedError, match=r"temperature 1.0: a vocabulary of 64 tokens; allowed: up to 63"):
+        llm.generate([1], Params(temperature=1.0))
+    assert len(llm.generate([1], LONG)[0].outputs[0].token_ids) == 40
+
+
+def test_every_output_of_a_stream_has_its_own_prompt_logprobs(llm: LLM) -> None:
+    first, *_, last = llm.stream([3, 4], SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1))
+    assert first.prompt_logprobs == last.prompt_logprobs
+    assert first.prompt_logprobs is not last.prompt_logprobs
