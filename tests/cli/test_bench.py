@@ -50,6 +50,7 @@ def test_the_ledger_gets_a_line_a_test(latency, tmp_path):
 def test_the_ledger_is_in_the_current_directory_by_default(latency, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert latency("--ledger").status == 0
+    assert latency("--ledger", "--debug").status == 0
     assert (tmp_path / "ledger" / "cpu.jsonl").exists()
 
 

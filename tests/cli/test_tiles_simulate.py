@@ -113,6 +113,17 @@ def test_the_staircase_counts_waves(onewave):
     assert "lanes used" in onewave("tiles", "staircase", "1024", "256", "--rows", "128:512:128").out
 
 
+def test_bounds_know_a_notations_own_caches(onewave, tmp_path):
+    tree = "dim M=1024 N=1024 D=512\nop qk S[M,N] += Q[M,D] * K[N,D]\ntree for M:128 { for N:128 { qk } }\n"
+    (tmp_path / "a").write_text(f"level L2 1MB fifo\n{tree}")
+    (tmp_path / "b").write_text(tree)
+    simulated, bound, without = (
+        facts(onewave, "tiles", command, "notation", str(tmp_path / name))
+        for command, name in (("simulate", "a"), ("bounds", "a"), ("bounds", "b"))
+    )
+    assert simulated["moved_bytes"] == bound["orders"][0]["moved"] > without["orders"][0]["moved"]
+
+
 def test_bounds_show_the_gap_of_every_order(onewave):
     found = facts(onewave, "tiles", "bounds", "gemm", "512", "512", "512", "--cache", "1MB", "--workers", "4")
     assert {row["order"] for row in found["orders"]} >= {"row", "snake", "hilbert", "stream-k"}
@@ -150,6 +161,13 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["simulate", "gemm", "64", "64", "64", "--skew", "nan"], "skew"),
         (["simulate", "gemm", "64", "64", "64", "--cache-panels", "1"], "2 or more"),
         (["simulate", "chain", "64", "64", "64", "64", "--cache-panels", "3"], "gemm"),
+        (["simulate", "gemm", "64", "64", "64", "--cache-panels", "3", "--trace", "t.json"], "beside --cache-panels"),
+        (["simulate", "gemm", "64", "64", "64", "--cache-panels", "3", "--workers", "3"], "--workers: '3'"),
+        (["simulate", "gemm", "64", "64", "64", "--order", "stream-kaboom"], "row, column, snake"),
+        (["lower", "gemm", "64", "64", "64", "--order", "stream-kaboom"], "row, column, snake"),
+        (["simulate", "gemm", "64", "64", "64", "--causal"], "gemm: option causal: True; allowed: tile, dtype"),
+        (["bounds", "chain", "64", "64", "64", "64", "--kv-heads", "3"], "chain: option kv-heads: 3"),
+        (["lower", "decode", "llama-3.2-1b", "--tile", "64x64x64"], "decode: option tile"),
         (["simulate", "gemm", "64", "64", "64", "--trace", "/no/such/place.json"], "No such file"),
         (["simulate", "gemm"], "gemm M N K"),
         (["simulate", "decode", "gpt-9"], "llama-3.1-8b"),

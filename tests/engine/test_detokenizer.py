@@ -125,6 +125,21 @@ def test_other_decoders_stream_through_a_window(tmp_path: Path) -> None:
     assert tokenizer.decode(ids[:4]) == "the owls sleep"
 
 
+@pytest.mark.parametrize("text", ["é", "漢", "😀"])
+def test_a_character_that_the_prompt_began_is_shown_through_a_window_too(tmp_path: Path, text: str) -> None:
+    vocab = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip("~", 1, 0)])
+    tokenizer = Tokenizer(hf_tokenizer_parts(save_directory(tmp_path, backend, {})))
+    assert tokenizer.pieces is None
+    ids = tokenizer.encode(f"a{text}b")
+    for cut in range(2, len(ids) - 1):
+        assert "".join(stream(tokenizer, ids[:cut], ids[cut:], skip=True)) == f"{text}b", cut
+    # One that these ids do not complete stays the prompt's.
+    assert "".join(stream(tokenizer, ids[:2], tokenizer.encode("b"), skip=True)) == "b"
+
+
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
     tokenizer = TOKENIZERS["byte level"]
     ids = tokenizer.encode("".join(corpus().values()), add_special_tokens=False)

@@ -42,6 +42,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("logit_bias", {"9" * 5000: 1.0}, "a whole number from 0"),
     ("logit_bias", {10**5000: 1.0}, "a whole number from 0"),
     ("logit_bias", {1: 1e300}, "a finite number"),
+    ("logit_bias", {"5": 1.0, "05": 2.0}, "once"),
     ("logit_bias", {1: 10**400}, "a finite number"),
     ("logit_bias", {2**63: 1.0}, "a whole number from 0"),
     ("presence_penalty", 2.1, "a number from -2 to 2"),

@@ -78,6 +78,22 @@ def test_keys_that_no_query_sees_may_hold_nan(mask: dict[str, Any], backend: str
         torch.testing.assert_close(attention(q, k, v, backend=backend, **mask), right, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_that_a_bias_hides_from_every_query_may_hold_nan(causal: bool, backend: str) -> None:
+    q, k, v = qkv(5, 9)
+    # Key 3 of the first KV head alone, and key 6 of both: what one query head of a group sees is seen.
+    mask = torch.ones(1, 4, 5, 9, dtype=torch.bool)
+    mask[:, :2, :, 3] = mask[:, 2, :, 4] = mask[..., 6] = False
+    right = attention(q, k, v, bias=mask, causal=causal, backend="reference")
+    k[:, 0, 3], v[:, 0, 3] = NAN, NAN
+    k[:, :, 6], v[:, :, 6] = NAN, NAN
+    biases = [mask] if causal else [mask, torch.where(mask, 0.0, -torch.inf)]
+    for bias in biases:
+        found = attention(q, k, v, bias=bias, causal=causal, backend=backend)
+        torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
+
+
 def test_sinks_alibi_and_biases_meet_the_error_rule() -> None:
     q, k, v = qkv(33, 50)
     seen = torch.rand(2, 1, 33, 50, generator=torch.Generator().manual_seed(3)) > 0.5

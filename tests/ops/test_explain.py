@@ -166,6 +166,8 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
         (("rms_norm", (1, 2)), {"dtype": "fp4"}, UnsupportedError, "bf16"),
         (("attention", Q, Q), {"device": "cuda:sm_90", "dtype": "fp32"}, UnsupportedError, "float16, bfloat16"),
         (("attention", Q, Q), {"casual": True}, InvalidArgumentError, "causal"),
+        (("rms_norm", (4, 8)), {"dtype": "int8", "device": "cpu"}, UnsupportedError, "float16 or float32"),
+        (("linear", (1, 8), (4, 9)), {"device": "cpu"}, ShapeError, "cols"),
         (("rms_norm", (-1, 2)), {}, ShapeError, "whole numbers from 0"),
         (("ffn", (2, 60), (128, 60), (64, 128)), {}, ShapeError, "multiples of 64"),
         (("ffn", (2, 64), (128, 128), (64, 128)), {}, ShapeError, "w_up .inner, hidden"),

@@ -21,6 +21,7 @@ Each carries one line that says what failed, what was given, what is allowed and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 __all__ = [
     "CapacityError",
@@ -68,6 +69,14 @@ class OnewaveError(Exception):
             text = f"{text.rstrip('.')}. {next}"
         # A message stays one line whatever a file name or a header put into it.
         super().__init__(" ".join(text.split()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders, and Exception's own way is to call the class with the finished message alone.
+        return _as_made, (type(self), self.args), self.__dict__
+
+
+def _as_made(kind: type[OnewaveError], args: tuple[Any, ...]) -> OnewaveError:
+    return kind.__new__(kind, *args)
 
 
 class InvalidArgumentError(OnewaveError, ValueError):

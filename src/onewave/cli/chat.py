@@ -195,7 +195,9 @@ def _read_line() -> str:
     """The next line of a pipe. Raises EOFError at its end, InvalidArgumentError for what is not UTF-8."""
     try:
         line = sys.stdin.readline()
-    except UnicodeDecodeError:
+        # What is no UTF-8 may come as surrogates, depending on the locale.
+        line.encode()
+    except UnicodeError:
         raise InvalidArgumentError("standard input", got="not UTF-8") from None
     if not line:
         raise EOFError

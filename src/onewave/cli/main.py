@@ -102,9 +102,9 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line (without the program's name). Returns its exit status; raises nothing."""
-    debug, rest = _take_debug(_with_ledger_value(arguments))
+    debug, rest = _take_debug(arguments)
     try:
-        status = _invoke(rest)
+        status = _invoke(_with_ledger_value(rest))
         sys.stdout.flush()
     except BaseException as error:
         return _report(error, debug=debug)

@@ -79,7 +79,7 @@ def lower_command(
     if not 1 <= tokens <= 1000:
         raise InvalidArgumentError("tokens", got=str(tokens), allowed="1 to 1000")
     cut = None if tile is None else parse_tile(tile)
-    stream_k = (order or "").startswith("stream-k")
+    stream_k = order == "stream-k"
     shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, context, batch, workers, stream_k)
     asked = _Asked(program, sizes or [], order, policy, queues, workers, resident, reuse, tokens)
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli import options
 from onewave.cli import tiles_options as given
 from onewave.cli import tiles_tables as tables
@@ -62,10 +62,15 @@ def simulate_command(
     machine = Machine(workers=workers, co_resident=co_resident, queues=queues, levels=(), skew=skew)
     cut = None if tile is None else parse_tile(tile)
     if cache_panels is not None:
+        _refuse_beside_panels(
+            cache=cache, level=level, sync=sync, trace=trace, perfetto=perfetto, mode=mode if mode != "wave" else None,
+            skew=skew or None, workers=workers if workers != 132 else None,
+            co_resident=co_resident if co_resident != 1 else None,
+        )  # fmt: skip
         _simulate_panels(program, sizes or [], cut or (128, 128, 64), order or "row", cache_panels, policy, as_json)
         return
     shape = ProgramOptions(
-        cut, dtype, splits, fused, causal, kv_heads, context, batch, machine.lanes, (order or "").startswith("stream-k")
+        cut, dtype, splits, fused, causal, kv_heads, context, batch, machine.lanes, order == "stream-k"
     )
     graph, prescribed = build_program(program, sizes or [], shape)
     levels = _levels(graph, program, sizes or [], cache, policy, level or [])
@@ -89,7 +94,7 @@ def bounds_command(
     program: given.Program,
     sizes: given.Sizes = None,
     tile: given.Tile = None,
-    cache: given.Cache = "50MB",
+    cache: given.Cache = None,
     cache_panels: given.CachePanels = None,
     workers: given.Workers = 132,
     dtype: given.Dtype = "bf16",
@@ -252,6 +257,14 @@ def _simulate_panels(
     for name in ("order", "policy", "loads", "bound", "bound_name", "gap", "strip_snake"):
         table.add_row(name.replace("_", " "), tables.percent(facts[name]) if name == "gap" else str(facts[name]))
     tables.show(table)
+
+
+def _refuse_beside_panels(**options: object) -> None:
+    """Whole panels are counted without time, caches or workers."""
+    for name, value in options.items():
+        if value is not None:
+            allowed = "--tile, --order, --policy and --json beside --cache-panels"
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}", got=shown(str(value)), allowed=allowed)
 
 
 def _panel_grid(program: str, sizes: list[str], tile: tuple[int, int, int]) -> tuple[int, int]:

@@ -117,7 +117,9 @@ class _WindowReader:
         return self._show(whole)
 
     def _show(self, whole: str) -> str:
-        new = whole[len(self._shown) :]
+        # The prompt's last character may have been unfinished, and is not now.
+        shown = self._shown if whole.startswith(self._shown) else self._shown.rstrip(REPLACEMENT)
+        new = whole[len(shown) :]
         self._ids = self._ids[-MAX_HELD_TOKENS:]
         self._shown = self._decode(self._ids)
         return new

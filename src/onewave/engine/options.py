@@ -116,7 +116,7 @@ def find_tokenizer(
     from onewave.engine.tokenizer import load_tokenizer
 
     if named is not None:
-        path = Path(named)
+        path = Path(named).expanduser()
         if path.is_dir():
             return load_tokenizer(ModelLocation("hf", path, path.name)), None
         return load_tokenizer(resolve(named, settings, load_format="dummy", progress=False)), None

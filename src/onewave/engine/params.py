@@ -195,5 +195,7 @@ def _biases(value: object) -> dict[int, float] | None:
         token_id = _whole("logit_bias token id", token_id, 0, _MOST)
         finite = "a finite number, in float32"
         number = _number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
+        if token_id in biases:
+            raise InvalidArgumentError("logit_bias", got=f"token id {token_id} twice", allowed="once")
         biases[token_id] = min(max(number, -_LARGEST_BIAS), _LARGEST_BIAS)
     return biases

@@ -17,7 +17,7 @@ _FORMS = 'text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids}
 
 
 class PromptDict(TypedDict, total=False):
-    """vLLM's dictionaries; exactly one of the two."""
+    """vLLM's dictionaries. With both, the ids are what is run, and the text is what outputs show."""
 
     prompt: str
     prompt_token_ids: Sequence[int]

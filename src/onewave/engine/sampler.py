@@ -115,6 +115,7 @@ class SamplingPlan:
                 device=self._device,
             )
         self._uniforms: Tensor | None = None
+        self._uniforms_from = 0
         self._build_biases()
         self._build_penalties()
         self._build_bans()
@@ -179,8 +180,9 @@ class SamplingPlan:
         return logits
 
     def _next_uniforms(self) -> Tensor:
-        column = self._step % _STEPS_PER_BLOCK
-        if column == 0 or self._uniforms is None:
+        column = self._step - self._uniforms_from
+        if column >= _STEPS_PER_BLOCK or self._uniforms is None:
+            column, self._uniforms_from = 0, self._step
             steps = [row.step + self._step for row in self._rows]
             block = uniforms([row.key for row in self._rows], steps, _STEPS_PER_BLOCK)
             self._uniforms = self._send(block.T.copy(), torch.float64)

@@ -12,7 +12,7 @@ class RopeConfig:
     """Rotary position embedding.
 
     kind: default | linear | dynamic | llama3 | yarn. theta: base. rotary_dim: leading head dimensions that rotate.
-    original_max_position: context the model was trained on (dynamic, llama3, yarn).
+    original_max_position: context the model was trained on (llama3, yarn).
     factor_divisors: per-frequency divisors stored in a GGUF's `rope_freqs.weight`, or None.
     """
 

@@ -32,6 +32,7 @@ __all__ = ["Explanation", "explain"]
 Shape = Sequence[int]
 
 _LINEAR_TILE_TOKENS = 64
+_ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # What a call says by its tensors, beside the options that are its own.
 _MORE_OPTIONS = {
     "append_kv": ("kv_dtype",),
@@ -109,12 +110,12 @@ def _device(device: str | torch.device | None) -> tuple[bool, int | None, str | 
 
 def _linear(question: Question) -> Explanation:
     x, weight = question.take((2,), (2,))
+    if x[1] != weight[1]:
+        raise ShapeError("explain linear: shapes", got=question.text(), allowed="[tokens, cols] and [rows, cols]")
     if not question.cuda:
         return Explanation(
             "linear", question.text(), "torch", "torch.nn.functional.linear", ("dense weights on a CPU",)
         )
-    if x[1] != weight[1]:
-        raise ShapeError("explain linear: shapes", got=question.text(), allowed="[tokens, cols] and [rows, cols]")
     out = dtype_of(question, "out_dtype", question.dtype)
     low = question.dtype in (torch.float16, torch.bfloat16)
     if low and x[0] == 1:
@@ -213,6 +214,9 @@ def _by_row(question: Question) -> Explanation:
     if x[-1] == 0 or (folder == "swiglu" and x[-1] % 2):
         allowed = "an even last axis" if folder == "swiglu" else "a last axis of at least 1"
         raise ShapeError(f"explain {question.operator}: shapes", got=question.text(), allowed=allowed)
+    if question.dtype not in _ROW_DTYPES:
+        allowed = "bfloat16, float16 or float32"
+        raise UnsupportedError(f"explain {question.operator}: dtype", got=str(question.dtype), allowed=allowed)
     if not question.cuda:
         backend = "cpu" if question.dtype is torch.float32 else "reference"
         return elsewhere(question, backend, "float32")

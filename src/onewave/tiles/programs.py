@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from onewave.base.errors import InvalidArgumentError
@@ -39,12 +39,16 @@ class ProgramOptions:
 
 @dataclass(frozen=True)
 class ProgramRow:
-    """One program: the names of its sizes, how many of them may be left out, and what builds it from their numbers."""
+    """One program: the names of its sizes, how many of them may be left out, and what builds it from their numbers.
+
+    reads: the options that mean something to it, beside workers.
+    """
 
     sizes: tuple[str, ...]
     optional: tuple[int, ...]
     build: Callable[[Sequence[int], ProgramOptions], TileGraph]
     summary: str
+    reads: tuple[str, ...] = ("tile", "dtype")
 
 
 def _gemm(s: Sequence[int], o: ProgramOptions) -> TileGraph:
@@ -77,13 +81,25 @@ def _conv(s: Sequence[int], o: ProgramOptions) -> TileGraph:
 
 PROGRAMS: dict[str, ProgramRow] = {
     "gemm": ProgramRow(("M", "N", "K"), (), _gemm, "C[M,N] = A[M,K] B[K,N]"),
-    "chain": ProgramRow(("M", "K", "N0", "N1"), (), _chain, "H = X[M,K] W0[K,N0], Y = H W1[N0,N1]"),
-    "ffn": ProgramRow(("M", "HIDDEN", "INTERMEDIATE"), (), _ffn, "gate, up, SiLU, down"),
-    "attention": ProgramRow(("SQ", "SK", "HEADS", "HEAD_DIM"), (1, 128), _attention, "QK^T, softmax, PV"),
-    "block": ProgramRow(("SEQ", "HEADS", "HEAD_DIM", "INTERMEDIATE"), (), _block, "attention, projection, FFN"),
+    "chain": ProgramRow(
+        ("M", "K", "N0", "N1"), (), _chain, "H = X[M,K] W0[K,N0], Y = H W1[N0,N1]", ("tile", "dtype", "splits")
+    ),
+    "ffn": ProgramRow(
+        ("M", "HIDDEN", "INTERMEDIATE"), (), _ffn, "gate, up, SiLU, down", ("tile", "dtype", "splits", "fused")
+    ),
+    "attention": ProgramRow(
+        ("SQ", "SK", "HEADS", "HEAD_DIM"), (1, 128), _attention, "QK^T, softmax, PV",
+        ("tile", "dtype", "fused", "causal", "kv_heads"),
+    ),
+    "block": ProgramRow(
+        ("SEQ", "HEADS", "HEAD_DIM", "INTERMEDIATE"), (), _block, "attention, projection, FFN",
+        ("tile", "dtype", "splits", "causal", "kv_heads"),
+    ),
     "conv": ProgramRow(("N", "H", "W", "C", "OUT", "KH", "KW"), (3, 3), _conv, "convolution as implicit GEMM"),
-}
+}  # fmt: skip
 """Programs whose sizes are numbers. Beside them: decode MODEL, and notation FILE."""
+_READ_BY_OTHERS = {"decode": ("dtype", "context", "batch"), "notation": ()}
+_ALWAYS_READ = ("workers", "stream_k")
 
 
 def build_program(
@@ -92,9 +108,10 @@ def build_program(
     """Build a program. Returns its graph, and queues per worker where it prescribes them (Stream-K), else None.
 
     kind: a name in PROGRAMS, "decode" (sizes: a built-in model or the path of a config.json) or "notation" (a file's
-    path). Raises InvalidArgumentError, ConfigError.
+    path). Raises InvalidArgumentError, for an option that means nothing to the program, too; ConfigError.
     """
     options = options or ProgramOptions()
+    _check_options(kind, options)
     if kind == "decode":
         [model] = _exactly(kind, sizes, ("MODEL",))
         shape = decode_shape(str(model), context=options.context, batch=options.batch)
@@ -118,6 +135,18 @@ def build_program(
         split: SplitProgram = gemm_stream_k(m, n, k, options.gemm_tile, workers=options.workers, dtype=options.dtype)
         return split.graph, split.queues
     return row.build(numbers, options), None
+
+
+def _check_options(kind: str, options: ProgramOptions) -> None:
+    """Refuse what a program would not read."""
+    reads = PROGRAMS[kind].reads if kind in PROGRAMS else _READ_BY_OTHERS.get(kind)
+    if reads is None:
+        return  # no such program
+    for field in fields(ProgramOptions):
+        value = getattr(options, field.name)
+        if value != field.default and field.name not in (*reads, *_ALWAYS_READ):
+            named = ", ".join(name.replace("_", "-") for name in reads) or "none"
+            raise InvalidArgumentError(f"{kind}: option {field.name.replace('_', '-')}", got=str(value), allowed=named)
 
 
 def read_sizes(kind: str, sizes: Sequence[str | int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,8 +14,8 @@ __all__ = ["attention"]
 def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | None = None) -> Tensor:
     """See op.attention; Sq and Sk at least 1, a bias bool or alone and of q's dtype.
 
-    Keys that no query sees are left out, since they may hold NaN, which a mask would spread. A mask is built only where
-    the plain causal flag can't say it.
+    Keys that no query sees are left out, or zeros where a bias hides them, since they may hold NaN, which a mask would
+    spread. A mask is built only where the plain causal flag can't say it.
     """
     num_queries, grouped = q.shape[2], q.shape[1] != k.shape[1]
     shift = wanted.shift(num_queries, k.shape[2])
@@ -37,4 +38,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | N
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=wanted.scale, enable_gqa=grouped)
     visible = visible_keys(wanted, num_queries, num_keys, q.device, shift)
     mask = bias if visible is None else visible if bias is None else bias & visible
+    if bias is not None and mask is not None:
+        unseen = _unseen(mask, k.shape[1])
+        k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=wanted.scale, enable_gqa=grouped)
+
+
+def _unseen(mask: Tensor, kv_heads: int) -> Tensor:
+    """[batch or 1, kv_heads or 1, keys or 1, 1]: keys that a mask, bool or added to the scores, hides from every query
+    of a KV head."""
+    seen = (mask if mask.dtype is torch.bool else ~torch.isneginf(mask)).any(2)
+    if seen.shape[1] > 1:
+        seen = seen.reshape(len(seen), kv_heads, -1, seen.shape[2]).any(2)
+    return ~seen[..., None]

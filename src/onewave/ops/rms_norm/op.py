@@ -20,9 +20,10 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each row to unit RMS, then multiply by weight.
 
-    x: [..., hidden] bf16|fp16|fp32, last axis contiguous. weight: [hidden], x's dtype or a narrower one.
+    x: [..., hidden] bf16|fp16|fp32, last axis contiguous. weight: [hidden], one of these dtypes.
     Returns x's shape in the weight's dtype. Sums in float32; rounds to that dtype before the weight multiply, as Llama
-    does. Raises ShapeError. Source: Zhang & Sennrich 2019, arXiv:1910.07467.
+    does. Raises ShapeError, UnsupportedError, InvalidArgumentError (eps).
+    Source: Zhang & Sennrich 2019, arXiv:1910.07467.
     """
     eps = _check("rms_norm", x, weight, eps)
     if is_watched(x, weight):
@@ -33,10 +34,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then normalise: one pass over both.
 
-    x, residual: [tokens, hidden], contiguous, residual in x's dtype or float32. weight: [hidden], dtype of x.
-    Returns (normed, x + residual), both [tokens, hidden]: normed in x's dtype, the sum in the residual's, rounded
-    before it is normalised.
-    Raises ShapeError.
+    x, residual: [tokens, hidden], contiguous, residual in x's dtype or float32. weight: [hidden], as of rms_norm.
+    Returns (normed, x + residual), both [tokens, hidden]: normed in the weight's dtype, the sum in the residual's,
+    rounded before it is normalised. Raises as rms_norm.
     """
     eps = _check("add_rms_norm", x, weight, eps)
     check_tensors("add_rms_norm", residual=residual)
