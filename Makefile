@@ -48,7 +48,7 @@ $(VENV)/.ready-python:
 # torch goes first: asked for together with the rest, pip may pick another build of it.
 $(VENV)/.ready-torch: $(CONSTRAINTS) | $(VENV)/.ready-python
 	@echo "Installing PyTorch into $(VENV)"
-	@$(PIP) torch triton numpy
+	@$(PIP) torch 'triton; sys_platform == "linux"' numpy
 	@touch $@
 
 $(VENV)/.ready-demo: pyproject.toml $(VENV)/.ready-torch

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ShapeError,
         TokenizerError,
         UnsupportedError,
+        WaveStalled,
         WeightsError,
     )
     from onewave.engine.llm import LLM
@@ -50,6 +51,7 @@ __all__ = [
     "ShapeError",
     "TokenizerError",
     "UnsupportedError",
+    "WaveStalled",
     "WeightsError",
     "__version__",
 ]

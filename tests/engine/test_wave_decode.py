@@ -312,7 +312,7 @@ def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
     assert not stream.keeping
     failed.clear()  # and with nothing left to give back
     runner._kv = None if exhausted == "cache" else runner._kv
-    with pytest.raises((CapacityError, torch.OutOfMemoryError), match="full"):
+    with pytest.raises(CapacityError, match=r"full|does not fit"):
         runner.prefill(0, [3])
 
 

@@ -32,7 +32,7 @@ from onewave.ops.numba_math_impl import FAST, integers
 __all__ = ["kernel", "run"]
 
 # Places in the shared int64 array, each on its own cache line.
-_TICKET, _DONE, _BUSY, _KERNEL, _TABLE, _CHUNK, _COUNT, _ASLEEP = (8 * i for i in range(8))
+_TICKET, _DONE, _BUSY, _KERNEL, _TABLE, _CHUNK, _COUNT = (8 * i for i in range(7))
 _MAX_ARGUMENTS = 18
 _PADDING = (0,) * _MAX_ARGUMENTS
 _MOST_CHUNKS = 4096

@@ -60,11 +60,6 @@ class CacheResult:
         """Reads that missed."""
         return int(self.loaded.sum())
 
-    @property
-    def num_stores(self) -> int:
-        """Tiles written back."""
-        return int(self.evicted_dirty.sum())
-
 
 @dataclass
 class Dense:
@@ -120,7 +115,7 @@ def _run(run: Callable[[Dense, int], None], stream: Stream, capacity: int) -> Ca
         is_write=stream.is_write.tolist(),
         size=size.tolist(),
         group=None if stream.group is None else stream.group.tolist(),
-        next_read=lambda: next_reads(tile, stream.is_write, len(numbers)).tolist(),
+        next_read=lambda: next_reads(tile, stream.is_write).tolist(),
         keep=keep,
         missed=[],
         evicted_at=[],
@@ -144,7 +139,7 @@ def _run(run: Callable[[Dense, int], None], stream: Stream, capacity: int) -> Ca
     )
 
 
-def next_reads(tile: Ints, is_write: Bools, num_tiles: int) -> Ints:
+def next_reads(tile: Ints, is_write: Bools) -> Ints:
     """For each access, when its tile is next read before it is overwritten; n + tile where it never is.
 
     The value is unique to a tile at any moment, so it names the tile: below n it is the place of an access.

@@ -261,7 +261,7 @@ def explain_attention(
     extras = any(x is not None for x in (softcap, sinks, alibi_slopes)) or return_lse or packed
     if device == "cpu" or backend in ("reference", "torch"):
         sizes = (batch, num_heads, num_queries, num_keys)
-        return _in_pytorch(backend, sizes, device=device, wanted=wanted, extras=extras, bias=bias is not None)
+        return _in_pytorch(backend, sizes, wanted=wanted, extras=extras, bias=bias is not None)
     if backend == "mma":
         why_not = mma_refusal(capability, alibi=alibi_slopes is not None, bias=bias is not None)
         if why_not is not None:
@@ -311,7 +311,7 @@ def explain_attention(
 
 
 def _in_pytorch(
-    backend: str, sizes: tuple[int, int, int, int], *, device: str, wanted: Options, extras: bool, bias: bool
+    backend: str, sizes: tuple[int, int, int, int], *, wanted: Options, extras: bool, bias: bool
 ) -> AttentionPlan:
     """On a CPU, or where PyTorch is asked for. sizes: batch, heads, queries, keys. extras: as plan_on_torch's."""
     if backend == "reference":

@@ -48,7 +48,7 @@ def decode_attention(
     row of length 0 gives 0 and -inf. A negative length leaves the row's output as it is.
     scale: default 1/sqrt(head_dim). window: a query sees at most the last `window` of its keys. softcap: scores become
     softcap * tanh(score / softcap). sinks: [heads], logits that take part in the softmax and carry no value.
-    split_size: keys of a partial result, in whole tiles of 64 or 128; default: by the row's length.
+    split_size: keys of a partial result, rounded up to whole tiles of 64 or 128; default: by the row's length.
     out: written and returned. backend: "auto", or without any falling back "gluon" (Hopper's kernel, which takes what
     stream_plan.refusal says and gives the same bits), "triton", "cpu" or "reference".
 

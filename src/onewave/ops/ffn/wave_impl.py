@@ -13,24 +13,14 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, plan_ffn
 from onewave.ops.library import check_tensors
-from onewave.wave.launch import Wave, co_resident, runs_here
-from onewave.wave.layout import MOST_BATCH
+from onewave.wave.launch import Wave, co_resident
 from onewave.wave.pack import Weight, pack_stream
 
-__all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "pack", "supports"]
+__all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "pack"]
 
 # Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 16), or one size of five.
 # What a CUDA graph has recorded is kept beside them, for good: nobody says when the graph is gone.
 _MOST_KEPT = 5
-
-
-def supports(x: Tensor) -> bool:
-    """Whether the wave runs this batch on this device at all."""
-    return (
-        runs_here(x.device)
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and 1 <= x.numel() // x.shape[-1] <= MOST_BATCH
-    )
 
 
 @dataclass(frozen=True)

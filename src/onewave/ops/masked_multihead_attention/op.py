@@ -62,9 +62,9 @@ def masked_multihead_attention(
     rotary: [rows, rotary_dim] float32, cosines then sines of each row's position; pairs are (i, i + rotary_dim / 2) for
     "neox", (2i, 2i + 1) for "interleaved"; dimensions past rotary_dim are not rotated.
     out_shift, out_smooth: [heads, head_dim]. quant_round: "half_even" or "half_away" (from zero).
-    steps_per_block: keys of a partial result of a short row, history // steps_per_block + 1 of them a head, a power of
-    two and at least a tile of 64 or 128; a long row takes several blocks together, so that few partial results have to
-    be merged. It changes rounding alone, and a CPU has no use for it.
+    steps_per_block: keys of a partial result of a short row, history // steps_per_block + 1 of them a head, rounded up
+    to a power of two and at least a tile of 64 or 128; a long row takes several blocks together, so that few partial
+    results have to be merged. It changes rounding alone, and a CPU has no use for it.
     scale: default 1/sqrt(head_dim). dtype: of the result, default the cache's; int8 where out_scale is given. backend:
     as decode_attention's, without "cpu".
 
