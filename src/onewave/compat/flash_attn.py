@@ -21,11 +21,12 @@ from onewave.compat.flash_cache import (
     checked_angles,
     lengths_before,
 )
-from onewave.ops.attention.checks import check_extras, check_kinds
+from onewave.ops.attention.checks import SMALLEST_HEAD_DIM, check_extras, check_kinds
 from onewave.ops.attention.masks import is_whole
 from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
+from onewave.ops.decode_attention.plan import MAX_QUERIES
 from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched
 
 __all__ = [
@@ -39,8 +40,6 @@ __all__ = [
 ]
 
 Window = tuple[int, int]
-_MOST_DECODE_QUERIES = 8
-_SMALLEST_HEAD_DIM = 16
 _Result = tuple[Tensor, Tensor | None]
 
 
@@ -255,7 +254,7 @@ def _decodes(q: Tensor, options: dict[str, Any]) -> bool:
     _, right = options["window"] or (None, None)
     sees_all = not options["causal"] and options["window"] is None
     # The last query of a row stands at its last key, so nothing to the right of it is hidden by any window.
-    return sees_all or num_queries == 1 or (num_queries <= _MOST_DECODE_QUERIES and (options["causal"] or right == 0))
+    return sees_all or num_queries == 1 or (num_queries <= MAX_QUERIES and (options["causal"] or right == 0))
 
 
 def _check_attends(name: str, q: Tensor, cache: FlashCache, wanted: dict[str, Any]) -> None:
@@ -386,7 +385,7 @@ def _with_scale(q: Tensor, options: dict[str, Any]) -> dict[str, Any]:
 
 def _prepared(tensor: Tensor) -> Tensor:
     """With a contiguous last axis of a length that the kernels take: a multiple of 8 from 16; zeros change nothing."""
-    missing = max(-tensor.shape[-1] % 8, _SMALLEST_HEAD_DIM - tensor.shape[-1])
+    missing = max(-tensor.shape[-1] % 8, SMALLEST_HEAD_DIM - tensor.shape[-1])
     if missing > 0:
         return torch.nn.functional.pad(tensor, (0, missing))
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -22,14 +22,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from onewave.base.errors import UnsupportedError
+from onewave.ops.attention.checks import SMALLEST_HEAD_DIM
 from onewave.ops.attention.op import attention
 from onewave.ops.decode_attention.op import decode_attention
+from onewave.ops.decode_attention.plan import MAX_QUERIES
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 
 NAME = "onewave"
-_MOST_DECODE_QUERIES = 8
-_SMALLEST_HEAD_DIM = 16
 
 
 def register() -> None:
@@ -122,9 +122,9 @@ def attention_forward(
     num_queries, head_dim, value_dim = query.shape[2], query.shape[3], value.shape[3]
     if scaling is None:
         scaling = head_dim**-0.5
-    width = max(_SMALLEST_HEAD_DIM, -(-max(head_dim, value_dim) // 8) * 8)
+    width = max(SMALLEST_HEAD_DIM, -(-max(head_dim, value_dim) // 8) * 8)
     q, k, v = (_padded(tensor, width) for tensor in (query, key, value))
-    decodes = bias is None and (num_queries == 1 or (causal and q.is_cuda and num_queries <= _MOST_DECODE_QUERIES))
+    decodes = bias is None and (num_queries == 1 or (causal and q.is_cuda and num_queries <= MAX_QUERIES))
     if decodes and q.shape[1] % k.shape[1] == 0:
         lengths = torch.full((q.shape[0],), k.shape[2], dtype=torch.int32, device=q.device)
         out = decode_attention(q, k, v, lengths, scale=scaling, window=window, softcap=softcap, sinks=s_aux)

@@ -11,14 +11,23 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.masks import as_whole, is_whole
 from onewave.ops.library import check_optional, check_tensors
 
-__all__ = ["check_cu_seqlens", "check_extras", "check_head_dim", "check_kinds", "check_out", "check_qkv"]
+__all__ = [
+    "SMALLEST_HEAD_DIM",
+    "check_cu_seqlens",
+    "check_extras",
+    "check_head_dim",
+    "check_kinds",
+    "check_out",
+    "check_qkv",
+]
 
 _MOST_TOKENS = 1 << 31
+SMALLEST_HEAD_DIM = 16
 _HALVES = (torch.float16, torch.bfloat16)
 _BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smallest: int = 16) -> None:
+def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smallest: int = SMALLEST_HEAD_DIM) -> None:
     """q, k and v among themselves. layout: the axes in words, heads second; smallest: the least head_dim."""
     check_tensors(name, q=q, k=k, v=v)
     rank = layout.count(",") + 1
@@ -44,7 +53,7 @@ def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smalle
             raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
 
 
-def check_head_dim(name: str, head_dim: int, smallest: int = 16) -> None:
+def check_head_dim(name: str, head_dim: int, smallest: int = SMALLEST_HEAD_DIM) -> None:
     """Raises UnsupportedError for one that no kernel has."""
     if head_dim % 8 or not smallest <= head_dim <= 256:
         raise UnsupportedError(
