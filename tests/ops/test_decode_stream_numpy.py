@@ -84,7 +84,7 @@ class Card:
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
     monkeypatch.setattr(gluon_impl, "stream_kernel", card)
-    monkeypatch.setattr(triton_impl, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(triton_impl, "capability", lambda device: (9, 0))
     # So that several programs have a row, and one program several rows.
     monkeypatch.setattr(gluon_impl, "num_sms", lambda device: 6)
     return card

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["current_card", "implementation", "load", "num_sms"]
+__all__ = ["capability", "current_card", "implementation", "load", "num_sms"]
 
 
 def implementation(operator: str, x: Tensor) -> ModuleType:
@@ -31,6 +31,12 @@ def current_card() -> int:
     """The number of the card that CUDA calls are for. A process that has not used CUDA begins with card 0; asking
     PyTorch would make it use CUDA."""
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return a card's compute capability; (0, 0) elsewhere."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 @cache

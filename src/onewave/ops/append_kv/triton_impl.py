@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
+from onewave.ops.backends import capability
+from onewave.ops.dependent_launch_impl import after_last, dependent_launch
 from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["append_kv"]
@@ -90,8 +92,10 @@ def append_kv_kernel(
     KIND: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """CHUNK: elements of a key that lie together: head_dim, or the packed layout's x. half: 0 without rotation."""
+    after_last(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     width = (num_heads + 2 * num_kv_heads) * head_dim
     column = tl.arange(0, BLOCK)
@@ -170,7 +174,7 @@ def append_kv(
     if tokens == 0:
         return q
     kind = {torch.int8: _INT8, torch.float8_e4m3fn: _FLOAT8}.get(k_cache.dtype, _CAST)
-    if kind == _FLOAT8 and k_cache.is_cuda and torch.cuda.get_device_capability(k_cache.device) < (8, 9):
+    if kind == _FLOAT8 and k_cache.is_cuda and capability(k_cache.device) < (8, 9):
         raise UnsupportedError("append_kv: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     packed = k_cache.ndim == 5
     angles = qkv if rotary is None else rotary.contiguous()
@@ -187,6 +191,6 @@ def append_kv(
         block_size, num_heads, num_kv_heads, head_dim, 0 if rotary is None else rotary.shape[1] // 2, eps,
         HAS_BIAS=bias is not None, Q_NORM=q_norm is not None, K_NORM=k_norm is not None, INTERLEAVED=interleaved,
         PAGED=block_table is not None, HAS_K_SCALE=k_scale is not None, HAS_V_SCALE=v_scale is not None, KIND=kind,
-        CHUNK=k_cache.shape[-1], BLOCK=triton.next_power_of_2(head_dim), num_warps=1,
+        CHUNK=k_cache.shape[-1], BLOCK=triton.next_power_of_2(head_dim), num_warps=1, **dependent_launch(q),
     )  # fmt: skip
     return q

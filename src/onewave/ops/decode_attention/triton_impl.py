@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.backends import load, num_sms
+from onewave.ops.backends import capability, load, num_sms
 from onewave.ops.decode_attention.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
 from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, undescribable
+from onewave.ops.dependent_launch_impl import has_dependent_launch
 from onewave.ops.scratch import counters, scratch
 from onewave.wave.launch_kernel import launch_kernel
 
@@ -85,7 +86,7 @@ def decode_attention(
     backend: str = "triton",
 ) -> None:
     """Write out [rows, heads, queries, head_dim] and, if given, lse; see op.decode_attention. backend: see launch."""
-    if k_cache.dtype is torch.float8_e4m3fn and k_cache.is_cuda and _capability(k_cache.device) < (8, 9):
+    if k_cache.dtype is torch.float8_e4m3fn and k_cache.is_cuda and capability(k_cache.device) < (8, 9):
         raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     launch(
         out, lse, q, k_cache, v_cache, seq_lens, block_table=block_table, k_scale=k_scale, v_scale=v_scale, scale=scale,
@@ -158,7 +159,7 @@ def launch(
     finished = None if f is None or f.finished is None else f.finished.view(torch.uint8)
     stride_q = (0, 0, 0) if q is None else q.stride()[:3]
     stride_out = out.stride()
-    pdl = _has_dependent_launch(out)
+    pdl = has_dependent_launch(out)
     tensors: dict[str, Tensor | None] = {
         "q": q, "lengths": seq_lens, "finished": finished, "table": block_table, "sinks": sinks, "mask": mask,
         "qkv": f and f.qkv, "bias": f and f.bias, "qkv_scale": f and f.qkv_out_scale, "rotary": rotary,
@@ -252,7 +253,7 @@ def _stream_call(
     """The call as stream_plan sees it."""
     given = fused.qkv if q is None and fused is not None else out if q is None else q
     return StreamCall(
-        _capability(out.device), len(out), str(given.dtype).removeprefix("torch."),
+        capability(out.device), len(out), str(given.dtype).removeprefix("torch."),
         str(k_cache.dtype).removeprefix("torch."), k_cache.ndim == 5, v_cache.shape[2],
         block_table is not None and block_table.shape[1] != 1, scaled, undescribable(k_cache, v_cache),
     )  # fmt: skip
@@ -300,17 +301,6 @@ def narrow(k_cache: Tensor, v_cache: Tensor) -> bool:
     most_keys = v_cache.shape[2] + _MOST_KEYS_PAST
     chunks = k_cache.shape[2] * k_cache.stride(2) if packed else 0
     return max(most_keys * k_stride + chunks, most_keys * v_stride) + v_cache.shape[3] < 1 << 31
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    """A card's; (0, 0) elsewhere."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
-def _has_dependent_launch(tensor: Tensor) -> bool:
-    """Whether kernels on this tensor's device can be launched before their predecessor has ended (sm_90 and newer)."""
-    return tensor.is_cuda and _capability(tensor.device) >= (9, 0)
 
 
 def _paging(plan: DecodePlan, block_table: Tensor | None, block_size: int) -> int:

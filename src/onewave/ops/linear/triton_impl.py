@@ -1,7 +1,8 @@
 """y = x W^T for few tokens: one pass over the weights at the speed of memory.
 
 `row_kernel`, one token: a program owns a few rows of W and adds W * x elementwise in registers, no shared memory; the
-loop over K is unrolled so that the next loads are in flight while the last are summed. `tile_kernel`, up to 64 tokens:
+loop over K is unrolled so that the next loads are in flight while the last are summed. Before it waits for the kernel
+that makes x, it asks for its first weights to be brought into the second-level cache. `tile_kernel`, up to 64 tokens:
 the weights are the tall operand of the tensor-core product and the tokens, padded to 16, 32 or 64, the narrow one. It
 serves the output head, whose logits it keeps in float32. In both a row of W is finished by one program, in one order:
 nothing is summed across programs.
@@ -18,11 +19,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.ops.backends import num_sms
+from onewave.ops.dependent_launch_impl import after_last, dependent_launch, has_dependent_launch
 from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["linear", "suits"]
 
 _MAX_TILE_TOKENS = 64
+# A program's request ahead, and how many have a place at once on an SM with 4 warps each: 8 MiB on an H200, what memory
+# delivers during a norm. Asking for whole rows, or in every program, was slower than not asking at all.
+_AHEAD_BYTES, _AT_ONCE = 4096, 16
+
+
+@triton.jit
+def ask_for(pointer, num_bytes):
+    """Have bytes brought into the second-level cache; one request a program. Both multiples of 16."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred one; .reg .b32 thread; mov.u32 thread, %tid.x; setp.eq.u32 one, thread, 0;"
+        " @one cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r", [pointer.to(tl.int64), num_bytes], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -36,7 +52,17 @@ def row_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
+    AHEAD_BYTES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    """AHEAD: programs that ask for the first AHEAD_BYTES of their rows before they wait; only with aligned rows."""
+    if AHEAD > 0:
+        first = tl.program_id(0) * BLOCK_N
+        if tl.program_id(0) < AHEAD:
+            own = tl.minimum(BLOCK_N, rows - first) * cols * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
+            ask_for(w_ptr + first.to(tl.int64) * cols, tl.minimum(own, AHEAD_BYTES))
+    after_last(PDL)
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     # Rows past the end re-read the last one; their results are not stored.
@@ -71,7 +97,9 @@ def tile_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_last(PDL)
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     token, k = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_K)
     w_at = w_ptr + tl.minimum(row, rows - 1)[:, None].to(tl.int64) * cols + k[None, :]
@@ -99,6 +127,12 @@ def suits(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
     return x.shape[0] == 1 or (out_dtype != x.dtype and 1 < x.shape[0] <= _MAX_TILE_TOKENS)
 
 
+def _may_ask_ahead(weight: Tensor) -> bool:
+    """Whether there is a time before the wait, and each row begins at a multiple of 16 bytes."""
+    row_bytes = weight.shape[1] * weight.element_size()
+    return has_dependent_launch(weight) and weight.data_ptr() % 16 == 0 and row_bytes % 16 == 0
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """See op.linear. x: [1 <= tokens <= 64, cols]."""
     tokens, (rows, cols) = x.shape[0], weight.shape
@@ -119,7 +153,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
             HAS_BIAS=bias is not None,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
+            AHEAD=_AT_ONCE * num_sms(x.device) if _may_ask_ahead(weight) else 0,
+            AHEAD_BYTES=_AHEAD_BYTES,
             num_warps=4,
+            **dependent_launch(out),
         )
         return out
     block_n = block_k = 128
@@ -140,5 +177,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
         EVEN=cols % block_k == 0,
         num_warps=8,
         num_stages=3,
+        **dependent_launch(out),
     )
     return out

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.ops.dependent_launch_impl import after_last, dependent_launch
 from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["add_rms_norm", "rms_norm"]
@@ -18,8 +19,10 @@ __all__ = ["add_rms_norm", "rms_norm"]
 
 @triton.jit
 def rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, total_ptr, hidden, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, residual_ptr, weight_ptr, out_ptr, total_ptr, hidden, eps, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    after_last(PDL)
     start = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)
     inside = column < hidden
@@ -71,4 +74,5 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Ten
         ADD=add,
         BLOCK=block,
         num_warps=8 if block >= 2048 else 4,
+        **dependent_launch(out),
     )

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.ops.dependent_launch_impl import after_last, dependent_launch
 from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["swiglu"]
@@ -19,7 +20,8 @@ _BLOCK = 512
 
 
 @triton.jit
-def swiglu_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def swiglu_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    after_last(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -36,5 +38,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     rows = gate_up.numel() // (2 * width)
     if rows:
-        launch_kernel(swiglu_kernel, (rows, triton.cdiv(width, _BLOCK)), gate_up, out, width, BLOCK=_BLOCK, num_warps=4)
+        grid = (rows, triton.cdiv(width, _BLOCK))
+        launch_kernel(swiglu_kernel, grid, gate_up, out, width, BLOCK=_BLOCK, num_warps=4, **dependent_launch(out))
     return out
