@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.ops import dependent_launch_impl
 from onewave.ops.append_kv import append_kv
+from onewave.ops.backends import load
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.linear import linear
 from onewave.ops.rms_norm import add_rms_norm
@@ -60,8 +62,9 @@ def one_by_one(run: Callable[[], list[Tensor]], monkeypatch: pytest.MonkeyPatch)
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr("onewave.ops.dependent_launch_impl.has_dependent_launch", never)
-        patch.setattr("onewave.ops.linear.triton_impl.has_dependent_launch", never)
+        # By their full names the operators are what their packages export, not the modules.
+        for module in (dependent_launch_impl, load("linear", "triton_impl")):
+            patch.setattr(module, "has_dependent_launch", never)
         return [found.clone() for found in run()]
 
 
