@@ -1,4 +1,8 @@
-"""Kernels launched before their predecessors have ended give what they give one by one."""
+"""Kernels launched before their predecessors have ended give what they give one by one, however late those write."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownParameterType=false
+# pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
+# (Triton ships no type information.)
 
 from __future__ import annotations
 
@@ -6,16 +10,22 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from onewave.ops import dependent_launch_impl
 from onewave.ops.append_kv import append_kv
 from onewave.ops.backends import load
 from onewave.ops.decode_attention import decode_attention
+from onewave.ops.dependent_launch_impl import after_last
+from onewave.ops.ffn import ffn
 from onewave.ops.linear import linear
-from onewave.ops.rms_norm import add_rms_norm
+from onewave.ops.masked_multihead_attention import masked_multihead_attention
+from onewave.ops.rms_norm import add_rms_norm, rms_norm
 from onewave.ops.sampling import greedy
 from onewave.ops.swiglu import swiglu
+from onewave.wave.launch_kernel import launch_kernel
 
 pytestmark = pytest.mark.gpu
 
@@ -98,3 +108,120 @@ def test_a_graph_of_dependent_launches_repeats_its_bits(tokens: int, monkeypatch
         graph.replay()
         graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@triton.jit
+def late_copy(source_ptr, target_ptr, count, BLOCK: tl.constexpr):
+    """A copy that lets the next kernel begin, and then takes its time."""
+    after_last(True)
+    for _ in range(4):
+        tl.inline_asm_elementwise(
+            "nanosleep.u32 1000; mov.u32 $0, $1;", "=r,r", [count], dtype=tl.int32, is_pure=False, pack=1
+        )
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target_ptr + at, tl.load(source_ptr + at, mask=at < count), mask=at < count)
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    made = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=made, device="cuda", dtype=torch.bfloat16)
+
+
+def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
+    """The shape of what a kernel of that name reads, and a call of it."""
+    weight, gain = randn(HIDDEN, HIDDEN, seed=1) * 0.03, randn(HIDDEN, seed=2)
+    k_cache, v_cache = (randn(2, KV_HEADS, 600, DIM, seed=seed) for seed in (3, 4))
+    lengths = torch.tensor([513, 600], device="cuda")
+    positions = lengths - 1
+    slots = torch.arange(2, device="cuda")
+    up, down = randn(INNER, HIDDEN, seed=5) * 0.03, randn(HIDDEN, INNER, seed=6) * 0.03
+    queries = randn(2, HEADS, DIM, seed=7)
+
+    def decode(q: Tensor, k: Tensor, backend: str) -> Tensor:
+        attended = decode_attention(q, k, v_cache, lengths, backend=backend)
+        assert isinstance(attended, Tensor)
+        return attended
+
+    width = HEADS + 2 * KV_HEADS
+    calls: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+        "linear": ((1, HIDDEN), lambda x: linear(x, weight)),
+        "linear, eight tokens": ((8, HIDDEN), lambda x: linear(x, weight, out_dtype=torch.float32)),
+        "rms_norm": ((3, HIDDEN), lambda x: rms_norm(x, gain, 1e-5)),
+        "swiglu": ((3, HIDDEN), swiglu),
+        "append_kv": (
+            (2, width * DIM),
+            lambda x: append_kv(x, None, k_cache, v_cache, slots, positions, num_heads=HEADS, eps=1e-5),
+        ),
+        "ffn": ((1, HIDDEN), lambda x: ffn(x, up, down, backend="wave")),
+    }
+    for backend in ("triton", "gluon"):
+        calls |= {
+            f"decode_attention, queries, {backend}": (
+                (2, HEADS, DIM),
+                lambda x, backend=backend: decode(x, k_cache, backend),
+            ),
+            f"decode_attention, keys, {backend}": (
+                (2, KV_HEADS, 600, DIM),
+                lambda x, backend=backend: decode(queries, x, backend),
+            ),
+            f"masked_multihead_attention, {backend}": (
+                (2, width * DIM),
+                lambda x, backend=backend: masked_multihead_attention(x, k_cache, v_cache, positions, backend=backend),
+            ),
+        }
+    return calls[name]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="Hopper's")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        "linear, eight tokens",
+        "rms_norm",
+        "swiglu",
+        "append_kv",
+        "ffn",
+        *(
+            f"{what}, {backend}"
+            for what in ("decode_attention, queries", "decode_attention, keys", "masked_multihead_attention")
+            for backend in ("triton", "gluon")
+        ),
+    ],
+)
+def test_a_kernel_waits_for_what_is_written_late(name: str) -> None:
+    shape, call = reader(name)
+    sources = [randn(*shape, seed=seed) for seed in (8, 9)]
+    x = torch.empty_like(sources[0])
+    expected: list[Tensor] = []
+    for source in sources:
+        x.copy_(source)
+        torch.cuda.synchronize()
+        expected.append(call(x).clone())
+        torch.cuda.synchronize()
+    assert not torch.equal(*expected)
+
+    def written_late() -> list[Tensor]:
+        found: list[Tensor] = []
+        for source in (*sources, *sources):
+            launch_kernel(
+                late_copy, (triton.cdiv(x.numel(), 1024),), source, x, x.numel(), BLOCK=1024, num_warps=1,
+                launch_pdl=True,
+            )  # fmt: skip
+            found.append(call(x))
+        return found
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        written_late()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = written_late()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(200):
+        graph.replay()
+        for at, out in enumerate(found):
+            wrong += (out != expected[at % 2]).any()
+    assert int(wrong) == 0

@@ -1,8 +1,8 @@
 """Compile Hopper's decode kernel without a card: `python decode_stream_aot.py`, one JSON line a case.
 
 Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), barriers (a
-tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers). Not under Triton's
-interpreter: TRITON_INTERPRET must be unset.
+tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), unwaited (what
+touches memory before the wait for the launch before). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -86,12 +86,14 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None
+    before, _, _ = compiled.asm["ttgir"].partition("griddepcontrol.wait")
+    unwaited = re.findall(r"tt\.load|async_tma_copy|prefetch", before)
     products = [match.start() for match in re.finditer("HMMA", code)]
     return {
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
         "products": len(products), "copies": code.count("UTMALDG"),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
-        "lost": lost_buffers(compiled.asm["ttgir"]),
+        "lost": lost_buffers(compiled.asm["ttgir"]), "unwaited": unwaited,
     }  # fmt: skip
 
 

@@ -18,14 +18,10 @@ from triton.compiler import ASTSource
 from onewave.ops.append_kv.triton_impl import append_kv_kernel
 from onewave.ops.linear.triton_impl import row_kernel, tile_kernel
 from onewave.ops.rms_norm.triton_impl import rms_norm_kernel
-from onewave.ops.sampling import triton_impl as sampling
 from onewave.ops.swiglu.triton_impl import swiglu_kernel
 
-FLOATS = {"eps": "fp32", "temperature_ptr": "*fp32", "min_p_ptr": "*fp64", "uniform_ptr": "*fp64", "most_ptr": "*fp32",
-          "logits_ptr": "*fp32", "best_ptr": "*i64", "sum_ptr": "*i64", "token_ptr": "*i64", "slots_ptr": "*i64",
-          "positions_ptr": "*i64", "table_ptr": "*i32", "rotary_ptr": "*fp32", "k_scale_ptr": "*fp32",
-          "v_scale_ptr": "*fp32"}
-LOGITS = {"PIECE": 4096}
+TYPES = {"eps": "fp32", "slots_ptr": "*i64", "positions_ptr": "*i64", "table_ptr": "*i32", "rotary_ptr": "*fp32",
+         "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
 WATCHED = {"LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "UBLKPF", "ACQBULK", "PREEXIT"}
 CASES = {
     "norm": (rms_norm_kernel, {"ADD": False, "BLOCK": 2048}),
@@ -37,11 +33,6 @@ CASES = {
     "row": (row_kernel, {"cols": 2048, "HAS_BIAS": True, "BLOCK_N": 4, "BLOCK_K": 1024, "AHEAD": 2112,
                          "AHEAD_BYTES": 4096}),
     "tile": (tile_kernel, {"HAS_BIAS": True, "BLOCK_T": 16, "BLOCK_N": 128, "BLOCK_K": 128, "EVEN": True}),
-    "best of piece": (sampling._best_of_piece, LOGITS),
-    "best of row": (sampling._best_of_row, {"MOST": 32}),
-    "most of piece": (sampling._most_of_piece, LOGITS),
-    "sum of piece": (sampling._sum_of_piece, LOGITS | {"UNIT": 2.0 ** 32, "MOST": 32}),
-    "draw of row": (sampling._draw_of_row, LOGITS | {"UNIT": 2.0 ** 32, "MOST": 32}),
 }
 tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 for name, (kernel, constants) in CASES.items():
@@ -49,7 +40,7 @@ for name, (kernel, constants) in CASES.items():
         early = capability >= 90
         fixed = constants | {"PDL": early} | ({"AHEAD": 0} if "AHEAD" in constants and not early else {})
         names = kernel.arg_names
-        types = {n: FLOATS.get(n, "*bf16" if n.endswith("_ptr") else "i32") for n in names}
+        types = {n: TYPES.get(n, "*bf16" if n.endswith("_ptr") else "i32") for n in names}
         types |= dict.fromkeys(fixed, "constexpr")
         hints = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n.endswith("_ptr")}
         source = ASTSource(kernel, types, {(names.index(n),): value for n, value in fixed.items()}, hints)
@@ -78,7 +69,7 @@ def instructions() -> dict[tuple[str, int], list[str]]:
 
 def test_nothing_but_a_request_of_the_cache_comes_before_the_wait(instructions: dict[tuple[str, int], list[str]]):
     early = {name: words for (name, capability), words in instructions.items() if capability == 90}
-    assert len(early) == 11
+    assert len(early) == 6
     for name, words in early.items():
         before = words[: words.index("ACQBULK")]
         assert before == (["UBLKPF"] if name == "row" else []), name

@@ -99,7 +99,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         assert report["shared"] <= SHARED_BYTES, name
         assert not report["torn"], f"{name}: {report['torn']}"
         assert not report["lost"], f"{name}: {report['lost']}"
-        assert report["unwaited"] == ["lanes", "records", "weights"], name  # which launches only read
+        assert not report["unwaited"], f"{name}: {report['unwaited']}"
         assert not report["early"], f"{name}: {report['early']}"
         # Before the poll, where it costs nothing, and nowhere behind it.
         held_up = [place for place in report["unwritten"] if not place.startswith("load_merged: mbarrier.wait(xempty")]

@@ -1,10 +1,11 @@
 """Kernels that begin while the one before them on the stream ends: programmatic dependent launch, sm_90 and newer.
 
-A kernel launched so gets its places as soon as every program of the one before has let it, or has ended; what it does
-until it waits runs beside the other's last programs. `after_last` comes before all that touches memory: nothing that an
-earlier kernel wrote may be read before it, nothing that one reads be written. Every program waits, so a kernel ends
-after the one before it, and whoever waits for it has waited for all. The next one is let in after that wait and not
-before, as kernels two or more ahead would take places and gain nothing (docs/log.md).
+A kernel launched so gets its places as soon as every program of the one before has let it, or has ended. `after_last`
+comes before all that touches memory: nothing that an earlier kernel wrote may be read before it, nothing that one reads
+be written; a request of the second-level cache may come before it, a copy by TMA not even of nothing, as the wait does
+not hold behind one (docs/log.md). Every program waits, so a kernel ends after the one before it, and whoever waits for
+it has waited for all. The next one is let in after that wait and not before, as kernels two or more ahead would take
+places and gain nothing.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false

@@ -15,8 +15,8 @@ Hand-offs between blocks are words in device memory that are their own flag (SYN
 the other for the next token, in this launch or the next, so nothing is reset in between. Bound: reading the weights
 once.
 
-A launch begins while the one before it ends (programmatic dependent launch): its blocks ask for their first tiles and
-records, which no launch changes, and wait for the other launch before they touch what one may have written.
+A launch begins while the one before it ends (programmatic dependent launch), and its blocks wait for that end before
+they ask for anything: behind a copy by TMA the wait does not hold (docs/log.md).
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -426,6 +426,7 @@ def wave_kernel(
     gl.thread_barrier()
     # The next launch begins when every block of this one has said so: it cannot take a place that one of them needs.
     cuda.gdc_launch_dependents()
+    cuda.gdc_wait()
     block = gl.program_id(0)
     num_tiles = gl.load(lanes + block * 4)
     first_row = gl.load(lanes + block * 4 + 1)
@@ -435,7 +436,6 @@ def wave_kernel(
     TILE: gl.constexpr = 8192 * IMAGES if FORMAT > 0 else 16384
     load_first(weights, ring, full, tiles_ahead(num_tiles, S, FLIGHT, TOKENS), first_row, row_step, TILE)
     bring_first(records, first_step, num_steps, notes, table, nfull, D > 0, TOKENS)
-    cuda.gdc_wait()
     epoch = gl.load(epochs + block)
     gl.warp_specialize(
         [

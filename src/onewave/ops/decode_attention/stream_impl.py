@@ -49,7 +49,6 @@ from onewave.ops.decode_attention.stream_parts_impl import Call
 __all__ = ["stream_kernel"]
 
 _LOG2E = gl.constexpr(1.4426950408889634)
-_PREFETCH = gl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
 _NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
 
 
@@ -321,18 +320,14 @@ def stream_kernel(
         mbarrier.init(v_full.index(i), count=1)
     fence_async_shared()
     gl.thread_barrier()
+    if PDL:
+        # First: behind a copy by TMA, even one of nothing, the wait does not hold (docs/log.md).
+        cuda.gdc_wait()
     ask_for_descriptor(k_tiles, k_ring.index(0), k_full.index(STAGES))
     ask_for_descriptor(v_tiles, v_ring.index(0), v_full.index(STAGES))
     extra: gl.constexpr = 1 if FUSED else 0
     # Every warp has all rows: no sum over them crosses warps.
     LIST: gl.constexpr = gl.BlockedLayout([max(1, ROWS // 32)], [32], [gl.num_warps()], [0])
-    if PDL:
-        # Whoever writes the lengths may still do so: they are brought near, not read.
-        gl.inline_asm_elementwise(
-            _PREFETCH, "=r,l", [(lengths + gl.minimum(gl.arange(0, ROWS, layout=LIST), num_rows - 1)).to(gl.int64)],
-            dtype=gl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-        cuda.gdc_wait()
     if ROWS == 1:
         length = row_lengths(lengths, finished, gl.to_tensor(0), True, extra, capacity, HAS_FINISHED)
         first_row = 0 * share

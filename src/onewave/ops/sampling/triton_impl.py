@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.ops.dependent_launch_impl import after_last, dependent_launch
 from onewave.wave.launch_kernel import launch_kernel
 
 __all__ = ["draw", "greedy"]
@@ -38,8 +37,7 @@ def _logits(logits_ptr, row, index, vocab, stride):
 
 
 @triton.jit
-def _best_of_piece(logits_ptr, best_ptr, vocab, stride, PIECE: tl.constexpr, PDL: tl.constexpr):
-    after_last(PDL)
+def _best_of_piece(logits_ptr, best_ptr, vocab, stride, PIECE: tl.constexpr):
     row, piece = tl.program_id(0), tl.program_id(1)
     # What stands for entries beyond the row is -inf, and its index is higher: never better than any of the row's own.
     index = _entries(piece, PIECE)
@@ -52,8 +50,7 @@ def _best_of_piece(logits_ptr, best_ptr, vocab, stride, PIECE: tl.constexpr, PDL
 
 
 @triton.jit
-def _best_of_row(best_ptr, token_ptr, pieces, MOST: tl.constexpr, PDL: tl.constexpr):
-    after_last(PDL)
+def _best_of_row(best_ptr, token_ptr, pieces, MOST: tl.constexpr):
     row = tl.program_id(0)
     piece = tl.arange(0, MOST)
     entry = tl.load(best_ptr + row * pieces + piece, mask=piece < pieces, other=-(2**63))
@@ -61,8 +58,7 @@ def _best_of_row(best_ptr, token_ptr, pieces, MOST: tl.constexpr, PDL: tl.conste
 
 
 @triton.jit
-def _most_of_piece(logits_ptr, most_ptr, vocab, stride, PIECE: tl.constexpr, PDL: tl.constexpr):
-    after_last(PDL)
+def _most_of_piece(logits_ptr, most_ptr, vocab, stride, PIECE: tl.constexpr):
     row, piece = tl.program_id(0), tl.program_id(1)
     logits = _logits(logits_ptr, row, _entries(piece, PIECE), vocab, stride)
     tl.store(most_ptr + row * tl.num_programs(1) + piece, tl.max(logits, axis=0))
@@ -89,9 +85,8 @@ def _weights(
 @triton.jit
 def _sum_of_piece(
     logits_ptr, most_ptr, temperature_ptr, min_p_ptr, sum_ptr, vocab, stride, UNIT: tl.constexpr, PIECE: tl.constexpr,
-    MOST: tl.constexpr, PDL: tl.constexpr,
+    MOST: tl.constexpr,
 ):  # fmt: skip
-    after_last(PDL)
     row, piece = tl.program_id(0), tl.program_id(1)
     pieces = tl.num_programs(1)
     index = _entries(piece, PIECE)
@@ -103,9 +98,8 @@ def _sum_of_piece(
 @triton.jit(do_not_specialize_on_alignment=["uniform_ptr"])
 def _draw_of_row(
     logits_ptr, most_ptr, temperature_ptr, min_p_ptr, sum_ptr, uniform_ptr, token_ptr, pieces, vocab, stride,
-    UNIT: tl.constexpr, PIECE: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
+    UNIT: tl.constexpr, PIECE: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    after_last(PDL)
     row = tl.program_id(0)
     number = tl.arange(0, MOST)
     sums = tl.load(sum_ptr + row * pieces + number, mask=number < pieces, other=0)
@@ -129,10 +123,8 @@ def greedy(logits: Tensor) -> Tensor:
     best = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        grid, stride, early = (rows, pieces), logits.stride(0), dependent_launch(logits)
-        launch_kernel(_best_of_piece, grid, logits, best, vocab, stride, PIECE=_PIECE, num_warps=8, **early)
-        most = triton.next_power_of_2(pieces)
-        launch_kernel(_best_of_row, (rows,), best, tokens, pieces, MOST=most, num_warps=1, **early)
+        launch_kernel(_best_of_piece, (rows, pieces), logits, best, vocab, logits.stride(0), PIECE=_PIECE, num_warps=8)
+        launch_kernel(_best_of_row, (rows,), best, tokens, pieces, MOST=triton.next_power_of_2(pieces), num_warps=1)
     return tokens
 
 
@@ -146,9 +138,9 @@ def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, un
     sums = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        grid, stride, early = (rows, pieces), logits.stride(0), dependent_launch(logits)
-        constants = {"UNIT": unit, "PIECE": _PIECE, "MOST": triton.next_power_of_2(pieces), "num_warps": 8, **early}
-        launch_kernel(_most_of_piece, grid, logits, most, vocab, stride, PIECE=_PIECE, num_warps=8, **early)
+        grid, stride = (rows, pieces), logits.stride(0)
+        constants = {"UNIT": unit, "PIECE": _PIECE, "MOST": triton.next_power_of_2(pieces), "num_warps": 8}
+        launch_kernel(_most_of_piece, grid, logits, most, vocab, stride, PIECE=_PIECE, num_warps=8)
         launch_kernel(_sum_of_piece, grid, logits, most, temperature, min_p, sums, vocab, stride, **constants)
         launch_kernel(
             _draw_of_row,
