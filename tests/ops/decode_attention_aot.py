@@ -3,7 +3,8 @@
 Each line: name, registers, stack (bytes), shared (bytes), products (tensor core instructions), copies (asynchronous
 ones), asked_first (loads before the first barrier), asked_ahead (requests of L2 for the next row), merged_at_once
 (loads of a merge before its first maximum), unset (reads of registers or spilt ones that may come before their
-writes). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+writes), sums (the layouts in which keys are compared and summed). Not under Triton's interpreter: TRITON_INTERPRET
+must be unset.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ CASES: dict[str, dict[str, Any]] = {
     "sm_90 float8": {"rows": 16, "cache": "fp8e4nv", "KV_SCALES": True},
     "sm_90 softcap, sinks, lse": {"rows": 16} | EXTRAS,
     "sm_90 mmha": {"rows": 16} | FUSED,
+    "sm_90 mmha, bfloat16 mask": {"rows": 16, "mask": "bf16"} | FUSED,
+    "sm_90 mmha D64, float16 mask": {"rows": 16, "head_dim": 64, "mask": "fp16"} | FUSED,
+    "sm_90 one row, mmha, bfloat16 mask": {"rows": 1, "mask": "bf16"} | FUSED,
     "sm_90 mmha int8": {"rows": 16, "QUANTISED": True, "HALF_AWAY": True, "INTERLEAVED": True} | FUSED,
     "sm_80 batch": {"rows": 16, "capability": 80},
 }
@@ -60,9 +64,10 @@ def report(
     cache: str = "bf16",
     capability: int = 90,
     aligned: int = 16,
+    mask: str = "fp32",
     **given: Any,
 ) -> dict[str, Any]:
-    """aligned: what head_dim and all strides of the cache are multiples of: 16, 8 or 1."""
+    """aligned: what head_dim and all strides of the cache are multiples of: 16, 8 or 1. mask: its dtype."""
     plan = plan_decode(
         num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096,
         kv_itemsize=2 if cache == "bf16" else 1, split_size=None, windowed=False, in_pieces=aligned > 1,
@@ -89,6 +94,7 @@ def report(
         "counters_ptr": "*i32",
         "k_ptr": f"*{cache}",
         "v_ptr": f"*{cache}",
+        "mask_ptr": f"*{mask}",
     }
     pointers |= dict.fromkeys(("q_ptr", "qkv_ptr", "bias_ptr"), "*bf16")
     pointers["out_ptr"] = "*i8" if constants["QUANTISED"] else "*bf16"
@@ -117,11 +123,12 @@ def report(
         code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None
+    over_keys = r"\(tensor<\d+x\d+xf32, #(\w+)>\) -> tensor<\d+xf32, #ttg.slice<\{dim = 0"
     return {
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
         "products": len(re.findall(r"HGMMA|HMMA", code)), "copies": code.count("LDGSTS"),
         "asked_first": len(re.findall(r"LDG\.", code.split("BAR.SYNC", 1)[0])), "asked_ahead": code.count("UBLKPF"),
-        "unset": reads_before_writes(code),
+        "unset": reads_before_writes(code), "sums": sorted(set(re.findall(over_keys, compiled.asm["ttgir"]))),
         "merged_at_once": len(re.findall(r"LDG\.", code.partition("ATOM")[2].partition("FMNMX")[0])),
     }  # fmt: skip
 

@@ -301,13 +301,16 @@ def split_kv_kernel(
             loaded_t = present[None, :] & in_head[:, None]
             v_at = (within * stride_v_key * UNIT)[None, :] + dim[:, None]
             v_t = tl.load(v_block + v_at, mask=loaded_t, other=0.0)
+            if HAS_MASK:
+                # Before the product: a 16-bit mask loaded after it draws the scores, and the order in which they are
+                # summed, out of the product's layout.
+                mask_at = row64 * stride_mask_row + head.to(tl.int64)[None, :] * stride_mask_head + key[:, None]
+                added = tl.load(mask_ptr + mask_at, mask=real[None, :] & present[:, None], other=0.0)
             scores = tl.dot(k.to(q.dtype), q_t, input_precision="ieee") * score_scale
             if HAS_SOFTCAP:
                 # softcap is in units of log2, as the scores are; tanh(x) = 1 - 2 / (e^2x + 1).
                 scores = softcap * (1.0 - 2.0 / (tl.exp2(scores / softcap * (2.0 * _LOG2E)) + 1.0))
             if HAS_MASK:
-                mask_at = row64 * stride_mask_row + head.to(tl.int64)[None, :] * stride_mask_head + key[:, None]
-                added = tl.load(mask_ptr + mask_at, mask=real[None, :] & present[:, None], other=0.0)
                 scores = tl.fma(added.to(tl.float32), tl.full(scores.shape, _LOG2E, tl.float32), scores)
             visible = present[:, None]
             if not ONE_QUERY:  # each sees one key more than the one before
