@@ -78,6 +78,19 @@ def one_by_one(run: Callable[[], list[Tensor]], monkeypatch: pytest.MonkeyPatch)
         return [found.clone() for found in run()]
 
 
+def recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    """A graph of the calls, and what it writes."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    return graph, found
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_a_chain_of_dependent_launches_has_the_bits_of_single_ones(
     tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -93,14 +106,7 @@ def test_a_chain_of_dependent_launches_has_the_bits_of_single_ones(
 def test_a_graph_of_dependent_launches_repeats_its_bits(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = chain(tokens, seed=1)
     expected = one_by_one(run, monkeypatch)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run()
+    graph, found = recorded(run)
     for _ in range(1000):
         for tensor in found:
             tensor.zero_()
@@ -211,14 +217,7 @@ def test_a_kernel_waits_for_what_is_written_late(name: str) -> None:
             found.append(call(x))
         return found
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        written_late()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = written_late()
+    graph, found = recorded(written_late)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(200):
         graph.replay()
