@@ -95,6 +95,12 @@ def test_the_prompts_unfinished_character_is_not_charged_to_the_answer() -> None
     assert stream(tokenizer, [3 + 0xF0, 3 + 0x9F], [], skip=True) == [""]
 
 
+def test_bytes_before_a_character_that_the_prompt_began_are_not_shown_again() -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]
+    begun = [3 + byte for byte in b"a\xff\xf0\x9f"]
+    assert "".join(stream(tokenizer, begun, [3 + 0x98, 3 + 0x80], skip=True)) == "\U0001f600"
+
+
 def test_bytes_that_can_never_become_a_character_are_shown_at_once() -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
     assert stream(tokenizer, [], [3 + 0xFF, 3 + ord("b")], skip=True) == [REPLACEMENT, "b", ""]

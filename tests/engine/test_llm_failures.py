@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from onewave import LLM, CapacityError, InvalidArgumentError, OnewaveError, SamplingParams, UnsupportedError
 from onewave.engine import prompts
 from onewave.engine.params import SamplingParams as Params
+from onewave.models.batch import Batch
 
 LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 CONFIG = {
@@ -137,3 +140,47 @@ def test_every_output_of_a_stream_has_its_own_prompt_logprobs(llm: LLM) -> None:
     first, *_, last = llm.stream([3, 4], SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1))
     assert first.prompt_logprobs == last.prompt_logprobs
     assert first.prompt_logprobs is not last.prompt_logprobs
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("boom")])
+def test_a_failed_step_does_not_keep_what_it_worked_on(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    real, kept = llm.runner.model.forward, list[weakref.ref[torch.Tensor]]()
+
+    def forward(batch: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(batch.token_ids) == 60:
+            activations = torch.empty(1000)
+            kept.append(weakref.ref(activations))
+            raise type(error)(*error.args)
+        return real(batch, *args, **kwargs)
+
+    monkeypatch.setattr(llm.runner.model, "forward", forward)
+    gc.disable()
+    try:
+        with pytest.raises((CapacityError, RuntimeError)) as found:
+            llm.generate([[5] * 60], LONG)
+        del found
+        assert [ref() for ref in kept] == [None]
+    finally:
+        gc.enable()
+
+
+def test_a_request_whose_text_cannot_be_made_leaves_its_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Broken:
+        def push(self, ids: Sequence[int]) -> str:
+            raise MemoryError("text")
+
+        def finish(self) -> str:
+            return ""
+
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with LLM(tmp_path, device="cpu", load_format="dummy", max_num_seqs=1) as llm:
+        engine = llm._engine  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(engine, "_make_detokenizer", lambda ids, skip: Broken())  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        for _ in range(2):
+            with pytest.raises(MemoryError, match="text"):
+                llm.generate([[3]], LONG)
+        monkeypatch.setattr(engine, "_make_detokenizer", None)
+        plain = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+        assert len(llm.generate([[3]], plain)[0].outputs[0].token_ids) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def open_llm(model: str, *, load_format: str = "auto", revision: str | None = No
 def _find(model: str, tokenizer: str | None, *, load_format: str, revision: str | None, progress: bool) -> None:
     """Find the model and where its tokenizer comes from, unless LLM is to ask the network; fetch aliases."""
     settings = Settings.from_env()
-    if tokenizer is not None and not Path(tokenizer).is_dir() and not _may_be_hub_id(tokenizer):
+    if tokenizer is not None and not Path(os.path.expanduser(tokenizer)).is_dir() and not _may_be_hub_id(tokenizer):
         sources.resolve(tokenizer, settings, load_format="dummy", progress=progress)
     if not _may_be_hub_id(model):
         sources.resolve(model, settings, revision=revision, load_format=load_format, progress=progress)

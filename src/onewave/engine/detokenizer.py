@@ -117,8 +117,10 @@ class _WindowReader:
         return self._show(whole)
 
     def _show(self, whole: str) -> str:
-        # The prompt's last character may have been unfinished, and is not now.
-        shown = self._shown if whole.startswith(self._shown) else self._shown.rstrip(REPLACEMENT)
+        # The last character may have been unfinished, and is not now.
+        shown = self._shown
+        while not whole.startswith(shown) and shown.endswith(REPLACEMENT):
+            shown = shown[:-1]
         new = whole[len(shown) :]
         self._ids = self._ids[-MAX_HELD_TOKENS:]
         self._shown = self._decode(self._ids)

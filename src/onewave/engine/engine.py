@@ -221,9 +221,9 @@ class Engine:
 
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
         does, so that a flood of short requests can't hold up the running ones.
-        A prompt that finds no memory ends its own request (`Request.error`). If anything is raised here (a
-        KeyboardInterrupt too) every request ends with it, because the device's state is unknown then, and the engine is
-        ready for new ones.
+        A prompt whose forward pass finds no memory ends its own request (`Request.error`). If anything is raised here
+        (a KeyboardInterrupt too) every request ends with it, because the device's state is unknown then, and the engine
+        is ready for new ones.
         """
         try:
             with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
@@ -253,8 +253,8 @@ class Engine:
         is the reason, where nobody asked for it."""
         for sample in request.samples:
             if not sample.finished:
+                request.error = error  # first: another thread may look as soon as the sample has ended
                 sample.abort()
-                request.error = error
                 self._scheduler.remove(sample)
                 self._rows_changed = True
         request.note_finished()
@@ -263,8 +263,8 @@ class Engine:
     def abort_all(self, error: BaseException | None = None) -> None:
         """Drop every request and whatever is in flight. error: as of `abort`."""
         for sample in (*self._scheduler.waiting, *self._scheduler.running.values()):
-            sample.abort()
             sample.request.error = error
+            sample.abort()
             self._scheduler.remove(sample)
             sample.request.note_finished()
         unread = bool(self._in_flight)

@@ -339,7 +339,12 @@ class LLM:
         """One step, unless another thread's steps have finished these requests meanwhile."""
         with self._lock:
             if not all(request.finished for request in requests):
-                self._open_engine().step()
+                try:
+                    self._open_engine().step()
+                except BaseException:
+                    for request in requests:  # told here; kept, it would keep the step's tensors
+                        request.error = None
+                    raise
         _raise_failures(requests)
 
     def _abort(self, requests: list[Request]) -> None:
@@ -381,13 +386,18 @@ def _template_arguments(template: str | None, variables: Mapping[str, Any] | Non
 def _raise_failures(requests: Sequence[Request]) -> None:
     """Raise what ended a request that nobody asked to end: the error itself, if it is one of ours."""
     error = next((request.error for request in requests if request.error is not None), None)
-    if isinstance(error, OnewaveError):
-        raise error
-    if error is not None:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise OnewaveError(
-            "request", got=f"ended with a step that another call made ({reason})", next="Send it again."
-        ) from error
+    for request in requests:  # a traceback holds what the step was working on
+        request.error = None
+    try:
+        if isinstance(error, OnewaveError):
+            raise error
+        if error is not None:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise OnewaveError(
+                "request", got=f"ended with a step that another call made ({reason})", next="Send it again."
+            ) from error
+    finally:
+        del error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,7 +117,7 @@ def find_tokenizer(
     from onewave.engine.tokenizer import load_tokenizer
 
     if named is not None:
-        path = Path(named).expanduser()
+        path = Path(os.path.expanduser(named))  # leaves a user whom nobody knows as it is
         if path.is_dir():
             return load_tokenizer(ModelLocation("hf", path, path.name)), None
         return load_tokenizer(resolve(named, settings, load_format="dummy", progress=False)), None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, RequestMetrics, RequestOutput
@@ -86,7 +87,9 @@ class Sample:
         """End without another token."""
         if self.finish_reason is None:
             if not self._follows_text:
-                self._push(self.token_ids, last=True)
+                # Whatever a tokenizer raises: who aborts wants the slot back.
+                with suppress(Exception):
+                    self._push(self.token_ids, last=True)
             self.finish_reason = "abort"
 
     def output(self) -> CompletionOutput:
