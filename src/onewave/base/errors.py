@@ -50,6 +50,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # a number of more digits than Python turns into text
         return "a number of thousands of digits"
+    except RecursionError:
+        return f"a {type(value).__name__} nested too deep to show"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

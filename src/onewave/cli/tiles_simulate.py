@@ -63,9 +63,13 @@ def simulate_command(
     cut = None if tile is None else parse_tile(tile)
     if cache_panels is not None:
         _refuse_beside_panels(
-            cache=cache, level=level, sync=sync, trace=trace, perfetto=perfetto, mode=mode if mode != "wave" else None,
-            skew=skew or None, workers=workers if workers != 132 else None,
-            co_resident=co_resident if co_resident != 1 else None,
+            "--tile, --order, --policy and --json beside --cache-panels",
+            cache=cache, level=level, sync=sync, trace=trace, perfetto=perfetto, kv_heads=kv_heads, skew=skew or None,
+            fused=fused or None, causal=causal or None,
+            **_changed(
+                mode=(mode, "wave"), queues=(queues, "ticket"), workers=(workers, 132), co_resident=(co_resident, 1),
+                dtype=(dtype, "bf16"), splits=(splits, 1), context=(context, 4096), batch=(batch, 1),
+            ),
         )  # fmt: skip
         _simulate_panels(program, sizes or [], cut or (128, 128, 64), order or "row", cache_panels, policy, as_json)
         return
@@ -119,6 +123,14 @@ def bounds_command(
     machine = Machine(workers=workers)
     cut = None if tile is None else parse_tile(tile)
     if cache_panels is not None:
+        _refuse_beside_panels(
+            "--tile and --json beside --cache-panels",
+            cache=cache, kv_heads=kv_heads, fused=fused or None, causal=causal or None,
+            **_changed(
+                workers=(workers, 132), dtype=(dtype, "bf16"), splits=(splits, 1), context=(context, 4096),
+                batch=(batch, 1),
+            ),
+        )  # fmt: skip
         rows, cols = _panel_grid(program, sizes or [], cut or (128, 128, 64))
         found: tuple[Bound, ...] = panel_bounds(rows, cols, cache_panels)
         results = _panel_results(rows, cols, cache_panels)
@@ -259,11 +271,15 @@ def _simulate_panels(
     tables.show(table)
 
 
-def _refuse_beside_panels(**options: object) -> None:
+def _changed(**options: tuple[object, object]) -> dict[str, object]:
+    """The options that are not as they are by default: None where one is. Each: what it is, and its default."""
+    return {name: None if value == default else value for name, (value, default) in options.items()}
+
+
+def _refuse_beside_panels(allowed: str, **options: object) -> None:
     """Whole panels are counted without time, caches or workers."""
     for name, value in options.items():
         if value is not None:
-            allowed = "--tile, --order, --policy and --json beside --cache-panels"
             raise InvalidArgumentError(f"--{name.replace('_', '-')}", got=shown(str(value)), allowed=allowed)
 
 
