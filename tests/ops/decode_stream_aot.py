@@ -2,7 +2,8 @@
 
 Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), barriers (a
 tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), unwaited (what
-touches memory before the wait for the launch before). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+touches memory before the wait for the launch before), carried (values that the loader takes from one row to the
+next). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         "GROUP": 4, "TILES": plan.tiles, "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1,
         "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d,
         "BLOCK_H": plan.block_h, "STAGES": tile.stages, "FLIGHT": tile.flight, "LOADER": tile.loader, "PAGING": 0,
-        "PAGE": 0, "ONE_QUERY": num_queries == 1, "ROWS": plan.rows_looked_at(rows), "PDL": True, "UNROLL": plan.unroll,
+        "PAGE": 0, "ONE_QUERY": num_queries == 1, "ROWS": plan.rows_looked_at(rows), "UNROLL": plan.unroll,
     } | given  # fmt: skip
     page = constants["PAGE"]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -88,12 +89,16 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
     assert found is not None
     before, _, _ = compiled.asm["ttgir"].partition("griddepcontrol.wait")
     unwaited = re.findall(r"tt\.load|async_tma_copy|prefetch", before)
+    _, _, loader = compiled.asm["ttgir"].partition("partition0(")
+    rows_loop = re.search(r"scf\.for .*? iter_args\((.*?)\) ->", loader)
+    assert rows_loop is not None
     products = [match.start() for match in re.finditer("HMMA", code)]
     return {
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
         "products": len(products), "copies": code.count("UTMALDG"),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
         "lost": lost_buffers(compiled.asm["ttgir"]), "unwaited": unwaited,
+        "carried": rows_loop[1].count("="),
     }  # fmt: skip
 
 

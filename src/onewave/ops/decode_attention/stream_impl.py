@@ -295,8 +295,8 @@ def stream_kernel(
     HAS_MASK: gl.constexpr,
     HAS_LSE: gl.constexpr, FUSED: gl.constexpr, HAS_FINISHED: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_QKV_SCALE: gl.constexpr, INTERLEAVED: gl.constexpr, HAS_SHIFT: gl.constexpr, HAS_SMOOTH: gl.constexpr,
-    QUANTISED: gl.constexpr, HALF_AWAY: gl.constexpr, ROWS: gl.constexpr, PDL: gl.constexpr,
-    UNROLL: gl.constexpr, WIDE: gl.constexpr, LOADER: gl.constexpr,
+    QUANTISED: gl.constexpr, HALF_AWAY: gl.constexpr, ROWS: gl.constexpr, UNROLL: gl.constexpr, WIDE: gl.constexpr,
+    LOADER: gl.constexpr,
 ):  # fmt: skip
     """One program: see the top of this file. Arguments and constants: as split_kv_kernel's of the same names.
 
@@ -320,9 +320,8 @@ def stream_kernel(
         mbarrier.init(v_full.index(i), count=1)
     fence_async_shared()
     gl.thread_barrier()
-    if PDL:
-        # First: behind a copy by TMA, even one of nothing, the wait does not hold (docs/log.md).
-        cuda.gdc_wait()
+    # First: behind a copy by TMA, even one of nothing, the wait does not hold (docs/log.md).
+    cuda.gdc_wait()
     ask_for_descriptor(k_tiles, k_ring.index(0), k_full.index(STAGES))
     ask_for_descriptor(v_tiles, v_ring.index(0), v_full.index(STAGES))
     extra: gl.constexpr = 1 if FUSED else 0
@@ -354,5 +353,5 @@ def stream_kernel(
         stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP, TILES, SPLIT,
         LOG_SMALLEST, DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY,
         HAS_SOFTCAP, HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT,
-        HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, PDL, UNROLL,
+        HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, UNROLL,
     ), first_row, last_row, first_at, length, share_begin, share_end, head_tile, LOADER)  # fmt: skip

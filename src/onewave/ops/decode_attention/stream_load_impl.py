@@ -4,8 +4,6 @@ Keys lie one after another, in blocks that a table names and that hold whole til
 put together from pieces of a page by 64 columns, each to where the whole tile has it. Which pages those are is asked
 for before the wait for a free place, so that the answer is there when the place is.
 """
-# ruff: noqa: SIM102
-# (What is decided by a constant must stay a statement of its own.)
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
@@ -110,9 +108,8 @@ def load_tiles(c, first_row, last_row, first_at, first_length, share_begin, shar
         if c.PAGING == 1:
             block = gl.load(c.table + row.to(gl.int64) * c.stride_table).to(gl.int32)
         for start in range(begin, end, c.BLOCK_N):
-            if c.PDL:
-                if (row == last_row) & (start + c.BLOCK_N >= end):
-                    cuda.gdc_launch_dependents()
+            if (row == last_row) & (start + c.BLOCK_N >= end):
+                cuda.gdc_launch_dependents()
             key = start
             if c.PAGING == 2:
                 block = gl.load(c.table + row.to(gl.int64) * c.stride_table + start // c.block_size).to(gl.int32)

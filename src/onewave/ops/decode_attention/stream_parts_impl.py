@@ -106,5 +106,4 @@ class Call(NamedTuple):
     QUANTISED: Any
     HALF_AWAY: Any
     ROWS: Any
-    PDL: Any
     UNROLL: Any
