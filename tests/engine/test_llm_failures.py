@@ -16,6 +16,7 @@ import torch
 from onewave import LLM, CapacityError, InvalidArgumentError, OnewaveError, SamplingParams, UnsupportedError
 from onewave.engine import prompts
 from onewave.engine.params import SamplingParams as Params
+from onewave.engine.request import Sample
 from onewave.models.batch import Batch
 
 LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -53,11 +54,8 @@ def test_a_step_that_fails_is_told_to_everybody_whose_request_it_ended(
     fail_once(monkeypatch, llm, "decode", RuntimeError("boom"), lambda *_: True)
     with pytest.raises(RuntimeError, match=r"^boom$"):
         llm.generate([5], LONG)
-    with pytest.raises(
-        OnewaveError, match=r"a step that another call made .RuntimeError: boom.. Send it again"
-    ) as found:
+    with pytest.raises(OnewaveError, match=r"a step that another call made .RuntimeError: boom.. Send it again"):
         list(stream)
-    assert isinstance(found.value.__cause__, RuntimeError)
     assert len(llm.generate([3, 4], LONG)[0].outputs[0].token_ids) == 40
 
 
@@ -164,6 +162,87 @@ def test_a_failed_step_does_not_keep_what_it_worked_on(
         assert [ref() for ref in kept] == [None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("look", ["not asked again", "closed"])
+def test_a_stream_that_does_not_look_keeps_nothing_of_a_step_that_failed(
+    look: str, monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    stream = llm.stream([3, 4], LONG)
+    next(stream)
+    real, kept = llm.runner.model.forward, list[weakref.ref[torch.Tensor]]()
+
+    def forward(batch: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(batch.token_ids) == 60:
+            activations = torch.empty(1000)
+            kept.append(weakref.ref(activations))
+            raise RuntimeError("boom")
+        return real(batch, *args, **kwargs)
+
+    monkeypatch.setattr(llm.runner.model, "forward", forward)
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="boom") as found:
+            llm.generate([[5] * 60], LONG)
+        del found
+        if look == "closed":
+            stream.close()
+        assert [ref() for ref in kept] == [None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_whoever_sees_a_request_ended_sees_why(all_of_them: bool, monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    engine = llm._engine  # pyright: ignore[reportPrivateUsage]
+    assert engine is not None
+    request = engine.add(None, [3, 4], LONG)
+    real, seen = Sample.abort, list[object]()
+
+    def abort(sample: Sample) -> None:
+        seen.append(sample.request.failure)
+        real(sample)
+
+    monkeypatch.setattr(Sample, "abort", abort)
+    if all_of_them:
+        engine.abort_all(RuntimeError("boom"))
+    else:
+        engine.abort(request, CapacityError("boom"))
+    assert request.finished
+    assert seen == [request.failure]
+    assert isinstance(request.failure, OnewaveError)
+
+
+def test_each_request_has_an_error_of_its_own(llm: LLM) -> None:
+    engine = llm._engine  # pyright: ignore[reportPrivateUsage]
+    assert engine is not None
+    requests = [engine.add(None, [3, 4], LONG) for _ in range(2)]
+    error = CapacityError("memory", got="none", next="Wait.")
+    engine.abort_all(error)
+    first, second = (request.failure for request in requests)
+    assert isinstance(first, CapacityError)
+    assert str(first) == str(second) == str(error)
+    assert first is not second
+    assert error not in (first, second)
+
+
+@pytest.mark.parametrize("asked", [{"prompt_logprobs": 1}, {"presence_penalty": 0.5}])
+def test_what_is_asked_about_a_prompt_ends_its_own_request_alone_if_it_finds_no_memory(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    stream = llm.stream([3, 4], LONG)
+    next(stream)
+
+    def no_memory(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine = llm._engine  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(engine, "_prompt_logprobs", no_memory)
+    monkeypatch.setattr(engine._sampler, "seen", no_memory)  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+    with pytest.raises(CapacityError, match="prompt_logprobs or penalties of 5 tokens: do not fit beside the model"):
+        llm.generate([[5] * 5], SamplingParams(max_tokens=4, **asked))
+    last = list(stream)[-1].outputs[0]
+    assert (last.finish_reason, len(last.token_ids)) == ("length", 40)
 
 
 def test_a_request_whose_text_cannot_be_made_leaves_its_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 Each line: name, registers, stack (bytes), shared (bytes), products (tensor core instructions), copies (asynchronous
 ones), asked_first (loads before the first barrier), asked_ahead (requests of L2 for the next row), merged_at_once
 (loads of a merge before its first maximum), unset (reads of registers or spilt ones that may come before their
-writes), sums (the layouts in which keys are compared and summed). Not under Triton's interpreter: TRITON_INTERPRET
-must be unset.
+writes), sums (the layouts in which keys are compared and summed), unwaited (what touches memory before the wait for
+the launch before; None without one). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ def report(
         code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None
+    opcodes = re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z]+)", code)
+    before = opcodes[: opcodes.index("ACQBULK")] if "ACQBULK" in opcodes else None
     over_keys = r"\(tensor<\d+x\d+xf32, #(\w+)>\) -> tensor<\d+xf32, #ttg.slice<\{dim = 0"
     return {
         "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
@@ -130,6 +132,7 @@ def report(
         "asked_first": len(re.findall(r"LDG\.", code.split("BAR.SYNC", 1)[0])), "asked_ahead": code.count("UBLKPF"),
         "unset": reads_before_writes(code), "sums": sorted(set(re.findall(over_keys, compiled.asm["ttgir"]))),
         "merged_at_once": len(re.findall(r"LDG\.", code.partition("ATOM")[2].partition("FMNMX")[0])),
+        "unwaited": before and [opcode for opcode in before if re.match(r"LD[^C]|ST|ATOM|RED|UTMA|UBLK", opcode)],
     }  # fmt: skip
 
 

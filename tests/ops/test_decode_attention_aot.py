@@ -41,6 +41,11 @@ def test_it_compiles_for_the_card_with_tensor_cores_and_copies_ahead(name: str, 
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_nothing_touches_memory_before_the_wait_for_the_launch_before(name: str, reports: dict[str, Any]) -> None:
+    assert reports[name]["unwaited"] == ([] if name.startswith("sm_90") else None)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_nothing_is_read_that_was_not_written(name: str, reports: dict[str, Any]) -> None:
     assert reports[name]["unset"] == []
 

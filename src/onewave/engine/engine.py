@@ -28,13 +28,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from onewave.base.errors import CapacityError
+from onewave.base.errors import CapacityError, OnewaveError
+from onewave.engine.failures import told_to_others, without_frames
 from onewave.engine.host_copies import HostLogprobs, to_list, to_pinned
 from onewave.engine.output import Logprob, Logprobs
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Detokenizer, Request, Sample
 from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
+from onewave.memory.shortage import is_out_of_memory
 from onewave.ops.sampling import TokenLogprobs, stream_key, token_logprobs
 from onewave.wave.layout import limit_words
 
@@ -221,9 +223,9 @@ class Engine:
 
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
         does, so that a flood of short requests can't hold up the running ones.
-        A prompt whose forward pass finds no memory ends its own request (`Request.error`). If anything is raised here
-        (a KeyboardInterrupt too) every request ends with it, because the device's state is unknown then, and the engine
-        is ready for new ones.
+        A prompt that finds no memory ends its own request (`Request.failure`). If anything is raised here (a
+        KeyboardInterrupt too) every request ends with it, because the device's state is unknown then, and the engine is
+        ready for new ones.
         """
         try:
             with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
@@ -248,12 +250,12 @@ class Engine:
         self._read(self._runner.run_ahead if launched else 0)
         self._end_launches_for_nobody()
 
-    def abort(self, request: Request, error: BaseException | None = None) -> None:
-        """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. error: what
+    def abort(self, request: Request, failure: OnewaveError | None = None) -> None:
+        """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. failure: what
         is the reason, where nobody asked for it."""
         for sample in request.samples:
             if not sample.finished:
-                request.error = error  # first: another thread may look as soon as the sample has ended
+                request.failure = failure  # first: another thread may look as soon as the sample has ended
                 sample.abort()
                 self._scheduler.remove(sample)
                 self._rows_changed = True
@@ -261,9 +263,9 @@ class Engine:
         self._end_launches_for_nobody()
 
     def abort_all(self, error: BaseException | None = None) -> None:
-        """Drop every request and whatever is in flight. error: as of `abort`."""
+        """Drop every request and whatever is in flight. error: what a step raised."""
         for sample in (*self._scheduler.waiting, *self._scheduler.running.values()):
-            sample.request.error = error
+            sample.request.failure = None if error is None else told_to_others(error)
             sample.abort()
             self._scheduler.remove(sample)
             sample.request.note_finished()
@@ -283,26 +285,37 @@ class Engine:
 
     def _prefill(self, slot: int, sample: Sample) -> None:
         """Run a prompt and read its first token."""
-        request = sample.request
-        params, prompt = request.params, request.prompt_token_ids
-        # Surplus steps of the slot's last owner may still be queued and write entries. They run before this prefill
-        # on the same stream, and a sequence reads no entry that it has not written itself: nobody sees the leftover.
-        wants_prompt = params.prompt_logprobs is not None and request.prompt_logprobs is None
         try:
-            logits = self._runner.prefill(slot, prompt, all_logits=wants_prompt)
+            logits = self._run_prompt(slot, sample.request)
         except CapacityError as error:
-            self.abort(request, error)
+            self.abort(sample.request, without_frames(error))
             return
-        if wants_prompt:
-            assert params.prompt_logprobs is not None
-            request.prompt_logprobs = self._prompt_logprobs(logits, prompt, params.prompt_logprobs)
-            logits = logits[-1:]
-        self._sampler.begin(slot, prompt, params)
         sampled = self._sampler.plan([self._sampler_row(slot, sample)])(logits)
         sample.launched = 1
         self._rows_changed = True
         self._launch_copy([sample], sampled)
         self._read(0)
+
+    def _run_prompt(self, slot: int, request: Request) -> Tensor:
+        """Logits of a prompt's last token, float32 [1, vocab]; notes what is asked about the prompt itself."""
+        params, prompt = request.params, request.prompt_token_ids
+        # Surplus steps of the slot's last owner may still be queued and write entries. They run before this prefill
+        # on the same stream, and a sequence reads no entry that it has not written itself: nobody sees the leftover.
+        wanted = params.prompt_logprobs if request.prompt_logprobs is None else None
+        logits = self._runner.prefill(slot, prompt, all_logits=wanted is not None)
+        try:
+            if wanted is not None:
+                request.prompt_logprobs = self._prompt_logprobs(logits, prompt, wanted)
+            self._sampler.begin(slot, prompt, params)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise CapacityError(
+                f"prompt_logprobs or penalties of {len(prompt)} tokens",
+                got=f"do not fit beside the model on {self._runner.device}",
+                next="Ask for neither, or lower max_model_len or max_num_seqs.",
+            ) from error
+        return logits[-1:]
 
     def _decode(self) -> bool:
         """Launch one step of all rows that need more tokens; False when there are none."""

@@ -11,7 +11,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from onewave.base.errors import InvalidArgumentError, OnewaveError, TokenizerError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments, check_place
 from onewave.engine.engine import Engine
@@ -339,12 +339,7 @@ class LLM:
         """One step, unless another thread's steps have finished these requests meanwhile."""
         with self._lock:
             if not all(request.finished for request in requests):
-                try:
-                    self._open_engine().step()
-                except BaseException:
-                    for request in requests:  # told here; kept, it would keep the step's tensors
-                        request.error = None
-                    raise
+                self._open_engine().step()
         _raise_failures(requests)
 
     def _abort(self, requests: list[Request]) -> None:
@@ -384,20 +379,10 @@ def _template_arguments(template: str | None, variables: Mapping[str, Any] | Non
 
 
 def _raise_failures(requests: Sequence[Request]) -> None:
-    """Raise what ended a request that nobody asked to end: the error itself, if it is one of ours."""
-    error = next((request.error for request in requests if request.error is not None), None)
-    for request in requests:  # a traceback holds what the step was working on
-        request.error = None
-    try:
-        if isinstance(error, OnewaveError):
-            raise error
-        if error is not None:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise OnewaveError(
-                "request", got=f"ended with a step that another call made ({reason})", next="Send it again."
-            ) from error
-    finally:
-        del error
+    """Raise what ended a request that nobody asked to end."""
+    for request in requests:
+        if request.failure is not None:
+            raise request.failure
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from onewave.base.errors import OnewaveError
 from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, RequestMetrics, RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.stop_strings import find_stop, num_held_back
@@ -133,7 +134,7 @@ class Request:
 
     end_ids: token ids that end a sample (EOS unless ignored, and stop tokens). max_new_tokens: what max_tokens and
     max_model_len leave. keys: the random stream of each sample. streaming: someone reads the text as it grows.
-    error: what ended the request, where that was neither its tokens nor its caller.
+    failure: what ended the request, where that was neither its tokens nor its caller.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Request:
         self.max_new_tokens = max_new_tokens
         self.streaming = streaming
         self.prompt_logprobs: list[Logprobs | None] | None = None
-        self.error: BaseException | None = None
+        self.failure: OnewaveError | None = None
         self.samples = [
             Sample(self, i, key, make_detokenizer() if make_detokenizer else None) for i, key in enumerate(keys)
         ]

@@ -166,7 +166,7 @@ class Wave:
         self._endless = torch.tensor(endless, dtype=torch.int64, device=device)
         self._likeliest = torch.zeros(1, dtype=torch.float64, device=device)
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
-        # A launch reads weights, records and lanes before it waits for what is ahead of it on its stream.
+        # The first launch may be on another stream than what has made weights, records and lanes.
         torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
@@ -238,8 +238,7 @@ class Wave:
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
         self._constants |= self._resources(paged=table is not None)
         self._bound = (k, v, table)
-        # Behind the last launch, which reads it. Blocking, from ordinary memory: the next one reads it before it waits
-        # for what is ahead of it.
+        # Behind the last launch, which reads it. Blocking, from ordinary memory: the next one may be on another stream.
         if self.device.type == "cuda":
             self._after_last()
         with torch.inference_mode():  # as it may have been made there

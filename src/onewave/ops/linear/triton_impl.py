@@ -26,9 +26,9 @@ from onewave.wave.launch_kernel import launch_kernel
 __all__ = ["linear", "suits"]
 
 _MAX_TILE_TOKENS = 64
-# A program's request ahead, and how many have a place at once on an SM with 4 warps each: 8 MiB on an H200, what memory
-# delivers during a norm. Asking for whole rows, or in every program, was slower than not asking at all.
-_AHEAD_BYTES, _AT_ONCE = 4096, 16
+# A program's request ahead, and how many programs an SM make one: 8 MiB on an H200, what memory delivers during a norm.
+# Half of them have a place before the wait. Asking for whole rows, or in every program, was slower than not at all.
+_AHEAD_BYTES, _ASKING = 4096, 16
 
 
 @triton.jit
@@ -128,9 +128,9 @@ def suits(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
 
 
 def _may_ask_ahead(weight: Tensor) -> bool:
-    """Whether there is a time before the wait, and each row begins at a multiple of 16 bytes."""
+    """Whether there is a time before the wait, and something to ask for: rows that begin at multiples of 16 bytes."""
     row_bytes = weight.shape[1] * weight.element_size()
-    return has_dependent_launch(weight) and weight.data_ptr() % 16 == 0 and row_bytes % 16 == 0
+    return has_dependent_launch(weight) and row_bytes > 0 and weight.data_ptr() % 16 == 0 and row_bytes % 16 == 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
@@ -153,7 +153,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
             HAS_BIAS=bias is not None,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
-            AHEAD=_AT_ONCE * num_sms(x.device) if _may_ask_ahead(weight) else 0,
+            AHEAD=_ASKING * num_sms(x.device) if _may_ask_ahead(weight) else 0,
             AHEAD_BYTES=_AHEAD_BYTES,
             num_warps=4,
             **dependent_launch(out),
