@@ -307,6 +307,31 @@ def test_a_cache_stays_out_of_the_graph_of_gradients():
     [
         (lambda q: flash_attn_func(q, q, q, dropout_p=0.1), UnsupportedError, "dropout_p: 0.1"),
         (lambda q: flash_attn_func(q, q, q, return_attn_probs=True), UnsupportedError, "return_lse"),
+        (lambda q: flash_attn_func(q, q, q, dropout_p=q), UnsupportedError, "dropout_p"),
+        (lambda q: flash_attn_func(q, q, q, softcap=q), InvalidArgumentError, "softcap"),
+        (lambda q: flash_attn_func(q, q, q, causal="False"), InvalidArgumentError, "causal: 'False'"),
+        (
+            lambda q: flash_attn_with_kvcache(q, q, q, cache_seqlens=torch.tensor([2**32 + 3, 1])),
+            InvalidArgumentError,
+            "seq_lens: 5; allowed: up to 4",
+        ),
+        (
+            lambda q: flash_attn_with_kvcache(q, q, q, cache_batch_idx=torch.tensor([0.9, 1.9])),
+            UnsupportedError,
+            "cache_batch_idx: dtype: torch.float32",
+        ),
+        (
+            lambda q: flash_attn_with_kvcache(q, q, q, block_table=torch.zeros(2, 1)),
+            UnsupportedError,
+            "block_table: dtype: torch.float32",
+        ),
+        (
+            lambda q: flash_attn_with_kvcache(
+                q[:, :1], q[:1].expand(2, -1, -1, -1), q, q[:, :1], q[:, :1], cache_seqlens=0
+            ),
+            ShapeError,
+            "elements of their own",
+        ),
         (lambda q: flash_attn_func(q[0], q, q), ShapeError, "batch, seq, heads, head_dim"),
         (lambda q: flash_attn_qkvpacked_func(q), ShapeError, "3, heads, head_dim"),
         (lambda q: flash_attn_with_kvcache(q, q, q, cache_leftpad=q), UnsupportedError, "cache_leftpad"),

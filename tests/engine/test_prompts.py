@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.params import SamplingParams
@@ -18,6 +19,8 @@ def test_every_form_of_a_prompt_is_understood() -> None:
     assert parse_prompts(["hi", "hi"]) == [text, text]
     assert parse_prompts([1, 2]) == [ids]
     assert parse_prompts(np.array([1, 2])) == [ids]  # type: ignore[arg-type] (works all the same)
+    assert parse_prompts(torch.tensor([1, 2])) == [ids]  # type: ignore[arg-type]
+    assert parse_prompts({"prompt_token_ids": torch.tensor([1, 2])}) == [ids]  # type: ignore[typeddict-item]
     assert parse_prompts([[1, 2], (1, 2)]) == [ids, ids]
     assert parse_prompts({"prompt": "hi"}) == [text]
     assert parse_prompts({"prompt_token_ids": [1, 2]}) == [ids]
@@ -42,6 +45,8 @@ def test_every_form_of_a_prompt_is_understood() -> None:
         {"prompt": 3},
         [None],
         object(),
+        np.array(5),
+        {"prompt_token_ids": torch.tensor(3)},
     ],
 )
 def test_anything_else_is_refused_in_one_line(prompts: Any) -> None:

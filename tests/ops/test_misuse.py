@@ -23,10 +23,49 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
 
 
+def packed(starts: list[int], longest: int = 6) -> object:
+    q, cu_seqlens = randn(6, 2, 32), torch.tensor(starts, dtype=torch.int32)
+    return ops.attention_varlen(q, q, q, cu_seqlens, cu_seqlens, longest, 6)
+
+
 X, Q, CACHE = randn(3, 16), randn(1, 4, 5, 32), randn(2, 2, 8, 16)
 SLOT, STARTS, FLASH_CACHE = torch.tensor([0]), torch.tensor([0, 4], dtype=torch.int32), randn(1, 8, 2, 16)
 REFUSED: dict[str, tuple[Callable[[], Any], type[OnewaveError], str]] = {
     "norm, wild weight": (lambda: ops.rms_norm(X, randn(16).to(META), 1e-6), UnsupportedError, "one device"),
+    "norm, sparse": (lambda: ops.rms_norm(X.to_sparse(), randn(16), 1e-6), UnsupportedError, "a dense tensor"),
+    "linear, whole numbers": (lambda: ops.linear(X.long(), X.long()), UnsupportedError, "torch.bfloat16"),
+    "attention, causal in words": (
+        lambda: ops.attention(Q, Q, Q, causal="False"),
+        InvalidArgumentError,
+        "'False'; allowed: True or False",  # pyright: ignore[reportArgumentType]
+    ),
+    "attention, causal a mask": (
+        lambda: ops.attention(Q, Q, Q, causal=torch.ones(5, 5)),
+        InvalidArgumentError,
+        "a Tensor; allowed: True or False",  # pyright: ignore[reportArgumentType]
+    ),
+    "packed, beyond the tokens": (lambda: packed([0, 60]), InvalidArgumentError, "cu_seqlens_q"),
+    "packed, back and forth": (lambda: packed([0, 4, 2, 6]), InvalidArgumentError, "cu_seqlens_q"),
+    "packed, longer than was said": (lambda: packed([0, 6], longest=3), InvalidArgumentError, "max_seqlen_q"),
+    "append, a cache expanded": (
+        lambda: ops.append_kv(randn(1, 64), None, CACHE[:1].expand(2, -1, -1, -1), CACHE, SLOT, SLOT, num_heads=0 + 2),
+        ShapeError,
+        "elements of their own",
+    ),
+    "masked attention, a cache expanded": (
+        lambda: ops.masked_multihead_attention(
+            randn(2, 96), CACHE, CACHE[:1].expand(2, -1, -1, -1), torch.tensor([1, 1])
+        ),
+        ShapeError,
+        "cache_v",
+    ),
+    "warm, no device": (lambda: ops.warm("bogus"), InvalidArgumentError, "warm: device: 'bogus'"),
+    "warm, nothing": (lambda: ops.warm(None), InvalidArgumentError, "warm: device: None"),  # pyright: ignore[reportArgumentType]
+    "explain, no dtype": (
+        lambda: ops.explain("linear", (2, 3), (4, 3), dtype=3),
+        UnsupportedError,
+        "explain: dtype: 3",
+    ),  # pyright: ignore[reportArgumentType]
     "norm, no hidden": (lambda: ops.rms_norm(randn(3, 0), randn(0), 1e-6), ShapeError, "at least 1"),
     "norm, list": (lambda: ops.rms_norm([1.0], randn(1), 1e-6), InvalidArgumentError, "x: list"),
     "norm, residual": (lambda: ops.add_rms_norm(X, X.int(), randn(16), 1e-6), UnsupportedError, "torch.int32 on cpu"),
@@ -328,3 +367,25 @@ def test_numbers_that_a_compiler_does_not_know_yet(call: Callable[[Tensor, float
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
     for scale in (0.3, 0.2):
         torch.testing.assert_close(compiled(Q, scale), call(Q, scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_product_to_float32_is_not_rounded_to_16_bits_first(tokens: int, dtype: torch.dtype) -> None:
+    x, weight, bias = randn(tokens, 512, dtype=dtype), randn(5000, 512, dtype=dtype), randn(5000, dtype=dtype)
+    exact = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(ops.linear(x, weight, bias, torch.float32).double(), exact, atol=1e-4, rtol=1e-5)
+    large = torch.full((tokens, 1024), 16.0, dtype=dtype)
+    assert torch.equal(ops.linear(large, large, out_dtype=torch.float32), torch.full((tokens, tokens), 262144.0))
+
+
+@pytest.mark.parametrize("q_scale", [500.0, 1e-7])
+def test_float8_scales_that_float16_does_not_hold(q_scale: float) -> None:
+    q, k, v = (randn(1, 2, 5, 32).to(torch.float8_e4m3fn) for _ in range(3))
+    given: dict[str, Any] = {
+        "q_scale": torch.full((2,), q_scale), "scale": 0.2 / q_scale, "out_dtype": torch.float16
+    }  # fmt: skip
+    found, exact = (ops.attention_fp8(q, k, v, **given, backend=backend) for backend in ("auto", "reference"))
+    assert isinstance(found, Tensor)
+    assert isinstance(exact, Tensor)
+    torch.testing.assert_close(found, exact, atol=2e-3, rtol=2e-3)

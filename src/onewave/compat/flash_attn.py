@@ -17,12 +17,13 @@ from onewave.compat.flash_cache import (
     FlashCache,
     append_new,
     check_devices,
+    check_index_dtype,
     check_places,
     checked_angles,
     lengths_before,
 )
 from onewave.ops.attention.checks import SMALLEST_HEAD_DIM, check_extras, check_kinds
-from onewave.ops.attention.masks import is_whole
+from onewave.ops.attention.masks import check_switch, is_finite, is_whole
 from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
@@ -130,7 +131,8 @@ def flash_attn_varlen_func(
     _refuse(dropout_p, return_attn_probs)
     if block_table is not None:
         check_tensors("flash_attn_varlen_func", block_table=block_table)
-        block_table = block_table.int()
+        check_index_dtype("flash_attn_varlen_func: block_table", block_table)
+        block_table = block_table.clamp(-1, 2**31 - 1).int()
     options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     sizes = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _varlen(q, k, v, sizes, options, block_table=block_table)[0]
@@ -320,6 +322,9 @@ def _options(
     scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None
 ) -> dict[str, Any]:
     """FlashAttention's way of saying it in ours: None for what is off."""
+    check_switch("flash_attn: causal", causal)
+    if not is_finite(softcap):
+        raise InvalidArgumentError("flash_attn: softcap", got=shown(softcap), allowed="a finite number, 0 for none")
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise InvalidArgumentError("window_size", got=shown(window_size), allowed="(left, right), -1 for no limit")
     if not all(is_whole(size) for size in window_size):
@@ -402,9 +407,9 @@ def _unpacked(packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ...]:
 
 
 def _refuse(dropout_p: float, return_attn_probs: bool) -> None:
-    if dropout_p:
+    if not is_finite(dropout_p) or dropout_p:
         raise UnsupportedError(
-            "flash_attn: dropout_p", got=str(dropout_p), allowed="0.0", next="These kernels are for inference."
+            "flash_attn: dropout_p", got=shown(dropout_p), allowed="0.0", next="These kernels are for inference."
         )
     if return_attn_probs:
         raise UnsupportedError(

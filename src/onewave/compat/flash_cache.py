@@ -14,8 +14,17 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.append_kv.op import append_kv
 from onewave.ops.attention.masks import is_whole
 from onewave.ops.decode_attention.caches import check_lengths
+from onewave.ops.library import check_apart
 
-__all__ = ["FlashCache", "append_new", "check_devices", "check_places", "checked_angles", "lengths_before"]
+__all__ = [
+    "FlashCache",
+    "append_new",
+    "check_devices",
+    "check_index_dtype",
+    "check_places",
+    "checked_angles",
+    "lengths_before",
+]
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,9 @@ class FlashCache:
             if tensor is not None and (tensor.ndim != ndim or tensor.shape[0] != batch):
                 allowed = f"[{batch}, pages a sequence]" if ndim == 2 else f"[{batch}]"
                 raise ShapeError(f"{name}: {label}", got=str(tuple(tensor.shape)), allowed=allowed)
+            check_index_dtype(f"{name}: {label}", tensor)
+        check_apart(f"{name}: k_cache", k)
+        check_apart(f"{name}: v_cache", v)
         if block_table is None and cache_batch_idx is None and k.shape[0] != batch:
             raise ShapeError(
                 f"{name}: rows of the cache", got=str(k.shape[0]), allowed=str(batch), next="Or pass cache_batch_idx."
@@ -198,13 +210,20 @@ def lengths_before(
         if cache_seqlens.shape != (batch,) or cache_seqlens.dtype not in (torch.int32, torch.int64):
             got = f"{cache_seqlens.dtype} {tuple(cache_seqlens.shape)}"
             raise ShapeError(f"{name}: cache_seqlens", got=got, allowed=f"a number, or int32 [{batch}]")
-        return cache_seqlens.to(torch.int32)
+        # One too long stays so: narrowed as it is, it could become a right one.
+        return cache_seqlens.clamp(-1, cache.capacity + 1).to(torch.int32)
     past = cache.capacity if cache_seqlens is None else cache_seqlens
     num_new = 0 if k is None else k.shape[1]
     if not is_whole(past) or not 0 <= past <= cache.capacity - num_new:
         allowed = f"0 to {cache.capacity - num_new}, so that {num_new} more fit, or int32 [{batch}]"
         raise InvalidArgumentError(f"{name}: cache_seqlens", got=shown(past), allowed=allowed)
     return torch.full((batch,), int(past), dtype=torch.int32, device=q.device)
+
+
+def check_index_dtype(what: str, indices: Tensor | None) -> None:
+    """Raises UnsupportedError."""
+    if indices is not None and indices.dtype not in (torch.int32, torch.int64):
+        raise UnsupportedError(f"{what}: dtype", got=str(indices.dtype), allowed="torch.int32, torch.int64")
 
 
 def check_devices(name: str, q: Tensor, *others: Tensor | None) -> None:

@@ -109,6 +109,8 @@ def _token_ids(ids: object) -> tuple[int, ...]:
 
 
 def _list(name: str, value: object) -> list[object]:
+    if hasattr(value, "tolist"):  # of an array or a tensor; one without axes is a number then
+        value = cast("Any", value).tolist()
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         allowed = _FORMS if name.startswith("prompt") else "SamplingParams, a mapping, or a list of these"
         raise InvalidArgumentError(name, got=type(cast("object", value)).__name__, allowed=allowed)

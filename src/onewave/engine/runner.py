@@ -129,6 +129,11 @@ class ModelRunner:
         rows = len(slots)
         if self._wave is not None:
             return self._wave.step(token_ids, positions, slots)
+        if not self._on_cuda and rows > 1 and self.model.dtype is not torch.float32:
+            # PyTorch adds several rows' 16-bit products up in another order than one's: a row would see its batch.
+            inputs = (token_ids, positions, slots)
+            each = [Batch.decode(*(tensor[row : row + 1] for tensor in inputs)) for row in range(rows)]
+            return torch.cat([self.model.forward(batch, self._kv) for batch in each])
         if not self._use_graphs:
             batch = self._filled(token_ids, positions, slots) if self._on_cuda else (token_ids, positions, slots)
             return self.model.forward(Batch.decode(*batch), self._kv)[:rows]

@@ -67,7 +67,7 @@ def explain(
     if name not in _EXPLAINERS:
         raise InvalidArgumentError("explain: operator", got=shown(name), allowed=", ".join(sorted(_EXPLAINERS)))
     cuda, sm, card = _device(device)
-    kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype if isinstance(dtype, torch.dtype) else None  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     if kind is None:
         raise UnsupportedError("explain: dtype", got=shown(dtype), allowed=", ".join(DTYPES))
     sizes = tuple(_sizes(shape) for shape in shapes)

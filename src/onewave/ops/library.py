@@ -19,10 +19,10 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage] (nothing public tells)
 from torch._C._functorch import peek_interpreter_stack
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.base.settings import Settings
 
-__all__ = ["check_optional", "check_tensors", "checks_contents", "is_watched", "refuse_grad", "register"]
+__all__ = ["check_apart", "check_optional", "check_tensors", "checks_contents", "is_watched", "refuse_grad", "register"]
 
 
 def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()) -> None:
@@ -74,12 +74,21 @@ def check_optional(operator: str, tensors: Mapping[str, object]) -> None:
 
 
 def check_tensors(operator: str, **tensors: object) -> None:
-    """Raises InvalidArgumentError for the first that is no tensor."""
+    """Raises InvalidArgumentError for the first that is no tensor, UnsupportedError for a sparse one."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             plain = tensor is None or isinstance(tensor, (int, float, str))
             got = shown(tensor) if plain else type(tensor).__name__
             raise InvalidArgumentError(f"{operator}: {name}", got=got, allowed="a torch.Tensor")
+        if tensor.layout is not torch.strided:
+            raise UnsupportedError(f"{operator}: {name}", got=str(tensor.layout), allowed="a dense tensor")
+
+
+def check_apart(what: str, written: Tensor) -> None:
+    """Raises ShapeError where elements of a tensor that is to be written share their place."""
+    if 0 in written.stride() and any(n > 1 and s == 0 for n, s in zip(written.shape, written.stride(), strict=True)):
+        got = f"shape {tuple(written.shape)} with strides {written.stride()}"
+        raise ShapeError(what, got=got, allowed="elements of their own", next="Call .contiguous() and keep the result.")
 
 
 def checks_contents() -> bool:

@@ -12,7 +12,7 @@ from importlib import import_module
 
 import torch
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.backends import current_card
@@ -51,7 +51,10 @@ def warm(
     Returns what was called, in order. Raises UnsupportedError without a CUDA card and for what attention refuses, and
     InvalidArgumentError.
     """
-    where = torch.device(device)
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgumentError("warm: device", got=shown(device), allowed="cuda, cuda:N") from error
     if where.type != "cuda" or not torch.cuda.is_available():
         got = str(where) if where.type != "cuda" else "no CUDA card that PyTorch finds"
         raise UnsupportedError("warm", got=got, allowed="a CUDA card", next="A CPU's kernels need none.")

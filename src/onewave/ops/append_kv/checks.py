@@ -8,7 +8,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
-from onewave.ops.library import check_optional, check_tensors
+from onewave.ops.library import check_apart, check_optional, check_tensors
 
 __all__ = ["check_arguments", "check_contents"]
 
@@ -64,6 +64,8 @@ def check_arguments(
         and k_cache.stride(3) == v_cache.stride(3) == 1
         and block_table is None
     )
+    check_apart(f"{_NAME}: k_cache", k_cache)
+    check_apart(f"{_NAME}: v_cache", v_cache)
     if not is_usual:
         rows = num_blocks if block_table is None else block_table.shape[0] if block_table.ndim else 0
         cache_shape(_NAME, k_cache, v_cache, block_table, rows)

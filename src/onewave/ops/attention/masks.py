@@ -18,6 +18,7 @@ __all__ = [
     "Options",
     "Window",
     "as_whole",
+    "check_switch",
     "is_finite",
     "is_whole",
     "options",
@@ -69,6 +70,7 @@ def options(
     """Check and normalise; see op.attention for the meaning of each. Raises InvalidArgumentError."""
     if align not in ALIGNMENTS:
         raise InvalidArgumentError(f"{operator}: align", got=shown(align), allowed=", ".join(ALIGNMENTS))
+    check_switch(f"{operator}: causal", causal, next="A mask of your own is a bias.")
     for name, number in (("scale", scale), ("softcap", softcap)):
         if number is not None and not is_finite(number):
             raise InvalidArgumentError(f"{operator}: {name}", got=shown(number), allowed="a finite number, or None")
@@ -79,6 +81,13 @@ def options(
         right = 0 if right is None else min(right, 0)
     factor = head_dim**-0.5 if scale is None else float(scale)
     return Options(factor, left, right, align == "top-left", None if softcap is None else float(softcap))
+
+
+def check_switch(what: str, value: object, next: str | None = None) -> None:
+    """Raises InvalidArgumentError for anything but True and False: other values, "False" among them, would be one."""
+    if not isinstance(value, (bool, np.bool_)):
+        got = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else shown(value)
+        raise InvalidArgumentError(what, got=got, allowed="True or False", next=next)
 
 
 def is_whole(value: object) -> bool:

@@ -120,12 +120,12 @@ def attention_varlen(
     i of a sequence stands in row i % page_size of its page block_table[.., i // page_size], and cu_seqlens_k counts as
     if they lay one after another. Pages that no query sees and rows after a sequence's last key are not read, and table
     entries of neither. Hopper's kernel reads pages of 16, 32, 64, 128 or 256 keys in place; others get a copy.
-    ONEWAVE_DEBUG=1 checks contents of cu_seqlens and block_table, with a synchronisation. Raises ShapeError,
+    On a card ONEWAVE_DEBUG=1 checks contents of cu_seqlens and block_table, with a synchronisation. Raises ShapeError,
     UnsupportedError, InvalidArgumentError.
     """
     watched = is_watched(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, bias, out, block_table)
     longest = (max_seqlen_q, max_seqlen_k)
-    contents = not watched and checks_contents()
+    contents = not watched and (q.is_cpu or checks_contents())
     flat_k, flat_v = k, v
     if block_table is not None:
         check_pages(_VARLEN, k, v, block_table, cu_seqlens_k, contents=contents)

@@ -21,8 +21,7 @@ def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
     synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
     """
     packed = isinstance(table, PackedWeight)
-    if not (isinstance(token_ids, Tensor) and (packed or isinstance(table, Tensor))):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        check_tensors("embedding", token_ids=token_ids, table=table)
+    check_tensors("embedding", token_ids=token_ids, **({} if packed else {"table": table}))
     if token_ids.dtype not in (torch.int64, torch.int32):
         raise UnsupportedError("embedding: token_ids", got=str(token_ids.dtype), allowed="int64, int32")
     if packed:

@@ -15,6 +15,10 @@ __all__ = ["LinearWeight", "linear"]
 
 LinearWeight = Tensor | PackedWeight
 
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Of a 16-bit weight that a CPU makes float32 at a time.
+_ROWS_AT_ONCE = 4096
+
 
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """x W^T + bias.
@@ -25,10 +29,7 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
     never with their values. Raises ShapeError, UnsupportedError.
     """
     packed = isinstance(weight, PackedWeight)
-    if not (isinstance(x, Tensor) and (packed or isinstance(weight, Tensor))):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        check_tensors("linear", x=x, weight=weight)
-    if bias is not None:
-        check_tensors("linear", bias=bias)
+    check_tensors("linear", x=x, **({} if packed else {"weight": weight}), **({} if bias is None else {"bias": bias}))
     if x.ndim != 2 or len(weight.shape) != 2 or x.shape[1] != weight.shape[1]:
         got = f"{tuple(x.shape)}, {tuple(weight.shape)}"
         raise ShapeError("linear: x, weight", got=got, allowed="[tokens, cols] and [rows, cols]")
@@ -49,6 +50,8 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
         if bias is not None:
             out += bias
         return out if out_dtype is None else out.to(out_dtype)
+    if x.dtype not in _DTYPES:
+        raise UnsupportedError("linear: x", got=str(x.dtype), allowed=", ".join(map(str, _DTYPES)))
     for name, other in (("weight", weight), ("bias", bias)):
         if other is not None and (other.dtype is not x.dtype or other.device != x.device):
             got = f"{other.dtype} on {other.device}"
@@ -63,7 +66,17 @@ def _dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: tor
         kernels = implementation("linear", x)
         if kernels.suits(x, weight, out_dtype or x.dtype):
             return kernels.linear(x, weight, bias, out_dtype or x.dtype)
-    return F.linear(x, weight, bias).to(out_dtype or x.dtype)
+    if out_dtype is not torch.float32 or x.dtype is torch.float32:
+        return F.linear(x, weight, bias).to(out_dtype or x.dtype)
+    # Not rounded to 16 bits on the way.
+    if x.is_cuda:
+        out = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return out if bias is None else out.add_(bias)
+    out = torch.empty((len(x), len(weight)), dtype=torch.float32)
+    for first in range(0, len(weight), _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        out[:, rows] = F.linear(x.float(), weight[rows].float())
+    return out if bias is None else out.add_(bias)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -16,4 +16,6 @@ def linear(
 ) -> Tensor:
     """x W^T + bias."""
     dense = weight.dequantize().to(x.dtype) if isinstance(weight, PackedWeight) else weight
+    if out_dtype is torch.float32:
+        return F.linear(x.float(), dense.float(), None if bias is None else bias.float())
     return F.linear(x, dense, bias).to(out_dtype or x.dtype)

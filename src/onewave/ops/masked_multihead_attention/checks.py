@@ -8,7 +8,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
-from onewave.ops.library import check_optional, check_tensors
+from onewave.ops.library import check_apart, check_optional, check_tensors
 
 __all__ = ["check_arguments", "check_lengths"]
 
@@ -57,6 +57,8 @@ def check_arguments(
         raise ShapeError(f"{_NAME}: qkv", got=str(tuple(qkv.shape)), allowed=allowed)
     rows = qkv.shape[0]
     shape = cache_shape(_NAME, cache_k, cache_v, None, rows)
+    check_apart(f"{_NAME}: cache_k", cache_k)
+    check_apart(f"{_NAME}: cache_v", cache_v)
     num_heads = _num_heads(qkv, shape.num_kv_heads, shape.head_dim)
     _check_dtypes(qkv, cache_v, qkv_out_scale)
     width = num_heads + 2 * shape.num_kv_heads

@@ -53,8 +53,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def _check(name: str, x: Tensor, weight: Tensor, eps: float) -> float:
     """eps, of whatever kind of number."""
-    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        check_tensors(name, x=x, weight=weight)
+    check_tensors(name, x=x, weight=weight)
     if not is_finite(eps) or eps < 0:
         raise InvalidArgumentError(f"{name}: eps", got=shown(eps), allowed="a finite number, at least 0")
     shape = x.shape

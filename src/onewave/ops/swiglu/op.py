@@ -18,8 +18,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up: [tokens, 2 * intermediate] bf16|fp16|fp32, contiguous. Returns [tokens, intermediate], same dtype.
     Computed in float32 and rounded once. Raises ShapeError, UnsupportedError. Source: Shazeer 2020, arXiv:2002.05202.
     """
-    if not isinstance(gate_up, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        check_tensors("swiglu", gate_up=gate_up)
+    check_tensors("swiglu", gate_up=gate_up)
     if not gate_up.is_floating_point():
         raise UnsupportedError("swiglu: dtype", got=str(gate_up.dtype), allowed="a float dtype")
     if gate_up.ndim == 0 or gate_up.shape[-1] % 2:
