@@ -160,8 +160,8 @@ def check_cu_seqlens(
 
 def _check_starts(name: str, label: str, starts: list[int], longest: int, tokens: int) -> None:
     lengths = [b - a for a, b in pairwise(starts)]
-    if starts[0] != 0 or starts[-1] > tokens or any(not 0 <= n <= longest for n in lengths):
-        allowed = f"from 0 to at most {tokens} in steps of 0 to {longest} (max_seqlen_{label})"
+    if starts[0] < 0 or starts[-1] > tokens or any(not 0 <= n <= longest for n in lengths):
+        allowed = f"from 0 or more to at most {tokens} in steps of 0 to {longest} (max_seqlen_{label})"
         raise InvalidArgumentError(f"{name}: cu_seqlens_{label}", got=str(starts[:9])[:120], allowed=allowed)
 
 

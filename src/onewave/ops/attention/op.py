@@ -112,7 +112,7 @@ def attention_varlen(
 
     q: [tokens, heads, head_dim]; k, v: [k_tokens, kv_heads, head_dim] (tokens before heads, other than `attention`).
     cu_seqlens_q, cu_seqlens_k: int32 [sequences + 1] on q's device, each sequence's first row, and the end of the last.
-    max_seqlen_q: at least the longest sequence's queries (rows beyond it stay unwritten); max_seqlen_k: of its keys.
+    max_seqlen_q: at least the longest sequence's queries (on a card others stay unwritten); max_seqlen_k: of its keys.
     The keywords are attention's, with Sq and Sk of the row's own sequence; alibi_slopes [heads] or [sequences, heads];
     bias broadcasts to [sequences, heads, max_seqlen_q, max_seqlen_k]. Returns [tokens, heads, head_dim], with
     return_lse also float32 [heads, tokens]. Tokens outside every sequence are not written.
@@ -120,7 +120,7 @@ def attention_varlen(
     i of a sequence stands in row i % page_size of its page block_table[.., i // page_size], and cu_seqlens_k counts as
     if they lay one after another. Pages that no query sees and rows after a sequence's last key are not read, and table
     entries of neither. Hopper's kernel reads pages of 16, 32, 64, 128 or 256 keys in place; others get a copy.
-    On a card ONEWAVE_DEBUG=1 checks contents of cu_seqlens and block_table, with a synchronisation. Raises ShapeError,
+    On a CPU, and with ONEWAVE_DEBUG=1, which synchronises, contents of both are checked. Raises ShapeError,
     UnsupportedError, InvalidArgumentError.
     """
     watched = is_watched(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, bias, out, block_table)
