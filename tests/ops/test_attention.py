@@ -134,9 +134,11 @@ def test_tokens_outside_every_sequence_are_not_written() -> None:
     q, k, v = (randn(10, 2, 32, seed=seed) for seed in range(3))
     starts = torch.tensor([1, 5, 5, 8], dtype=torch.int32)
     given = torch.full_like(q, 77.0)
-    assert attention_varlen(q, k, v, starts, starts, 4, 4, out=given) is given
-    # The first and the last tokens are nobody's.
-    assert (given == 77.0).all(-1).all(-1).nonzero().flatten().tolist() == [0, 8, 9]
+    assert attention_varlen(q, k, v, starts, starts, 3, 4, out=given) is given
+    # The first and the last tokens are nobody's, and the first sequence is longer than was said.
+    assert (given == 77.0).all(-1).all(-1).nonzero().flatten().tolist() == [0, 4, 8, 9]
+    fresh = cast(Tensor, attention_varlen(q, k, v, starts, starts, 3, 4))
+    assert not fresh[[0, 4, 8, 9]].any()
     whole = cast(Tensor, attention_varlen(q, k, v, starts, starts, 4, 4))
     rows = [1, 2, 3, 5, 6, 7]
     assert torch.equal(given[rows], whole[rows])

@@ -191,5 +191,5 @@ def _exactly(kind: str, given: Sequence[str | int], names: tuple[str, ...]) -> S
 def _whole(name: str, given: str | int) -> int:
     text = str(given)
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
-        raise InvalidArgumentError(name, got=repr(text[:40]), allowed="a whole number from 1 to 10^18 - 1")
+        raise InvalidArgumentError(name, got=repr(text[:40]), allowed="a whole number of 1 or more, below 10^18")
     return int(text)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import as_whole, is_whole
-from onewave.ops.library import check_optional, check_tensors
+from onewave.ops.library import check_optional, check_tensors, checks_contents
 
 __all__ = [
     "SMALLEST_HEAD_DIM",
@@ -152,7 +152,9 @@ def check_cu_seqlens(
             allowed = f"a whole number from 0 to {_MOST_TOKENS - 1}"
             raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=shown(most), allowed=allowed)
     if contents:
-        _check_starts(name, "q", [int(n) for n in cu_seqlens_q], longest[0], q.shape[0])
+        # Rows beyond max_seqlen_q stay unwritten, which a caller may want; one who debugs does not.
+        most_queries = longest[0] if checks_contents() else q.shape[0]
+        _check_starts(name, "q", [int(n) for n in cu_seqlens_q], most_queries, q.shape[0])
         most = k.shape[0] if keys is None else keys * (len(cu_seqlens_k) - 1)
         _check_starts(name, "k", [int(n) for n in cu_seqlens_k], longest[1], most)
     return as_whole(longest[0], _MOST_TOKENS), as_whole(longest[1], _MOST_TOKENS)

@@ -112,7 +112,7 @@ def attention_varlen(
 
     q: [tokens, heads, head_dim]; k, v: [k_tokens, kv_heads, head_dim] (tokens before heads, other than `attention`).
     cu_seqlens_q, cu_seqlens_k: int32 [sequences + 1] on q's device, each sequence's first row, and the end of the last.
-    max_seqlen_q: at least the longest sequence's queries (on a card others stay unwritten); max_seqlen_k: of its keys.
+    max_seqlen_q: at least the longest sequence's queries (rows beyond it stay unwritten); max_seqlen_k: of its keys.
     The keywords are attention's, with Sq and Sk of the row's own sequence; alibi_slopes [heads] or [sequences, heads];
     bias broadcasts to [sequences, heads, max_seqlen_q, max_seqlen_k]. Returns [tokens, heads, head_dim], with
     return_lse also float32 [heads, tokens]. Tokens outside every sequence are not written.
@@ -159,7 +159,7 @@ def attention_varlen(
             torch.ops.onewave.attention_varlen_out(out, lse, *tensors, *plain)
         return (result, lse) if return_lse else result
     lse = _empty_lse_varlen(q) if return_lse else None
-    result = torch.empty_like(q) if out is None else out
+    result = (torch.zeros_like if q.is_cpu else torch.empty_like)(q) if out is None else out
     _ragged(result, lse, *tensors, wanted, backend, block_table)
     return result if lse is None else (result, lse)
 
