@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
 ]
-CAPACITY = 3328  # whole pages of any size, and longer than any context here
-CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024, 1100, 3071, 3072]
+CAPACITY = 8448  # whole pages of any size, and longer than any context here
+CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024, 1100, 8191, 8192]
 
 
 def on_card(model: Llama, dtype: torch.dtype = torch.bfloat16) -> Llama:

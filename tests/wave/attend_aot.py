@@ -16,11 +16,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.attend import attend, heads_memory
-from onewave.wave.attend_layouts import warps_rows
+from onewave.wave.attend_layouts import few_words, warps_rows
 from onewave.wave.combine import combine
 from onewave.wave.layout import POINTERS, STEP_WORDS
-from onewave.wave.merge import merged_splits
-from onewave.wave.spin import poll_few
+from onewave.wave.merge import poll_merged
 
 _RECORD, _PLACES = gl.constexpr(STEP_WORDS), gl.constexpr(POINTERS)
 
@@ -58,20 +57,21 @@ def combine_alone(
     """One combining task."""
     none = batch * 0
     noted = noted_at(record, _RECORD)
-    combine(noted, ours, theirs, positions, watch, none, none, batch, none, gl.float16, D, 0, CH, KSPLITS, 1, 8)
+    combine(noted, ours, theirs, positions, watch, none, none, batch, none, gl.float16, D, CH, KSPLITS, 1, 8)
 
 
 @gluon.jit
-def merge_alone(first, lses, counts, watch, out, D: gl.constexpr, WORDS: gl.constexpr):
-    """Merging few splits of as many heads as 256 threads take at a time, WORDS words each, without a poll."""
+def merge_alone(first, lses, watch, out, batch, D: gl.constexpr, WORDS: gl.constexpr):
+    """Merging `batch` splits of as many heads as 256 threads take at a time, WORDS words each, without a poll. There is
+    a head less of them."""
     COUNT: gl.constexpr = WORDS * 256
     word = gl.arange(0, COUNT, layout=gl.BlockedLayout([4], [32], [8], [0]))
-    stride = 8 * (D // 2 + 1)
-    pointers = (first + word // (D // 2) * stride + word % (D // 2)).to(gl.int64)
-    count = gl.load(counts + word // (D // 2))
-    lses = gl.where(count > 1, (lses + word // (D // 2) * stride).to(gl.int64), 0)
-    parts = poll_few(pointers, lses, count, watch, 0, 0, False, WORDS, D * 2)
-    gl.store(out + word, merged_splits(parts, COUNT, gl.float16))
+    head = word // (D // 2)
+    real = head + 1 < COUNT // (D // 2)
+    pointers = gl.where(real, (first + head * few_words(D) + word % (D // 2)).to(gl.int64), 0)
+    lses = gl.where(real & (batch > 1), (lses + head * few_words(D)).to(gl.int64), 0)
+    words = poll_merged(pointers, lses, real, batch, watch, 0, 0, gl.float16, D, WORDS, False)
+    gl.store(out + word, words)
 
 
 KERNELS = {"attend": attend_alone, "combine": combine_alone, "merge": merge_alone}

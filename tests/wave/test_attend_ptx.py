@@ -22,7 +22,7 @@ from ptx_in_numpy import Block, Program, plain
 from ptx_memories import Global
 
 from onewave.tiles.builders import cuts
-from onewave.wave.layout import FEW_KEYS, FEW_PLACES, STEP_WORDS, Word
+from onewave.wave.layout import FEW_KEYS, FEW_SPLITS, MOST_SPLITS, STEP_WORDS, Word
 
 # D, heads a task has room for, norms of q and k, keys of a page (or 0), FEW; heads there are, keys, split, splits,
 # window.
@@ -39,7 +39,8 @@ CASES: dict[str, tuple[tuple[int, int, bool, int, int], tuple[int, int, int, int
     "pages of 16, head_dim 32, the first key": ((32, 4, True, 16, 0), (4, 1, 0, 16, 0)),
     "the last of three splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 300, 2, 16, 0)),
     "head_dim 128, the second of eight splits, merged elsewhere": ((128, 4, False, 0, 8), (3, 1025, 1, 16, 0)),
-    "head_dim 32, the third of sixteen splits": ((32, 4, True, 0, 4), (4, 3073, 2, 16, 0)),
+    "head_dim 32, the tenth of sixteen splits, merged elsewhere": ((32, 4, True, 0, 4), (4, 8193, 9, 16, 0)),
+    "the first of two splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 257, 0, 2, 0)),
     "one split where others are merged elsewhere": ((64, 4, False, 0, 4), (3, 256, 0, 16, 0)),
 }
 # D, heads a task has room for, splits; heads there are, keys.
@@ -135,7 +136,7 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
     first = max(0, length - window) if window else 0
     used = 1 if length - first <= 256 else min(splits, cuts(length - first, 128))
     if merges and length - first <= FEW_KEYS:
-        used = min(used, FEW_PLACES)
+        used = min(used, FEW_SPLITS)
     share = cuts(cuts(length - first, used), 16) * 16
     span = slice(first + split * share, min(length, first + (split + 1) * share))
     scores = q @ all_keys[span].T * dim**-0.5
@@ -148,9 +149,9 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         assert np.abs(found - expected).max() < 1e-3 * max(1.0, np.abs(expected).max())
         assert (after[TARGET:WHOLE] == -1).all()
         assert (cleared[WHOLE:][: heads * half] == -1).all()
-    elif merges and used <= FEW_PLACES:
-        rows = [row[FEW:][: heads * FEW_PLACES * (half + 1)].reshape(heads, -1) for row in (after, cleared)]
-        own, lses = np.arange(half) + split * half, FEW_PLACES * half + split
+    elif merges:
+        rows = [after[FEW:][: heads * MOST_SPLITS * (half + 1)].reshape(heads, -1)]
+        own, lses = np.arange(half) + split * half, MOST_SPLITS * half + split
         found = np.ascontiguousarray(rows[0][:, own]).view(np.float16).astype(np.float64)
         assert np.abs(found - expected).max() < 1e-3 * max(1.0, np.abs(expected).max())
         assert np.abs(rows[0][:, lses].view(np.float32) - lse).max() < 1e-5
@@ -161,12 +162,14 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         assert np.abs(found[:, :dim] - expected).max() < 5e-4 * max(1.0, np.abs(expected).max())
         assert np.abs(found[:, dim:] - lse[:, None]).max() < 1e-5
         assert (after[WHOLE:] == -1).all()
-    if merges and split < FEW_PLACES:  # whichever way it was published, the other one's words too
-        rows = cleared[FEW:][: heads * FEW_PLACES * (half + 1)].reshape(heads, -1)
-        mine = [*(np.arange(half) + split * half), FEW_PLACES * half + split]
+    if merges:  # whichever way it was published, the other one's words too
+        rows = cleared[FEW:][: heads * MOST_SPLITS * (half + 1)].reshape(heads, -1)
+        mine = [*(np.arange(half) + split * half), MOST_SPLITS * half + split]
         assert (rows[:, mine] == -1).all()
         assert not np.delete(rows, mine, axis=1).any()
-    assert (cleared[TARGET:][: (heads if used > 1 else room) * (dim + 4)] == -1).all()
+        assert (cleared[WHOLE:][: heads * half] == (-1 if split == 0 else 0)).all()
+    else:
+        assert (cleared[TARGET:][: (heads if used > 1 else room) * (dim + 4)] == -1).all()
     for at, cache, row in ((kept[0], keys, key), (kept[1], values, value)):
         after = memory.get(at, paged(cache, table, page))
         newest = span.stop == length
@@ -220,29 +223,28 @@ def test_compiled_combination_merges_the_splits_that_a_sequence_uses_if_there_ar
     assert not cleared[: parts.size].any()
 
 
+@pytest.mark.parametrize("splits", [1, 2, FEW_SPLITS, FEW_SPLITS + 1, 13, MOST_SPLITS])
 @pytest.mark.parametrize("variant", FEWS)
-def test_compiled_merging_of_few_splits_weighs_them_by_their_sums(variant: tuple[str, int, int]) -> None:
+def test_compiled_merging_of_splits_weighs_them_by_their_sums(variant: tuple[str, int, int], splits: int) -> None:
     _, dim, words = variant
     report, memory, dice = compiled()[variant], Global(1 << 22), np.random.default_rng(2)
     heads = words * 256 // (dim // 2)
-    counts = dice.integers(1, FEW_PLACES + 1, heads).astype(np.int32)
-    counts[:3] = 1, 2, FEW_PLACES
-    places = np.full((heads, FEW_PLACES * (dim // 2 + 1)), -1, dtype=np.int32)
-    values = dice.standard_normal((heads, FEW_PLACES, dim)).astype(np.float16)
-    lses = 4 * dice.standard_normal((heads, FEW_PLACES)).astype(np.float32)
-    for head, count in enumerate(counts):
-        places[head, : count * dim // 2] = values[head, :count].reshape(-1).view(np.int32)
-        places[head, FEW_PLACES * dim // 2 :][:count] = lses[head, :count].view(np.int32)
-    first, out = memory.put(places), np.zeros(words * 256, dtype=np.int32)
+    places = np.full((heads, MOST_SPLITS * (dim // 2 + 1)), -1, dtype=np.int32)
+    values = dice.standard_normal((heads, splits, dim)).astype(np.float16)
+    lses = 4 * dice.standard_normal((heads, splits)).astype(np.float32)
+    places[:, : splits * dim // 2] = values.reshape(heads, -1).view(np.int32)
+    places[:, MOST_SPLITS * dim // 2 :][:, :splits] = lses.view(np.int32)
+    first, out = memory.put(places), np.full(words * 256, -1, dtype=np.int32)
     made = memory.put(out, writable=True)
-    given = [first, first + FEW_PLACES * dim * 2, memory.put(counts), memory.put(np.zeros(64, np.int32)), made]
+    given = [first, first + MOST_SPLITS * dim * 2, memory.put(np.zeros(64, np.int32)), made, splits]
     program = Program(plain(report["ptx"]))
     given += [0] * (len(program.parameters) - len(given))
     arguments = {name: value for (_, name), value in zip(program.parameters, given, strict=True)}
     Block(program, memory, arguments, 0, report["shared"]).run()
-    there = np.arange(FEW_PLACES) < counts[:, None]
-    weights = np.where(there, np.exp2(np.where(counts > 1, 1, 0)[:, None] * lses.astype(np.float64)), 0)
+    weights = np.exp2(lses.astype(np.float64))
     expected = (weights[:, :, None] * values).sum(1) / weights.sum(1)[:, None]
     found = memory.get(made, out).view(np.float16).reshape(heads, dim)
-    assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
-    assert (found[counts == 1] == values[counts == 1, 0]).all()
+    assert np.abs(found[:-1] - expected[:-1]).max() < 2e-3 * np.abs(expected).max()
+    assert not found[-1].any()
+    if splits == 1:
+        assert (found[:-1] == values[:-1, 0]).all()

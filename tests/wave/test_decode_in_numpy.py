@@ -29,7 +29,7 @@ from simulated_device import Bench, words
 from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
 CPU = torch.device("cpu")
-CAPACITY = 3104
+CAPACITY = 8240
 STREAM = 1 << 40  # where the packed weights lie, as far as prefetching them goes
 LONG = replace(BASE, num_layers=1, layer_windows=(None,))
 
@@ -175,14 +175,22 @@ def test_long_contexts_in_any_number_of_splits(context: int, tasks: int, monkeyp
 
 
 @pytest.mark.parametrize("dim", [32, 64, 128])
-@pytest.mark.parametrize("context", [256, 1024, 3071, 3072])
-def test_the_output_projection_merges_up_to_eight_splits_itself(context: int, dim: int) -> None:
+@pytest.mark.parametrize("context", [256, 1024, 8191, 8192])
+def test_the_output_projection_merges_one_sequences_splits_itself(context: int, dim: int) -> None:
     rope = RopeConfig("default", 500.0, dim)
     config = replace(LONG, head_dim=dim, rope=rope, num_heads=2048 // dim, num_kv_heads=2)
     model = random_model(config)
     program = plan_decode(config, batch=1, workers=3).program
     assert program.few_words == 4
     agree_at(model, [context], 3)
+
+
+def test_so_it_does_where_many_heads_leave_few_splits() -> None:
+    rope = RopeConfig("default", 500.0, 32)
+    config = replace(LONG, num_heads=32, num_kv_heads=32, head_dim=32, rope=rope)
+    plan = plan_decode(config, batch=1, workers=3)
+    assert (plan.groups.splits, plan.program.few_words) == (4, 4)
+    agree_at(random_model(config), [600], 3)
 
 
 def test_activations_longer_than_one_round_of_threads_are_merged_in_several() -> None:
@@ -209,7 +217,7 @@ def test_a_wave_goes_from_any_length_to_any_other(changes: dict[str, Any], const
     kv = exact.new_cache(num_slots=1, capacity=CAPACITY)
     kv.k.normal_(generator=torch.Generator().manual_seed(8))
     kv.v.normal_(generator=torch.Generator().manual_seed(9))
-    for token, position in enumerate((300, 3090, 10, 3080, 1100, 3072, 0, 256, 257)):
+    for token, position in enumerate((300, 8210, 10, 8200, 1100, 8192, 0, 256, 257)):
         for cache, pointer in ((kv.k, wave.k), (kv.v, wave.v)):
             wave.bench.memory.set(pointer, cache.half().numpy().view(np.int32))
         expected = exact.forward(Batch.decode(*torch.tensor([[token], [position], [0]])), kv)

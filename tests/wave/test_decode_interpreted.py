@@ -21,7 +21,6 @@ from onewave.models.batch import Batch
 from onewave.models.llama_plan import DecodePlan, plan_decode, wave_weights
 from onewave.tiles.builders import cuts
 from onewave.tiles.interpret import execute
-from onewave.wave.layout import FEW_PLACES
 from onewave.wave.operations import INPUT, OUTPUT
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -112,9 +111,10 @@ class Step:
         peak = scores.max(axis=1, initial=-1e30)
         weights = np.exp(scores - peak[:, None])
         part = np.concatenate((peak[:, None], weights.sum(axis=1)[:, None], weights @ values), axis=1)
-        parts = [part[first : first + groups.merged] for first in range(0, len(part), groups.merged)]
-        few = [part] if groups.few and cache["split"] < FEW_PLACES else []
-        return [*parts, *few, part[:1, :1]] if cache["last"] else [*parts, *few]
+        made = [part[first : first + groups.merged] for first in range(0, len(part), groups.merged)]
+        if groups.few and cache["split"] == 0:  # finished attention, which there is none of where there are more splits
+            made.append(np.full_like(part, np.nan))
+        return [*made, part[:1, :1]] if cache["last"] else made
 
     def combine(self, reads: Tiles) -> list[np.ndarray]:
         parts = np.stack(reads)  # [splits, heads, 2 + dim]
@@ -182,13 +182,12 @@ def test_the_table_gives_the_forward_passs_logits(
 
 def with_places(reads: Tiles, step: Step) -> list[Any]:
     """Attention [heads, dim], unit by unit and part by part, as one row: as it was merged, or merged here where the
-    splits come, few enough, in front of it."""
+    splits come in front of it."""
     groups = step.groups
-    few = groups.count * FEW_PLACES if groups.few else 0
+    few = groups.count * groups.splits if groups.few else 0
     tiles = few + sum(len(groups.parts_of(group)) for group in range(groups.count))
     whole = reads[few:tiles]
     if few:
-        assert cuts(CONTEXT + 1, cuts(cuts(CONTEXT + 1, groups.splits), 16) * 16) <= FEW_PLACES
-        whole = [step.combine(reads[first : first + FEW_PLACES])[0] for first in range(0, few, FEW_PLACES)]
+        whole = [step.combine(reads[first : first + groups.splits])[0] for first in range(0, few, groups.splits)]
     row = np.concatenate([tile.reshape(1, -1) for tile in whole], axis=1)
     return [placed(0, row), *reads[tiles:]]

@@ -26,7 +26,7 @@ from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal
 from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
-from onewave.wave.layout import FEW_PLACES, TILE_BYTES, TileShape, held_tiles, splits_of, tile_shape
+from onewave.wave.layout import MOST_SPLITS, TILE_BYTES, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
 from onewave.wave.program import WaveProgram, build_program, slices_of
@@ -47,11 +47,6 @@ _ATTENTION_TASKS = 128
 _MOST_BATCH = 16
 # Of the bytes of a layer, by which filling rows up to larger tiles may lengthen the stream.
 _MOST_FILLING = 1.03
-# What one combining task keeps in registers.
-_MOST_SPLITS = 16
-# The largest padded batch at which the output projection merges few splits itself: every worker then reads all of them,
-# which takes less than the hand-off that it saves for one sequence, and more for two.
-_FEW_BATCH = 1
 
 
 @dataclass(frozen=True)
@@ -89,13 +84,13 @@ def unsupported_because(config: ModelConfig, batch: int) -> str | None:
 
 def _groups(config: ModelConfig, padded: int) -> HeadGroups:
     one = HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1)
-    splits = min(_MOST_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
+    splits = min(MOST_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
     merged = 1
     while merged < one.size and padded * one.count * one.size // merged > _ATTENTION_TASKS:
         merged *= 2
     splits = 1 << (splits.bit_length() - 1)
-    few = padded <= _FEW_BATCH and splits >= FEW_PLACES
-    return replace(one, splits=splits, merged=merged, few=few)
+    few = padded == 1 and splits > 1
+    return replace(one, splits=splits, merged=one.size if few else merged, few=few)
 
 
 def _shape(config: ModelConfig, padded: int, weight_bytes: int = 2) -> TileShape:
@@ -184,7 +179,7 @@ def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: in
     found = 0
     for window in config.layer_windows:
         keys = context + 1 if window is None else min(context + 1, window)
-        combines = splits_of(keys, groups.splits, few=groups.few) > (FEW_PLACES if groups.few else 1)
+        combines = not groups.few and splits_of(keys, groups.splits, few=False) > 1
         found += 5 + combines + sliced
     return found
 
@@ -206,7 +201,9 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
         window = config.layer_windows[layer]
         attention = Attention(groups, layer, source, parts, attended, window)
         found[f"attend{layer}"] = attention
-        found[f"combine{layer}"] = Combination(groups, parts, attended, window)
+        if not groups.few:
+            found[f"combine{layer}"] = Combination(groups, parts, attended, window)
+        # Every worker that merges splits reads all of them: sooner done than a hand-off for one sequence, not for two.
         merges = attention if groups.few else None
         found[f"o{layer}"] = Operation(
             f"o{layer}", hidden, width, 1, attended, f"h{layer}", residual=True, embedded=first, merges=merges

@@ -54,7 +54,7 @@ from onewave.wave.cached import (
 from onewave.wave.choose import has_stopped
 from onewave.wave.combine import clear_words, read_words, split_of_keys
 from onewave.wave.finish import bits16, bits32, to_float
-from onewave.wave.layout import FEW_PLACES
+from onewave.wave.layout import MOST_SPLITS
 from onewave.wave.notes import noted, place_of
 from onewave.wave.spin import ABSENT
 
@@ -62,7 +62,7 @@ __all__ = ["attend", "heads_memory", "prefetch_split"]
 
 # Blocks of keys, a power of two, between the one that is multiplied and the one on its way into the second-level cache.
 _AHEAD = gl.constexpr(2)
-_PLACES = gl.constexpr(FEW_PLACES)
+_MOST = gl.constexpr(MOST_SPLITS)
 # Keys a warp multiplies at a time.
 _KEYS = gl.constexpr(16)
 
@@ -159,11 +159,11 @@ def attend(
         merged, lse = merge_warps(heads, xs, D, XW)
         if splits == 1:
             show_whole(record, ours, theirs, merged, keep_back, DTYPE, D, XW)
-        elif splits > (_PLACES if FEW > 0 else 0):
-            show_part(record, ours, theirs, merged, lse, keep_back, D)
         else:
             if FEW > 0:
                 show_few(record, ours, theirs, merged, lse, keep_back, DTYPE, D)
+            else:
+                show_part(record, ours, theirs, merged, lse, keep_back, D)
         clear_others(record, theirs, splits, D, GP, FEW, XW)
     else:
         clear_others(record, theirs, 0, D, GP, FEW, XW)
@@ -371,8 +371,8 @@ def show_part(record, ours, theirs, merged, lse, keep_back, D: gl.constexpr):
 
 @gluon.jit
 def show_few(record, ours, theirs, merged, lse, keep_back, DTYPE: gl.constexpr, D: gl.constexpr):
-    """Publish one of a sequence's few splits for who merges them: head by head, 16-bit values of all splits, then a
-    log2-sum-exp2 of each."""
+    """Publish a split's result for whoever merges them: head by head, 16-bit values of all splits, then a log2-sum-exp2
+    of each."""
     low, high = gl.split(gl.reshape(merged, [8, D // 2, 2]))
     words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
     LW: gl.constexpr = words.type.layout
@@ -385,19 +385,23 @@ def show_few(record, ours, theirs, merged, lse, keep_back, DTYPE: gl.constexpr, 
     values = first + split * (D // 2)
     gl.store(gl.multiple_of(ours + values, 16) + at, words, mask=shown[:, None])
     gl.store(gl.multiple_of(theirs + values, 16) + at, words | ABSENT, mask=shown[:, None])
-    at = first + _PLACES * (D // 2) + split + head * few_words(D)
+    at = first + _MOST * (D // 2) + split + head * few_words(D)
     gl.store(ours + at, bits32(gl.convert_layout(lse, gl.SliceLayout(1, LW))), mask=shown)
     gl.store(theirs + at, head | ABSENT, mask=shown)
 
 
 @gluon.jit
 def clear_others(record, theirs, splits, D: gl.constexpr, GP: gl.constexpr, FEW: gl.constexpr, XW: gl.constexpr):
-    """Clear what the task would publish of a sequence of another number of splits: show_part's words, show_few's."""
-    if splits <= (_PLACES if FEW > 0 else 1):
-        clear_words(theirs + noted(record, 9), GP * (D + 4), XW)
-    if FEW > 0:
+    """Clear what the task would publish of a sequence of another number of splits: show_part's words, or show_few's and
+    show_whole's (of which `combine` clears those that it would publish)."""
+    if FEW == 0:
+        if splits <= 1:
+            clear_words(theirs + noted(record, 9), GP * (D + 4), XW)
+    else:
         split = noted(record, 11)
-        if (split < _PLACES) & ((splits < 2) | (splits > _PLACES)):
+        if (split == 0) & (splits != 1):
+            clear_words(theirs + noted(record, 30), noted(record, 22) * (D // 2), XW)
+        if splits <= 1:
             LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
             heads = noted(record, 22)
             first = noted(record, 31)
@@ -407,7 +411,7 @@ def clear_others(record, theirs, splits, D: gl.constexpr, GP: gl.constexpr, FEW:
                 head = (begin + word) // (D // 2)
                 at = head * few_words(D) + split * (D // 2) + word % (D // 2)
                 gl.store(gl.multiple_of(theirs + first, 16) + at, absent, mask=head < heads)
-            at = _PLACES * (D // 2) + split + word * few_words(D)
+            at = _MOST * (D // 2) + split + word * few_words(D)
             gl.store(theirs + first + at, absent, mask=word < heads)
 
 

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.attend_layouts import part_packet, part_words
 from onewave.wave.finish import bits16
-from onewave.wave.layout import FEW_KEYS, FEW_PLACES, SPLIT_KEYS, WHOLE_KEYS
+from onewave.wave.layout import FEW_KEYS, FEW_SPLITS, SPLIT_KEYS, WHOLE_KEYS
 from onewave.wave.notes import noted
 from onewave.wave.spin import ABSENT, load_words, poll_words
 
@@ -30,7 +30,7 @@ __all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
 _WHOLE = gl.constexpr(WHOLE_KEYS)
 _SPLIT = gl.constexpr(SPLIT_KEYS)
 _FEW_KEYS = gl.constexpr(FEW_KEYS)
-_PLACES = gl.constexpr(FEW_PLACES)
+_FEW = gl.constexpr(FEW_SPLITS)
 
 
 @gluon.jit
@@ -52,7 +52,7 @@ def split_of_keys(record, length, FEW: gl.constexpr):
     count = length - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
     if FEW > 0:
-        used = gl.where(count <= _FEW_KEYS, gl.minimum(used, _PLACES), used)
+        used = gl.where(count <= _FEW_KEYS, gl.minimum(used, _FEW), used)
     share = ((count + used - 1) // used + 15) // 16 * 16
     return first_key, share, (count + share - 1) // share
 
@@ -70,10 +70,10 @@ def clear_words(pointer, count, XW: gl.constexpr):
 @gluon.jit
 def combine(
     record, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
-    D: gl.constexpr, FEW: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
+    D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
     """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention; of a sequence of
-    one split nothing is left to do, and of few splits that another merges only to clear."""
+    one split nothing is left to do."""
     VALUES: gl.constexpr = CH * D
     L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
     b = noted(record, 8)
@@ -81,10 +81,8 @@ def combine(
     count = noted(record, 22)
     if b < batch:
         length = gl.load(positions + b).to(gl.int32) + 1
-        first_key, share, used = split_of_keys(record, length, FEW)
-        if (used > 1) & (used <= (_PLACES if FEW > 0 else 0)):
-            clear_words(theirs + target, count * (D // 2), XW)
-        elif used > 1:
+        first_key, share, used = split_of_keys(record, length, 0)
+        if used > 1:
             what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
             split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
             value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]

@@ -14,8 +14,8 @@ from typing import Any
 
 from onewave.tiles.builders import Builder
 from onewave.tiles.graph import Tile
-from onewave.wave.layout import FEW_PLACES, TileShape
-from onewave.wave.operations import INPUT, AnyOperation, Attention, Combination, Operation
+from onewave.wave.layout import TileShape
+from onewave.wave.operations import INPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.program import slice_bounds
 
 __all__ = ["Deal"]
@@ -135,7 +135,7 @@ class Deal:
             if operation.merges is not None:
                 groups = operation.merges.groups
                 units = range(groups.count * self.batch)
-                reads += [(operation.merges.few, (unit, split)) for unit in units for split in range(FEW_PLACES)]
+                reads += [(operation.merges.target, (unit, split)) for unit in units for split in range(groups.splits)]
             reads += self._reads(operation.source, bounds[part], bounds[part + 1])
             reads += [(self._weight(name, operation), (first + i, part)) for i in range(blocks)]
             tiles = -(-(bounds[part + 1] - bounds[part]) // self.shape.cols)
@@ -202,49 +202,59 @@ class Deal:
         return tiles
 
     def _unit(self, worker: int, name: str, unit: int, split: int) -> None:
+        """A task of attention (split: of the keys) or of its combination (split: the part of the heads)."""
         operation = self.operations[name]
         assert not isinstance(operation, Operation)
         groups = operation.groups
         group = unit % groups.count
-        dim = groups.head_dim
         if isinstance(operation, Attention):
-            if operation.target not in self.build.tensors:
-                units = groups.count * self.batch
-                pieces = units * (groups.size // groups.merged)
-                self.build.tensor(operation.target, (pieces, groups.splits), (1, 1), 4 * groups.merged * (dim + 4))
-            kv_head, head, heads = group // groups.of_kv_head, groups.first_head(group), groups.heads_of(group)
-            at = (head, groups.heads + kv_head, groups.heads + groups.kv_heads + kv_head)
-            ends = (head + heads, at[1] + 1, at[2] + 1)
-            found = [
-                tile
-                for low, high in zip(at, ends, strict=True)
-                for tile in self._reads(operation.source, low * dim, high * dim)
-            ]
-            cache, fresh = f"cache{operation.layer}", f"appended{operation.layer}"
-            if cache not in self.build.tensors:
-                units = groups.count * self.batch
-                self.build.tensor(cache, (units, groups.splits), (1, 1))
-                self.build.tensor(fresh, (units, 1), (1, 1))
-            reads = (*dict.fromkeys(found), (cache, (unit, split)))
-            first = unit * (groups.size // groups.merged)
-            writes: tuple[Tile, ...] = tuple(
-                (operation.target, (first + part, split)) for part in range(len(groups.parts_of(group)))
-            )
-            if operation.few and split < FEW_PLACES:
-                if operation.few not in self.build.tensors:  # empty, as a simulated step's caches hold no keys
-                    self.build.tensor(operation.few, (groups.count * self.batch, FEW_PLACES), (1, 1))
-                writes += ((operation.few, (unit, split)),)
-            if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
-                writes += ((fresh, (unit, 0)),)
+            reads, writes = self._attention(operation, unit, split)
+            heads = groups.heads_of(group)
         else:
+            pieces = groups.size // groups.merged
+            reads = tuple((operation.source, (unit * pieces + split, k)) for k in range(groups.splits))
             head, heads = groups.first_head(group) + split * groups.merged, groups.parts_of(group)[split]
+            writes = (self._finished(operation.target, groups, unit * pieces + split, head, heads),)
+        made = self.build.task(name, reads, writes, 4 * heads * groups.head_dim, phase=name, index=(unit, 1, split))
+        self.queues[worker].append(made.id)
+
+    def _attention(self, operation: Attention, unit: int, split: int) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
+        """What a unit's attention over one split of its keys reads and writes."""
+        groups = operation.groups
+        units, group, dim = groups.count * self.batch, unit % groups.count, groups.head_dim
+        kv_head, head, heads = group // groups.of_kv_head, groups.first_head(group), groups.heads_of(group)
+        at = (head, groups.heads + kv_head, groups.heads + groups.kv_heads + kv_head)
+        ends = (head + heads, at[1] + 1, at[2] + 1)
+        found = [
+            tile
+            for low, high in zip(at, ends, strict=True)
+            for tile in self._reads(operation.source, low * dim, high * dim)
+        ]
+        cache, fresh = f"cache{operation.layer}", f"appended{operation.layer}"
+        if cache not in self.build.tensors:
+            self.build.tensor(cache, (units, groups.splits), (1, 1))
+            self.build.tensor(fresh, (units, 1), (1, 1))
+        if groups.few:  # whole heads, and of one split finished attention: all there is as long as the caches are empty
+            if operation.target not in self.build.tensors:
+                self.build.tensor(operation.target, (units, groups.splits), (1, 1))
+            writes: list[Tile] = [(operation.target, (unit, split))]
+            if split == 0:
+                writes.append(self._finished(operation.combined, groups, unit, head, heads))
+        else:
             pieces = groups.size // groups.merged
             if operation.target not in self.build.tensors:
-                units = groups.count * self.batch
-                self.build.tensor(operation.target, (1, units * pieces), (1, 1), 2 * groups.merged * dim)
-            reads = tuple((operation.source, (unit * pieces + split, k)) for k in range(groups.splits))
-            writes = ((operation.target, (0, unit * pieces + split)),)
-            self._spans.setdefault(operation.target, []).append((head * dim, (head + heads) * dim, writes[0]))
-        flops = 4 * heads * dim
-        made = self.build.task(name, reads, writes, flops, phase=name, index=(unit, 1, split))
-        self.queues[worker].append(made.id)
+                shape = (units * pieces, groups.splits)
+                self.build.tensor(operation.target, shape, (1, 1), 4 * groups.merged * (dim + 4))
+            writes = [(operation.target, (unit * pieces + part, split)) for part in range(len(groups.parts_of(group)))]
+        if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
+            writes.append((fresh, (unit, 0)))
+        return (*dict.fromkeys(found), (cache, (unit, split))), tuple(writes)
+
+    def _finished(self, target: str, groups: HeadGroups, number: int, head: int, heads: int) -> Tile:
+        """The tile, one after another of a row, that holds so many heads' finished attention."""
+        if target not in self.build.tensors:
+            tiles = groups.count * self.batch * (groups.size // groups.merged)
+            self.build.tensor(target, (1, tiles), (1, 1), 2 * groups.merged * groups.head_dim)
+        tile: Tile = (target, (0, number))
+        self._spans.setdefault(target, []).append((head * groups.head_dim, (head + heads) * groups.head_dim, tile))
+        return tile

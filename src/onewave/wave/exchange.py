@@ -132,8 +132,8 @@ def exchange_steps(
         if FEW > 0:
             if merges:
                 load_merged(
-                    record, chunks, chunks_before, ours, positions, watch, block, first_step + step, batch, xs, xfull,
-                    xempty, DTYPE, NB, R, XS, PC, SYNC, XW, D, FEW, IMAGES,
+                    record, chunks, chunks_before, ours, positions, watch, block, first_step + step, xs, xfull, xempty,
+                    DTYPE, R, XS, PC, SYNC, XW, D, FEW, IMAGES,
                 )  # fmt: skip
         chunks_before += chunks
         if D > 0:
@@ -173,10 +173,10 @@ def exchange_steps(
                         batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, FEW,
                         TOKENS, PAGE,
                     )  # fmt: skip
-                else:
+                elif FEW == 0:  # otherwise whoever reads the splits merges them
                     combine(
                         record, ours, theirs, positions, watch, block, first_step + step, batch, keep_back,
-                        DTYPE, D, FEW, CH, KSPLITS, SYNC, XW,
+                        DTYPE, D, CH, KSPLITS, SYNC, XW,
                     )  # fmt: skip
         if SYNC == 1:
             post = noted(record, 15)

@@ -18,10 +18,11 @@ from onewave.base.errors import UnsupportedError
 __all__ = [
     "DRAW_WORDS",
     "FEW_KEYS",
-    "FEW_PLACES",
+    "FEW_SPLITS",
     "GROUPS",
     "LIMIT_WORDS",
     "MOST_BATCH",
+    "MOST_SPLITS",
     "MOST_TOKENS",
     "NOTES",
     "PAGES",
@@ -62,14 +63,16 @@ POINTERS = STEP_WORDS // 2
 MOST_BATCH = 64
 MOST_TOKENS = 64
 """Tokens of each sequence that one launch makes."""
-FEW_PLACES = 8
-"""Places that splits of a sequence have, of which whoever reads the attention merges them itself."""
+MOST_SPLITS = 16
+"""Splits of a sequence's keys, at most; and the places they have, where whoever reads the attention merges them."""
+FEW_SPLITS = 8
+"""Splits that one poll of such a reader brings."""
 WHOLE_KEYS, SPLIT_KEYS = 256, 128
 """Keys up to which one split is sooner done than several and their merging (128 more take half as long as that), and of
 a split beyond."""
-FEW_KEYS = 3 * SPLIT_KEYS * FEW_PLACES
-"""Keys up to which FEW_PLACES splits, if who reads them merges them, are sooner done than more and a task that does: a
-worker goes over at most one block of 128 keys more, which takes less than a hand-off."""
+FEW_KEYS = 1024 * FEW_SPLITS
+"""Keys up to which FEW_SPLITS splits, if who reads them merges them, are sooner done than twice as many: half as many
+workers then read keys, but each of them faster, and nobody polls for splits a second time."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
 LIMIT_WORDS = 8
@@ -305,17 +308,17 @@ def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: fl
 
 def splits_of(keys: int, splits: int, *, few: bool) -> int:
     """How many of a group's splits a sequence of so many keys in sight uses (combine.split_of_keys). few: whether who
-    reads the attention merges up to FEW_PLACES of them."""
+    reads the attention merges them."""
     used = 1 if keys <= WHOLE_KEYS else min(splits, -(-keys // SPLIT_KEYS))
     if few and keys <= FEW_KEYS:
-        used = min(used, FEW_PLACES)
+        used = min(used, FEW_SPLITS)
     share = -(-keys // (16 * used)) * 16
     return -(-keys // share)
 
 
 def few_head_words(head_dim: int) -> int:
-    """Words of a head's splits in their FEW_PLACES: 16-bit values of all, then a log2-sum-exp2 of each."""
-    return FEW_PLACES * (head_dim // 2 + 1)
+    """Words of a head's splits in their places: 16-bit values of all, then a log2-sum-exp2 of each."""
+    return MOST_SPLITS * (head_dim // 2 + 1)
 
 
 def group_of(padded: int) -> int:

@@ -1,8 +1,8 @@
-"""Activations that are attention, merged from a sequence's few splits on their way into shared memory.
+"""Activations that are attention, merged from one sequence's splits on their way into shared memory.
 
 Between attention and the output projection stands one hand-off less then than if somebody combined the splits first
-(combine.py): every worker reads all of them, 16-bit values with a log2-sum-exp2 a head and split, and merges them for
-itself. Of a sequence of one split, or of more than FEW_PLACES, it reads what is merged already.
+(combine.py): every worker reads all of them, 16-bit values with a log2-sum-exp2 a head and split, FEW_SPLITS of them at
+a time, and merges them for itself. Of a sequence of one split it reads what is finished already.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -22,75 +22,101 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from onewave.wave.attend_layouts import few_words
 from onewave.wave.combine import split_of_keys
 from onewave.wave.finish import bits16, to_float
-from onewave.wave.layout import FEW_PLACES
+from onewave.wave.layout import FEW_SPLITS, MOST_SPLITS
 from onewave.wave.notes import noted
 from onewave.wave.spin import poll_few
 
 __all__ = ["load_merged"]
 
-_PLACES = gl.constexpr(FEW_PLACES)
+_MOST = gl.constexpr(MOST_SPLITS)
+_FEW = gl.constexpr(FEW_SPLITS)
 
 
 @gluon.jit
 def load_merged(
-    record, chunks, chunks_before, ours, positions, watch, block, step, batch, xs, xfull, xempty,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SYNC: gl.constexpr,
+    record, chunks, chunks_before, ours, positions, watch, block, step, xs, xfull, xempty,
+    DTYPE: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SYNC: gl.constexpr,
     XW: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, IMAGES: gl.constexpr,
 ):  # fmt: skip
-    """exchange.load_activations of attention: chunk by chunk into shared memory, [N, PC * 64] words each, or as much of
-    that as the step multiplies; FEW words a thread at a time."""
+    """exchange.load_activations of one sequence's attention: chunk by chunk into shared memory, [N, PC * 64] words
+    each, or as much of that as the step multiplies; FEW words a thread at a time."""
     Q: gl.constexpr = 64 // R
-    T: gl.constexpr = FEW * XW * 32 // (Q * NB * 64)
+    T: gl.constexpr = FEW * XW * 32 // (Q * 64)
     OWN: gl.constexpr = T * Q * 64
     LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     first = noted(record, 4)
-    stride = noted(record, 5)
     columns = noted(record, 7)
     few = noted(record, 31)
-    few_stride = columns // (D // 2) * few_words(D)
-    word = gl.arange(0, NB * OWN, layout=LINE)
-    b = word // OWN
-    length = gl.load(positions + b, mask=b < batch, other=0).to(gl.int32) + 1
+    word = gl.arange(0, OWN, layout=LINE)
+    length = gl.load(positions).to(gl.int32) + 1
     first_key, share, used = split_of_keys(record, length, FEW)
-    merges = (used > 1) & (used <= _PLACES)
-    used = gl.where(merges, used, 1)
     for chunk in range(chunks):
         place = (chunks_before + chunk) % XS
         mbarrier.wait(xempty.index(place), (((chunks_before + chunk) // XS) & 1) ^ 1)
-        rows = xs.index(place)._reinterpret(gl.int32, [PC // T, Q * NB, T * 64], STORED)
+        rows = xs.index(place)._reinterpret(gl.int32, [PC // T, Q, T * 64], STORED)
         tiles = gl.minimum(noted(record, 2) * IMAGES - chunk * PC, PC)
         for piece in range((tiles + T - 1) // T):
             # Between two pieces' stores, which Triton takes to meet; rather here than behind the poll.
             gl.thread_barrier()
-            column = (chunk * (PC // T) + piece) * OWN + word % OWN
-            real = (column < columns) & (b < batch)
-            of_head = few + b * few_stride + column // (D // 2) * few_words(D)
-            at = gl.where(merges, of_head + column % (D // 2), first + b * stride + column)
+            column = (chunk * (PC // T) + piece) * OWN + word
+            real = column < columns
+            of_head = few + column // (D // 2) * few_words(D)
+            at = gl.where(used > 1, of_head + column % (D // 2), first + column)
             pointers = gl.where(real, (ours + at).to(gl.int64), 0)
-            lses = gl.where(real & merges, (ours + of_head + _PLACES * (D // 2)).to(gl.int64), 0)
-            counts = gl.where(real, used, 0)
-            parts = poll_few(pointers, lses, counts, watch, block, step, SYNC == 0, FEW, D * 2)
-            words = merged_splits(parts, NB * OWN, DTYPE)
-            ordered = gl.permute(gl.reshape(words, [NB, T, Q, 64]), (2, 0, 1, 3))
-            rows.index(piece).store(gl.reshape(ordered, [Q * NB, T * 64]))
+            lses = gl.where(real & (used > 1), (ours + of_head + _MOST * (D // 2)).to(gl.int64), 0)
+            words = poll_merged(pointers, lses, real, used, watch, block, step, DTYPE, D, FEW, SYNC == 0)
+            ordered = gl.permute(gl.reshape(words, [1, T, Q, 64]), (2, 0, 1, 3))
+            rows.index(piece).store(gl.reshape(ordered, [Q, T * 64]))
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(xfull.index(place), count=1)
 
 
 @gluon.jit
+def poll_merged(
+    pointers, lses, real, used, watch, block, step,
+    DTYPE: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, WAITS: gl.constexpr,
+):  # fmt: skip
+    """The words of `used` splits behind `pointers`, merged; see poll_few. What is not real is 0."""
+    COUNT: gl.constexpr = pointers.shape[0]
+    counts = gl.where(real, used, 0)
+    parts = poll_few(pointers, lses, counts, watch, block, step, WAITS, FEW, D * 2)
+    low, high, mass, top = merged_splits(parts, COUNT, DTYPE)
+    if used > _FEW:
+        pointers = gl.where(real, pointers + _FEW * D * 2, 0)
+        lses = gl.where(real, lses + _FEW * 4, 0)
+        parts = poll_few(pointers, lses, counts - _FEW, watch, block, step, WAITS, FEW, D * 2)
+        more_low, more_high, more_mass, more_top = merged_splits(parts, COUNT, DTYPE)
+        higher = gl.maximum(top, more_top)
+        fade = gl.exp2(top - higher)
+        more_fade = gl.exp2(more_top - higher)
+        low = low * of_values(fade, low) + more_low * of_values(more_fade, low)
+        high = high * of_values(fade, high) + more_high * of_values(more_fade, high)
+        mass = mass * fade + more_mass * more_fade
+    scale = of_values(1.0 / mass, low)
+    words = bits16(low * scale, DTYPE) | (bits16(high * scale, DTYPE) << 16)
+    return gl.reshape(words, [COUNT])
+
+
+@gluon.jit
 def merged_splits(parts, COUNT: gl.constexpr, DTYPE: gl.constexpr):
-    """Splits' words, merged in float32 by the log2-sum-exp2 of each packet. Nothing leaves its thread."""
+    """Splits' values, the lower and the higher of each word, [COUNT / 4, 4], weighted in float32 by their log2-sum-exp2
+    less the highest one, and added up; the sum of the weights and the highest, [COUNT / 4]. Nothing leaves its thread.
+    """
     w0, w1, w2, w3, w4, w5, w6, w7, first, second = parts
     e0, e1, e2, e3 = of_packets(first, COUNT)
     e4, e5, e6, e7 = of_packets(second, COUNT)
     top = gl.maximum(highest(e0, e1, e2, e3), highest(e4, e5, e6, e7))
     low, high, mass = four_splits(w0, w1, w2, w3, e0 - top, e1 - top, e2 - top, e3 - top, COUNT, DTYPE)
     low4, high4, mass4 = four_splits(w4, w5, w6, w7, e4 - top, e5 - top, e6 - top, e7 - top, COUNT, DTYPE)
-    scale = gl.convert_layout(1.0 / (mass + mass4), gl.SliceLayout(1, low.type.layout))[:, None]
-    words = bits16((low + low4) * scale, DTYPE) | (bits16((high + high4) * scale, DTYPE) << 16)
-    return gl.reshape(words, [COUNT])
+    return low + low4, high + high4, mass + mass4, top
+
+
+@gluon.jit
+def of_values(scale, values):
+    """A packet's scale for each of its values."""
+    return gl.convert_layout(scale, gl.SliceLayout(1, values.type.layout))[:, None]
 
 
 @gluon.jit
@@ -126,5 +152,5 @@ def four_splits(w0, w1, w2, w3, e0, e1, e2, e3, COUNT: gl.constexpr, DTYPE: gl.c
 def weighted(words, weight, COUNT: gl.constexpr, DTYPE: gl.constexpr):
     packets = gl.reshape(words, [COUNT // 4, 4])
     low, high = to_float(packets, DTYPE)
-    scale = gl.convert_layout(weight, gl.SliceLayout(1, packets.type.layout))[:, None]
+    scale = of_values(weight, packets)
     return low * scale, high * scale

@@ -67,7 +67,7 @@ class HeadGroups:
     """How query heads are grouped for attention: at most `size` (a power of two) heads of one KV head a task.
 
     splits: of a sequence's keys, a task each. merged: heads whose splits one task combines, a power of two up to size.
-    few: whether who reads the attention merges up to FEW_PLACES splits itself, which saves a hand-off.
+    few: whether who reads the attention merges its splits itself, which saves a hand-off.
     """
 
     heads: int
@@ -120,8 +120,9 @@ class HeadGroups:
 class Attention:
     """Attention of a layer, by splits; a task's index is (unit, 1, split), unit = sequence * groups + group.
 
-    source: the projected q, k, v. target: the splits' results. combined: the Combination's target, for a sequence that
-    one split holds. window: keys a query sees, None for all.
+    source: the projected q, k, v. target: the splits' results. combined: finished attention, of a sequence that one
+    split holds; otherwise the Combination's target, or, where groups.few, nobody's. window: keys a query sees, None for
+    all.
     """
 
     groups: HeadGroups
@@ -131,16 +132,11 @@ class Attention:
     combined: str
     window: int | None = None
 
-    @property
-    def few(self) -> str:
-        """The results of few splits, for who merges them; empty if nobody does."""
-        return f"few{self.layer}" if self.groups.few else ""
-
 
 @dataclass(frozen=True)
 class Combination:
-    """Merges the splits of up to groups.merged heads of a unit, if there are several, and, where groups.few, more than
-    FEW_PLACES; a task's index is (unit, 1, part)."""
+    """Merges the splits of up to groups.merged heads of a unit, if there are several; a task's index is (unit, 1,
+    part)."""
 
     groups: HeadGroups
     source: str

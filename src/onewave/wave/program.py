@@ -253,9 +253,8 @@ def _tiles_before_attention(operations: Mapping[str, AnyOperation], shares: Mapp
     """For each tensor that attention makes, the tiles that every worker has at least of the product that makes its
     queries. shares: of each phase."""
     makers = {operation.target: name for name, operation in operations.items() if isinstance(operation, Operation)}
-    sources = {operation.target: operation.source for operation in operations.values()}
-    attended = [operation for operation in operations.values() if isinstance(operation, Combination)]
-    return {operation.target: int(shares[makers[sources[operation.source]]].min()) for operation in attended}
+    attentions = [operation for operation in operations.values() if isinstance(operation, Attention)]
+    return {operation.combined: int(shares[makers[operation.source]].min()) for operation in attentions}
 
 
 def _easy_runs(
@@ -375,29 +374,31 @@ def _regions(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[
     found: list[Region] = []
     first = 0
     for name, operation in operations.items():
-        if isinstance(operation, Attention) and operation.few:
-            stride = few_head_words(operation.groups.head_dim) * operation.groups.heads
-            found.append(Region(operation.few, first, stride * shape.batch, stride, name))
-            first += -(-stride * shape.batch // 32) * 32
-        if operation.target == OUTPUT or any(region.name == operation.target for region in found):
-            continue
-        if isinstance(operation, Attention):
-            groups = operation.groups
-            stride = groups.part_words
-            words = stride * groups.splits * groups.count * shape.batch
-        elif isinstance(operation, Combination):
-            stride = operation.groups.heads * operation.groups.head_dim // 2
-            words = stride * shape.batch
-        elif operation.partial:
-            words, stride = operation.rows * operation.slices * shape.batch, operation.slices
-        else:
-            stride = -(-operation.outputs // 8) * 4
-            words = stride * shape.batch
-        found.append(Region(operation.target, first, words, stride, name))
-        first += -(-words // 32) * 32
+        for target, words, stride in _exchanged(operation, shape.batch):
+            if target == OUTPUT or any(region.name == target for region in found):
+                continue
+            found.append(Region(target, first, words, stride, name))
+            first += -(-words // 32) * 32
     if first >= 1 << 31:
         raise UnsupportedError("wave: exchanged words", got=f"{first:,}", allowed="below 2^31", next="Use fewer slices")
     return tuple(found)
+
+
+def _exchanged(operation: AnyOperation, batch: int) -> list[tuple[str, int, int]]:
+    """The tensors that an operation publishes, their words, and Region's stride of each."""
+    if isinstance(operation, Operation):
+        if operation.partial:
+            return [(operation.target, operation.rows * operation.slices * batch, operation.slices)]
+        stride = -(-operation.outputs // 8) * 4
+        return [(operation.target, stride * batch, stride)]
+    groups = operation.groups
+    whole = groups.heads * groups.head_dim // 2
+    if isinstance(operation, Combination):
+        return [(operation.target, whole * batch, whole)]
+    if groups.few:
+        stride = groups.heads * few_head_words(groups.head_dim)
+        return [(operation.target, stride * batch, stride), (operation.combined, whole * batch, whole)]
+    return [(operation.target, groups.part_words * groups.splits * groups.count * batch, groups.part_words)]
 
 
 def _record(
@@ -431,7 +432,7 @@ def _record(
     if operation.merges is not None:
         assert operation.slices == 1, "who merges splits loads whole rows"
         record[Word.SPLITS], record[Word.WINDOW] = operation.merges.groups.splits, operation.merges.window or 0
-        record[Word.FEW] = place[operation.merges.few].first
+        record[Word.FEW] = place[operation.merges.target].first
     return record
 
 
@@ -453,12 +454,12 @@ def _attention_record(operation: Attention | Combination, unit: int, split: int,
     kv_head = group // groups.of_kv_head
     whole = place[operation.combined]
     record[Word.WHOLE] = whole.first + sequence * whole.stride + first_head * half
-    if operation.few:
-        few = place[operation.few]
-        record[Word.FEW] = few.first + sequence * few.stride + first_head * few_head_words(groups.head_dim)
+    if groups.few:
+        record[Word.FEW] = target.first + sequence * target.stride + first_head * few_head_words(groups.head_dim)
+    else:
+        record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words
     record[Word.KIND], record[Word.SLICE] = Kind.ATTEND, split
     record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
-    record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words
     record[Word.LAYER], record[Word.KV_HEAD] = operation.layer, kv_head
     record[Word.APPENDS] = group % groups.of_kv_head == 0
     record[Word.Q_WORD] = first_head * half

@@ -21,7 +21,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.layout import FEW_PLACES
+from onewave.wave.layout import FEW_SPLITS
 
 __all__ = [
     "ABSENT",
@@ -130,11 +130,11 @@ def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
     """
     firsts = range(0, words, 4)
     # Packets: by the first of their words, and by split or part of the log2-sum-exp2s. q: wanted.
-    values = [(i, split) for i in firsts for split in range(FEW_PLACES)]
-    lses = [(i, FEW_PLACES + part) for i in firsts for part in (0, 1)]
+    values = [(i, split) for i in firsts for split in range(FEW_SPLITS)]
+    lses = [(i, FEW_SPLITS + part) for i in firsts for part in (0, 1)]
     number = {packet: at for at, packet in enumerate(values + lses)}
     first, lse, count, flag, record, step = range(10 * words, 16 * words, words)
-    bases = {(i, piece): (lse + i, 16 * (piece - FEW_PLACES)) for i, piece in lses}
+    bases = {(i, piece): (lse + i, 16 * (piece - FEW_SPLITS)) for i, piece in lses}
     bases |= {(i, split): (first + i, stride * split) for i, split in values}
 
     def names(i: int, piece: int) -> list[str]:
@@ -150,11 +150,11 @@ def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
 
     def none() -> list[str]:
         """Where no split is, its log2-sum-exp2 is -inf."""
-        places = {i: [*names(i, FEW_PLACES), *names(i, FEW_PLACES + 1)] for i in firsts}
+        places = {i: [*names(i, FEW_SPLITS), *names(i, FEW_SPLITS + 1)] for i in firsts}
         return [
             f"setp.le.s32 p, ${count + i}, {split}; @p mov.b32 {places[i][split]}, 0xff800000;"
             for i in firsts
-            for split in range(1, FEW_PLACES)
+            for split in range(1, FEW_SPLITS)
         ]
 
     def missing(packets: list[tuple[int, int]]) -> list[str]:
@@ -171,7 +171,7 @@ def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
     text += [f"setp.gt.s32 q{number[i, split]}, ${count + i}, {split};" for i, split in values]
     for i, part in lses:
         at = number[i, part]
-        text += [f"setp.gt.s32 q{at}, ${count + i}, {4 * (part - FEW_PLACES)};"]
+        text += [f"setp.gt.s32 q{at}, ${count + i}, {4 * (part - FEW_SPLITS)};"]
         text += [f"setp.ne.and.s64 q{at}, ${lse + i}, 0, q{at};"]
     text += [*load([*number]), *none()]
     if waits:
