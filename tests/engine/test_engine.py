@@ -307,6 +307,13 @@ def test_eos_and_stop_tokens_wait_for_min_tokens() -> None:
     assert sample.stop_reason == 30
 
 
+def test_min_tokens_holds_where_every_token_would_end_the_sample() -> None:
+    params = SamplingParams(temperature=0, min_tokens=3, max_tokens=10, stop_token_ids=list(range(VOCAB)))
+    sample = generate(params).samples[0]
+    assert len(sample.token_ids) == 4
+    assert sample.finish_reason == "stop"
+
+
 def test_the_text_of_the_ending_token_is_left_out_unless_asked_for() -> None:
     biased = {"temperature": 0, "logit_bias": {30: 100.0}, "stop_token_ids": [30]}
     assert generate(SamplingParams.from_dict(biased)).samples[0].text == ""

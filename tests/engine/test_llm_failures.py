@@ -164,6 +164,35 @@ def test_a_failed_step_does_not_keep_what_it_worked_on(
         gc.enable()
 
 
+def test_a_callers_error_holds_neither_the_model_nor_takes_frames_from_what_is_being_handled(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    llm = LLM(tmp_path, device="cpu", load_format="dummy")
+
+    def prefill(*args: Any, **kwargs: Any) -> torch.Tensor:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise CapacityError("a prompt") from error
+
+    llm.runner.prefill = prefill  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        try:
+            _ = 1 // 0
+        except ZeroDivisionError as handled:
+            with pytest.raises(CapacityError) as found:
+                llm.generate([[5, 6]], LONG)
+            frames = handled.__traceback__
+        assert frames is not None
+        assert isinstance(found.value.__cause__, MemoryError)
+        model = weakref.ref(llm)
+        llm.close()
+        del llm, found, frames
+        assert model() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("look", ["not asked again", "closed"])
 def test_a_stream_that_does_not_look_keeps_nothing_of_a_step_that_failed(
     look: str, monkeypatch: pytest.MonkeyPatch, llm: LLM

@@ -87,7 +87,7 @@ def test_the_table_may_change_between_launches_of_several_tokens() -> None:
 def test_a_wrong_entry_is_named_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     model = on_card(random_model(BASE))
     wave, paged = DecodeWave(model, batch=1), in_pages(filled(model, 1), 64)
-    paged.block_table[0, 2] = 99
+    paged.block_table[0, 2] = 9999
     wave.bind_cache(paged)
     rows = [torch.tensor([value], device="cuda") for value in (5, 127, 0)]
     wave(*rows)  # the entry is not used yet

@@ -35,7 +35,7 @@ def test_the_name_that_the_lab_was_started_for_is_answered():
 
 
 def test_a_request_from_another_site_is_refused(client):
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "https://localhost"):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "https://localhost", "http://["):
         answer = client.post("/api/count", json={"order": []}, headers={"origin": origin})
         assert answer.status_code == 403, origin
     own = client.post("/api/count", json={"order": []}, headers={"origin": "http://127.0.0.1:8137"})

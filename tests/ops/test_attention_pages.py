@@ -55,6 +55,8 @@ def test_pages_are_attended_to_as_if_they_lay_in_a_row(size: int, mask: dict[str
     expected = attention_varlen(q, k, v, starts, key_starts, *longest, **mask)
     out = attention_varlen(q, k_pages, v_pages, starts, key_starts, *longest, block_table=table, **mask)
     assert torch.equal(cast("Tensor", out), cast("Tensor", expected))
+    later = attention_varlen(q, k_pages, v_pages, starts, key_starts + 3, *longest, block_table=table, **mask)
+    assert torch.equal(cast("Tensor", later), cast("Tensor", expected))
     compiled = torch.compile(attention_varlen, backend="eager", fullgraph=True)
     again = compiled(q, k_pages, v_pages, starts, key_starts, *longest, block_table=table, **mask)
     assert torch.equal(cast("Tensor", again), cast("Tensor", expected))
@@ -80,7 +82,7 @@ def test_there_may_be_no_page_where_no_sequence_has_keys() -> None:
 
 def test_a_copy_of_no_keys_is_empty() -> None:
     pages, table = torch.zeros(3, 4, 2, 8), torch.zeros(2, 1, dtype=torch.int32)
-    k, v = ragged_from_pages(pages, pages, table, torch.zeros(3, dtype=torch.int32), 0)
+    k, v, _ = ragged_from_pages(pages, pages, table, torch.zeros(3, dtype=torch.int32), 0)
     assert k.shape == v.shape == (0, 2, 8)
 
 

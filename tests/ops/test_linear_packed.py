@@ -79,6 +79,18 @@ def test_fp16_scales_below_the_normal_range_are_exact() -> None:
     assert torch.equal(out, torch.full((1, 16), 32 * 7 * 3 * 2.0**-24))
 
 
+def test_what_fp16_can_not_hold_stays_infinite_or_nan() -> None:
+    weight = torch.ones(16, 32, dtype=torch.float16)
+    weight[0, 3], weight[1, 4], weight[2, 5] = torch.inf, -torch.inf, torch.nan
+    out = linear(torch.ones(1, 32), pack_dense(weight))[0]
+    assert out[:2].tolist() == [torch.inf, -torch.inf]
+    assert out[2].isnan()
+    assert (out[3:] == 32).all()
+    data = np.ones((16, 34), np.uint8)
+    data[:, :2] = np.full((16, 1), np.inf, np.float16).view(np.uint8)
+    assert torch.isinf(linear(torch.ones(1, 32), pack(Rows("Q8_0", data, (16, 32))))).all()
+
+
 def test_no_tokens_are_no_rows() -> None:
     weight, _ = packed("Q8_0", 16, 32)
     assert embedding(torch.empty(2, 0, dtype=torch.int64), weight).shape == (2, 0, 32)

@@ -378,7 +378,13 @@ def test_a_product_to_float32_is_not_rounded_to_16_bits_first(tokens: int, dtype
     assert torch.equal(ops.linear(large, large, out_dtype=torch.float32), torch.full((tokens, tokens), 262144.0))
 
 
-@pytest.mark.parametrize("q_scale", [500.0, 1e-7])
+def test_linear_of_float64_keeps_its_precision_until_the_result() -> None:
+    x = torch.tensor([[1e8, 1.0]], dtype=torch.float64)
+    weight = torch.tensor([[1 + 1e-8, -1e8]], dtype=torch.float64)
+    assert torch.equal(ops.linear(x, weight, out_dtype=torch.float32), (x @ weight.T).float())
+
+
+@pytest.mark.parametrize("q_scale", [5e4, 1e-7])
 def test_float8_scales_that_float16_does_not_hold(q_scale: float) -> None:
     q, k, v = (randn(1, 2, 5, 32).to(torch.float8_e4m3fn) for _ in range(3))
     given: dict[str, Any] = {

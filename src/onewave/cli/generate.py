@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -194,6 +195,11 @@ def _show_logprobs(sample: CompletionOutput) -> None:
         print("  ".join([f"{taken.decoded_token!r} {taken.logprob:.4f} (rank {taken.rank})", *others]))
 
 
+def _number(value: float | None) -> float | None:
+    """JSON has neither infinities nor NaN."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _as_json(output: RequestOutput) -> dict[str, Any]:
     metrics = output.metrics
     return {
@@ -206,12 +212,12 @@ def _as_json(output: RequestOutput) -> dict[str, Any]:
                 "token_ids": sample.token_ids,
                 "finish_reason": sample.finish_reason,
                 "stop_reason": sample.stop_reason,
-                "cumulative_logprob": sample.cumulative_logprob,
+                "cumulative_logprob": _number(sample.cumulative_logprob),
                 "logprobs": None
                 if sample.logprobs is None
                 else [
                     [
-                        {"token_id": i, "token": e.decoded_token, "logprob": e.logprob, "rank": e.rank}
+                        {"token_id": i, "token": e.decoded_token, "logprob": _number(e.logprob), "rank": e.rank}
                         for i, e in entries.items()
                     ]
                     for entries in sample.logprobs

@@ -230,7 +230,7 @@ def flash_attn_with_kvcache(
         raise ShapeError(f"{name}: q", got=str(tuple(q.shape)), allowed="[batch, Sq, heads, head_dim]")
     if not is_whole(num_splits):
         raise InvalidArgumentError(f"{name}: num_splits", got=shown(num_splits), allowed="a whole number")
-    cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table)
+    cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table, written=k is not None)
     past = lengths_before(cache, q, k, v, cache_seqlens)
     q = q if q.stride(-1) == 1 else q.contiguous()
     options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)

@@ -41,7 +41,14 @@ class FlashCache:
 
     @classmethod
     def of(
-        cls, batch: int, k: Tensor, v: Tensor, cache_batch_idx: Tensor | None, block_table: Tensor | None
+        cls,
+        batch: int,
+        k: Tensor,
+        v: Tensor,
+        cache_batch_idx: Tensor | None,
+        block_table: Tensor | None,
+        *,
+        written: bool,
     ) -> FlashCache:
         """Check a cache for `batch` sequences. Raises ShapeError, InvalidArgumentError."""
         name = "flash_attn_with_kvcache"
@@ -60,8 +67,9 @@ class FlashCache:
                 allowed = f"[{batch}, pages a sequence]" if ndim == 2 else f"[{batch}]"
                 raise ShapeError(f"{name}: {label}", got=str(tuple(tensor.shape)), allowed=allowed)
             check_index_dtype(f"{name}: {label}", tensor)
-        check_apart(f"{name}: k_cache", k)
-        check_apart(f"{name}: v_cache", v)
+        if written:
+            check_apart(f"{name}: k_cache", k)
+            check_apart(f"{name}: v_cache", v)
         if block_table is None and cache_batch_idx is None and k.shape[0] != batch:
             raise ShapeError(
                 f"{name}: rows of the cache", got=str(k.shape[0]), allowed=str(batch), next="Or pass cache_batch_idx."

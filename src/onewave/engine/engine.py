@@ -315,7 +315,8 @@ class Engine:
                 got=f"do not fit beside the model on {self._runner.device}",
                 next="Ask for neither, or lower max_model_len or max_num_seqs.",
             ) from error
-        return logits[-1:]
+        # Not a view, which would keep the logits of all tokens while the first one is chosen.
+        return logits[-1:].clone()
 
     def _decode(self) -> bool:
         """Launch one step of all rows that need more tokens; False when there are none."""

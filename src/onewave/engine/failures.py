@@ -25,9 +25,10 @@ def told_to_others(error: BaseException) -> OnewaveError:
 
 
 def without_frames(error: OnewaveError) -> OnewaveError:
-    """The error itself, whose traceback and those of what caused it are let go."""
+    """The error itself, whose traceback and those of what caused it are let go. Not of its context: that ends with what
+    the caller was handling when it called."""
     at: BaseException | None = error
     while at is not None:
         at.__traceback__ = None
-        at = at.__cause__ or at.__context__
+        at = at.__cause__
     return error

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from os import PathLike
 from types import TracebackType
@@ -379,10 +380,11 @@ def _template_arguments(template: str | None, variables: Mapping[str, Any] | Non
 
 
 def _raise_failures(requests: Sequence[Request]) -> None:
-    """Raise what ended a request that nobody asked to end."""
+    """Raise what ended a request that nobody asked to end: a copy, as what is raised holds the frames that hold the
+    request."""
     for request in requests:
         if request.failure is not None:
-            raise request.failure
+            raise copy(request.failure) from request.failure.__cause__
 
 
 @contextmanager

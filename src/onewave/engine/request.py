@@ -61,7 +61,8 @@ class Sample:
         """Take the next token; may end the sample."""
         ids, request = self.token_ids, self.request
         ids.append(token_id)
-        if token_id in request.end_ids:
+        # Before min_tokens only if nothing but ends could be drawn: they do not end anything yet.
+        if token_id in request.end_ids and len(ids) > request.params.min_tokens:
             self.stop_reason = token_id if token_id in request.params.stop_ids else None
             keep = request.params.include_stop_str_in_output
             if self._follows_text:

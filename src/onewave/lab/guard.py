@@ -97,7 +97,7 @@ class Guard:
         if not self._knows(host):
             return 403, f"Host header {host[:60]!r}; allowed: an IP address or {', '.join(sorted(self.names))}"
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower() != host.lower():
+        if origin is not None and _site(origin.decode("latin-1")) != host.lower():
             return 403, "request from another site; open the lab's own page"
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 12 or int(length) > self.most_bytes:
@@ -119,6 +119,14 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def _site(origin: str) -> str | None:
+    """Host and port of an Origin header; None of a malformed one."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 async def _answer(send: Send, status: int, message: str) -> None:

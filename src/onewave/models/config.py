@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ModelConfig", "RopeConfig"]
+__all__ = ["MOST_HEAD_DIM", "ModelConfig", "RopeConfig"]
+
+MOST_HEAD_DIM = 256
+"""Of the head dimensions that attention takes, multiples of 8."""
 
 
 @dataclass(frozen=True)

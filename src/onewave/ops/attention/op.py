@@ -54,12 +54,12 @@ def attention(
 
     Returns [batch, heads, Sq, head_dim] in q's dtype and order of axes in memory, or out, which is written; with
     return_lse also the natural-log sum of exponentials, float32 [batch, heads, Sq], sinks included. A row that sees no
-    key gives 0 and -inf. Sums in float32; P is rounded to v's dtype. A row's bits depend neither on the batch nor on
-    the other queries. Keys that no query sees may hold NaN. Our kernels read nothing back on a GPU and allocate nothing
-    but the results. backend: auto, triton, gluon (Hopper's kernel), mma (the one of few registers: no ALiBi, no bias),
-    torch (PyTorch's SDPA), reference. On a card auto takes Hopper's kernel for what a sweep there has covered: by
-    dtype, head_dim, options and strides, never by lengths, and ops.explain tells; never mma. A CPU uses SDPA for what
-    it can say.
+    key gives 0 and -inf. Sums in float32; P is rounded to v's dtype. On a card a row's bits depend neither on the
+    batch nor on the other queries. Keys that no query sees may hold NaN. Our kernels read nothing back on a GPU and
+    allocate nothing but the results. backend: auto, triton, gluon (Hopper's kernel), mma (the one of few registers: no
+    ALiBi, no bias), torch (PyTorch's SDPA), reference. On a card auto takes Hopper's kernel for what a sweep there has
+    covered: by dtype, head_dim, options and strides, never by lengths, and ops.explain tells; never mma. A CPU uses
+    SDPA for what it can say.
     Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Dao 2023, arXiv:2307.08691.
     """
     check_qkv(_NAME, q, k, v, layout="batch, heads, seq, head_dim", smallest=8 if backend == "torch" else 16)
@@ -353,7 +353,7 @@ def _ragged(
                 out_row, row_lse, q_row, k, v, wanted, **packed, longest=max_seqlen_q, block_table=block_table
             )
             return
-        k, v = ragged_from_pages(k, v, block_table, cu_seqlens_k, max_seqlen_k)
+        k, v, cu_seqlens_k = ragged_from_pages(k, v, block_table, cu_seqlens_k, max_seqlen_k)
     if chosen == "reference":
         window = (wanted.left, wanted.right)
         result, result_lse = load(_NAME, "reference").attention_varlen(

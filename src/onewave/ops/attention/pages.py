@@ -56,19 +56,21 @@ def _check_contents(name: str, k: Tensor, block_table: Tensor, starts_k: Tensor)
 
 def ragged_from_pages(
     k: Tensor, v: Tensor, block_table: Tensor, cu_seqlens: Tensor, longest: int
-) -> tuple[Tensor, Tensor]:
-    """Copy pages [pages, page_size, kv_heads, head_dim] into one ragged tensor with these cu_seqlens.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Copy pages [pages, page_size, kv_heads, head_dim] into one ragged tensor of sequences as long as these cu_seqlens
+    say. Returns k, v and their own cu_seqlens, which begin at 0.
 
     The copy has room for `longest` keys of every sequence: lengths are not known on the host.
     """
+    cu_seqlens = cu_seqlens - cu_seqlens[:1]
     rows = len(cu_seqlens) - 1
     longest = min(longest, block_table.shape[1] * k.shape[1])
     if rows * longest * len(k) == 0:
-        return k.flatten(0, 1)[:0], v.flatten(0, 1)[:0]
+        return k.flatten(0, 1)[:0], v.flatten(0, 1)[:0], cu_seqlens
     token = torch.arange(rows * longest, device=cu_seqlens.device)
     row = torch.searchsorted(cu_seqlens.long(), token, right=True).sub_(1).clamp_(0, max(rows - 1, 0))
     # Tokens past the end get some valid place; nobody looks at what is copied there.
     position = (token - cu_seqlens[row]).clamp_(0, max(longest - 1, 0))
     page = block_table[row, (position // k.shape[1]).clamp(max=block_table.shape[1] - 1)].long()
     page, at = page.clamp_(0, k.shape[0] - 1), position % k.shape[1]
-    return k[page, at], v[page, at]
+    return k[page, at], v[page, at], cu_seqlens

@@ -67,11 +67,15 @@ class _Emitter:
         return self.load(base, offset, _BYTES, 1)
 
     def half(self, base, offset: int):
-        """16 fp16 numbers as floats by integer shifts: exact, subnormals included, and needs no F16C."""
+        """16 fp16 numbers as floats by integer shifts: exact, subnormals, infinities and NaN included, and needs no
+        F16C."""
         raw = self.b.zext(self.load(base, offset, _HALVES, 2), _WORDS)
         magnitude = self.b.bitcast(self.b.shl(self.b.and_(raw, self.splat(0x7FFF)), self.splat(13)), _FLOATS)
         magnitude = self.b.fmul(magnitude, _FLOATS([2.0**112] * _LANES))
         sign = self.b.shl(self.b.and_(raw, self.splat(0x8000)), self.splat(16))
+        highest = self.splat(0x7C00)
+        endless = self.b.sext(self.b.icmp_unsigned("==", self.b.and_(raw, highest), highest), _WORDS)
+        sign = self.b.or_(sign, self.b.and_(endless, self.splat(0x7F800000)))
         return self.b.bitcast(self.b.or_(self.b.bitcast(magnitude, _WORDS), sign), _FLOATS)
 
 

@@ -66,16 +66,17 @@ def _dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: tor
         kernels = implementation("linear", x)
         if kernels.suits(x, weight, out_dtype or x.dtype):
             return kernels.linear(x, weight, bias, out_dtype or x.dtype)
-    if out_dtype is not torch.float32 or x.dtype is torch.float32:
+    if out_dtype is not torch.float32 or x.dtype.itemsize > 2:
         return F.linear(x, weight, bias).to(out_dtype or x.dtype)
     # Not rounded to 16 bits on the way.
     if x.is_cuda:
         out = torch.mm(x, weight.t(), out_dtype=torch.float32)
         return out if bias is None else out.add_(bias)
-    out = torch.empty((len(x), len(weight)), dtype=torch.float32)
+    wide = x.float()
+    out = wide.new_empty((len(x), len(weight)))
     for first in range(0, len(weight), _ROWS_AT_ONCE):
         rows = slice(first, first + _ROWS_AT_ONCE)
-        out[:, rows] = F.linear(x.float(), weight[rows].float())
+        out[:, rows] = F.linear(wide, weight[rows].float())
     return out if bias is None else out.add_(bias)
 
 
