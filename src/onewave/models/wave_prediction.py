@@ -59,7 +59,7 @@ def predict_step(config: ModelConfig, costs: WaveCosts, *, batch: int, workers: 
     """Simulate one step of up to `batch` sequences, without keys in their caches. Raises UnsupportedError for what does
     not run as one wave, InvalidArgumentError for costs of a stage that a step has not."""
     plan = plan_decode(config, batch=batch, workers=workers)
-    stages = {stage_of(task.phase) for task in plan.graph.tasks}
+    stages = {stage_of(task.phase) for task in plan.graph.tasks} | {"combine"}  # of several sequences
     unknown = sorted(set(costs.hand_offs) - stages)
     if unknown:
         raise InvalidArgumentError("costs", got=", ".join(unknown), allowed=", ".join(sorted(stages)))
