@@ -59,8 +59,8 @@ def test_every_operator_answers_for_cards_that_are_not_there(name, shapes, optio
     ("device", "backend", "says"),
     [
         ("cuda:sm_90", "gluon", "fp8_impl.py: fp8_kernel"),
-        ("cuda:sm_80", "triton", "copies in float16: products in float8 need sm_90, and this is sm_80"),
-        ("cpu", "reference", "copies in float16: tensors on a CPU"),
+        ("cuda:sm_80", "triton", "dequantised copies: products in float8 need sm_90, and this is sm_80"),
+        ("cpu", "reference", "dequantised copies: tensors on a CPU"),
     ],
 )
 def test_float8_attention_says_whether_it_multiplies_in_float8(device, backend, says):

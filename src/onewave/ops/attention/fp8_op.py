@@ -56,7 +56,7 @@ def attention_fp8(
     backend: auto, gluon (Hopper's kernel: products in float8, P rounded to e4m3 with its row's maximum at 256, sums and
     the output in float32; a scratch copy of the values), reference (everything in float32). auto is gluon where a sweep
     on a card has covered it (tuned.json) and TMA can address the tensors; elsewhere, and on a CPU, attention of
-    dequantised copies in out_dtype.
+    dequantised copies, in float32 on a CPU and in bfloat16 on a card.
     Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Shah et al. 2024, arXiv:2407.08608.
     """
     packed = cu_seqlens_q is not None

@@ -98,9 +98,10 @@ def explain_fp8(
         rows = (sequences or batch, *q_shape[1:]), (sequences or batch, *k_shape[1:])
         found = explain_attention(
             *rows, scale=scale, softcap=softcap, sinks=sinks, return_lse=True, packed=sequences is not None,
-            device="cpu" if capability is None else "cuda", capability=capability or _HOPPER, dtype=out_dtype, **given,
+            device="cpu" if capability is None else "cuda", capability=capability or _HOPPER,
+            dtype="float32" if capability is None else "bfloat16", **given,
         )  # fmt: skip
-        return replace(found, why=f"attention of copies in {out_dtype}: {reason}; {found.why}")
+        return replace(found, why=f"attention of dequantised copies: {reason}; {found.why}")
     shift = wanted.shift(num_queries, num_keys)
     if wanted.right is not None and sequences is None:
         num_keys = min(num_keys, num_queries + shift + wanted.right)
