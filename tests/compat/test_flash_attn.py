@@ -358,6 +358,11 @@ def test_a_cache_stays_out_of_the_graph_of_gradients():
             "up to 8",
         ),
         (lambda q: flash_attn_with_kvcache(q, q, q, cache_seqlens=torch.zeros(3)), ShapeError, r"int32 \[2\]"),
+        (
+            lambda q: flash_attn_with_kvcache(q, q, q, cache_seqlens=torch.ones(2).int().to_sparse()),
+            UnsupportedError,
+            "dense",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_clearly(call, error, says):

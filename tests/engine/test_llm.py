@@ -222,6 +222,12 @@ def test_threads_share_the_model(llm: LLM) -> None:
     assert [found[i] for i in range(len(PROMPTS))] == expected
 
 
+@pytest.mark.parametrize("name", ["use_tqdm", "add_generation_prompt"])
+def test_switches_are_true_or_false(llm: LLM, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{name}: 'no'; allowed: True or False"):
+        llm.chat([{"role": "user", "content": "hi"}], **{name: "no"})  # type: ignore[arg-type] # that is the point
+
+
 def test_chat_lays_the_conversation_out_and_keeps_control_tokens_out_of_it(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hi <|eos|>"}]
     output = llm.chat(messages, GREEDY)[0]

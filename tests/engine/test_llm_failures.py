@@ -255,7 +255,19 @@ def test_each_request_has_an_error_of_its_own(llm: LLM) -> None:
     assert error not in (first, second)
 
 
-@pytest.mark.parametrize("asked", [{"prompt_logprobs": 1}, {"presence_penalty": 0.5}])
+def test_an_error_that_does_not_say_what_it_is_ends_every_request(llm: LLM) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("mute")
+
+    engine = llm._engine  # pyright: ignore[reportPrivateUsage]
+    assert engine is not None
+    requests = [engine.add(None, [3, 4], LONG) for _ in range(2)]
+    engine.abort_all(Mute())
+    assert all("Mute" in str(request.failure) for request in requests)
+
+
+@pytest.mark.parametrize("asked", [{"prompt_logprobs": 1}, {"presence_penalty": 0.5}, {"temperature": 1, "top_p": 0.5}])
 def test_what_is_asked_about_a_prompt_ends_its_own_request_alone_if_it_finds_no_memory(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, llm: LLM
 ) -> None:
@@ -268,7 +280,15 @@ def test_what_is_asked_about_a_prompt_ends_its_own_request_alone_if_it_finds_no_
     engine = llm._engine  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(engine, "_prompt_logprobs", no_memory)
     monkeypatch.setattr(engine._sampler, "seen", no_memory)  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
-    with pytest.raises(CapacityError, match="prompt_logprobs or penalties of 5 tokens: do not fit beside the model"):
+    plan = engine._sampler.plan  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+    monkeypatch.setattr(
+        engine._sampler,  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+        "plan",
+        lambda rows: no_memory if rows[0].params.top_p == 0.5 else plan(rows),
+    )
+    with pytest.raises(
+        CapacityError, match="prompt_logprobs, penalties or sampling of 5 tokens: do not fit beside the model"
+    ):
         llm.generate([[5] * 5], SamplingParams(max_tokens=4, **asked))
     last = list(stream)[-1].outputs[0]
     assert (last.finish_reason, len(last.token_ids)) == ("length", 40)

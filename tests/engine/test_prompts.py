@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,10 @@ def test_every_form_of_a_prompt_is_understood() -> None:
         object(),
         np.array(5),
         {"prompt_token_ids": torch.tensor(3)},
+        {"prompt_token_ids": torch.tensor([1, 2]).to_sparse()},
+        torch.tensor([1, 2]).to_sparse(),
+        torch.empty(2, dtype=torch.int64, device="meta"),
+        SimpleNamespace(tolist=3),
     ],
 )
 def test_anything_else_is_refused_in_one_line(prompts: Any) -> None:

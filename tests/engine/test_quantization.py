@@ -156,7 +156,8 @@ def test_whether_to_keep_unpacked_matrices_is_a_yes_or_a_no() -> None:
         ({"model": None}, "model: None; allowed: a directory"),
         ({"model": 5}, "model: 5; allowed: a directory"),
         ({"tokenizer": 5}, "tokenizer: 5; allowed: a directory"),
-        ({"enforce_eager": "no"}, "enforce_eager: 'no'; allowed: True, False"),
+        ({"enforce_eager": "no"}, "enforce_eager: 'no'; allowed: True or False"),
+        ({"progress": "no"}, "progress: 'no'; allowed: True or False"),
         ({"enforce_eager": None}, "enforce_eager: None; allowed: True or False"),
     ],
 )

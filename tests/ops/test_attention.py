@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -142,6 +143,33 @@ def test_tokens_outside_every_sequence_are_not_written() -> None:
     whole = cast(Tensor, attention_varlen(q, k, v, starts, starts, 4, 4))
     rows = [1, 2, 3, 5, 6, 7]
     assert torch.equal(given[rows], whole[rows])
+
+
+def test_packed_sequences_are_checked_and_gaps_zero_where_autograd_or_a_compiler_looks_on() -> None:
+    q, k, v = (randn(10, 2, 32, seed=seed) for seed in range(3))
+    starts = torch.tensor([1, 5, 5, 8], dtype=torch.int32)
+    run = torch.compile(partial(attention_varlen, max_seqlen_q=4, max_seqlen_k=4), backend="eager", fullgraph=True)
+    expected = cast(Tensor, attention_varlen(q, k, v, starts, starts, 4, 4))
+    for out in (run(q, k, v, starts, starts), attention_varlen(q.requires_grad_(), k, v, starts, starts, 4, 4)):
+        assert torch.equal(cast(Tensor, out), expected)
+    impossible = torch.tensor([1, 5, 4, 8], dtype=torch.int32)
+    for call in (run, partial(attention_varlen, max_seqlen_q=4, max_seqlen_k=4)):
+        with pytest.raises(InvalidArgumentError, match="cu_seqlens_k"):
+            call(q, k, v, starts, impossible)
+    pages = randn(1, 16, 2, 32, seed=3)
+    with pytest.raises(InvalidArgumentError, match="block_table"):
+        attention_varlen(q, pages, pages, starts, starts, 4, 4, block_table=torch.full((3, 1), 7, dtype=torch.int32))
+
+
+def test_an_output_whose_rows_overlap_is_refused() -> None:
+    q, k, v = qkv(4, 4)
+    rows = torch.zeros(q.numel())
+    for strides in ((0, 0, 32, 1), (512, 128, 16, 1), (64, 128, 32, 1)):
+        with pytest.raises(ShapeError, match="elements of their own"):
+            attention(q, k, v, out=rows.as_strided(q.shape, strides))
+    spread = torch.zeros(4096).as_strided(q.shape, (2048, 40, 320, 1))
+    attention(q, k, v, out=spread)
+    assert torch.equal(spread, cast(Tensor, attention(q, k, v)))
 
 
 def test_biases_of_any_strides_with_grouped_heads() -> None:

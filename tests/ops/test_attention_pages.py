@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError
 from onewave.ops import descriptors_impl
-from onewave.ops.attention import gluon_load_impl, gluon_order_impl, gluon_tiles_impl, op
+from onewave.ops.attention import checks, gluon_load_impl, gluon_order_impl, gluon_tiles_impl
 from onewave.ops.attention.gluon_order_impl import sort_slots
 from onewave.ops.attention.op import attention_varlen
 from onewave.ops.attention.pages import ragged_from_pages
@@ -109,7 +109,7 @@ def test_a_wrong_table_is_named(change: dict[str, Tensor], words: str) -> None:
 
 
 def test_debugging_finds_pages_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op, "checks_contents", lambda: True)
+    monkeypatch.setattr(checks, "checks_contents", lambda: True)
     q, pages, starts = torch.zeros(8, 2, 16), torch.zeros(4, 4, 2, 16), starts_of([3, 5])
 
     def call(table: list[list[int]]) -> None:

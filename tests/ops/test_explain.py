@@ -168,6 +168,8 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
         (("attention", Q, Q), {"casual": True}, InvalidArgumentError, "causal"),
         (("rms_norm", (4, 8)), {"dtype": "int8", "device": "cpu"}, UnsupportedError, "float16 or float32"),
         (("linear", (1, 8), (4, 9)), {"device": "cpu"}, ShapeError, "cols"),
+        (("linear", (1, 8), (4, 8)), {"device": "cuda:sm_90", "dtype": "int8"}, UnsupportedError, "bf16, fp16, fp32"),
+        (("linear", (1, 8), (4, 8)), {"device": "cpu", "dtype": "fp8"}, UnsupportedError, "bf16, fp16, fp32"),
         (("rms_norm", (-1, 2)), {}, ShapeError, "whole numbers from 0"),
         (("ffn", (2, 60), (128, 60), (64, 128)), {}, ShapeError, "multiples of 64"),
         (("ffn", (2, 64), (128, 128), (64, 128)), {}, ShapeError, "w_up .inner, hidden"),

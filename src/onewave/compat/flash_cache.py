@@ -14,7 +14,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.append_kv.op import append_kv
 from onewave.ops.attention.masks import is_whole
 from onewave.ops.decode_attention.caches import check_lengths
-from onewave.ops.library import check_apart
+from onewave.ops.library import check_apart, check_tensors
 
 __all__ = [
     "FlashCache",
@@ -215,6 +215,7 @@ def lengths_before(
             got, allowed = f"{k.dtype}, {v.dtype}", f"{cache.k.dtype}, {cache.v.dtype}, as the cache"
             raise UnsupportedError(f"{name}: dtypes of k, v", got=got, allowed=allowed)
     if isinstance(cache_seqlens, Tensor):
+        check_tensors(name, cache_seqlens=cache_seqlens)
         if cache_seqlens.shape != (batch,) or cache_seqlens.dtype not in (torch.int32, torch.int64):
             got = f"{cache_seqlens.dtype} {tuple(cache_seqlens.shape)}"
             raise ShapeError(f"{name}: cache_seqlens", got=got, allowed=f"a number, or int32 [{batch}]")

@@ -16,6 +16,7 @@ __all__ = [
     "check_device",
     "check_dtype",
     "check_place",
+    "flag",
     "flag_or_none",
     "needs_card",
     "whole",
@@ -39,6 +40,7 @@ def check_arguments(
     keep_unpacked: bool | None = None,
     tokens_per_launch: int = 1,
     quantization: str | None = None,
+    progress: bool = False,
 ) -> None:
     """Refuse what no model and no machine could make right; LLM's docstring says what each means.
 
@@ -51,8 +53,8 @@ def check_arguments(
     whole("seed", seed, 0, 2**64 - 1)
     if max_model_len is not None:
         whole("max_model_len", max_model_len, 2)
-    if flag_or_none("enforce_eager", enforce_eager) is None:
-        raise InvalidArgumentError("enforce_eager", got="None", allowed="True or False")
+    flag("enforce_eager", enforce_eager)
+    flag("progress", progress)
     if tokenizer is not None:
         check_place("tokenizer", tokenizer)
     check_device(device)
@@ -100,6 +102,13 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         span = f"from {low}" if high is None else f"from {low} to {high}"
         raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}")
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """Pass on True or False. Raises InvalidArgumentError."""
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(name, got=shown(value), allowed="True or False")
     return value
 
 

@@ -286,18 +286,18 @@ class Engine:
     def _prefill(self, slot: int, sample: Sample) -> None:
         """Run a prompt and read its first token."""
         try:
-            logits = self._run_prompt(slot, sample.request)
+            sampled = self._run_prompt(slot, sample)
         except CapacityError as error:
             self.abort(sample.request, without_frames(error))
             return
-        sampled = self._sampler.plan([self._sampler_row(slot, sample)])(logits)
         sample.launched = 1
         self._rows_changed = True
         self._launch_copy([sample], sampled)
         self._read(0)
 
-    def _run_prompt(self, slot: int, request: Request) -> Tensor:
-        """Logits of a prompt's last token, float32 [1, vocab]; notes what is asked about the prompt itself."""
+    def _run_prompt(self, slot: int, sample: Sample) -> Sampled:
+        """The token behind a prompt; notes what is asked about the prompt itself."""
+        request = sample.request
         params, prompt = request.params, request.prompt_token_ids
         # Surplus steps of the slot's last owner may still be queued and write entries. They run before this prefill
         # on the same stream, and a sequence reads no entry that it has not written itself: nobody sees the leftover.
@@ -306,17 +306,18 @@ class Engine:
         try:
             if wanted is not None:
                 request.prompt_logprobs = self._prompt_logprobs(logits, prompt, wanted)
+            # Not a view, which would keep the logits of all tokens while the first one is chosen.
+            logits = logits[-1:].clone()
             self._sampler.begin(slot, prompt, params)
+            return self._sampler.plan([self._sampler_row(slot, sample)])(logits)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise CapacityError(
-                f"prompt_logprobs or penalties of {len(prompt)} tokens",
+                f"prompt_logprobs, penalties or sampling of {len(prompt)} tokens",
                 got=f"do not fit beside the model on {self._runner.device}",
-                next="Ask for neither, or lower max_model_len or max_num_seqs.",
+                next="Ask for less of them, or lower max_model_len or max_num_seqs.",
             ) from error
-        # Not a view, which would keep the logits of all tokens while the first one is chosen.
-        return logits[-1:].clone()
 
     def _decode(self) -> bool:
         """Launch one step of all rows that need more tokens; False when there are none."""

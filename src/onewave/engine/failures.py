@@ -20,7 +20,11 @@ def told_to_others(error: BaseException) -> OnewaveError:
     it is one of ours."""
     if isinstance(error, OnewaveError):
         return copy(error)
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_TOLD]
+    try:
+        said = str(error)
+    except Exception:  # theirs, and everybody behind this one waits to be told
+        said = "which does not say what it is"
+    reason = " ".join(f"{type(error).__name__}: {said}".split())[:_MOST_TOLD]
     return OnewaveError("request", got=f"ended with a step that another call made ({reason})", next="Send it again.")
 
 

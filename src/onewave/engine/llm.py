@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
-from onewave.engine.arguments import check_arguments, check_place
+from onewave.engine.arguments import check_arguments, check_place, flag
 from onewave.engine.engine import Engine
 from onewave.engine.options import (
     check_dtype_on,
@@ -107,6 +107,7 @@ class LLM:
             keep_unpacked=keep_unpacked,
             tokens_per_launch=tokens_per_launch,
             quantization=quantization,
+            progress=progress,
         )
         self.device = choose_device(device)
         check_dtype_on(dtype, self.device)
@@ -171,6 +172,7 @@ class LLM:
         Everything is checked before anything runs. Raises InvalidArgumentError, TokenizerError, CapacityError,
         WaveStalled, and OnewaveError where a step that another thread made has failed.
         """
+        flag("use_tqdm", use_tqdm)
         raw = parse_prompts(prompts)
         params = parse_params(sampling_params, len(raw))
         return self._run([self._job(prompt, each) for prompt, each in zip(raw, params, strict=True)], use_tqdm)
@@ -203,6 +205,7 @@ class LLM:
         chat_template: Jinja source, instead of the model's own. chat_template_kwargs: further variables for it.
         Raises as generate.
         """
+        flag("use_tqdm", use_tqdm)
         conversations = _conversations(messages)
         params = parse_params(sampling_params, len(conversations))
         extra = _template_arguments(chat_template, chat_template_kwargs)
@@ -278,6 +281,7 @@ class LLM:
         self, conversation: Conversation, params: SamplingParams, add_generation_prompt: bool, extra: dict[str, Any]
     ) -> _Job:
         tokenizer = self.tokenizer
+        flag("add_generation_prompt", add_generation_prompt)
         ids = tokenizer.encode_chat(conversation, add_generation_prompt, **extra)
         return self._checked(tokenizer.render_chat(conversation, add_generation_prompt, **extra), ids, params)
 

@@ -109,10 +109,13 @@ def _token_ids(ids: object) -> tuple[int, ...]:
 
 
 def _list(name: str, value: object) -> list[object]:
+    allowed = _FORMS if name.startswith("prompt") else "SamplingParams, a mapping, or a list of these"
     if hasattr(value, "tolist"):  # of an array or a tensor; one without axes is a number then
-        value = cast("Any", value).tolist()
+        try:
+            value = cast("Any", value).tolist()
+        except Exception as error:  # whose tensor it is nobody knows: sparse, nested, without data
+            raise InvalidArgumentError(name, got=type(value).__name__, allowed=allowed) from error
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
-        allowed = _FORMS if name.startswith("prompt") else "SamplingParams, a mapping, or a list of these"
         raise InvalidArgumentError(name, got=type(cast("object", value)).__name__, allowed=allowed)
     return list(cast("Iterable[object]", value))
 

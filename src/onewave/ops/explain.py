@@ -112,6 +112,8 @@ def _linear(question: Question) -> Explanation:
     x, weight = question.take((2,), (2,))
     if x[1] != weight[1]:
         raise ShapeError("explain linear: shapes", got=question.text(), allowed="[tokens, cols] and [rows, cols]")
+    if not question.dtype.is_floating_point or question.dtype.itemsize < 2:
+        raise UnsupportedError("explain linear: dtype", got=str(question.dtype), allowed="bf16, fp16, fp32")
     if not question.cuda:
         return Explanation(
             "linear", question.text(), "torch", "torch.nn.functional.linear", ("dense weights on a CPU",)

@@ -22,7 +22,16 @@ from torch._C._functorch import peek_interpreter_stack
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.base.settings import Settings
 
-__all__ = ["check_apart", "check_optional", "check_tensors", "checks_contents", "is_watched", "refuse_grad", "register"]
+__all__ = [
+    "check_apart",
+    "check_optional",
+    "check_tensors",
+    "checks_contents",
+    "is_watched",
+    "refuse_grad",
+    "register",
+    "shares_elements",
+]
 
 
 def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()) -> None:
@@ -84,9 +93,22 @@ def check_tensors(operator: str, **tensors: object) -> None:
             raise UnsupportedError(f"{operator}: {name}", got=str(tensor.layout), allowed="a dense tensor")
 
 
+def shares_elements(tensor: Tensor) -> bool:
+    """Whether elements may share their place: unless every axis steps over all that the finer ones reach."""
+    if tensor.is_contiguous():
+        return False
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += step * (size - 1)
+    return False
+
+
 def check_apart(what: str, written: Tensor) -> None:
     """Raises ShapeError where elements of a tensor that is to be written share their place."""
-    if 0 in written.stride() and any(n > 1 and s == 0 for n, s in zip(written.shape, written.stride(), strict=True)):
+    if shares_elements(written):
         got = f"shape {tuple(written.shape)} with strides {written.stride()}"
         raise ShapeError(what, got=got, allowed="elements of their own", next="Call .contiguous() and keep the result.")
 

@@ -53,7 +53,7 @@ def warm(
     """
     try:
         where = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, OverflowError, ValueError) as error:
         raise InvalidArgumentError("warm: device", got=shown(device), allowed="cuda, cuda:N") from error
     if where.type != "cuda" or not torch.cuda.is_available():
         got = str(where) if where.type != "cuda" else "no CUDA card that PyTorch finds"

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import as_whole, is_whole
-from onewave.ops.library import check_optional, check_tensors, checks_contents
+from onewave.ops.attention.pages import check_table
+from onewave.ops.library import check_optional, check_tensors, checks_contents, shares_elements
 
 __all__ = [
     "SMALLEST_HEAD_DIM",
@@ -117,9 +118,9 @@ def check_out(name: str, q: Tensor, out: Tensor | None) -> None:
     check_tensors(name, out=out)
     if out.device != q.device:
         _refuse_device(name, q, out)
-    overlaps = any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True))
-    if out.shape != q.shape or out.dtype is not q.dtype or (out.stride(-1) != 1 and out.numel() > 0) or overlaps:
-        allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, not expanded"
+    wrong = out.shape != q.shape or out.dtype is not q.dtype or (out.stride(-1) != 1 and out.numel() > 0)
+    if wrong or shares_elements(out):
+        allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, elements of their own"
         raise ShapeError(f"{name}: out", got=f"{_words(out)}, strides {out.stride()}", allowed=allowed)
 
 
@@ -130,14 +131,8 @@ def check_cu_seqlens(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     longest: tuple[int, int],
-    *,
-    keys: int | None = None,
-    contents: bool,
 ) -> tuple[int, int]:
-    """Check and return longest, as Python's numbers. keys: that a sequence's pages hold, None without pages.
-
-    contents: read them back as well (a synchronisation) and check that they ascend inside q and k.
-    """
+    """Check all but what the tensors hold, and return longest, as Python's numbers."""
     check_tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     for label, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if starts.ndim != 1 or starts.numel() < 1 or starts.dtype is not torch.int32 or starts.stride(0) != 1:
@@ -151,13 +146,30 @@ def check_cu_seqlens(
         if not is_whole(most) or not 0 <= most < _MOST_TOKENS:
             allowed = f"a whole number from 0 to {_MOST_TOKENS - 1}"
             raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=shown(most), allowed=allowed)
-    if contents:
-        # Rows beyond max_seqlen_q stay unwritten, which a caller may want; one who debugs does not.
-        most_queries = longest[0] if checks_contents() else q.shape[0]
-        _check_starts(name, "q", [int(n) for n in cu_seqlens_q], most_queries, q.shape[0])
-        most = k.shape[0] if keys is None else keys * (len(cu_seqlens_k) - 1)
-        _check_starts(name, "k", [int(n) for n in cu_seqlens_k], longest[1], most)
     return as_whole(longest[0], _MOST_TOKENS), as_whole(longest[1], _MOST_TOKENS)
+
+
+def check_packed(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    longest: tuple[int, int],
+    block_table: Tensor | None = None,
+) -> None:
+    """On a CPU, and with ONEWAVE_DEBUG=1, read back what the tensors hold (a synchronisation) and check that sequences
+    ascend inside q and k, or their pages. For where the operator runs: while it is traced nothing can be read."""
+    if not (q.is_cpu or checks_contents()):
+        return
+    # Rows beyond max_seqlen_q stay unwritten, which a caller may want; one who debugs does not.
+    most_queries = longest[0] if checks_contents() else q.shape[0]
+    most_keys = k.shape[0]
+    if block_table is not None:
+        check_table(name, k, block_table, cu_seqlens_k)
+        most_keys = block_table.numel() * k.shape[1]
+    _check_starts(name, "q", [int(n) for n in cu_seqlens_q.cpu()], most_queries, q.shape[0])
+    _check_starts(name, "k", [int(n) for n in cu_seqlens_k.cpu()], longest[1], most_keys)
 
 
 def _check_starts(name: str, label: str, starts: list[int], longest: int, tokens: int) -> None:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.checks import check_cu_seqlens, check_extras
+from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_packed
 from onewave.ops.attention.fp8_plan import FP8_BACKENDS, check_sizes, fp8_refusal
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
 from onewave.ops.attention.reference import attention_varlen as in_torch_varlen
 from onewave.ops.backends import load
-from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched, register
+from onewave.ops.library import check_optional, check_tensors, is_watched, register
 
 __all__ = ["attention_fp8"]
 
@@ -76,8 +76,7 @@ def attention_fp8(
             # Rows beyond the longest sequence's stay unwritten: 0 would be none.
             got = f"{max_seqlen_q}, {max_seqlen_k} with cu_seqlens"
             raise InvalidArgumentError(f"{_NAME}: max_seqlen_q, max_seqlen_k", got=got, allowed="two numbers")
-        contents = not watched and (q.is_cpu or checks_contents())
-        longest = check_cu_seqlens(_NAME, q, k, cu_seqlens_q, cu_seqlens_k, longest, contents=contents)
+        longest = check_cu_seqlens(_NAME, q, k, cu_seqlens_q, cu_seqlens_k, longest)
         sequences = len(cu_seqlens_q) - 1
     check_extras(_NAME, q, sinks, None, None, batch=sequences, scores=(0, 0))
     scales = (
@@ -149,6 +148,8 @@ def _run(
     out_dtype: torch.dtype,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        check_packed(_NAME, q, k, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k))
     wanted = Options(scale, left, right, top_left, softcap)
     reason = _refusal(q, k, v, asked_for=backend == "gluon")
     if backend == "gluon" and reason is not None:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_qkv
+from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_packed, check_qkv
 from onewave.ops.attention.gluon_plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options, rows_of_sequences
 from onewave.ops.attention.mma_plan import mma_refusal
 from onewave.ops.attention.pages import check_pages, ragged_from_pages
 from onewave.ops.attention.plan import BACKENDS, AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
 from onewave.ops.backends import load, num_sms
-from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
+from onewave.ops.library import is_watched, refuse_grad, register
 
 __all__ = ["attention", "attention_varlen"]
 
@@ -124,16 +124,13 @@ def attention_varlen(
     UnsupportedError, InvalidArgumentError.
     """
     watched = is_watched(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, bias, out, block_table)
-    longest = (max_seqlen_q, max_seqlen_k)
-    contents = not watched and (q.is_cpu or checks_contents())
     flat_k, flat_v = k, v
     if block_table is not None:
-        check_pages(_VARLEN, k, v, block_table, cu_seqlens_k, contents=contents)
+        check_pages(_VARLEN, k, v, block_table, cu_seqlens_k)
         # Of their shapes; there may be no page.
         flat_k, flat_v = k[:, 0], v[:, 0]
     check_qkv(_VARLEN, q, flat_k, flat_v, layout="tokens, heads, head_dim")
-    keys = None if block_table is None else block_table.shape[1] * k.shape[1]
-    longest = check_cu_seqlens(_VARLEN, q, flat_k, cu_seqlens_q, cu_seqlens_k, longest, keys=keys, contents=contents)
+    longest = check_cu_seqlens(_VARLEN, q, flat_k, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k))
     check_extras(_VARLEN, q, sinks, alibi_slopes, bias, batch=cu_seqlens_q.shape[0] - 1, scores=longest)
     check_out(_VARLEN, q, out)
     if out is not None:
@@ -142,15 +139,8 @@ def attention_varlen(
         _VARLEN, head_dim=q.shape[2], causal=causal, scale=scale, window=window, softcap=softcap, align=align
     )
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, sinks, alibi_slopes, bias)
-    plain = (
-        wanted.scale,
-        wanted.left,
-        wanted.right,
-        wanted.top_left,
-        wanted.softcap,
-        _checked_backend(_VARLEN, backend),
-        block_table,
-    )
+    backend = _checked_backend(_VARLEN, backend)
+    plain = (wanted.scale, wanted.left, wanted.right, wanted.top_left, wanted.softcap, backend, block_table)
     if watched:
         if out is None:
             result, lse = torch.ops.onewave.attention_varlen(*tensors, *plain)
@@ -159,7 +149,7 @@ def attention_varlen(
             torch.ops.onewave.attention_varlen_out(out, lse, *tensors, *plain)
         return (result, lse) if return_lse else result
     lse = _empty_lse_varlen(q) if return_lse else None
-    result = (torch.zeros_like if q.is_cpu else torch.empty_like)(q) if out is None else out
+    result = _unwritten(q) if out is None else out
     _ragged(result, lse, *tensors, wanted, backend, block_table)
     return result if lse is None else (result, lse)
 
@@ -338,6 +328,8 @@ def _ragged(
     backend: str,
     block_table: Tensor | None = None,
 ) -> None:
+    longest = (max_seqlen_q, max_seqlen_k)
+    check_packed(_VARLEN, q, k, cu_seqlens_q, cu_seqlens_k, longest, block_table)
     chosen = _choose(_VARLEN, q, wanted, backend, extras=True, bias=bias, num_keys=max_seqlen_k)
     sequences = cu_seqlens_q.shape[0] - 1
     options_given = {"alibi": alibi_slopes is not None, "bias": bias is not None, "packed": True}
@@ -385,6 +377,11 @@ def _ragged(
 
 def _empty_lse(q: Tensor) -> Tensor:
     return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def _unwritten(q: Tensor) -> Tensor:
+    """A result: tokens outside every sequence are 0 on a CPU."""
+    return torch.zeros_like(q) if q.is_cpu else torch.empty_like(q)
 
 
 def _empty_lse_varlen(q: Tensor) -> Tensor:
@@ -475,7 +472,7 @@ def _library_varlen(
     backend: str,
     block_table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = torch.empty_like(q), _empty_lse_varlen(q)
+    out, lse = _unwritten(q), _empty_lse_varlen(q)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sinks, alibi_slopes, bias)
     _ragged(out, lse, *tensors, Options(scale, left, right, top_left, softcap), backend, block_table)
     return out, lse

@@ -8,14 +8,11 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.library import check_tensors
 
-__all__ = ["check_pages", "ragged_from_pages"]
+__all__ = ["check_pages", "check_table", "ragged_from_pages"]
 
 
-def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: Tensor, *, contents: bool) -> None:
-    """k, v [pages, page_size, kv_heads, head_dim] and block_table [sequences, pages a sequence].
-
-    contents: read the table back as well (a synchronisation) and check that what is looked up exists.
-    """
+def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: Tensor) -> None:
+    """k, v [pages, page_size, kv_heads, head_dim] and block_table [sequences, pages a sequence]."""
     check_tensors(name, k=k, v=v, block_table=block_table, cu_seqlens_k=starts_k)
     if starts_k.ndim != 1 or starts_k.numel() < 1:
         allowed = "contiguous int32 [sequences + 1]"
@@ -36,11 +33,10 @@ def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: 
         raise UnsupportedError(f"{name}: devices", got=got, allowed="one device for all tensors")
     if k.shape[1] < 1:
         raise ShapeError(f"{name}: page_size", got=str(k.shape[1]), allowed="at least 1")
-    if contents and starts_k.dtype is torch.int32 and starts_k.device == k.device:  # others are refused next
-        _check_contents(name, k, block_table, starts_k)
 
 
-def _check_contents(name: str, k: Tensor, block_table: Tensor, starts_k: Tensor) -> None:
+def check_table(name: str, k: Tensor, block_table: Tensor, starts_k: Tensor) -> None:
+    """Read the table back (a synchronisation) and check that what is looked up exists."""
     pages, size = k.shape[:2]
     lengths = (starts_k[1:] - starts_k[:-1]).cpu()
     needed = (lengths + size - 1) // size

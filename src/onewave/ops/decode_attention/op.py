@@ -10,7 +10,15 @@ from onewave.ops.attention.masks import as_whole, is_finite, is_whole
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_lengths
 from onewave.ops.decode_attention.plan import MAX_QUERIES
-from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched, refuse_grad, register
+from onewave.ops.library import (
+    check_optional,
+    check_tensors,
+    checks_contents,
+    is_watched,
+    refuse_grad,
+    register,
+    shares_elements,
+)
 
 __all__ = ["CPU_TAKES", "DECODE_BACKENDS", "decode_attention"]
 
@@ -286,10 +294,9 @@ def _check_extras(
         raise ShapeError(f"{_NAME}: sinks", got=got, allowed=f"a float tensor [{q.shape[1]}]")
     if out is None:
         return
-    overlaps = any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True))
-    if out.shape != q.shape or out.dtype is not q.dtype or out.stride(-1) != 1 or overlaps:
+    if out.shape != q.shape or out.dtype is not q.dtype or out.stride(-1) != 1 or shares_elements(out):
         got = f"{out.dtype} {tuple(out.shape)}, strides {out.stride()}"
-        allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, not expanded"
+        allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, elements of their own"
         raise ShapeError(f"{_NAME}: out", got=got, allowed=allowed)
 
 

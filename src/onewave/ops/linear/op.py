@@ -23,10 +23,10 @@ _ROWS_AT_ONCE = 4096
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """x W^T + bias.
 
-    x: [tokens, cols] bf16|fp16|fp32. weight: [rows, cols], a tensor of x's dtype or, for float32 on the CPU, a
-    PackedWeight. bias: [rows]. Returns [tokens, rows] in out_dtype (x's dtype by default). Accumulates in float32. On
-    packed weights a token's result does not depend on the tokens beside it; on CUDA it may change with their number,
-    never with their values. Raises ShapeError, UnsupportedError.
+    x: [tokens, cols] bf16|fp16|fp32|fp64. weight: [rows, cols], a tensor of x's dtype or, for float32 on the CPU, a
+    PackedWeight. bias: [rows]. Returns [tokens, rows] in out_dtype (x's dtype by default). Accumulates in float32
+    (float64 in float64). On packed weights a token's result does not depend on the tokens beside it; on CUDA it may
+    change with their number, never with their values. Raises ShapeError, UnsupportedError.
     """
     packed = isinstance(weight, PackedWeight)
     check_tensors("linear", x=x, **({} if packed else {"weight": weight}), **({} if bias is None else {"bias": bias}))

@@ -8,7 +8,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
-from onewave.ops.library import check_apart, check_optional, check_tensors
+from onewave.ops.library import check_apart, check_optional, check_tensors, shares_elements
 
 __all__ = ["check_arguments", "check_lengths"]
 
@@ -179,12 +179,11 @@ def _result_dtype(
     if out is not None:
         head_dim = cache_v.shape[3]
         right = (*qkv.shape[:-2], num_heads, head_dim) if qkv.ndim > 2 else (qkv.shape[0], num_heads * head_dim)
-        overlaps = any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True))
-        if tuple(out.shape) != right or out.dtype is not wanted or out.stride(-1) != 1 or overlaps:
+        if tuple(out.shape) != right or out.dtype is not wanted or out.stride(-1) != 1 or shares_elements(out):
             raise ShapeError(
                 f"{_NAME}: out",
                 got=f"{out.dtype} {tuple(out.shape)}, strides {out.stride()}",
-                allowed=f"{wanted} {right} with a contiguous last axis, not expanded",
+                allowed=f"{wanted} {right} with a contiguous last axis, elements of their own",
             )
     return wanted
 
