@@ -13,7 +13,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn, measured, pack_ffn
-from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn
+from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn, workers_for
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.wave_impl import PackedFFN
 from onewave.tiles.interpret import execute
@@ -149,12 +149,45 @@ def test_what_decides_about_rounding_does_not_depend_on_the_number_of_workers() 
     assert all(each == covered[0] for each in covered)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32])
-def test_no_worker_streams_more_than_a_thirtieth_above_the_mean(batch: int) -> None:
-    plan = plan_ffn(FFNSizes(batch, 4096, 14336, 4096, False), workers=132)
-    tiles = plan.programs[0].lanes[:, 0]
-    assert tiles.max() <= tiles.mean() * 31 / 30
+@pytest.mark.parametrize(("batch", "above"), [(1, 1 / 30), (2, 1 / 30), (4, 0), (8, 0), (16, 1 / 14), (32, 1 / 14)])
+def test_how_much_more_than_the_mean_the_busiest_worker_streams(batch: int, above: float) -> None:
+    sizes = FFNSizes(batch, 4096, 14336, 4096, False)
+    workers = workers_for(sizes, order="row", available=132)
+    assert workers == (132 if batch <= 2 else 128)
+    tiles = plan_ffn(sizes, workers=workers).programs[0].lanes[:, 0]
+    assert tiles.max() <= tiles.mean() * (1 + above)
     assert tiles.sum() * 8192 == 2 * 4096 * 14336
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "intermediate", "gated", "splits"),
+    [
+        *((rows, 4096, 14336, gated, (1, 1)) for rows in (1, 2, 4, 8, 16) for gated in (False, True)),
+        *((rows, 4096, 14336, gated, (1, 2)) for rows in (32, 64) for gated in (False, True)),
+        (8, 8192, 28672, False, (1, 1)),
+        (16, 2048, 8192, False, (1, 2)),
+        (32, 2048, 8192, False, (1, 4)),
+    ],
+)
+def test_long_sums_are_cut_only_where_the_work_is_dealt_more_evenly_by_more_than_adding_up_costs(
+    rows: int, hidden: int, intermediate: int, gated: bool, splits: tuple[int, int]
+) -> None:
+    assert plan_ffn(FFNSizes(rows, hidden, intermediate, hidden, gated), workers=128).splits == splits
+
+
+def test_by_default_all_workers_or_the_fewest_that_leave_nobody_with_more() -> None:
+    sizes = FFNSizes(16, 4096, 14336, 4096, False)
+    assert [workers_for(sizes, order="row", available=count) for count in (1, 17, 64, 114, 132)] == [
+        1,
+        17,
+        64,
+        112,
+        128,
+    ]
+    for order in ("half_row", "sm_local", "sequential"):
+        assert workers_for(sizes, order=order, available=132) == 132
+    few = FFNSizes(4, 64, 64, 64, False)
+    assert workers_for(few, order="row", available=132) == 123  # never less than 15 sixteenths
 
 
 def test_on_a_cpu_it_is_torchs_products() -> None:
@@ -265,7 +298,7 @@ def test_explain_says_which_kernel_runs_and_how_even_its_plan_is() -> None:
     found = explain("ffn", *shapes, device="cuda:sm_90", backend="wave")
     assert found.backend == "wave"
     assert found.split == "K in 1 and 1"
-    assert "264 tasks" in str(found)
+    assert "256 tasks" in str(found)
     assert explain(ffn, (4096,), *shapes[1:], device="cuda:sm_90", dtype="fp16").backend == "torch"
     assert explain(ffn, (64, 4096), *shapes[1:], device="cuda:sm_90", backend="wave").tile == "64 rows x 128, ring of 8"
     assert explain(ffn, *shapes, device="cuda:sm_80").backend == "torch"

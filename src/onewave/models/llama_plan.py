@@ -24,7 +24,7 @@ from onewave.tiles.graph import TileGraph
 from onewave.tiles.policies import plan
 from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
-from onewave.wave.deal import Deal
+from onewave.wave.deal import Deal, fewest_workers
 from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
 from onewave.wave.layout import MOST_SPLITS, TILE_BYTES, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
@@ -121,9 +121,8 @@ def _padded_values(config: ModelConfig, shape: TileShape) -> int:
 def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes: int = 2) -> int:
     """Blocks of a launch, of `available` that the device runs side by side; none without a row block of the head.
 
-    One or two sequences take all: their rings are what rides out a hand-off. More take the fewest, of the upper 15
-    sixteenths, that leave nobody with more row blocks of any matrix of a layer: each then has a larger share of the
-    bandwidth, and fewer of them read the activations.
+    One or two sequences take all: their rings are what rides out a hand-off. More take the fewest that leave nobody
+    with more row blocks of any matrix of a layer.
     """
     padded = 1 << (batch - 1).bit_length()
     shape = _shape(config, padded, weight_bytes)
@@ -132,8 +131,7 @@ def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes
         return available
     products = [o for o in _operations(config, shape, _groups(config, padded)).values() if isinstance(o, Operation)]
     blocks = {o.rows // shape.rows * o.slices for o in products if o.weight is not None and not o.logits}
-    fewest = max(-(-count // -(-count // available)) for count in blocks)
-    return max(fewest, available * 15 // 16)
+    return fewest_workers(blocks, available)
 
 
 def plan_decode(

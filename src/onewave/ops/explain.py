@@ -23,7 +23,7 @@ from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
 from onewave.ops.ffn.op import check_choices, check_sizes, of_the_wave
 from onewave.ops.ffn.op import suits as ffn_suits
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn
+from onewave.ops.ffn.plan import FFNSizes, plan_ffn, workers_for
 from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, check_numbers, dtype_of, elsewhere
 from onewave.wave.layout import MOST_BATCH
 
@@ -164,8 +164,9 @@ def _ffn(question: Question) -> Explanation:
     if backend != "wave":
         return _many_rows(question, ChainSizes(rows, *sizes), backend, known)
     order, policy = of_the_wave(order, policy)
-    workers = int(options.get("workers", SMS_OF_AN_H200))
-    made = plan_ffn(FFNSizes(1 << (rows - 1).bit_length(), *sizes), workers=workers, order=order, policy=policy)
+    padded = FFNSizes(1 << (rows - 1).bit_length(), *sizes)
+    workers = int(options.get("workers", workers_for(padded, order=order, available=SMS_OF_AN_H200)))
+    made = plan_ffn(padded, workers=workers, order=order, policy=policy)
     shape = made.programs[0].shape
     lanes = [[int(count) for count in program.lanes[:, 0]] for program in made.programs]
     tiles = [sum(counts) for counts in zip(*lanes, strict=True)]

@@ -7,7 +7,7 @@ so any number of workers computes the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,16 @@ from onewave.wave.layout import TileShape
 from onewave.wave.operations import INPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.program import slice_bounds
 
-__all__ = ["Deal"]
+__all__ = ["Deal", "fewest_workers"]
+
+
+def fewest_workers(units: Iterable[int], available: int) -> int:
+    """The fewest workers, of the upper 15 sixteenths of `available`, that leave nobody with more of any operation.
+
+    units: row blocks times slices of K, an operation. Each worker then has a larger share of the bandwidth, and fewer
+    of them read the activations."""
+    fewest = max(-(-count // -(-count // available)) for count in units)
+    return max(fewest, available * 15 // 16)
 
 
 @dataclass

@@ -23,7 +23,16 @@ from onewave.tiles.table import TaskTable
 from onewave.wave.layout import NOTES, STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word, few_head_words
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
-__all__ = ["SOONER", "Region", "WaveProgram", "build_program", "fitting_slices", "slice_bounds", "slices_of"]
+__all__ = [
+    "MULTIPROCESSORS",
+    "SOONER",
+    "Region",
+    "WaveProgram",
+    "build_program",
+    "fitting_slices",
+    "slice_bounds",
+    "slices_of",
+]
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
@@ -33,7 +42,7 @@ SOONER = {0: 2, 2: 2, 4: 7}
 
 # Multiprocessors of today's cards, about, and how many of them must have work in every round of row blocks, if long
 # sums over K are not cut in slices, which would have to be added up.
-_MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
+MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -131,7 +140,7 @@ def slices_of(rows: int, cols: int, shape: TileShape) -> int:
     activations that fit shared memory, or none where these may pass through it, as most workers have the same few row
     blocks. (For one or two, whose activations are short, so far only where they have a single one.)"""
     blocks = cuts(rows, shape.rows)
-    rounds = cuts(blocks, _MULTIPROCESSORS)
+    rounds = cuts(blocks, MULTIPROCESSORS)
     most = shape.group if shape.batch > 2 else 1
     return 1 if rounds <= most and blocks >= rounds * _MOST_OF_THEM else fitting_slices(cols, shape)
 

@@ -1,11 +1,10 @@
 """Where one launch for both products has been measured to win: the table that `auto` and `explain` read.
 
 A row of the table is a number of rows of x on one block: medians of one run, in which all arrangements took turns on
-the same operands (`onewave bench ops ffn`). Only 32 rows without a gate were timed one after another, which matters
-little where memory is the bound; with many rows, where the card's power is, it made whoever came first up to a sixth
-faster. `auto` fuses only where one launch was ahead of every arrangement of two by more than runs differ, and
-only on what was measured: the card, the dtype and the sizes of the block must be those of the table, and a number of
-rows must be one of its, or lie between two that agree (`fastest`). Everything else takes two products.
+the same operands (`onewave bench ops ffn`). `auto` fuses only where one launch was ahead of every arrangement of two by
+more than runs differ, and only on what was measured: the card, the dtype and the sizes of the block must be those of
+the table, and a number of rows must be one of its, or lie between two that agree (`fastest`). Everything else takes two
+products.
 """
 
 from __future__ import annotations
@@ -102,13 +101,13 @@ def _h200(
 # bands of eight row blocks, before with four)
 # fmt: off
 MEASURED: tuple[Measured, ...] = (
-    _h200(1, 65.2, None, 120.4, 75.6, 57.5, 1864),
-    _h200(2, 64.5, None, 118.3, 75.0, 57.7, 1868),
-    _h200(4, 64.6, None, 116.8, 75.8, 58.0, 1872),
-    _h200(8, 64.9, None, 116.3, 74.7, 58.9, 1876),
-    _h200(16, 65.6, None, 114.4, 74.6, 62.0, 1880),
-    _h200(32, 70.3, None, 110.6, 73.7, 81.9, 291),
-    _h200(64, 73.6, None, 95.6, 72.8, 141.0, 351),
+    _h200(1, 65.2, None, 120.5, 75.9, 57.5, 1995),
+    _h200(2, 64.5, None, 118.5, 75.1, 57.7, 1999),
+    _h200(4, 64.6, None, 116.9, 75.9, 57.9, 2003),
+    _h200(8, 64.9, None, 116.4, 74.6, 58.8, 2007),
+    _h200(16, 65.6, None, 112.1, 75.1, 60.9, 2011),
+    _h200(32, 66.4, None, 107.8, 72.9, 67.1, 2015),
+    _h200(64, 72.4, None, 94.9, 73.2, 102.6, 2019),
     _h200(128, 77.9, None, 118.4, 83.5, None, 355),
     _h200(256, 111.3, None, 144.2, 125.1, None, 358),
     _h200(512, 199.5, None, 212.3, 208.6, None, 361),
@@ -118,13 +117,13 @@ MEASURED: tuple[Measured, ...] = (
     _h200(8192, 2951.7, None, 3015.5, 2924.7, None, 1441),
     _h200(16384, 6077.9, None, 6094.8, 5888.1, None, 376),
     _h200(32768, 11955.3, None, 12153.5, 11982.0, None, 379),
-    _h200(1, 97.4, 90.5, 150.0, 107.1, 84.7, 1899),
-    _h200(2, 95.8, 90.7, 144.8, 105.0, 85.1, 1904),
-    _h200(4, 96.5, 91.2, 143.3, 104.4, 85.7, 1894),
-    _h200(8, 96.9, 92.2, 144.2, 104.6, 86.8, 1884),
-    _h200(16, 97.9, 92.1, 139.0, 102.2, 93.2, 1889),
-    _h200(32, 101.5, 96.3, 134.4, 100.8, 117.7, 448),
-    _h200(64, 109.6, 103.0, 121.0, 99.5, 205.3, 382),
+    _h200(1, 97.1, 90.3, 150.9, 111.7, 84.6, 2023),
+    _h200(2, 95.8, 90.7, 144.1, 106.4, 84.7, 2028),
+    _h200(4, 96.5, 91.0, 144.4, 105.0, 85.3, 2033),
+    _h200(8, 96.7, 91.7, 139.5, 101.1, 86.6, 2038),
+    _h200(16, 97.8, 92.5, 136.4, 101.5, 89.2, 2043),
+    _h200(32, 99.5, 94.6, 131.4, 101.2, 99.6, 2048),
+    _h200(64, 108.1, 103.2, 119.9, 99.5, 158.0, 2053),
     _h200(96, 111.7, 106.5, 156.0, 139.4, None, 453),
     _h200(128, 116.2, 112.7, 155.5, 142.1, None, 387),
     _h200(256, 162.6, 167.4, 204.5, 185.5, None, 391),

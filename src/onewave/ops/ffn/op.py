@@ -83,8 +83,9 @@ def pack_ffn(
 ) -> PackedFFN:
     """Pack a block's weights for calls with up to `batch` rows; the originals may go afterwards.
 
-    workers: blocks of the launch, by default one a multiprocessor; any number gives the same bits. The rest as in ffn.
-    Call the result with x [rows, hidden]. Raises InvalidArgumentError, ShapeError, UnsupportedError.
+    workers: blocks of the launch, by default one a multiprocessor, or a few less where those have no more to do each;
+    any number gives the same bits. The rest as in ffn. Call the result with x [rows, hidden].
+    Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
     check_choices(activation, order, policy, "wave")
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_BATCH:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)

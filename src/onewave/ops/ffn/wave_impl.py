@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, plan_ffn
+from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, plan_ffn, workers_for
 from onewave.ops.library import check_tensors
 from onewave.wave.launch import Wave, co_resident
 from onewave.wave.pack import Weight, pack_stream
@@ -31,7 +31,7 @@ class _Choice:
     activation: str | None
     order: str
     policy: str
-    workers: int
+    workers: int | None
 
 
 class PackedFFN:
@@ -43,7 +43,10 @@ class PackedFFN:
     def __init__(self, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, choice: _Choice, *, delays: bool = False):
         padded = 1 << (choice.batch - 1).bit_length()
         sizes = FFNSizes(padded, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
-        self.plan: FFNPlan = plan_ffn(sizes, workers=choice.workers, order=choice.order, policy=choice.policy)
+        workers = choice.workers
+        if workers is None:
+            workers = workers_for(sizes, order=choice.order, available=co_resident(w_up.device))
+        self.plan: FFNPlan = plan_ffn(sizes, workers=workers, order=choice.order, policy=choice.policy)
         self.batch = choice.batch
         (self._inner, self._hidden), self._out = w_up.shape, w_down.shape[0]
         self._kind = (w_up.dtype, w_up.device)
@@ -98,9 +101,8 @@ def pack(
     workers: int | None,
     delays: bool = False,
 ) -> PackedFFN:
-    """Pack for batches of up to `batch` rows; workers: blocks of the launch, by default one a multiprocessor."""
-    count = co_resident(w_up.device) if workers is None else workers
-    return PackedFFN(w_up, w_down, w_gate, _Choice(batch, activation, order, policy, count), delays=delays)
+    """Pack for batches of up to `batch` rows; workers: blocks of the launch, by default as plan.workers_for says."""
+    return PackedFFN(w_up, w_down, w_gate, _Choice(batch, activation, order, policy, workers), delays=delays)
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def _key(tensors: tuple[Tensor, ...], choice: _Choice) -> tuple[object, ...]:
 
 def _choice(x: Tensor, activation: str | None, order: str, policy: str) -> _Choice:
     batch = 1 << (len(x) - 1).bit_length()
-    return _Choice(batch, activation, order, policy, co_resident(x.device))
+    return _Choice(batch, activation, order, policy, None)
 
 
 def is_packed(
