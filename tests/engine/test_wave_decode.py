@@ -361,6 +361,10 @@ def test_what_does_not_suit_is_known_before_anything_is_loaded(card: list[str], 
     assert "float32" in str(unsuited(BASE, torch.float32, CARD, 1))
     with pytest.raises(UnsupportedError, match="up to 16"):
         load_wave(LOCATION, BASE, how(tmp_path, max_num_seqs=17))
+    wide = replace(BASE, hidden_size=2112)
+    assert unsuited(wide, torch.float16, CARD, 16) is None
+    with pytest.raises(UnsupportedError, match="several tokens a launch"):
+        load_wave(LOCATION, wide, how(tmp_path, max_num_seqs=16, tokens_per_launch=2))
     assert card == []
 
 

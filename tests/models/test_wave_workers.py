@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from onewave.models.llama_plan import plan_decode, workers_for
+from onewave.base.errors import UnsupportedError
+from onewave.models.llama_plan import plan_decode, unsupported_because, workers_for
 from onewave.wave.launch_checks import check_tokens
+from onewave.wave.layout import Word
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE as SMALL
@@ -49,3 +51,15 @@ def test_every_block_has_a_part_of_the_head(batch: int, rows: int) -> None:
     assert blocks * 15 // 16 <= taken <= blocks
     plan = plan_decode(SMALL, batch=batch, workers=taken)
     check_tokens(plan.program, 8, decodes=True, threads=256)
+
+
+def test_wide_models_take_sixteen_sequences_but_no_several_tokens_a_launch() -> None:
+    wide = replace(SMALL, hidden_size=2112)
+    assert unsupported_because(wide, 16) is None
+    assert unsupported_because(wide, 8, tokens=2) is None
+    assert "2112; up to 2048" in str(unsupported_because(wide, 16, tokens=2))
+    program = plan_decode(wide, batch=16, workers=3).program
+    assert (program.steps[[name.startswith("head") for name in program.names], Word.BLOCKS] == 1).all()
+    with pytest.raises(UnsupportedError, match="several tokens"):
+        check_tokens(program, 2, decodes=True, threads=256)
+    assert "columns fit" in str(unsupported_because(replace(SMALL, hidden_size=1 << 15), 2))

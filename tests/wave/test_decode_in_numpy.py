@@ -247,7 +247,9 @@ def test_long_contexts_of_other_families(family: str, monkeypatch: pytest.Monkey
     agree_at(random_model(replace(config, num_layers=1, layer_windows=config.layer_windows[:1])), [270], 3)
 
 
-def test_a_hidden_row_too_long_for_one_multiprocessor_is_cut_in_slices() -> None:
+def test_a_hidden_row_too_long_for_one_multiprocessor_is_cut_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cost in ("_TILES_OF_A_SUM", "_TILES_OF_A_SLICE"):
+        monkeypatch.setattr(f"onewave.wave.program.{cost}", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
     plan = plan_decode(model.config, batch=5, workers=3)
     assert plan.program.most_splits == 2
@@ -336,7 +338,7 @@ def test_sequences_of_one_batch_decode_side_by_side() -> None:
 def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_blocks_at_a_time(
     workers: int, batch: int, intermediate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewave.wave.program._MOST_OF_THEM", 1)
+    monkeypatch.setattr("onewave.wave.program._TILES_OF_A_SUM", 1000)
     model = random_model(replace(LONG, intermediate_size=intermediate))
     program = plan_decode(model.config, batch=batch, workers=workers).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
@@ -347,8 +349,22 @@ def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_bl
     agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11][:batch], workers)
 
 
+@pytest.mark.parametrize("workers", [3, 40])
+@pytest.mark.parametrize("heads", [2, 34])
+def test_hidden_rows_and_heads_too_long_for_shared_memory_pass_through_it(
+    heads: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.CAPACITY", 320)
+    sizes = {"hidden_size": 2112, "num_heads": heads, "num_kv_heads": 2, "head_dim": 64}
+    rope = RopeConfig("default", 500.0, 64)
+    model = random_model(replace(LONG, **sizes, max_position=320, rope=rope, qkv_bias=heads == 2))
+    program = plan_decode(model.config, batch=16, workers=workers).program
+    assert program.shape.most_tiles * program.shape.cols < 2112
+    agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11, 5, 6, 300, 8, 10, 12, 13], workers)
+
+
 def test_activations_pass_in_every_token_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewave.wave.program._MOST_OF_THEM", 1)
+    monkeypatch.setattr("onewave.wave.program._TILES_OF_A_SUM", 1000)
     model, batch, count = random_model(replace(LONG, intermediate_size=4672)), 5, 3
     slots, begin, first = [*range(batch)], [3, 5, 0, 9, 1], [5, 6, 7, 8, 9]
     many, one = (Simulated(model, batch, 3, batch) for _ in range(2))

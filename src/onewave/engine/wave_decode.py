@@ -158,12 +158,14 @@ class WaveDecoder:
         return self._wave(token_ids, positions, slots)
 
 
-def unsuited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> str | None:
+def unsuited(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int, *, tokens_per_launch: int = 1
+) -> str | None:
     """Why a model can't decode as one wave here, before anything is loaded; None if it can."""
     from onewave.models.llama_plan import unsupported_because
     from onewave.wave.launch import runs_here
 
-    reason = unsupported_because(config, max_num_seqs)
+    reason = unsupported_because(config, max_num_seqs, tokens=tokens_per_launch)
     if reason is not None:
         return reason
     if not runs_here(device):
@@ -213,7 +215,7 @@ def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tu
 
     Raises what load_model and WaveDecoder raise.
     """
-    reason = unsuited(config, how.dtype, how.device, how.max_num_seqs)
+    reason = unsuited(config, how.dtype, how.device, how.max_num_seqs, tokens_per_launch=how.tokens_per_launch)
     if reason is not None:
         raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
     # Kernels are launched on the current device, which need not be the model's.

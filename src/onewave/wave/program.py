@@ -24,7 +24,6 @@ from onewave.wave.layout import NOTES, STEP_WORDS, TILE_BYTES, Flag, Kind, TileS
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
 
 __all__ = [
-    "MULTIPROCESSORS",
     "SOONER",
     "Region",
     "WaveProgram",
@@ -40,9 +39,12 @@ _SHORT = 8
 # splits itself; by the tiles that are held in registers, and by measurement (docs/log.md, "How a layer is paced").
 SOONER = {0: 2, 2: 2, 4: 7}
 
-# Multiprocessors of today's cards, about, and how many of them must have work in every round of row blocks, if long
-# sums over K are not cut in slices, which would have to be added up.
-MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
+# Multiprocessors of today's cards, about, and how many of them must have a row block, if long sums over K of one or two
+# sequences are not to be cut in slices, which would have to be added up.
+_MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
+# What adding them up costs 32 sequences, in tiles that a worker could stream meanwhile: at all, and for each slice
+# (docs/log.md, "Slices of K that the feed-forward block need not add up").
+_TILES_OF_A_SUM, _TILES_OF_A_SLICE = 16, 2
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -136,13 +138,19 @@ def slice_bounds(cols: int, slices: int, shape: TileShape) -> tuple[int, ...]:
 
 
 def slices_of(rows: int, cols: int, shape: TileShape) -> int:
-    """Slices of K that a product of a matrix [rows, cols] is cut in for more than two sequences: as few as have
-    activations that fit shared memory, or none where these may pass through it, as most workers have the same few row
-    blocks. (For one or two, whose activations are short, so far only where they have a single one.)"""
-    blocks = cuts(rows, shape.rows)
-    rounds = cuts(blocks, MULTIPROCESSORS)
-    most = shape.group if shape.batch > 2 else 1
-    return 1 if rounds <= most and blocks >= rounds * _MOST_OF_THEM else fitting_slices(cols, shape)
+    """Slices of K that a product of a matrix [rows, cols] is cut in: for more than two sequences those with which the
+    busiest worker's tiles and what adding up costs are least, on a card of today's size. Activations that do not fit
+    shared memory then pass through it, once for each group of row blocks. (For one or two, whose activations are short,
+    as many as fit, or one where most workers have a single row block.)"""
+    blocks, tiles = cuts(rows, shape.rows), cuts(cols, shape.cols)
+    if shape.batch <= 2:
+        return 1 if _MOST_OF_THEM <= blocks <= _MULTIPROCESSORS else fitting_slices(cols, shape)
+
+    def cost(slices: int) -> float:
+        sums = _TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0
+        return cuts(blocks * slices, _MULTIPROCESSORS) * cuts(tiles, slices) + sums * shape.batch / 32
+
+    return min(range(1, fitting_slices(cols, shape) + 1), key=cost)
 
 
 def fitting_slices(cols: int, shape: TileShape) -> int:

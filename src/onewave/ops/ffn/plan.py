@@ -13,7 +13,6 @@ from functools import lru_cache
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.tiles.builders import cuts
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.policies import POLICIES, plan
 from onewave.tiles.table import TaskTable, lower
@@ -21,7 +20,7 @@ from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal, fewest_workers
 from onewave.wave.layout import TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, Operation
-from onewave.wave.program import MULTIPROCESSORS, WaveProgram, build_program, fitting_slices, slice_bounds, slices_of
+from onewave.wave.program import WaveProgram, build_program, fitting_slices, slice_bounds, slices_of
 
 __all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "plan_ffn", "workers_for"]
 
@@ -32,9 +31,6 @@ ORDERS = ("row", "half_row", "sm_local", "sequential")
 half, then the other half. sm_local: a worker that made a slice of the hidden row multiplies it with its slice of
 W_down. sequential: two launches."""
 
-# What adding up slices of K costs 32 rows, in tiles that a worker could stream meanwhile: at all, and for each slice
-# (docs/log.md, "Slices of K that the feed-forward block need not add up").
-_TILES_OF_A_SUM, _TILES_OF_A_SLICE = 16, 2
 # Partial sums of SM-local slices are exchanged whole: what that may cost in words.
 _MOST_PARTIAL_WORDS = 1 << 26
 
@@ -170,7 +166,7 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
             raise UnsupportedError("ffn: order sm_local", got=f"batch {sizes.batch}", allowed="smaller batches")
     else:
         up_slices, down_slices = (
-            _slices(rows, cols, shape) for rows, cols in ((up_rows, sizes.hidden), (sizes.out, sizes.intermediate))
+            slices_of(rows, cols, shape) for rows, cols in ((up_rows, sizes.hidden), (sizes.out, sizes.intermediate))
         )
     found: dict[str, Operation] = {}
     if "up" in stages:
@@ -180,22 +176,6 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
         source = INPUT if "up" not in stages else "h"
         _stage(found, "down", sizes.out, sizes.intermediate, down_slices, source, OUTPUT)
     return found
-
-
-def _slices(rows: int, cols: int, shape: TileShape) -> int:
-    """Slices of K of a product of a matrix [rows, cols]: those with which the largest share of its tiles and what
-    adding them up costs are least, on a card of today's size. Activations of fewer slices than fit shared memory pass
-    through it, once for each row block (or group of them)."""
-    if shape.batch <= 2:  # short activations, of which no longer ones were measured
-        return slices_of(rows, cols, shape)
-    tiles = cuts(cols, shape.cols)
-
-    def cost(slices: int) -> float:
-        rounds = cuts(rows // shape.rows * slices, MULTIPROCESSORS)
-        sums = _TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0
-        return rounds * cuts(tiles, slices) + sums * shape.batch / 32
-
-    return min(range(1, fitting_slices(cols, shape) + 1), key=cost)
 
 
 def workers_for(sizes: FFNSizes, *, order: str, available: int) -> int:
