@@ -14,7 +14,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.engine.wave_decode import self_check
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
-from onewave.models.config import ModelConfig
+from onewave.models.config import ModelConfig, RopeConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.llama_plan import DecodeWave
 from onewave.wave.launch import co_resident, runs_here
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
 ]
 CAPACITY = 8448  # whole pages of any size, and longer than any context here
-CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024, 1100, 8191, 8192]
+CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024, 1100, 8191, 8192, 8193]
 
 
 def on_card(model: Llama, dtype: torch.dtype = torch.bfloat16) -> Llama:
@@ -204,6 +204,24 @@ def test_the_self_check_passes(sequences: int) -> None:
     config: ModelConfig = replace(BASE, hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=4)
     model = on_card(random_model(config))
     assert self_check(model, DecodeWave(model, batch=sequences), sequences) < 0.03
+
+
+@pytest.mark.parametrize("sequences", [7, 16])
+def test_sixteen_sequences_of_a_wide_model_keep_their_bits_in_any_company_and_with_any_workers(sequences: int) -> None:
+    wide = {"hidden_size": 4224, "num_heads": 34, "head_dim": 64, "rope": RopeConfig("default", 500.0, 64)}
+    model = on_card(random_model(replace(BASE, **wide)))
+    wave = DecodeWave(model, batch=sequences)
+    assert self_check(model, wave, sequences) < 0.03
+    tokens = torch.arange(3, 3 + sequences, device="cuda")
+    positions = torch.arange(sequences, device="cuda") * 37
+    slots = torch.arange(sequences, device="cuda").flip(0)
+    kv = filled(model, sequences)
+    together = step(wave, copied(model, kv), tokens, positions, slots)
+    alone = step(wave, copied(model, kv), tokens[2:3], positions[2:3], slots[2:3])
+    assert torch.equal(alone[0], together[2])
+    for workers in (1, 17, co_resident(model.device)):
+        other = DecodeWave(model, batch=sequences, workers=workers)
+        assert torch.equal(step(other, copied(model, kv), tokens, positions, slots), together)
 
 
 def test_steps_on_two_streams_follow_each_other() -> None:

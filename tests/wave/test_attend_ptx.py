@@ -29,8 +29,8 @@ from onewave.wave.layout import FEW_KEYS, FEW_SPLITS, MOST_SPLITS, STEP_WORDS, W
 CASES: dict[str, tuple[tuple[int, int, bool, int, int], tuple[int, int, int, int, int]]] = {
     "the last of three splits": ((64, 4, False, 0, 0), (4, 300, 2, 16, 0)),
     "head_dim 128, three heads, three blocks of keys": ((128, 4, False, 0, 0), (3, 300, 0, 1, 0)),
-    "head_dim 128, two blocks of keys": ((128, 4, False, 0, 0), (4, 256, 0, 4, 0)),
-    "the first of three splits": ((64, 4, False, 0, 0), (4, 257, 0, 16, 0)),
+    "head_dim 128, two whole blocks of keys and the new one": ((128, 4, False, 0, 0), (4, 257, 0, 4, 0)),
+    "the first of three splits": ((64, 4, False, 0, 0), (4, 258, 0, 16, 0)),
     "head_dim 32, norms, one key": ((32, 4, True, 0, 0), (4, 1, 0, 16, 0)),
     "seven heads, one window": ((64, 8, False, 0, 0), (7, 400, 1, 4, 350)),
     "seven heads, a window that one split holds": ((64, 8, False, 0, 0), (7, 400, 0, 4, 150)),
@@ -38,18 +38,18 @@ CASES: dict[str, tuple[tuple[int, int, bool, int, int], tuple[int, int, int, int
     "pages of 64, head_dim 128, the last of three splits": ((128, 4, False, 64, 0), (3, 300, 2, 16, 0)),
     "pages of 16, head_dim 32, the first key": ((32, 4, True, 16, 0), (4, 1, 0, 16, 0)),
     "the last of three splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 300, 2, 16, 0)),
-    "head_dim 128, the second of eight splits, merged elsewhere": ((128, 4, False, 0, 8), (3, 1025, 1, 16, 0)),
-    "head_dim 32, the tenth of sixteen splits, merged elsewhere": ((32, 4, True, 0, 4), (4, 8193, 9, 16, 0)),
-    "the first of two splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 257, 0, 2, 0)),
-    "one split where others are merged elsewhere": ((64, 4, False, 0, 4), (3, 256, 0, 16, 0)),
+    "head_dim 128, the last of eight splits, merged elsewhere": ((128, 4, False, 0, 8), (3, 1026, 7, 16, 0)),
+    "head_dim 32, the tenth of sixteen splits, merged elsewhere": ((32, 4, True, 0, 4), (4, 8194, 9, 16, 0)),
+    "the first of two splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 258, 0, 2, 0)),
+    "one split where others are merged elsewhere": ((64, 4, False, 0, 4), (3, 257, 0, 16, 0)),
 }
 # D, heads a task has room for, splits; heads there are, keys.
 MERGED: dict[str, tuple[tuple[int, int, int], tuple[int, int]]] = {
     "one head, three of sixteen splits": ((64, 1, 16), (1, 300)),
     "head_dim 128, all of four splits": ((128, 1, 4), (1, 3000)),
-    "three of four heads": ((32, 4, 8), (3, 257)),
+    "three of four heads": ((32, 4, 8), (3, 258)),
     "one split, of many keys": ((64, 2, 1), (2, 500)),
-    "a sequence that one split holds": ((64, 2, 4), (2, 256)),
+    "a sequence that one split holds": ((64, 2, 4), (2, 257)),
 }
 FEWS = (("merge", 32, 4), ("merge", 64, 8), ("merge", 128, 4))
 NAMES = ("record", "ours", "theirs", "positions", "slots", "places", "watch", "batch")
@@ -75,6 +75,15 @@ def rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 def normed(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain
+
+
+def shared_out(cached: int, splits: int, *, few: bool) -> tuple[int, int]:
+    """Splits that so many cached keys use, and keys a split; the last one has the new key besides."""
+    used = 1 if cached <= 256 else min(splits, cuts(cached, 128))
+    if few and cached <= FEW_KEYS:
+        used = min(used, FEW_SPLITS)
+    share = max(16, cuts(cuts(cached, used), 16) * 16)
+    return max(1, cuts(cached, share)), share
 
 
 def paged(cache: np.ndarray, table: np.ndarray, page: int) -> np.ndarray:
@@ -134,11 +143,9 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
     all_keys, all_values = keys[:length].astype(np.float64), values[:length].astype(np.float64)
     all_keys[position], all_values[position] = key, value
     first = max(0, length - window) if window else 0
-    used = 1 if length - first <= 256 else min(splits, cuts(length - first, 128))
-    if merges and length - first <= FEW_KEYS:
-        used = min(used, FEW_SPLITS)
-    share = cuts(cuts(length - first, used), 16) * 16
-    span = slice(first + split * share, min(length, first + (split + 1) * share))
+    used, share = shared_out(position - first, splits, few=merges > 0)
+    newest = split == used - 1
+    span = slice(first + split * share, length if newest else first + (split + 1) * share)
     scores = q @ all_keys[span].T * dim**-0.5
     weights = np.exp(scores - scores.max(1, keepdims=True))
     expected = weights @ all_values[span] / weights.sum(1, keepdims=True)
@@ -172,7 +179,6 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         assert (cleared[TARGET:][: (heads if used > 1 else room) * (dim + 4)] == -1).all()
     for at, cache, row in ((kept[0], keys, key), (kept[1], values, value)):
         after = memory.get(at, paged(cache, table, page))
-        newest = span.stop == length
         if page:
             spare = np.setdiff1d(np.arange(len(table) + 2), table)
             assert np.isnan(after.reshape(-1, page, dim)[spare]).all()
@@ -186,8 +192,7 @@ def test_compiled_combination_merges_the_splits_that_a_sequence_uses_if_there_ar
     constants, (heads, length) = MERGED[case]
     dim, room, splits = constants
     report, memory, dice = compiled()["combine", *constants], Global(1 << 22), np.random.default_rng(1)
-    used = 1 if length <= 256 else min(splits, cuts(length, 128))
-    used = cuts(length, cuts(cuts(length, used), 16) * 16)
+    used, _ = shared_out(length - 1, splits, few=False)
     parts = np.full((splits, room, dim + 4), np.nan, dtype=np.float32)
     parts[:used, :heads] = dice.standard_normal((used, heads, dim + 4))
     parts[:, :, dim:] = parts[:, :, dim : dim + 1] * 5

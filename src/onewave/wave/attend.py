@@ -3,9 +3,10 @@
 attend: one task is one group of up to GP query heads that share a KV head, one sequence, one split of its keys. The
 split's first keys and values, and all that queries are rotated with, are on their way before the queries exist; then
 queries, new key and new value are polled at once, normalised and rotated, the new ones appended, and each of the warps
-goes over its own keys on the tensor cores with an online softmax in float32. The warps' results are merged and
-published with their log2-sum-exp2; combine.py merges the splits. A short sequence is one split, and is finished here.
-Of up to FEW_PLACES splits the values are published in 16 bits if the output projection merges them (FEW, see merge.py).
+goes over its own cached keys on the tensor cores with an online softmax in float32. The warps' results and the new
+token's are merged and published with their log2-sum-exp2; combine.py merges the splits. The new key is no warp's, so
+that 512 cached ones are two splits of two rounds, not of three. A short sequence is one split, and is finished here. If
+the output projection merges the splits (FEW, see merge.py), their values are published in 16 bits.
 
 Operands never leave registers between device memory and mma: a thread loads 16 bytes of a key or a value, and what they
 count as in the product's inner index (or in its columns, for values) is a matter of naming; queries go by the same
@@ -69,13 +70,14 @@ _KEYS = gl.constexpr(16)
 
 @gluon.jit
 def heads_memory(D: gl.constexpr, XW: gl.constexpr):
-    """Shared memory of a decode step: queries, the new key and value, the warps' maxima and sums."""
+    """Shared memory of a decode step: queries, the new key and value, its scores, the warps' maxima and sums."""
     queries = gl.allocate_shared_memory(gl.int32, [16, D // 2], query_rows(4, D))
     fresh = gl.allocate_shared_memory(gl.int32, [16, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    newest = gl.allocate_shared_memory(gl.float32, [8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # Of their own, as Triton puts a barrier between stores to different parts of one buffer.
     peaks = gl.allocate_shared_memory(gl.float32, [XW, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     masses = gl.allocate_shared_memory(gl.float32, [XW, 8], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    return queries, fresh, peaks, masses
+    return queries, fresh, newest, peaks, masses
 
 
 @gluon.jit
@@ -145,25 +147,26 @@ def attend(
     block's own (choose.py)."""
     b = noted(record, 8)
     position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
+    split = noted(record, 11)
     stopped = 0
     if TOKENS > 1:
         stopped = has_stopped(positions, b, NB)
-    if (b < batch) & (begin < end):
+    if (b < batch) & (split < splits):
         layer = noted(record, 18)
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
         new = ours + noted(record, 4) + b * noted(record, 5)
         attend_keys(
-            record, new, k_rows, v_rows, table, begin, end, position, layer, stopped, places, watch, block, step,
-            keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
+            record, new, k_rows, v_rows, table, begin, end, position, split == splits - 1, layer, stopped, places,
+            watch, block, step, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
         )  # fmt: skip
-        merged, lse = merge_warps(heads, xs, D, XW)
+        low, high, lse = merge_warps(heads, xs, DTYPE, D, GP, XW)
         if splits == 1:
-            show_whole(record, ours, theirs, merged, keep_back, DTYPE, D, XW)
+            show_whole(record, ours, theirs, low, high, keep_back, DTYPE, D)
         else:
             if FEW > 0:
-                show_few(record, ours, theirs, merged, lse, keep_back, DTYPE, D)
+                show_few(record, ours, theirs, low, high, lse, keep_back, DTYPE, D)
             else:
-                show_part(record, ours, theirs, merged, lse, keep_back, D)
+                show_part(record, ours, theirs, low, high, lse, keep_back, D)
         clear_others(record, theirs, splits, D, GP, FEW, XW)
     else:
         clear_others(record, theirs, 0, D, GP, FEW, XW)
@@ -171,13 +174,14 @@ def attend(
 
 @gluon.jit
 def keys_of_split(record, positions, batch, FEW: gl.constexpr):
-    """The new token's position, the split's first key and the one after its last, and how many splits there are."""
+    """The new token's position, the split's first cached key and the one after its last, and how many splits there
+    are."""
     b = noted(record, 8)
     position = gl.load(positions + b, mask=b < batch, other=0)
     length = position.to(gl.int32) + 1
     first_key, share, splits = split_of_keys(record, length, FEW)
     begin = first_key + noted(record, 11) * share
-    return position, begin, gl.minimum(begin + share, length), splits
+    return position, begin, gl.minimum(begin + share, length - 1), splits
 
 
 @gluon.jit
@@ -189,18 +193,8 @@ def prefetch_split(
     position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
     if (b < batch) & (begin < end):
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
-        if PAGE > 0:  # the new key's page is none of a sequence that has stopped
-            end = gl.minimum(end, position.to(gl.int32))
         pages = lines_pages(table, begin, end, _AHEAD * XW * _KEYS, D, XW, PAGE)
         prefetch_keys(k_rows, v_rows, table, pages, begin, end, _AHEAD * XW * _KEYS, D, XW, PAGE)
-
-
-@gluon.jit
-def new_row(words, fresh, begin, cached, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
-    """`words` of load_keys with the row of number `cached` replaced by the new one."""
-    new = fresh.load(gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
-    number = begin + gl.expand_dims(numbers(KW, XW, gl.SliceLayout(2, LAYOUT)), 2)
-    return gl.where((number == cached) & (new == new), new, words)
 
 
 @gluon.jit
@@ -243,13 +237,14 @@ def first_rows(score, KW: gl.constexpr, XW: gl.constexpr):
 
 @gluon.jit
 def attend_keys(
-    record, new, k_rows, v_rows, table, begin, end, position, layer, stopped, places, watch, block, step, keep_back,
-    heads, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, TOKENS: gl.constexpr,
+    record, new, k_rows, v_rows, table, begin, end, position, has_new, layer, stopped, places, watch, block, step,
+    keep_back, heads, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr,
+    EPS: gl.constexpr, SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, TOKENS: gl.constexpr,
     PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Each warp goes over its own keys and leaves its maxima, sums and weighted values in shared memory."""
-    queries, fresh, peaks, masses = heads
+    """Each warp goes over its own keys, from begin to before end, and leaves its maxima, sums and weighted values in
+    shared memory; has_new: the new key's scores, too."""
+    queries, fresh, newest, peaks, masses = heads
     KW: gl.constexpr = _KEYS
     ROWS: gl.constexpr = max(4, GP * 2)
     LK: gl.constexpr = key_words(KW, D, XW)
@@ -257,17 +252,15 @@ def attend_keys(
     ACC: gl.constexpr = product(XW)
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
-    cached = gl.minimum(end, position.to(gl.int32))
-    has_new = end > cached
-    pages = blocks_pages(table, begin, cached, KW, XW, LK, PAGE)
-    k_words = load_keys(k_rows, table, pages, begin, cached, D, KW, XW, LK, PAGE)
-    v_words = load_keys(v_rows, table, pages, begin, cached, D, KW, XW, LV, PAGE)
+    pages = blocks_pages(table, begin, end, KW, XW, LK, PAGE)
+    k_words = load_keys(k_rows, table, pages, begin, end, D, KW, XW, LK, PAGE)
+    v_words = load_keys(v_rows, table, pages, begin, end, D, KW, XW, LV, PAGE)
     # A block ahead of the keys, which nothing then holds up.
-    pages = blocks_pages(table, begin + XW * KW, cached, KW, XW, LK, PAGE)
-    ahead = lines_pages(table, begin + _AHEAD * (XW * KW), cached, XW * KW, D, XW, PAGE)
+    pages = blocks_pages(table, begin + XW * KW, end, KW, XW, LK, PAGE)
+    ahead = lines_pages(table, begin + _AHEAD * (XW * KW), end, XW * KW, D, XW, PAGE)
     in_pages = 0
     if PAGE > 0:
-        in_pages = words_to(table, page_of(table, position, position < end, PAGE), position, D, PAGE)
+        in_pages = words_to(table, page_of(table, position, has_new, PAGE), position, D, PAGE)
     angles = place_of(places, 1, gl.float32) + position * D
     words = queries_and_new(
         record, new, angles, layer, has_new, places, watch, block, step,
@@ -275,9 +268,9 @@ def attend_keys(
     )  # fmt: skip
     some = queries._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], query_rows(4, D))
     some.index(0).store(inner_order(words, ROWS, D))
+    rows = fresh._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    rows.index(0).store(words)
     if has_new:
-        rows = fresh._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-        rows.index(0).store(words)
         LW: gl.constexpr = words.type.layout
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LW))[:, None]
         word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
@@ -291,24 +284,22 @@ def attend_keys(
             writes = writes & (stopped == 0)
         gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
     gl.thread_barrier()
+    newest.store(new_scores(fresh, has_new, DTYPE, D, GP, SCALE, XW))
     LS: gl.constexpr = first_rows(gl.zeros([XW, 16, KW], gl.float32, ACC), KW, XW).type.layout
     number = gl.expand_dims(numbers(KW, XW, gl.SliceLayout(1, LS)), 1)
     peak = gl.full([XW, 8], float("-inf"), gl.float32, gl.SliceLayout(2, LS))
     mass = gl.zeros([XW, 8], gl.float32, gl.SliceLayout(2, LS))
     acc = gl.zeros([XW, D, 8], gl.float32, ACC)
     for at in range(begin, end, XW * KW):
-        if has_new:
-            k_words = new_row(k_words, fresh.index(GP), at, cached, KW, XW, LK)
-            v_words = new_row(v_words, fresh.index(GP + 1), at, cached, KW, XW, LV)
         # Read for every block: at head_dim 128 there are no registers to keep them in.
         q = queries._reinterpret(DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
         q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], DTYPE, A))
-        prefetch_keys(k_rows, v_rows, table, ahead, at + _AHEAD * (XW * KW), cached, XW * KW, D, XW, PAGE)
+        prefetch_keys(k_rows, v_rows, table, ahead, at + _AHEAD * (XW * KW), end, XW * KW, D, XW, PAGE)
         k = keys_operand(k_words, DTYPE, D, KW, XW, B)
         score = mma_v2(q, k, gl.zeros([XW, 16, KW], gl.float32, ACC))
         score = first_rows(score, KW, XW) * (SCALE * 1.4426950408889634)
         # Loaded as soon as their registers are free: both in one place would not fit at head_dim 128.
-        k_words = load_keys(k_rows, table, pages, at + XW * KW, cached, D, KW, XW, LK, PAGE)
+        k_words = load_keys(k_rows, table, pages, at + XW * KW, end, D, KW, XW, LK, PAGE)
         score = gl.where(at + number < end, score, float("-inf"))
         higher = gl.maximum(peak, gl.max(score, axis=2))
         finite = gl.where(higher == float("-inf"), 0.0, higher)
@@ -319,9 +310,9 @@ def attend_keys(
         v = values_operand(v_words, DTYPE, D, KW, XW, A)
         p = gl.convert_layout(gl.permute(weight.to(DTYPE), (0, 2, 1)), B)
         acc = mma_v2(v, p, acc * gl.convert_layout(fade, gl.SliceLayout(1, ACC))[:, None, :])
-        v_words = load_keys(v_rows, table, pages, at + XW * KW, cached, D, KW, XW, LV, PAGE)
-        pages = blocks_pages(table, at + 2 * XW * KW, cached, KW, XW, LK, PAGE)
-        ahead = lines_pages(table, at + (_AHEAD + 1) * (XW * KW), cached, XW * KW, D, XW, PAGE)
+        v_words = load_keys(v_rows, table, pages, at + XW * KW, end, D, KW, XW, LV, PAGE)
+        pages = blocks_pages(table, at + 2 * XW * KW, end, KW, XW, LK, PAGE)
+        ahead = lines_pages(table, at + (_AHEAD + 1) * (XW * KW), end, XW * KW, D, XW, PAGE)
         peak = higher
     peaks.store(peak)
     masses.store(mass)
@@ -330,28 +321,48 @@ def attend_keys(
 
 
 @gluon.jit
-def merge_warps(heads, xs, D: gl.constexpr, XW: gl.constexpr):
-    """The warps' results, merged: each head's values, float32 [8, D], and their log2-sum-exp2."""
-    queries, fresh, peaks, masses = heads
+def new_scores(
+    fresh, has_new, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, SCALE: gl.constexpr, XW: gl.constexpr
+):  # fmt: skip
+    """The new key's score with each of 8 heads, base 2; -inf for all without one."""
+    L2: gl.constexpr = gl.BlockedLayout([1, max(1, D // 64)], [1, 32], [XW, 1], [1, 0])
+    rows = fresh._reinterpret(gl.int32, [2, 8, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    q_low, q_high = to_float(rows.index(0).load(L2), DTYPE)
+    k_low, k_high = to_float(fresh.index(GP).load(gl.SliceLayout(0, L2)), DTYPE)
+    score = gl.sum(q_low * k_low[None, :] + q_high * k_high[None, :], axis=1) * (SCALE * 1.4426950408889634)
+    return gl.where(has_new, score, float("-inf"))
+
+
+@gluon.jit
+def merge_warps(heads, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, XW: gl.constexpr):
+    """The warps' results and the new key's, merged: of each head the even and the odd values, float32 [8, D / 2], and
+    their log2-sum-exp2."""
+    queries, fresh, newest, peaks, masses = heads
     LOW: gl.constexpr = min(4, D // 16)
     HIGH: gl.constexpr = D // (16 * LOW)
     L3: gl.constexpr = merged_words(D, XW)
     part = xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).load(L3)
     peak = peaks.load(gl.SliceLayout(2, L3))
-    top = gl.max(peak, axis=0)
+    score = newest.load(gl.SliceLayout(0, gl.SliceLayout(2, L3)))
+    top = gl.maximum(gl.max(peak, axis=0), score)
     finite = gl.where(top == float("-inf"), 0.0, top)
     weight = gl.exp2(peak - finite[None, :])
-    mass = gl.sum(masses.load(gl.SliceLayout(2, L3)) * weight, axis=0)
+    own = gl.exp2(score - finite)
+    mass = gl.sum(masses.load(gl.SliceLayout(2, L3)) * weight, axis=0) + own
     total = gl.sum(part * weight[:, :, None], axis=0)
     inverse = gl.convert_layout(1.0 / mass, gl.SliceLayout(1, gl.SliceLayout(0, L3)))
     named = gl.reshape(total * inverse[:, None], [8, HIGH, LOW, 2, 8])
-    return gl.reshape(gl.permute(named, (0, 1, 4, 2, 3)), [8, D]), finite + gl.log2(mass)
+    low, high = gl.split(gl.reshape(gl.permute(named, (0, 1, 4, 2, 3)), [8, D // 2, 2]))
+    LW: gl.constexpr = low.type.layout
+    share = gl.convert_layout(own / mass, gl.SliceLayout(1, LW))[:, None]
+    new_low, new_high = to_float(fresh.index(GP + 1).load(gl.SliceLayout(0, LW)), DTYPE)
+    return low + share * new_low[None, :], high + share * new_high[None, :], finite + gl.log2(mass)
 
 
 @gluon.jit
-def show_part(record, ours, theirs, merged, lse, keep_back, D: gl.constexpr):
+def show_part(record, ours, theirs, low, high, lse, keep_back, D: gl.constexpr):
     """Publish a split's result for `combine`: head by head, D values and four times their log2-sum-exp2."""
-    values = bits32(merged)
+    values = bits32(gl.reshape(gl.join(low, high), [8, D]))
     LW: gl.constexpr = values.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, LW))[None, :]
@@ -370,10 +381,9 @@ def show_part(record, ours, theirs, merged, lse, keep_back, D: gl.constexpr):
 
 
 @gluon.jit
-def show_few(record, ours, theirs, merged, lse, keep_back, DTYPE: gl.constexpr, D: gl.constexpr):
+def show_few(record, ours, theirs, low, high, lse, keep_back, DTYPE: gl.constexpr, D: gl.constexpr):
     """Publish a split's result for whoever merges them: head by head, 16-bit values of all splits, then a log2-sum-exp2
     of each."""
-    low, high = gl.split(gl.reshape(merged, [8, D // 2, 2]))
     words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))
@@ -416,11 +426,8 @@ def clear_others(record, theirs, splits, D: gl.constexpr, GP: gl.constexpr, FEW:
 
 
 @gluon.jit
-def show_whole(
-    record, ours, theirs, merged, keep_back, DTYPE: gl.constexpr, D: gl.constexpr, XW: gl.constexpr
-):  # fmt: skip
+def show_whole(record, ours, theirs, low, high, keep_back, DTYPE: gl.constexpr, D: gl.constexpr):
     """Publish a sequence's only split as `combine` would."""
-    low, high = gl.split(gl.reshape(merged, [8, D // 2, 2]))
     words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]

@@ -3,7 +3,7 @@
 One task merges all splits of a few heads of one sequence, in their order. How many splits a sequence uses follows from
 its length; words of the others are cleared by the tasks that find no keys, and are not read. A sequence that fits one
 split needs no merging: who attends it publishes what a merge would, and spares it a hand-off. Where the
-output projection merges splits while it loads them (FEW, see merge.py), up to FEW_PLACES need no merging here either.
+output projection merges splits while it loads them (FEW, see merge.py), nothing is left to do here either.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -43,18 +43,18 @@ def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.const
 
 @gluon.jit
 def split_of_keys(record, length, FEW: gl.constexpr):
-    """The first key that is seen, keys a split, and how many splits hold any. In one build all depend on the sequence's
-    own length alone, so that its bits do not depend on its company; a short sequence leaves splits empty, as merging
-    them would take longer. FEW: as in wave_kernel."""
+    """The first key that is seen, cached keys a split, and how many splits there are, the last of which has the new key
+    as well. In one build all depend on the sequence's own length alone, so that its bits do not depend on its company;
+    a short sequence leaves splits empty, as merging them would take longer. FEW: as in wave_kernel."""
     window = noted(record, 20)
     splits = noted(record, 17)
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
-    count = length - first_key
+    count = length - 1 - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
     if FEW > 0:
         used = gl.where(count <= _FEW_KEYS, gl.minimum(used, _FEW), used)
-    share = ((count + used - 1) // used + 15) // 16 * 16
-    return first_key, share, (count + share - 1) // share
+    share = gl.maximum(((count + used - 1) // used + 15) // 16 * 16, 16)
+    return first_key, share, gl.maximum((count + share - 1) // share, 1)
 
 
 @gluon.jit

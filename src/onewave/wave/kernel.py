@@ -397,7 +397,7 @@ def wave_kernel(
     if D > 0:
         heads = heads_memory(D, XW)
     else:
-        heads = (parts, parts, parts, parts)
+        heads = (parts, parts, parts, parts, parts)
     full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
     xfull = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())

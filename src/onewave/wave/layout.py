@@ -68,11 +68,11 @@ MOST_SPLITS = 16
 FEW_SPLITS = 8
 """Splits that one poll of such a reader brings."""
 WHOLE_KEYS, SPLIT_KEYS = 256, 128
-"""Keys up to which one split is sooner done than several and their merging (128 more take half as long as that), and of
-a split beyond."""
+"""Cached keys up to which one split is sooner done than several and their merging (128 more take half as long as that),
+and of a split beyond."""
 FEW_KEYS = 1024 * FEW_SPLITS
-"""Keys up to which FEW_SPLITS splits, if who reads them merges them, are sooner done than twice as many: half as many
-workers then read keys, but each of them faster, and nobody polls for splits a second time."""
+"""Cached keys up to which FEW_SPLITS splits, if who reads them merges them, are sooner done than twice as many: half as
+many workers then read keys, but each of them faster, and nobody polls for splits a second time."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
 LIMIT_WORDS = 8
@@ -307,13 +307,15 @@ def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: fl
 
 
 def splits_of(keys: int, splits: int, *, few: bool) -> int:
-    """How many of a group's splits a sequence of so many keys in sight uses (combine.split_of_keys). few: whether who
+    """How many of a group's splits a sequence of so many keys in sight, the new one among them, uses
+    (combine.split_of_keys). few: whether who
     reads the attention merges them."""
-    used = 1 if keys <= WHOLE_KEYS else min(splits, -(-keys // SPLIT_KEYS))
-    if few and keys <= FEW_KEYS:
+    cached = keys - 1
+    used = 1 if cached <= WHOLE_KEYS else min(splits, -(-cached // SPLIT_KEYS))
+    if few and cached <= FEW_KEYS:
         used = min(used, FEW_SPLITS)
-    share = -(-keys // (16 * used)) * 16
-    return -(-keys // share)
+    share = max(-(-cached // (16 * used)) * 16, 16)
+    return max(-(-cached // share), 1)
 
 
 def few_head_words(head_dim: int) -> int:
@@ -338,7 +340,8 @@ def _warps_bytes(head_dim: int) -> int:
 
 
 def heads_bytes(head_dim: int) -> int:
-    """Shared memory that attention takes (attend.heads_memory): queries, a new key and value, 8 warps' maxima, sums."""
+    """Shared memory that attention takes (attend.heads_memory): queries, a new key and value, its scores, 8 warps'
+    maxima and sums."""
     if head_dim == 0:
         return 0
-    return 2 * 16 * head_dim * 2 + 2 * 8 * 8 * 4
+    return 2 * 16 * head_dim * 2 + (1 + 2 * 8) * 8 * 4
