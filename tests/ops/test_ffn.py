@@ -20,7 +20,7 @@ from onewave.tiles.interpret import execute
 from onewave.tiles.verify_table import verify_table
 from onewave.wave.operations import INPUT, OUTPUT
 from onewave.wave.pack import Weight, pack_stream
-from onewave.wave.program import slice_bounds
+from onewave.wave.slices import slice_bounds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from emulator import Emulator

@@ -249,7 +249,7 @@ def test_long_contexts_of_other_families(family: str, monkeypatch: pytest.Monkey
 
 def test_a_hidden_row_too_long_for_one_multiprocessor_is_cut_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     for cost in ("_TILES_OF_A_SUM", "_TILES_OF_A_SLICE"):
-        monkeypatch.setattr(f"onewave.wave.program.{cost}", 0)
+        monkeypatch.setattr(f"onewave.wave.slices.{cost}", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
     plan = plan_decode(model.config, batch=5, workers=3)
     assert plan.program.most_splits == 2
@@ -338,7 +338,7 @@ def test_sequences_of_one_batch_decode_side_by_side() -> None:
 def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_blocks_at_a_time(
     workers: int, batch: int, intermediate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewave.wave.program._TILES_OF_A_SUM", 1000)
+    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 1000)
     model = random_model(replace(LONG, intermediate_size=intermediate))
     program = plan_decode(model.config, batch=batch, workers=workers).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
@@ -364,7 +364,7 @@ def test_hidden_rows_and_heads_too_long_for_shared_memory_pass_through_it(
 
 
 def test_activations_pass_in_every_token_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewave.wave.program._TILES_OF_A_SUM", 1000)
+    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 1000)
     model, batch, count = random_model(replace(LONG, intermediate_size=4672)), 5, 3
     slots, begin, first = [*range(batch)], [3, 5, 0, 9, 1], [5, 6, 7, 8, 9]
     many, one = (Simulated(model, batch, 3, batch) for _ in range(2))

@@ -22,7 +22,8 @@ from onewave.wave.launch import Wave
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Kind, Word, heads_bytes, tile_shape
 from onewave.wave.operations import INPUT, AnyOperation, HeadGroups, Operation
 from onewave.wave.pack import Weight, pack_stream, tile_images
-from onewave.wave.program import SOONER, build_program, slice_bounds
+from onewave.wave.program import SOONER, build_program
+from onewave.wave.slices import slice_bounds
 from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
 
 sys.path.insert(0, str(Path(__file__).parent))

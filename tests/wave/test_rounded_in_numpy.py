@@ -81,7 +81,7 @@ def test_large_tiles_are_for_models_whose_rows_fill_them() -> None:
 def test_activations_pass_for_a_few_row_blocks(
     name: str, batch: int, intermediate: int, filling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewave.wave.program._TILES_OF_A_SUM", 1000)
+    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 1000)
     monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
     model = random_model(replace(LONG, intermediate_size=intermediate))
     program = plan_decode(model.config, batch=batch, workers=2, weight_bytes=1).program
@@ -92,8 +92,8 @@ def test_activations_pass_for_a_few_row_blocks(
 
 
 def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewave.wave.program._TILES_OF_A_SUM", 0)
-    monkeypatch.setattr("onewave.wave.program._TILES_OF_A_SLICE", 0)
+    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 0)
+    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SLICE", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
     assert plan_decode(model.config, batch=5, workers=3, weight_bytes=1).program.most_splits == 2
     agree(model, "int8", batch=5, workers=3, steps=2)

@@ -29,7 +29,8 @@ from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
 from onewave.wave.layout import MOST_SPLITS, TILE_BYTES, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
-from onewave.wave.program import WaveProgram, build_program, slices_of
+from onewave.wave.program import WaveProgram, build_program
+from onewave.wave.slices import slices_of
 
 __all__ = [
     "DecodePlan",

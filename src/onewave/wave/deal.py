@@ -16,7 +16,7 @@ from onewave.tiles.builders import Builder
 from onewave.tiles.graph import Tile
 from onewave.wave.layout import TileShape
 from onewave.wave.operations import INPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
-from onewave.wave.program import slice_bounds
+from onewave.wave.slices import slice_bounds
 
 __all__ = ["Deal", "fewest_workers"]
 

@@ -16,21 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.tiles.builders import cuts
 from onewave.tiles.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
 from onewave.wave.layout import NOTES, STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word, few_head_words
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
+from onewave.wave.slices import slice_bounds
 
 __all__ = [
     "SOONER",
     "Region",
     "WaveProgram",
     "build_program",
-    "fitting_slices",
-    "slice_bounds",
-    "slices_of",
 ]
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
@@ -38,13 +35,6 @@ _SHORT = 8
 # Tiles fewer, of 16 KiB, that have time where a hand-off less is waited for, because the product merges attention's
 # splits itself; by the tiles that are held in registers, and by measurement (docs/log.md, "How a layer is paced").
 SOONER = {0: 2, 2: 2, 4: 7}
-
-# Multiprocessors of today's cards, about, and how many of them must have a row block, if long sums over K of one or two
-# sequences are not to be cut in slices, which would have to be added up.
-_MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
-# What adding them up costs 32 sequences, in tiles that a worker could stream meanwhile: at all, and for each slice
-# (docs/log.md, "Slices of K that the feed-forward block need not add up").
-_TILES_OF_A_SUM, _TILES_OF_A_SLICE = 16, 2
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -124,38 +114,6 @@ class WaveProgram:
         if task_name not in self.names:
             raise InvalidArgumentError("task", got=task_name, allowed="names of the program's tasks")
         return self.names.index(task_name)
-
-
-def slice_bounds(cols: int, slices: int, shape: TileShape) -> tuple[int, ...]:
-    """Columns at which slices of K begin, and `cols`: whole tiles each, as even as they go.
-
-    Raises UnsupportedError for more slices than tiles.
-    """
-    tiles = -(-cols // shape.cols)
-    if not 1 <= slices <= tiles:
-        raise UnsupportedError("wave: slices of K", got=str(slices), allowed=f"1 to {tiles}")
-    return (*(min(cols, tiles * i // slices * shape.cols) for i in range(slices)), cols)
-
-
-def slices_of(rows: int, cols: int, shape: TileShape) -> int:
-    """Slices of K that a product of a matrix [rows, cols] is cut in: for more than two sequences those with which the
-    busiest worker's tiles and what adding up costs are least, on a card of today's size. Activations that do not fit
-    shared memory then pass through it, once for each group of row blocks. (For one or two, whose activations are short,
-    as many as fit, or one where most workers have a single row block.)"""
-    blocks, tiles = cuts(rows, shape.rows), cuts(cols, shape.cols)
-    if shape.batch <= 2:
-        return 1 if _MOST_OF_THEM <= blocks <= _MULTIPROCESSORS else fitting_slices(cols, shape)
-
-    def cost(slices: int) -> float:
-        sums = _TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0
-        return cuts(blocks * slices, _MULTIPROCESSORS) * cuts(tiles, slices) + sums * shape.batch / 32
-
-    return min(range(1, fitting_slices(cols, shape) + 1), key=cost)
-
-
-def fitting_slices(cols: int, shape: TileShape) -> int:
-    """Fewest slices of K whose activations fit shared memory."""
-    return cuts(cuts(cols, shape.cols), shape.most_tiles)
 
 
 def build_program(

@@ -20,7 +20,8 @@ from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal, fewest_workers
 from onewave.wave.layout import TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, Operation
-from onewave.wave.program import WaveProgram, build_program, fitting_slices, slice_bounds, slices_of
+from onewave.wave.program import WaveProgram, build_program
+from onewave.wave.slices import fitting_slices, slice_bounds, slices_of
 
 __all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "plan_ffn", "workers_for"]
 
