@@ -94,9 +94,7 @@ class WaveDecoder:
     ):
         from onewave.models.llama_plan import DecodeWave
 
-        reason = unsuited(model.config, model.dtype, model.device, max_num_seqs)
-        if reason is not None:
-            raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
+        _check_suited(model.config, model.dtype, model.device, max_num_seqs, tokens_per_launch)
         self._wave, self._stream = DecodeWave(model, batch=max_num_seqs, stream=stream), stream
         self.difference = self_check(model, self._wave, max_num_seqs)
         self._wave.wave.check()
@@ -178,6 +176,16 @@ def unsuited(
     return "this Triton has no Gluon"
 
 
+def _check_suited(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int, tokens_per_launch: int
+) -> None:
+    reason = unsuited(config, dtype, device, max_num_seqs, tokens_per_launch=tokens_per_launch)
+    if reason is not None:
+        one_would_do = tokens_per_launch > 1 and unsuited(config, dtype, device, max_num_seqs) is None
+        what_next = "Use tokens_per_launch=1." if one_would_do else 'Use decode="graph".'
+        raise UnsupportedError("decode wave", got=reason, next=what_next)
+
+
 def load_for(
     path: str, location: ModelLocation, config: ModelConfig, how: WaveLoad
 ) -> tuple[Llama, WaveDecoder | None]:
@@ -215,9 +223,7 @@ def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tu
 
     Raises what load_model and WaveDecoder raise.
     """
-    reason = unsuited(config, how.dtype, how.device, how.max_num_seqs, tokens_per_launch=how.tokens_per_launch)
-    if reason is not None:
-        raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
+    _check_suited(config, how.dtype, how.device, how.max_num_seqs, how.tokens_per_launch)
     # Kernels are launched on the current device, which need not be the model's.
     with torch.cuda.device(how.device) if how.device.type == "cuda" else nullcontext():
         return _load_wave(location, config, how)
