@@ -136,10 +136,10 @@ def test_one_byte_weights_are_nothing_for_torch_compile() -> None:
 def test_a_step_waits_five_times_a_layer_and_where_splits_are_combined() -> None:
     config = load_config(resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy"))
     layers = config.num_layers
-    # One split up to 256 keys; one sequence's output projection merges them all.
+    # One split up to 256 cached keys; one sequence's output projection merges them all.
     assert hand_offs(config, batch=1, context=32768) == 5 * layers
-    assert [hand_offs(config, batch=8, context=context) for context in (255, 256)] == [5 * layers, 6 * layers]
-    windowed = replace(config, layer_windows=(256,) * layers)
+    assert [hand_offs(config, batch=8, context=context) for context in (256, 257)] == [5 * layers, 6 * layers]
+    windowed = replace(config, layer_windows=(257,) * layers)
     assert hand_offs(windowed, batch=8, context=4096) == 5 * layers
 
 

@@ -62,4 +62,7 @@ def test_wide_models_take_sixteen_sequences_but_no_several_tokens_a_launch() -> 
     assert (program.steps[[name.startswith("head") for name in program.names], Word.BLOCKS] == 1).all()
     with pytest.raises(UnsupportedError, match="several tokens"):
         check_tokens(program, 2, decodes=True, threads=256)
+    huge = replace(wide, hidden_size=5120, intermediate_size=27648, num_layers=64, layer_windows=(None,) * 64)
+    assert "tasks" in str(unsupported_because(huge, 8))
+    assert unsupported_because(huge, 4) is None
     assert "columns fit" in str(unsupported_because(replace(SMALL, hidden_size=1 << 15), 2))

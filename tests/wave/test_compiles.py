@@ -34,6 +34,7 @@ VARIANTS = {
         "PAGE": 16,
     },
     "a decode step, sixteen rows, norms": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True},
+    "a decode step, head_dim 128, sixteen rows": {"batch": 16, "D": 128, "GP": 4, "CH": 4},
     "a decode step, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8},
     "a decode step, head_dim 128, two rows": {"batch": 2, "D": 128, "GP": 4, "KSPLITS": 8},
     "a decode step, four rows": {"batch": 4, "D": 64, "GP": 4, "KSPLITS": 4},

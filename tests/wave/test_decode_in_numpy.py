@@ -168,14 +168,14 @@ def agree_at(model: Llama, contexts: list[int], workers: int) -> None:
 
 
 @pytest.mark.parametrize("tasks", [1, 4, 128])
-@pytest.mark.parametrize("context", [15, 16, 17, 63, 255, 256, 300])
+@pytest.mark.parametrize("context", [15, 16, 17, 63, 255, 256, 257, 300])
 def test_long_contexts_in_any_number_of_splits(context: int, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", tasks)
     agree_at(random_model(LONG), [context], 2)
 
 
 @pytest.mark.parametrize("dim", [32, 64, 128])
-@pytest.mark.parametrize("context", [256, 1024, 8191, 8192])
+@pytest.mark.parametrize("context", [257, 1024, 8192, 8193])
 def test_the_output_projection_merges_one_sequences_splits_itself(context: int, dim: int) -> None:
     rope = RopeConfig("default", 500.0, dim)
     config = replace(LONG, head_dim=dim, rope=rope, num_heads=2048 // dim, num_kv_heads=2)
@@ -247,7 +247,7 @@ def test_long_contexts_of_other_families(family: str, monkeypatch: pytest.Monkey
     agree_at(random_model(replace(config, num_layers=1, layer_windows=config.layer_windows[:1])), [270], 3)
 
 
-def test_a_hidden_row_too_long_for_one_multiprocessor_is_cut_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_row_too_long_for_one_multiprocessor_may_be_cut_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     for cost in ("_TILES_OF_A_SUM", "_TILES_OF_A_SLICE"):
         monkeypatch.setattr(f"onewave.wave.slices.{cost}", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
@@ -361,6 +361,17 @@ def test_hidden_rows_and_heads_too_long_for_shared_memory_pass_through_it(
     program = plan_decode(model.config, batch=16, workers=workers).program
     assert program.shape.most_tiles * program.shape.cols < 2112
     agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11, 5, 6, 300, 8, 10, 12, 13], workers)
+
+
+def test_a_slice_of_k_may_be_longer_than_shared_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 0)
+    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SLICE", 9)
+    model = random_model(replace(LONG, intermediate_size=6144))
+    program = plan_decode(model.config, batch=16, workers=3).program
+    downs = program.steps[[name.startswith("down") and "_sum" not in name for name in program.names]]
+    assert program.most_splits == 2
+    assert (downs[:, Word.TILES] > program.shape.most_tiles).any()
+    agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11, 5, 6, 30, 8, 10, 12, 13], 3)
 
 
 def test_activations_pass_in_every_token_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:

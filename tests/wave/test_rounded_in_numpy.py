@@ -91,6 +91,16 @@ def test_activations_pass_for_a_few_row_blocks(
     agree(model, name, batch, workers=2, steps=1)
 
 
+@pytest.mark.parametrize(("name", "filling"), [("int8", 1.0), ("fp8", 2.0)])
+def test_hidden_rows_of_sixteen_sequences_pass(name: str, filling: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
+    model = random_model(replace(LONG, hidden_size=2112))
+    shape = plan_decode(model.config, batch=16, workers=2, weight_bytes=1).program.shape
+    assert shape.most_tiles * shape.cols < 2112
+    assert shape.images == (1 if filling == 1.0 else 2)
+    agree(model, name, 16, workers=2, steps=1)
+
+
 def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 0)
     monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SLICE", 0)

@@ -20,6 +20,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
+from onewave.tiles.builders import cuts
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.policies import plan
 from onewave.tiles.table import TaskTable, lower
@@ -30,7 +31,7 @@ from onewave.wave.layout import MOST_SPLITS, TILE_BYTES, TileShape, held_tiles, 
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
 from onewave.wave.program import WaveProgram, build_program
-from onewave.wave.slices import slices_of
+from onewave.wave.slices import MULTIPROCESSORS, passes, slices_of
 
 __all__ = [
     "DecodePlan",
@@ -44,8 +45,10 @@ __all__ = [
 ]
 
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
-_ATTENTION_TASKS = 128
+_ATTENTION_TASKS = MULTIPROCESSORS
 _MOST_BATCH = 16
+# Of a step: planning and proving more takes half a minute and gigabytes (docs/log.md, "Sixteen sequences").
+_MOST_TASKS = 1 << 17
 # Of the bytes of a layer, by which filling rows up to larger tiles may lengthen the stream.
 _MOST_FILLING = 1.03
 
@@ -84,7 +87,21 @@ def unsupported_because(config: ModelConfig, batch: int, *, tokens: int = 1) -> 
         return f"several tokens a launch, batch {batch} of hidden size {config.hidden_size}; up to {widest} columns"
     if padded <= 2 and max(config.hidden_size, config.num_heads * config.head_dim) > widest:
         return f"batch {batch} of hidden size {config.hidden_size}; up to {widest} columns fit a multiprocessor"
+    tasks = _tasks(config, shape, padded)
+    if tasks > _MOST_TASKS:
+        return f"batch {batch} of a step of {tasks:,} tasks; up to {_MOST_TASKS:,} are planned"
     return None
+
+
+def _tasks(config: ModelConfig, shape: TileShape, padded: int) -> int:
+    """Tasks of a step's products, about, on a card of today's size."""
+    found = 0
+    for operation in _operations(config, shape, _groups(config, padded)).values():
+        if isinstance(operation, Operation) and operation.weight is not None:
+            share = cuts(operation.rows * operation.slices, shape.rows * MULTIPROCESSORS)
+            passing = passes(operation.cols, operation.slices, shape)
+            found += MULTIPROCESSORS * (cuts(share, shape.group) if passing else 1)
+    return found
 
 
 def _groups(config: ModelConfig, padded: int) -> HeadGroups:

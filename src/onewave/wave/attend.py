@@ -142,9 +142,9 @@ def attend(
     SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, FEW: gl.constexpr,
     TOKENS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """One group of heads over one split of one sequence's keys. Without keys, or for a sequence beyond the batch, only
-    clear. xs: the activations' shared memory, which no step needs while one attends. positions: if TOKENS > 1, the
-    block's own (choose.py)."""
+    """One group of heads over one split of one sequence's keys. Of a split that the sequence does not use, or for a
+    sequence beyond the batch, only clear. xs: the activations' shared memory, which no step needs while one attends.
+    positions: if TOKENS > 1, the block's own (choose.py)."""
     b = noted(record, 8)
     position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
     split = noted(record, 11)

@@ -16,7 +16,7 @@ from onewave.tiles.builders import Builder
 from onewave.tiles.graph import Tile
 from onewave.wave.layout import TileShape
 from onewave.wave.operations import INPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
-from onewave.wave.slices import slice_bounds
+from onewave.wave.slices import passes, slice_bounds
 
 __all__ = ["Deal", "fewest_workers"]
 
@@ -32,8 +32,8 @@ def fewest_workers(units: Iterable[int], available: int) -> int:
 
 @dataclass
 class Deal:
-    """A graph under construction. by_writer: a tile of an activation is what one task makes of it, rather than what one
-    row block makes: a hundred times fewer accesses where every task of a stage reads a whole row.
+    """A graph under construction. by_writer: a tile of an activation is what one worker makes of it, rather than what
+    one row block makes: a hundred times fewer accesses where every task of a stage reads a whole row.
 
     build: the graph. queues: task ids a worker. load: weight tiles a worker streams so far.
     """
@@ -103,15 +103,8 @@ class Deal:
 
     def _most_blocks(self, operation: Operation) -> int:
         """Row blocks a task may have: any number, or as many as are handed over together if its activations pass."""
-        return self.shape.group if self._passes(operation) else operation.rows
-
-    def _passes(self, operation: Operation) -> bool:
-        """Whether a product's activations do not fit shared memory at once, and pass through it."""
-        if operation.weight is None:
-            return False
-        bounds = slice_bounds(operation.cols, operation.slices, self.shape)
-        longest = max(-(-(end - begin) // self.shape.cols) for begin, end in pairwise(bounds))
-        return longest > self.shape.most_tiles
+        passing = operation.weight is not None and passes(operation.cols, operation.slices, self.shape)
+        return self.shape.group if passing else operation.rows
 
     def add_units(self, name: str) -> None:
         """Deal out attention, a task a unit and split, side by side, or its combination, a task a unit and part: to
@@ -150,7 +143,7 @@ class Deal:
             tiles = -(-(bounds[part + 1] - bounds[part]) // self.shape.cols)
             self.load[worker] += blocks * tiles
             flops = 2 * blocks * height * (bounds[part + 1] - bounds[part]) * self.batch
-        writes: list[Tile] = self._writes(operation, first, blocks, part)
+        writes: list[Tile] = self._writes(operation, first, blocks, part, worker)
         if operation.residual:  # the stream itself stays with its worker
             if "residual" not in self.build.tensors:
                 self.build.tensor("residual", (self.batch, operation.rows), (self.batch, self.shape.rows), 4)
@@ -186,9 +179,9 @@ class Deal:
         for first, last, _ in found:
             reached = last if first <= reached else reached
         assert reached >= high, f"{source}: values {reached} to {high} are read before anything makes them"
-        return tuple(tile for _, _, tile in found)
+        return tuple(dict.fromkeys(tile for _, _, tile in found))
 
-    def _writes(self, operation: Operation, first: int, blocks: int, part: int) -> list[Tile]:
+    def _writes(self, operation: Operation, first: int, blocks: int, part: int, worker: int) -> list[Tile]:
         target, height = operation.target, self.height(operation)
         if operation.partial:
             if target not in self.build.tensors:
@@ -199,9 +192,9 @@ class Deal:
         spans = self._spans.setdefault(target, [])
         if self.by_writer:
             if target not in self.build.tensors:
-                most = operation.rows // height if self._passes(operation) else self.workers
-                self.build.tensor(target, (self.batch, most), (self.batch, 1), 2 * operation.outputs / most)
-            tiles: list[Tile] = [(target, (0, len(spans)))]
+                share = 2 * operation.outputs / self.workers
+                self.build.tensor(target, (self.batch, self.workers), (self.batch, 1), share)
+            tiles: list[Tile] = [(target, (0, worker))]
             spans.append((first * width, (first + blocks) * width, tiles[0]))
             return tiles
         if target not in self.build.tensors:

@@ -308,8 +308,7 @@ def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: fl
 
 def splits_of(keys: int, splits: int, *, few: bool) -> int:
     """How many of a group's splits a sequence of so many keys in sight, the new one among them, uses
-    (combine.split_of_keys). few: whether who
-    reads the attention merges them."""
+    (combine.split_of_keys). few: whether who reads the attention merges them."""
     cached = keys - 1
     used = 1 if cached <= WHOLE_KEYS else min(splits, -(-cached // SPLIT_KEYS))
     if few and cached <= FEW_KEYS:

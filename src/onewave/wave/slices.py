@@ -10,11 +10,11 @@ from onewave.base.errors import UnsupportedError
 from onewave.tiles.builders import cuts
 from onewave.wave.layout import TileShape
 
-__all__ = ["fitting_slices", "slice_bounds", "slices_of"]
+__all__ = ["MULTIPROCESSORS", "fitting_slices", "passes", "slice_bounds", "slices_of"]
 
 # Multiprocessors of today's cards, about, and how many of them must have a row block, if long sums over K of one or two
 # sequences are not to be cut in slices, which would have to be added up.
-_MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
+MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
 # What adding them up costs 32 sequences, in tiles that a worker could stream meanwhile: at all, and for each slice
 # (docs/log.md, "Slices of K that the feed-forward block need not add up").
 _TILES_OF_A_SUM, _TILES_OF_A_SLICE = 16, 2
@@ -38,11 +38,11 @@ def slices_of(rows: int, cols: int, shape: TileShape) -> int:
     as many as fit, or one where most workers have a single row block.)"""
     blocks, tiles = cuts(rows, shape.rows), cuts(cols, shape.cols)
     if shape.batch <= 2:
-        return 1 if _MOST_OF_THEM <= blocks <= _MULTIPROCESSORS else fitting_slices(cols, shape)
+        return 1 if _MOST_OF_THEM <= blocks <= MULTIPROCESSORS else fitting_slices(cols, shape)
 
     def cost(slices: int) -> float:
         sums = _TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0
-        return cuts(blocks * slices, _MULTIPROCESSORS) * cuts(tiles, slices) + sums * shape.batch / 32
+        return cuts(blocks * slices, MULTIPROCESSORS) * cuts(tiles, slices) + sums * shape.batch / 32
 
     return min(range(1, fitting_slices(cols, shape) + 1), key=cost)
 
@@ -50,3 +50,9 @@ def slices_of(rows: int, cols: int, shape: TileShape) -> int:
 def fitting_slices(cols: int, shape: TileShape) -> int:
     """Fewest slices of K whose activations fit shared memory."""
     return cuts(cuts(cols, shape.cols), shape.most_tiles)
+
+
+def passes(cols: int, slices: int, shape: TileShape) -> bool:
+    """Whether the activations of so many slices do not fit shared memory at once, and pass through it for each group of
+    row blocks, a task each."""
+    return cuts(cuts(cols, shape.cols), slices) > shape.most_tiles
