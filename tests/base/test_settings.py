@@ -27,6 +27,11 @@ def test_debugging_is_on_or_off(text: str | None, meant: bool):
     assert settings.Settings.from_env(env).debug is meant
 
 
+def test_the_home_of_nobody_is_a_name_like_any_other():
+    assert settings.Settings.from_env({"ONEWAVE_CACHE": "~no-such-user/x"}).cache_dir.name == "x"
+    assert "~" not in str(settings.Settings.from_env({"ONEWAVE_CACHE": "~/x"}).cache_dir)
+
+
 def test_debugging_takes_nothing_else():
     with pytest.raises(InvalidArgumentError, match="ONEWAVE_DEBUG: 'yes'; allowed: 0 or 1"):
         settings.Settings.from_env({"ONEWAVE_DEBUG": "yes"})

@@ -205,6 +205,37 @@ def test_text_parts_join_for_a_template_that_knows_only_strings() -> None:
     assert tokenizer.encode_chat(user(parts)) == tokenizer.encode_chat(user("one\ntwo"))
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        QWEN3,
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if m.content is mapping or m.content is iterable %}{{ m.content | trim }}"
+        "{% endif %}{% endfor %}",
+    ],
+)
+def test_text_parts_join_for_a_template_that_only_asks_what_they_are(template: str) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    text = with_template(template).render_chat(user(parts))
+    assert "one\ntwo" in text
+    assert text == with_template(template).render_chat(user("one\ntwo"))
+
+
+def test_a_template_that_takes_the_first_parts_text_gets_parts() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    template = "{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}"
+    assert with_template(template).render_chat(user(parts)) == "one"
+
+
+def test_the_missing_content_of_a_tools_call_is_none_for_who_asks_and_nothing_for_others() -> None:
+    call = {"type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    talk = [*user("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    asks = "{% for m in messages %}{{ 'called' if m['content'] is none else m['content'] + ' ' }}{% endfor %}"
+    assert with_template(asks).render_chat(talk) == "x called"
+    plain = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+    assert "None" not in with_template(plain).render_chat(talk)
+
+
 def test_named_templates_are_chosen_by_name_and_by_tools(tmp_path: Path) -> None:
     listed = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = Tokenizer(hf_tokenizer_parts(byte_level_directory(tmp_path, WORDS, chat_template=listed)))

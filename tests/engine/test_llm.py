@@ -207,6 +207,14 @@ def test_a_stream_and_other_requests_run_side_by_side(llm: LLM) -> None:
     assert list(stream)[-1].outputs[0].token_ids == expected[0]
 
 
+def test_streams_that_take_turns_show_every_token(llm: LLM) -> None:
+    streams = [llm.stream(prompt, SEEDED) for prompt in ("Hello", "x y z")]
+    lengths = [[len(next(stream).outputs[0].token_ids) for stream in streams] for _ in range(12)]
+    assert lengths == [[n, n] for n in range(1, 13)]
+    for stream in streams:
+        stream.close()  # type: ignore[attr-defined] (it is a generator)
+
+
 def test_threads_share_the_model(llm: LLM) -> None:
     expected = token_ids(llm.generate(PROMPTS, GREEDY))
     found: dict[int, list[int]] = {}

@@ -22,6 +22,7 @@ from onewave.models import llama_plan, rounded, warm_wave
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
+from onewave.ops.linear import linear
 from onewave.wave import launch
 from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.pack import StreamMatrix, WeightStream
@@ -109,10 +110,22 @@ def test_a_program_for_bytes_is_none_for_16_bits_and_serves_both_roundings(compi
 
 def test_a_cpu_rounds_float32_weights_too(tmp_path: Path) -> None:
     model, _ = load_for("eager", LOCATION, BASE, how(tmp_path, "int8", dtype=torch.float32))
-    values = model.weights.layers[0].qkv
-    assert isinstance(values, Tensor)  # not the CPU's own packed rows
+    values = linear(torch.eye(BASE.hidden_size), model.weights.layers[0].qkv).T
     steps = values / (values.abs().amax(1, keepdim=True) / 127)
     assert (steps - steps.round()).abs().max() < 1e-4
+
+
+@BOTH
+def test_on_a_cpu_a_rounded_models_rows_do_not_see_their_batch(name: str, tmp_path: Path) -> None:
+    model, _ = load_for("eager", LOCATION, BASE, how(tmp_path, name, dtype=torch.float32))
+    kv = model.new_cache(num_slots=5, capacity=4)
+    kv.k.zero_()
+    kv.v.zero_()
+    given = torch.arange(5) + 7, torch.arange(5) % 3, torch.arange(5)
+    together = model.forward(Batch.decode(*given), kv)
+    for row in range(5):
+        alone = model.forward(Batch.decode(*(tensor[row : row + 1] for tensor in given)), kv)
+        assert torch.equal(alone[0], together[row])
 
 
 def test_weights_that_leave_no_room_to_round_them_are_a_capacity_error(

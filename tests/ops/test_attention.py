@@ -95,6 +95,13 @@ def test_keys_that_a_bias_hides_from_every_query_may_hold_nan(causal: bool, back
         torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
 
 
+def test_a_bias_of_fixed_shape_meets_sizes_that_are_symbols() -> None:
+    q, k, v = qkv(5, 7)
+    bias = torch.randn(5, 7, generator=torch.Generator().manual_seed(9))
+    compiled = torch.compile(partial(attention, bias=bias), backend="eager", fullgraph=True, dynamic=True)
+    torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, bias=bias))
+
+
 def test_sinks_alibi_and_biases_meet_the_error_rule() -> None:
     q, k, v = qkv(33, 50)
     seen = torch.rand(2, 1, 33, 50, generator=torch.Generator().manual_seed(3)) > 0.5

@@ -62,6 +62,19 @@ def test_pages_are_attended_to_as_if_they_lay_in_a_row(size: int, mask: dict[str
     assert torch.equal(cast("Tensor", again), cast("Tensor", expected))
 
 
+def test_of_sequences_in_pages_only_the_lengths_count() -> None:
+    q, pages = randn(4, 2, 16, seed=0), randn(2, 4, 2, 16, seed=1)
+    table, starts = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0, 4], dtype=torch.int32)
+    first, later = (
+        attention_varlen(q, pages, pages, starts, torch.tensor(keys, dtype=torch.int32), 4, 8, block_table=table)
+        for keys in ([0, 8], [2, 10])
+    )
+    assert torch.equal(cast("Tensor", later), cast("Tensor", first))
+    keys = torch.tensor([2, 11], dtype=torch.int32)
+    with pytest.raises(OnewaveError):
+        attention_varlen(q, pages, pages, starts, keys, 4, 9, block_table=table)
+
+
 def test_its_registration_is_sound() -> None:
     starts, pages = starts_of([3, 5]), randn(3, 4, 2, 16, seed=1)
     table = torch.tensor([[0, 0], [1, 2]], dtype=torch.int32)

@@ -162,3 +162,13 @@ def test_twenty_thousand_tasks_are_written_and_read():
     again = Trace.from_json(trace.to_json())
     assert np.array_equal(again.end, trace.end)
     assert len(trace.show().svg) < 3_000_000
+
+
+@pytest.mark.parametrize("change", [{"critical_path": float("inf")}, {"energy_mj": {"memory": float("nan")}}])
+def test_a_report_of_numbers_that_json_does_not_have_is_refused(change):
+    counts = dict.fromkeys(("memory_loaded", "memory_stored", "compulsory_loaded", "compulsory_stored"), 1)
+    report = {"order": "row", "mode": "serial", "levels": [], **counts, "flops": 1, "waves": 1, "critical_path": 2.0}
+    report["energy_mj"] = {"memory": 1.0}
+    assert Trace.from_dict(measured() | {"report": report}).report is not None
+    with pytest.raises(InvalidArgumentError, match="trace: report"):
+        Trace.from_dict(measured() | {"report": report | change})

@@ -28,7 +28,7 @@ def _platform_cache_dir(env: Mapping[str, str]) -> Path:
 class Settings:
     """What the environment says.
 
-    cache_dir: where models and compiled kernels are kept (ONEWAVE_CACHE; default: the platform's cache directory).
+    cache_dir: where models and the wave's programs are kept (ONEWAVE_CACHE; default: the platform's cache directory).
     num_threads: CPU threads for the decode kernels (ONEWAVE_NUM_THREADS; default: the cores this process may use).
     commit: what measurements name as the source's commit where git can't tell (ONEWAVE_COMMIT).
     debug: operators check lengths and block tables, at the price of a device synchronisation a call (ONEWAVE_DEBUG=1).
@@ -44,7 +44,7 @@ class Settings:
         """Read the ONEWAVE_* variables of `env` (os.environ by default). Raises InvalidArgumentError."""
         env = os.environ if env is None else env
         cache = env.get("ONEWAVE_CACHE")
-        cache_dir = Path(cache).expanduser() if cache else _platform_cache_dir(env)
+        cache_dir = Path(os.path.expanduser(cache)) if cache else _platform_cache_dir(env)
         return cls(
             cache_dir=cache_dir,
             num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")),

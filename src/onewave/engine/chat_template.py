@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -116,7 +116,9 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             literals = _literals(tree)
-            self._reads_parts = _reads_content_parts(tree)
+            is_content = _content_in(tree)
+            self._reads_parts = _reads_content_parts(tree, is_content)
+            self._asks_for_none = any(t.name == "none" and is_content(t.node) for t in tree.find_all(nodes.Test))
             _count_steps(tree)
             self._template = environment.from_string(tree)
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
@@ -176,8 +178,11 @@ class ChatTemplate:
         return "".join(chunks)
 
     def _flatten(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Join a content list into one string for a template that knows only strings."""
+        """Join a content list into one string for a template that knows only strings. A content of None stays for a
+        template that asks for it; others would write "None"."""
         content = message.get("content")
+        if content is None and "content" in message and not self._asks_for_none:
+            return {key: value for key, value in message.items() if key != "content"}
         if not isinstance(content, list) or self._reads_parts:
             return message
         return {**message, "content": "\n".join(part["text"] for part in cast("list[dict[str, Any]]", content))}
@@ -196,8 +201,10 @@ def _check_message(message: object, what: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidArgumentError(what, got=type(message).__name__, allowed='{"role": ..., "content": ...}')
     fields = cast("dict[str, Any]", _plain(cast("Mapping[Any, Any]", message)))
-    # APIs send "tool_calls": null; templates handle a key that is missing, and few handle None.
-    fields = {key: value for key, value in fields.items() if value is not None}
+    # APIs send "tool_calls": null; templates handle a key that is missing, and few handle None. Beside calls of tools
+    # it is the content that is null, which some ask for.
+    kept = {"content"} if fields.get("tool_calls") else set[str]()
+    fields = {key: value for key, value in fields.items() if value is not None or key in kept}
     if not isinstance(fields.get("role"), str):
         got = type(fields["role"]).__name__ if "role" in fields else "missing"
         raise InvalidArgumentError(f"{what}.role", got=got, allowed="a string such as 'user'")
@@ -358,9 +365,8 @@ def _literals(tree: nodes.Template) -> str:
     return "\0".join(found)
 
 
-def _reads_content_parts(tree: nodes.Template) -> bool:
-    """Whether a template looks inside message.content instead of taking it for a string: it loops over it or asks for
-    its type."""
+def _content_in(tree: nodes.Template) -> Callable[[nodes.Node | None], bool]:
+    """What says of a template's expressions whether they are a message's content."""
 
     def is_content(node: nodes.Node | None) -> bool:
         if isinstance(node, nodes.Filter):
@@ -375,7 +381,15 @@ def _reads_content_parts(tree: nodes.Template) -> bool:
     for assign in tree.find_all(nodes.Assign):
         if is_content(assign.node) and isinstance(assign.target, nodes.Name):
             aliases.add(assign.target.name)
-    asks = {"string", "iterable", "sequence", "mapping"}
+    return is_content
+
+
+def _reads_content_parts(tree: nodes.Template, is_content: Callable[[nodes.Node | None], bool]) -> bool:
+    """Whether a template looks inside a message's content instead of taking it for a string: it loops over it, or takes
+    a field of its first part. (Who only asks for its type writes nothing of a list, or writes it as Python does.)"""
+    fields = [*tree.find_all(nodes.Getattr), *tree.find_all(nodes.Getitem)]
+    firsts = [field.node for field in fields if isinstance(field.node, nodes.Getitem)]
     return any(is_content(loop.iter) for loop in tree.find_all(nodes.For)) or any(
-        test.name in asks and is_content(test.node) for test in tree.find_all(nodes.Test)
+        is_content(first.node) and isinstance(first.arg, nodes.Const) and type(first.arg.value) is int
+        for first in firsts
     )

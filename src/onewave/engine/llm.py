@@ -331,7 +331,8 @@ class LLM:
             requests.append(request)
             seen = 0
             while not request.finished:
-                self._step(requests)
+                if request.num_generated == seen:  # otherwise another stream's steps have made a token meanwhile
+                    self._step(requests)
                 if request.num_generated != seen and not request.finished:
                     seen = request.num_generated
                     yield request.output()

@@ -286,12 +286,14 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
         max_model_len=how.max_model_len,
     )
     if how.rounding is not None:
-        from onewave.models.rounded import round_weights
+        from onewave.models.rounded import round_weights, tile_weights
 
         name = str(how.dtype).removeprefix("torch.")
         _log.warning("%s weights are kept in %s: only the wave holds them in one byte", how.rounding.name, name)
         try:
             found.weights = round_weights(found.weights, how.rounding)
+            if how.device.type == "cpu" and how.dtype is torch.float32:
+                found.weights = tile_weights(found.weights)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"weights of {location.name}",

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
 from onewave.models.llama import LayerWeights, LlamaWeights, MatrixWeight
+from onewave.ops.linear import pack_dense
 from onewave.wave.byte_formats import Rounding
 from onewave.wave.rounding import restore_rows, round_rows
 
-__all__ = ["round_weights"]
+__all__ = ["round_weights", "tile_weights"]
 
 # Of float32 rows that are rounded together.
 _WORKING_BYTES = 64 << 20
@@ -37,6 +38,22 @@ def round_weights(weights: LlamaWeights, rounding: Rounding) -> LlamaWeights:
         head = head.clone()
     _round(head, weights.norm, rounding)
     return LlamaWeights(weights.embedding, layers, ones, head)
+
+
+def tile_weights(weights: LlamaWeights) -> LlamaWeights:
+    """The same matrices as a CPU multiplies them in float32 (ops.linear.pack_dense), so that a row's bits do not depend
+    on the rows beside it. Raises UnsupportedError for packed matrices."""
+    layers = tuple(
+        replace(
+            layer,
+            qkv=pack_dense(_dense(layer.qkv)),
+            o=pack_dense(_dense(layer.o)),
+            gate_up=pack_dense(_dense(layer.gate_up)),
+            down=pack_dense(_dense(layer.down)),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers, head=pack_dense(_dense(weights.head)))
 
 
 def _rounded_layer(layer: LayerWeights, rounding: Rounding, ones: Tensor) -> LayerWeights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -94,7 +95,9 @@ class Report:
                 levels.append(LevelTraffic(**_checked(LevelTraffic, level), tensors=tensors))
             energy = {str(name): float(value) for name, value in document["energy_mj"].items()}
             whole: dict[str, Any] = {**_checked(cls, document), "levels": tuple(levels), "energy_mj": energy}
-            return cls(**whole)
+            found = cls(**whole)
+            json.dumps(found.to_dict(), allow_nan=False)  # a ValueError where a number is infinite or none
+            return found
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             got = f"{type(error).__name__} {error}"[:80]
             raise InvalidArgumentError("trace: report", got=got, allowed="a simulation's report, or null") from None

@@ -103,7 +103,7 @@ def check_extras(
     if bias is not None:
         full = (batch, num_heads, *scores)
         tail = full[4 - bias.ndim :] if bias.ndim <= 4 else ()
-        if bias.ndim > 4 or any(n not in (1, m) for n, m in zip(bias.shape, tail, strict=True)):
+        if bias.ndim > 4 or any(n != 1 and n != m for n, m in zip(bias.shape, tail, strict=True)):
             raise ShapeError(f"{name}: bias", got=_words(bias), allowed=f"a shape that broadcasts to {list(full)}")
         if bias.dtype not in _BIAS_DTYPES:
             raise UnsupportedError(f"{name}: bias", got=_words(bias), allowed="bool, float16, bfloat16, float32")
@@ -169,7 +169,10 @@ def check_packed(
         check_table(name, k, block_table, cu_seqlens_k)
         most_keys = block_table.numel() * k.shape[1]
     _check_starts(name, "q", [int(n) for n in cu_seqlens_q.cpu()], most_queries, q.shape[0])
-    _check_starts(name, "k", [int(n) for n in cu_seqlens_k.cpu()], longest[1], most_keys)
+    starts = [int(n) for n in cu_seqlens_k.cpu()]
+    if block_table is not None and starts[0] > 0:  # where pages hold the keys, only differences count
+        most_keys += starts[0]
+    _check_starts(name, "k", starts, longest[1], most_keys)
 
 
 def _check_starts(name: str, label: str, starts: list[int], longest: int, tokens: int) -> None:
