@@ -232,3 +232,13 @@ def test_a_model_compiles_as_one_graph(window: int | None) -> None:
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(prompt, use_cache=False).logits
         torch.testing.assert_close(compiled, model(prompt, use_cache=False).logits)
+
+
+def test_a_model_that_computes_its_attention_by_itself_is_refused() -> None:
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=64, n_layer=1, n_head=4)
+    model = transformers.BloomForCausalLM._from_config(config, attn_implementation="onewave").eval()
+    with (
+        torch.no_grad(),
+        pytest.raises(UnsupportedError, match="BloomConfig, which computes"),
+    ):
+        model(torch.tensor([[5, 6, 7]]))

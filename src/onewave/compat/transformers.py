@@ -14,11 +14,12 @@ everything; a bool tensor of shape [0, window] means causal with a sliding windo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from onewave.base.errors import UnsupportedError
@@ -54,8 +55,19 @@ def attention_mask(
     """What a layer may see, as transformers' mask functions describe it; see the module's text for the result.
 
     attention_mask: bool [batch, keys], False where there is padding. Reads it on the host to find out whether there is
-    any, as transformers' own function does.
+    any, as transformers' own function does. Raises UnsupportedError for a model that computes its attention by itself.
     """
+    if (
+        "config" in kwargs
+        and not torch.compiler.is_compiling()
+        and not _is_replaceable(cast("type[Any]", type(kwargs["config"])))
+    ):
+        raise UnsupportedError(
+            'attn_implementation="onewave"',
+            got=f"a model of {type(kwargs['config']).__name__}, which computes its attention by itself",
+            allowed="models whose attention transformers can replace",
+            next='Use attn_implementation="eager".',
+        )
     causal = mask_function is causal_mask_function
     window = _sliding_window(mask_function)
     if attention_mask is not None and attention_mask.ndim == 2 and attention_mask.shape[0] == 0:
@@ -133,6 +145,16 @@ def attention_forward(
             q, k, v, causal=bool(causal), scale=scaling, window=window, softcap=softcap, sinks=s_aux, bias=bias
         )
     return cast("Tensor", out)[..., :value_dim].transpose(1, 2).contiguous(), None
+
+
+@lru_cache
+def _is_replaceable(config: type[Any]) -> bool:
+    """Whether models of a configuration know any other attention than their own: those that do not would read what this
+    module returns as a mask of theirs, or as none. True of configurations that transformers has no model for."""
+    model = MODEL_MAPPING.get(config, None)
+    models = model if isinstance(model, tuple | list) else (model,)
+    kinds = ("_supports_attention_backend", "_supports_sdpa", "_supports_flash_attn")
+    return model is None or any(getattr(each, kind, False) for each in models for kind in kinds)
 
 
 def _sliding_window(mask_function: Callable[..., Any]) -> int | None:
