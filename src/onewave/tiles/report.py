@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from typing import Any
 
 from onewave.base.errors import InvalidArgumentError
@@ -96,7 +96,8 @@ class Report:
             energy = {str(name): float(value) for name, value in document["energy_mj"].items()}
             whole: dict[str, Any] = {**_checked(cls, document), "levels": tuple(levels), "energy_mj": energy}
             found = cls(**whole)
-            json.dumps(found.to_dict(), allow_nan=False)  # a ValueError where a number is infinite or none
+            if not all(isfinite(number) for number in (found.critical_path, *energy.values())):
+                raise ValueError("a number that JSON does not have")
             return found
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             got = f"{type(error).__name__} {error}"[:80]
