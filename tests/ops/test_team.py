@@ -1,5 +1,8 @@
 """The team of CPU threads: every item done exactly once, whoever calls and however often."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -57,3 +60,11 @@ def test_several_callers_at_once_do_not_mix_their_jobs() -> None:
 def test_precompiling_finds_every_kernel() -> None:
     # Six weight formats and their block sums; norm, SwiGLU, append and attention.
     assert precompile() == 11
+
+
+def test_kernels_run_where_nothing_may_be_kept_on_disk() -> None:
+    # The only place for compiled code that Numba may look for is one that nobody named.
+    environment = os.environ | {"NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator", "NUMBA_CACHE_DIR": ""}
+    code = "import torch; from onewave import ops; print(ops.swiglu(torch.tensor([[0.0, 3.0]])).item())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0.0\n", "")

@@ -46,6 +46,19 @@ _LEAD_SIGNATURE = types.void(
 )
 
 
+def _kept(decorator, *signature, **options):
+    """A Numba decorator whose machine code is kept on disk, if Numba finds a folder there that it may write."""
+
+    def decorate(function):
+        try:
+            return decorator(*signature, cache=True, **options)(function)
+        except RuntimeError:
+            # No folder: each process compiles for itself.
+            return decorator(*signature, **options)(function)
+
+    return decorate
+
+
 class kernel:  # reads as a decorator
     """`function(table_at, first, last)`, compiled when first run: do items first..last-1.
 
@@ -58,7 +71,7 @@ class kernel:  # reads as a decorator
     @cached_property
     def _compiled(self):
         # The NumPy error model: Python's check for a zero divisor would keep loops from being vectorised.
-        return cfunc(_SIGNATURE, cache=True, fastmath=FAST, error_model="numpy")(self._function)
+        return _kept(cfunc, _SIGNATURE, fastmath=FAST, error_model="numpy")(self._function)
 
     @cached_property
     def address(self) -> int:
@@ -126,7 +139,7 @@ def _draw(state_at):
         _atomic_add(state_at + _DONE * 8, 1)
 
 
-@njit(cache=True, nogil=True)
+@_kept(njit, nogil=True)
 def _work(state_at, last_job):
     """A worker's loop. Returns the last job seen when none has come for a while."""
     idle = 0
@@ -155,7 +168,7 @@ def _on_stack(_context, number, arguments):
     return types.int64(types.float64, types.UniTuple(types.int64, _MAX_ARGUMENTS)), emit
 
 
-@njit(_LEAD_SIGNATURE, cache=True, nogil=True)
+@_kept(njit, _LEAD_SIGNATURE, nogil=True)
 def _lead(state_at, function, number, arguments, count, chunk):
     """Run a job with whoever helps; alone when chunk is 0 or the team is busy with another caller's job."""
     table_at = _on_stack(number, arguments)
