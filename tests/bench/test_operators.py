@@ -1,8 +1,11 @@
 """Operator benchmarks: every trial runs, and counts the bytes it says it moves."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from onewave.base.errors import UnsupportedError
 from onewave.bench import operators
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
@@ -36,9 +39,7 @@ CONFIG = ModelConfig(
 def test_every_trial_runs_and_makes_a_ledger_line(weight_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "_BYTES_IN_ROTATION", 1)
     cpu = torch.device("cpu")
-    plan = list(
-        operators.trials(CONFIG, cpu, torch.float32, tokens=2, context=5, weight_format=weight_format),
-    )
+    plan = list(operators.trials(CONFIG, cpu, torch.float32, tokens=2, context=5, weight_format=weight_format))
     assert {trial.operator for trial in plan} == set(operators.OPERATORS)
     for trial in plan:
         result = operators.measure(trial, cpu, reps=1)
@@ -53,3 +54,21 @@ def test_bytes_count_the_weights_as_they_are_stored() -> None:
     assert sizes["onewave Q4_1", "256x64"] == 256 * 64 * 20 // 32
     assert sizes["torch float32", "256x64"] == 256 * 64 * 4
     assert sizes["onewave", "4/2x16, 5 keys"] == 5 * 2 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize("width", ["hidden_size", "intermediate_size", "head_dim"])
+def test_blocks_that_do_not_fill_a_row_are_refused_before_anything_is_timed(width: str) -> None:
+    narrow = replace(CONFIG, **{width: 20})
+    with pytest.raises(UnsupportedError, match=r"--weight-format Q4_1.*Name one of BF16, F16, F32"):
+        operators.check_weight_format(narrow, "Q4_1")
+    operators.check_weight_format(narrow, "BF16")
+
+
+def test_rows_that_blocks_do_not_fill_are_timed_in_formats_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_BYTES_IN_ROTATION", 1)
+    cpu, narrow = torch.device("cpu"), replace(CONFIG, intermediate_size=20)
+    plan = operators.trials(narrow, cpu, torch.float32, tokens=1, context=5, weight_format="BF16")
+    times = [operators.measure(trial, cpu, reps=1) for trial in plan if trial.shape == "64x20"]
+    assert [time.trial.implementation for time in times] == [
+        "onewave BF16", "torch float32", "torch bfloat16", "torch int8pack bfloat16"
+    ]  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onewave.base.errors import UnsupportedError
 from onewave.base.quantized import QuantizedRows
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, time_calls
@@ -24,13 +25,13 @@ from onewave.ops.append_kv.reference import append_kv as append_kv_in_torch
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.decode_attention.reference import decode_attention as decode_attention_in_torch
 from onewave.ops.linear import PackedWeight, linear, pack
-from onewave.ops.linear.packed import FORMATS, LANES
+from onewave.ops.linear.packed import BLOCK, FORMATS, LANES
 from onewave.ops.rms_norm import add_rms_norm
 from onewave.ops.rms_norm.reference import add_rms_norm as add_rms_norm_in_torch
 from onewave.ops.swiglu import swiglu
 from onewave.ops.swiglu.reference import swiglu as swiglu_in_torch
 
-__all__ = ["OPERATORS", "OperatorResult", "Trial", "measure", "trials"]
+__all__ = ["OPERATORS", "OperatorResult", "Trial", "check_weight_format", "measure", "trials"]
 
 OPERATORS = ("add_rms_norm", "append_kv", "decode_attention", "linear", "swiglu")
 # More than any cache that could serve a repetition.
@@ -76,6 +77,18 @@ class OperatorResult:
             "ceiling_share": self.gigabytes_per_second / ceiling.value,
         }
         return Measurement(model, trial.operator, "us", self.seconds.scaled(1e6), ceiling, extra)
+
+
+def check_weight_format(config: ModelConfig, weight_format: str) -> None:
+    """Refuse, with UnsupportedError, a format of blocks that do not fill a model's rows."""
+    for width in (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size):
+        if FORMATS[weight_format].scale_bytes and width % BLOCK:
+            raise UnsupportedError(
+                f"--weight-format {weight_format}",
+                got=f"a matrix with rows of {width}",
+                allowed=f"multiples of {BLOCK}",
+                next=f"Name one of {', '.join(name for name, form in FORMATS.items() if not form.scale_bytes)}.",
+            )
 
 
 def measure(trial: Trial, device: torch.device, *, reps: int) -> OperatorResult:
@@ -163,7 +176,8 @@ def _linear_trials(make: _Operands, rows: int, cols: int, weight_format: str) ->
     yield trial(f"onewave {weight_format}", FORMATS[weight_format].row_bytes / 32, packed)
     yield trial("torch float32", 4, dense(torch.float32, F.linear))
     yield trial("torch bfloat16", 2, dense(torch.bfloat16, F.linear))
-    yield trial("torch int4pack bfloat16", 0.625, int4)
+    if cols % 32 == 0:
+        yield trial("torch int4pack bfloat16", 0.625, int4)
     yield trial("torch int8pack bfloat16", 1, int8)
 
 
@@ -210,7 +224,8 @@ def _random_packed(kind: str, rows: int, cols: int) -> PackedWeight:
     """A packed matrix of random values and ordinary scales; float formats hold small numbers."""
     form = FORMATS[kind]
     rng = np.random.default_rng(0)
-    data = rng.integers(0, 256, (-(-rows // LANES) * LANES, cols // 32 * form.row_bytes), dtype=np.uint8)[:rows]
+    bytes_a_row = cols // BLOCK * form.row_bytes if form.scale_bytes else cols * form.value_bits // 8
+    data = rng.integers(0, 256, (-(-rows // LANES) * LANES, bytes_a_row), dtype=np.uint8)[:rows]
     if form.scale_bytes:
         # The high byte of an fp16 scale: about 2^-7.
         data.reshape(rows, -1, form.row_bytes)[..., 1 : form.scale_bytes : 2] = 0x20

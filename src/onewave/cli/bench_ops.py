@@ -108,7 +108,7 @@ def ops(
         what = "--shape, --causal, --logits"
         raise InvalidArgumentError(what, got="no attention operator", next="Name attention first.")
     from onewave.bench.ceilings import read_bandwidth
-    from onewave.bench.operators import OPERATORS, measure, trials
+    from onewave.bench.operators import OPERATORS, check_weight_format, measure, trials
     from onewave.engine.options import check_dtype_on, choose_device, choose_dtype
     from onewave.models.config_file import load_config
     from onewave.ops.linear.packed import FORMATS
@@ -127,6 +127,8 @@ def ops(
     location = sources.resolve(model, Settings.from_env(), load_format=load_format)
     config = load_config(location)
     kind = choose_dtype(dtype, config, where)
+    if "linear" in chosen and where.type == "cpu":
+        check_weight_format(config, weight_format)
     ceiling = read_bandwidth(where)
     plan = trials(config, where, kind, tokens=batch_size, context=context, weight_format=weight_format)
     results: list[OperatorResult] = []
