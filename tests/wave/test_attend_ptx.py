@@ -22,7 +22,7 @@ from ptx_in_numpy import Block, Program, plain
 from ptx_memories import Global
 
 from onewave.tiles.builders import cuts
-from onewave.wave.layout import FEW_KEYS, FEW_SPLITS, MOST_SPLITS, STEP_WORDS, Word
+from onewave.wave.layout import FEW_KEYS, FEW_SPLITS, MOST_SPLITS, POINTERS, STEP_WORDS, Place, Word
 
 # D, heads a task has room for, norms of q and k, keys of a page (or 0), FEW; heads there are, keys, split, splits,
 # window.
@@ -121,16 +121,21 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
 
     words = np.full(5 * TARGET, -1, dtype=np.int32)
     words[: new.size // 2] = new.reshape(-1).view(np.int32)
-    places = np.zeros(16, dtype=np.int64)
+    places = np.zeros(POINTERS, dtype=np.int64)
     table = dice.permutation(cuts(length, page) + 2)[: cuts(length, page)] if page else np.zeros(1, dtype=int)
     kept = [put(paged(cache, table, page).view(np.int32), written=True) for cache in (keys, values)]
-    places[[1, 2, 3, 6, 7]] = (put(rotary), *kept, put(q_gain), put(k_gain))
+    places[[Place.ROTARY, Place.KEYS, Place.VALUES]] = (put(rotary), *kept)
+    places[[Place.Q_NORM, Place.K_NORM]] = put(q_gain), put(k_gain)
     if page:
-        places[[9, 14, 15]] = (page * half, put(table.astype(np.int32)), len(table))
+        places[[Place.SLOT_STRIDE, Place.TABLE, Place.TABLE_STRIDE]] = (
+            page * half,
+            put(table.astype(np.int32)),
+            len(table),
+        )
     record = np.zeros(STEP_WORDS, dtype=np.int32)
     record[[Word.TARGET, Word.WHOLE, Word.SLICE, Word.SPLITS, Word.WINDOW]] = (TARGET, WHOLE, split, splits, window)
     record[Word.FEW] = FEW
-    record[[Word.APPENDS, Word.HEADS, Word.K_WORD, Word.V_WORD]] = (1, heads, heads * half, (heads + 1) * half)
+    record[[Word.APPENDS, Word.HEADS, Word.K, Word.V]] = (1, heads, heads * half, (heads + 1) * half)
     ours, theirs = put(words, written=True), put(np.zeros_like(words), read=False, written=True)
     given = [put(record), ours, theirs]
     given += [put(np.array([position])), put(np.array([0])), put(places), put(np.zeros(64, dtype=np.int32)), 1]

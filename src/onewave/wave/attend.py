@@ -11,11 +11,6 @@ the output projection merges the splits (FEW, see merge.py), their values are pu
 Operands never leave registers between device memory and mma: a thread loads 16 bytes of a key or a value, and what they
 count as in the product's inner index (or in its columns, for values) is a matter of naming; queries go by the same
 names.
-
-places, int64: pointers to 0 the embedding, 1 rotary rows (float32 [positions, D]: cosines, then sines), 2 and 3 the
-caches, 4 the residual stream (float32), 5 the biases, 6 and 7 the norms of q and k (float32 [layers, D]); strides in
-words 8 a layer, 9 a slot or a page, 10 a head; 14 and 15 the block table, if there is one, and its row's length
-(cached.py).
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -58,6 +53,24 @@ from onewave.wave.finish import bits16, bits32, to_float
 from onewave.wave.layout import MOST_SPLITS
 from onewave.wave.notes import noted, place_of
 from onewave.wave.spin import ABSENT
+from onewave.wave.words import (
+    PLACE_K_NORM,
+    PLACE_Q_NORM,
+    PLACE_ROTARY,
+    WORD_APPENDS,
+    WORD_FEW,
+    WORD_HEADS,
+    WORD_K,
+    WORD_LAYER,
+    WORD_Q,
+    WORD_SEQUENCE,
+    WORD_SLICE,
+    WORD_SOURCE,
+    WORD_SOURCE_STRIDE,
+    WORD_TARGET,
+    WORD_V,
+    WORD_WHOLE,
+)
 
 __all__ = ["attend", "heads_memory", "prefetch_split"]
 
@@ -96,9 +109,9 @@ def queries_and_new(
     head = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
     half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
     word = gl.arange(0, QUARTER, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
-    first = gl.where(head == GP, noted(record, 24), noted(record, 23) + head * (D // 2))
-    first = gl.where(head == GP + 1, noted(record, 25), first)
-    real = (head < noted(record, 22)) | (has_new & ((head == GP) | (head == GP + 1)))
+    first = gl.where(head == GP, noted(record, WORD_K), noted(record, WORD_Q) + head * (D // 2))
+    first = gl.where(head == GP + 1, noted(record, WORD_V), first)
+    real = (head < noted(record, WORD_HEADS)) | (has_new & ((head == GP) | (head == GP + 1)))
     at = first + half * QUARTER + word
     pointers = gl.where(real & (at >= 0), (new + at).to(gl.int64), 0)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LQ))[:, None]
@@ -108,8 +121,8 @@ def queries_and_new(
     sin0 = gl.load(angles + D // 2 + pair)
     sin1 = gl.load(angles + D // 2 + pair + 1)
     if QKNORM:
-        of_q = place_of(places, 6, gl.float32) + layer * D + pair
-        of_k = place_of(places, 7, gl.float32) + layer * D + pair
+        of_q = place_of(places, PLACE_Q_NORM, gl.float32) + layer * D + pair
+        of_k = place_of(places, PLACE_K_NORM, gl.float32) + layer * D + pair
         norm = gl.where(row < GP, of_q, of_k)
         gain0 = gl.load(norm)
         gain1 = gl.load(norm + 1)
@@ -145,16 +158,16 @@ def attend(
     """One group of heads over one split of one sequence's keys. Of a split that the sequence does not use, or for a
     sequence beyond the batch, only clear. xs: the activations' shared memory, which no step needs while one attends.
     positions: if TOKENS > 1, the block's own (choose.py)."""
-    b = noted(record, 8)
+    b = noted(record, WORD_SEQUENCE)
     position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
-    split = noted(record, 11)
+    split = noted(record, WORD_SLICE)
     stopped = 0
     if TOKENS > 1:
         stopped = has_stopped(positions, b, NB)
     if (b < batch) & (split < splits):
-        layer = noted(record, 18)
+        layer = noted(record, WORD_LAYER)
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
-        new = ours + noted(record, 4) + b * noted(record, 5)
+        new = ours + noted(record, WORD_SOURCE) + b * noted(record, WORD_SOURCE_STRIDE)
         attend_keys(
             record, new, k_rows, v_rows, table, begin, end, position, split == splits - 1, layer, stopped, places,
             watch, block, step, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
@@ -176,11 +189,11 @@ def attend(
 def keys_of_split(record, positions, batch, FEW: gl.constexpr):
     """The new token's position, the split's first cached key and the one after its last, and how many splits there
     are."""
-    b = noted(record, 8)
+    b = noted(record, WORD_SEQUENCE)
     position = gl.load(positions + b, mask=b < batch, other=0)
     length = position.to(gl.int32) + 1
     first_key, share, splits = split_of_keys(record, length, FEW)
-    begin = first_key + noted(record, 11) * share
+    begin = first_key + noted(record, WORD_SLICE) * share
     return position, begin, gl.minimum(begin + share, length - 1), splits
 
 
@@ -189,7 +202,7 @@ def prefetch_split(
     record, positions, slots, places, batch, D: gl.constexpr, XW: gl.constexpr, FEW: gl.constexpr, PAGE: gl.constexpr
 ):  # fmt: skip
     """Have a coming attend step's first keys and values brought into the second-level cache."""
-    b = noted(record, 8)
+    b = noted(record, WORD_SEQUENCE)
     position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
     if (b < batch) & (begin < end):
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
@@ -261,7 +274,7 @@ def attend_keys(
     in_pages = 0
     if PAGE > 0:
         in_pages = words_to(table, page_of(table, position, has_new, PAGE), position, D, PAGE)
-    angles = place_of(places, 1, gl.float32) + position * D
+    angles = place_of(places, PLACE_ROTARY, gl.float32) + position * D
     words = queries_and_new(
         record, new, angles, layer, has_new, places, watch, block, step,
         DTYPE, D, GP, QKNORM, EPS, SYNC, XW,
@@ -279,7 +292,7 @@ def attend_keys(
             target = target + in_pages + word
         else:
             target = target + position * (D // 2) + word
-        writes = (noted(record, 21) > 0) & (keep_back == 0)
+        writes = (noted(record, WORD_APPENDS) > 0) & (keep_back == 0)
         if TOKENS > 1:
             writes = writes & (stopped == 0)
         gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
@@ -366,8 +379,8 @@ def show_part(record, ours, theirs, low, high, lse, keep_back, D: gl.constexpr):
     LW: gl.constexpr = values.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, LW))[None, :]
-    target = noted(record, 9)
-    shown = (head < noted(record, 22)) & (keep_back == 0)
+    target = noted(record, WORD_TARGET)
+    shown = (head < noted(record, WORD_HEADS)) & (keep_back == 0)
     at = head * (D + 4) + column
     ours = gl.multiple_of(ours + target, 16)
     theirs = gl.multiple_of(theirs + target, 16)
@@ -388,9 +401,9 @@ def show_few(record, ours, theirs, low, high, lse, keep_back, DTYPE: gl.constexp
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))
     pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))
-    split = noted(record, 11)
-    first = noted(record, 31)
-    shown = (head < noted(record, 22)) & (keep_back == 0)
+    split = noted(record, WORD_SLICE)
+    first = noted(record, WORD_FEW)
+    shown = (head < noted(record, WORD_HEADS)) & (keep_back == 0)
     at = (head * few_words(D))[:, None] + pair[None, :]
     values = first + split * (D // 2)
     gl.store(gl.multiple_of(ours + values, 16) + at, words, mask=shown[:, None])
@@ -406,15 +419,15 @@ def clear_others(record, theirs, splits, D: gl.constexpr, GP: gl.constexpr, FEW:
     show_whole's (of which `combine` clears those that it would publish)."""
     if FEW == 0:
         if splits <= 1:
-            clear_words(theirs + noted(record, 9), GP * (D + 4), XW)
+            clear_words(theirs + noted(record, WORD_TARGET), GP * (D + 4), XW)
     else:
-        split = noted(record, 11)
+        split = noted(record, WORD_SLICE)
         if (split == 0) & (splits != 1):
-            clear_words(theirs + noted(record, 30), noted(record, 22) * (D // 2), XW)
+            clear_words(theirs + noted(record, WORD_WHOLE), noted(record, WORD_HEADS) * (D // 2), XW)
         if splits <= 1:
             LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
-            heads = noted(record, 22)
-            first = noted(record, 31)
+            heads = noted(record, WORD_HEADS)
+            first = noted(record, WORD_FEW)
             word = gl.arange(0, XW * 128, layout=LINE)
             absent = gl.full([XW * 128], ABSENT, gl.int32, LINE)
             for begin in gl.static_range(0, GP * (D // 2), XW * 128):
@@ -432,8 +445,8 @@ def show_whole(record, ours, theirs, low, high, keep_back, DTYPE: gl.constexpr, 
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
     pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
-    target = noted(record, 30)
-    shown = (head < noted(record, 22)) & (keep_back == 0)
+    target = noted(record, WORD_WHOLE)
+    shown = (head < noted(record, WORD_HEADS)) & (keep_back == 0)
     at = head * (D // 2) + pair
     gl.store(gl.multiple_of(ours + target, 16) + at, words, mask=shown)
     gl.store(gl.multiple_of(theirs + target, 16) + at, words | ABSENT, mask=shown)

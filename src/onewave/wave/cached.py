@@ -23,6 +23,18 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.notes import noted, place_of, place_word
 from onewave.wave.spin import prefetch_lines
+from onewave.wave.words import (
+    PLACE_HEAD_STRIDE,
+    PLACE_KEYS,
+    PLACE_LAYER_STRIDE,
+    PLACE_SLOT_STRIDE,
+    PLACE_TABLE,
+    PLACE_TABLE_STRIDE,
+    PLACE_VALUES,
+    WORD_KV_HEAD,
+    WORD_LAYER,
+    WORD_SEQUENCE,
+)
 
 __all__ = [
     "blocks_pages",
@@ -46,19 +58,22 @@ def page_bits(page) -> int:
 def rows_of_cache(record, slots, places, PAGE: gl.constexpr):
     """Pointers to the keys and values of the task's sequence, layer and KV head; of a paged cache, those of page 0, and
     the sequence's row of the block table with the words of a page."""
-    slot = gl.load(slots + noted(record, 8))
-    layer = noted(record, 18)
+    slot = gl.load(slots + noted(record, WORD_SEQUENCE))
+    layer = noted(record, WORD_LAYER)
     table = (0, 0)
     if PAGE == 0:
         in_cache = (
-            layer * place_word(places, 8) + slot * place_word(places, 9) + noted(record, 19) * place_word(places, 10)
+            layer * place_word(places, PLACE_LAYER_STRIDE)
+            + slot * place_word(places, PLACE_SLOT_STRIDE)
+            + noted(record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
         )
     else:
-        in_cache = layer * place_word(places, 8) + noted(record, 19) * place_word(places, 10)
-        row = place_of(places, 14, gl.int32) + slot * place_word(places, 15)
-        table = (row, gl.multiple_of(place_word(places, 9), 16))
-    k_rows = gl.multiple_of(place_of(places, 2, gl.int32) + in_cache, 16)
-    v_rows = gl.multiple_of(place_of(places, 3, gl.int32) + in_cache, 16)
+        in_cache = layer * place_word(places, PLACE_LAYER_STRIDE)
+        in_cache += noted(record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
+        row = place_of(places, PLACE_TABLE, gl.int32) + slot * place_word(places, PLACE_TABLE_STRIDE)
+        table = (row, gl.multiple_of(place_word(places, PLACE_SLOT_STRIDE), 16))
+    k_rows = gl.multiple_of(place_of(places, PLACE_KEYS, gl.int32) + in_cache, 16)
+    v_rows = gl.multiple_of(place_of(places, PLACE_VALUES, gl.int32) + in_cache, 16)
     return k_rows, v_rows, table
 
 

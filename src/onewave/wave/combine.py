@@ -24,6 +24,15 @@ from onewave.wave.finish import bits16
 from onewave.wave.layout import FEW_KEYS, FEW_SPLITS, SPLIT_KEYS, WHOLE_KEYS
 from onewave.wave.notes import noted
 from onewave.wave.spin import ABSENT, load_words, poll_words
+from onewave.wave.words import (
+    WORD_HEADS,
+    WORD_SEQUENCE,
+    WORD_SOURCE,
+    WORD_SOURCE_STRIDE,
+    WORD_SPLITS,
+    WORD_TARGET,
+    WORD_WINDOW,
+)
 
 __all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
 
@@ -46,8 +55,8 @@ def split_of_keys(record, length, FEW: gl.constexpr):
     """The first key that is seen, cached keys a split, and how many splits there are, the last of which has the new key
     as well. In one build all depend on the sequence's own length alone, so that its bits do not depend on its company;
     a short sequence leaves splits empty, as merging them would take longer. FEW: as in wave_kernel."""
-    window = noted(record, 20)
-    splits = noted(record, 17)
+    window = noted(record, WORD_WINDOW)
+    splits = noted(record, WORD_SPLITS)
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
     count = length - 1 - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
@@ -76,9 +85,9 @@ def combine(
     one split nothing is left to do."""
     VALUES: gl.constexpr = CH * D
     L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
-    b = noted(record, 8)
-    target = noted(record, 9)
-    count = noted(record, 22)
+    b = noted(record, WORD_SEQUENCE)
+    target = noted(record, WORD_TARGET)
+    count = noted(record, WORD_HEADS)
     if b < batch:
         length = gl.load(positions + b).to(gl.int32) + 1
         first_key, share, used = split_of_keys(record, length, 0)
@@ -87,7 +96,7 @@ def combine(
             split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
             value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
             at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
-            at = noted(record, 4) + split * noted(record, 5) + at
+            at = noted(record, WORD_SOURCE) + split * noted(record, WORD_SOURCE_STRIDE) + at
             real = (split < used) & (value < count * D)
             pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
             words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))

@@ -42,6 +42,27 @@ from onewave.wave.notes import (
     wait_for_ahead,
 )
 from onewave.wave.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
+from onewave.wave.words import (
+    FLAG_NORM,
+    KIND_ATTEND,
+    KIND_REDUCE_HIDDEN,
+    PLACE_STREAM,
+    WORD_AHEAD,
+    WORD_AHEAD_TILES,
+    WORD_CHUNKS,
+    WORD_COLUMNS,
+    WORD_FIRST_COLUMN,
+    WORD_FIRST_WAIT,
+    WORD_FLAGS,
+    WORD_KIND,
+    WORD_POST,
+    WORD_PREFETCH,
+    WORD_SOURCE,
+    WORD_SOURCE_STRIDE,
+    WORD_SPLITS,
+    WORD_WAITS,
+    tile_bytes,
+)
 
 __all__ = ["exchange_partition"]
 
@@ -112,18 +133,18 @@ def exchange_steps(
     # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
     for step in tl.range(num_steps, disable_licm=True):
         record = record_of(step, before, notes, nfull)
-        kind = noted(record, 0)
+        kind = noted(record, WORD_KIND)
         if TRACE:
             gl.store(trace + (first_step + step) * 4, nanoseconds(kind))
         if SYNC == 1:
             wait_for_counters(record, waits, counters, totals, epoch, watch, block, first_step + step, XW)
         keep_back = (first_step + step == skipped) & (TEST != 0)
-        chunks = noted(record, 3)
+        chunks = noted(record, WORD_CHUNKS)
         if D > 0:
-            coming = noted(record, 26)
-            ahead = noted(record, 28)
+            coming = noted(record, WORD_PREFETCH)
+            ahead = noted(record, WORD_AHEAD_TILES)
         inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
-        merges = (FEW > 0) & (kind < 4) & (noted(record, 17) > 0)
+        merges = (FEW > 0) & (kind < KIND_REDUCE_HIDDEN) & (noted(record, WORD_SPLITS) > 0)
         if (chunks > 0) & (merges == 0):
             inverse_rms = load_activations(
                 record, chunks, chunks_before, source, ours, tokens, places, watch, block, first_step + step,
@@ -141,16 +162,14 @@ def exchange_steps(
                 to_come = record_of(step + coming, before, notes, nfull)
                 prefetch_split(to_come, positions, slots, places, batch, D, XW, FEW, PAGE)
             if ahead > 0:
-                prefetch_tiles(
-                    places, block, noted(record, 27), ahead, 8192 * IMAGES if FORMAT > 0 else 16384, XW
-                )  # fmt: skip
+                prefetch_tiles(places, block, noted(record, WORD_AHEAD), ahead, tile_bytes(FORMAT, IMAGES), XW)
         if TRACE:
             gl.store(trace + (first_step + step) * 4 + 1, nanoseconds(chunks))
         if TEST == 2:
             # A pseudorandom pause of up to 16 us, another one for every block, step and launch.
             mixed = ((block * 40503 + first_step + step) * 30011 + epoch * 69069) * 1103515245
             delay((mixed >> 8) & 16383)
-        if kind < 4:
+        if kind < KIND_REDUCE_HIDDEN:
             shown_at = several
             if TOKENS > 1:
                 shown_at = candidates_of(several, epoch, NB) + block * (NB * 4)
@@ -159,7 +178,7 @@ def exchange_steps(
                 pfull, pempty, results, shown_at, asked, block, DTYPE, FORMAT, NB, R, G, SPLITS, ACT, GATED, XW, D,
                 TOKENS,
             )  # fmt: skip
-        elif kind < 6:
+        elif kind < KIND_ATTEND:
             if SPLITS > 1:
                 reduce_pieces(
                     record, kind, ours, theirs, out, out_stride, tokens, places, watch, block,
@@ -167,7 +186,7 @@ def exchange_steps(
                 )  # fmt: skip
         else:
             if D > 0:
-                if kind == 6:
+                if kind == KIND_ATTEND:
                     attend(
                         record, ours, theirs, positions, slots, places, watch, block, first_step + step,
                         batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, FEW,
@@ -179,7 +198,7 @@ def exchange_steps(
                         DTYPE, D, CH, KSPLITS, SYNC, XW,
                     )  # fmt: skip
         if SYNC == 1:
-            post = noted(record, 15)
+            post = noted(record, WORD_POST)
             # Before what bring_next asks for, as tests of compiled code want of each arrival; in other builds Triton
             # has one there by itself, and a second one would cost registers.
             gl.thread_barrier()
@@ -199,7 +218,7 @@ def prefetch_tiles(places, block, first, count, TILE: gl.constexpr, XW: gl.const
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
     tile = (first + lane).to(gl.int64) * gl.num_programs(0) + block
-    prefetch_bytes(place_word(places, 11) + tile * TILE, lane < count, TILE)
+    prefetch_bytes(place_word(places, PLACE_STREAM) + tile * TILE, lane < count, TILE)
 
 
 @gluon.constexpr_function
@@ -237,8 +256,8 @@ def wait_for_counters(record, waits, counters, totals, epoch, watch, block, step
     """Spin on all counters of the step side by side, one a thread."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
-    first = noted(record, 13)
-    count = noted(record, 14)
+    first = noted(record, WORD_FIRST_WAIT)
+    count = noted(record, WORD_WAITS)
     for begin in range(0, count, XW * 32):
         mine = begin + lane < count
         number = gl.load(waits + (first + begin + lane) * 2, mask=mine, other=0)
@@ -264,11 +283,11 @@ def load_activations(
     WORDS: gl.constexpr = N * PC * 64 // (XW * 32)
     LX: gl.constexpr = activations_layout(N, NB, PC * 64, XW)
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    first = noted(record, 4)
-    stride = noted(record, 5)
-    column = noted(record, 6)
-    columns = noted(record, 7)
-    flags = noted(record, 12)
+    first = noted(record, WORD_SOURCE)
+    stride = noted(record, WORD_SOURCE_STRIDE)
+    column = noted(record, WORD_FIRST_COLUMN)
+    columns = noted(record, WORD_COLUMNS)
+    flags = noted(record, WORD_FLAGS)
     n = gl.arange(0, N, layout=gl.SliceLayout(1, LX))
     word = gl.arange(0, PC * 64, layout=gl.SliceLayout(0, LX))
     in_slice = ((word // 64) * (Q * 64) + word % 64)[None, :] + ((n // NB) * 64)[:, None]
@@ -307,12 +326,12 @@ def load_activations(
         # Triton wants a barrier behind an arrival: here nobody waits for it, behind the next chunk's poll all would.
         gl.thread_barrier()
         if D > 0:
-            if flags & 4:  # a branch, which also keeps this work behind the arrival
+            if flags & FLAG_NORM:  # a branch, which also keeps this work behind the arrival
                 low, high = to_float(words, DTYPE)
                 squares += of_threads(low * low + high * high, NB, R, XW)
     inverse = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
     if D > 0:
-        if flags & 4:
+        if flags & FLAG_NORM:
             total = total_of_sequences(squares, NB, R, G, XW)
             mean = total / (2 * columns).to(gl.float32)
             inverse = 1.0 / gl.sqrt(mean + EPS)

@@ -17,6 +17,29 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from onewave.wave.choose import host_asks, show_best
 from onewave.wave.notes import noted, place_of
 from onewave.wave.spin import ABSENT, load_words, poll_words
+from onewave.wave.words import (
+    FLAG_ACTIVATE,
+    FLAG_EMBEDDED,
+    FLAG_GATED,
+    FLAG_LOGITS,
+    FLAG_RESIDUAL,
+    KIND_OUT,
+    KIND_PARTIAL,
+    KIND_REDUCE_OUT,
+    PLACE_BIASES,
+    PLACE_EMBEDDING,
+    PLACE_RESIDUAL,
+    PLACE_SCALES,
+    WORD_BIAS,
+    WORD_BLOCKS,
+    WORD_FIRST_BLOCK,
+    WORD_FLAGS,
+    WORD_SCALES,
+    WORD_SLICE,
+    WORD_SOURCE,
+    WORD_TARGET,
+    WORD_TARGET_STRIDE,
+)
 
 __all__ = [
     "bits16",
@@ -93,15 +116,19 @@ def addend(
     """What a decode step adds to a product: a bias, and the float32 residual stream before it."""
     extra = gl.zeros(SHAPE, gl.float32, LAYOUT)
     if bias_at > 0:
-        extra += gl.load(place_of(places, 5, gl.float32) + bias_at - 1 + row, mask=shown, other=0.0)
-    if flags & 8:
-        if flags & 32:
+        extra += gl.load(place_of(places, PLACE_BIASES, gl.float32) + bias_at - 1 + row, mask=shown, other=0.0)
+    if flags & FLAG_RESIDUAL:
+        if flags & FLAG_EMBEDDED:
             token = gl.load(tokens + sequence, mask=shown, other=0)
-            words = gl.load(place_of(places, 0, gl.int32) + (token * hidden + row) // 2, mask=shown, other=0)
+            words = gl.load(
+                place_of(places, PLACE_EMBEDDING, gl.int32) + (token * hidden + row) // 2, mask=shown, other=0
+            )
             low, high = to_float(words, DTYPE)
             extra += gl.where(row % 2 == 0, low, high)
         else:
-            extra += gl.load(place_of(places, 4, gl.float32) + sequence * hidden + row, mask=shown, other=0.0)
+            extra += gl.load(
+                place_of(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row, mask=shown, other=0.0
+            )
     return extra
 
 
@@ -121,18 +148,19 @@ def load_addend(
     LZ: gl.constexpr = results_rows(R, G, XW)
     sequence = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))[:, None]
     in_step = (number * R + gl.arange(0, G * R, layout=gl.SliceLayout(0, LZ)))[None, :]
-    row = noted(record, 8) * R + in_step
-    shown = (sequence < batch) & (in_step < noted(record, 1) * R) & (keep_back == 0)
-    hidden = noted(record, 10) * 2
-    flags = noted(record, 12)
-    bias_at = noted(record, 16)
-    bias = place_of(places, 5, gl.float32) + bias_at - 1 + row + sequence * 0
+    row = noted(record, WORD_FIRST_BLOCK) * R + in_step
+    shown = (sequence < batch) & (in_step < noted(record, WORD_BLOCKS) * R) & (keep_back == 0)
+    hidden = noted(record, WORD_TARGET_STRIDE) * 2
+    flags = noted(record, WORD_FLAGS)
+    bias_at = noted(record, WORD_BIAS)
+    bias = place_of(places, PLACE_BIASES, gl.float32) + bias_at - 1 + row + sequence * 0
     bias = gl.load(bias, mask=shown & (bias_at > 0), other=0)
-    stream = place_of(places, 4, gl.float32) + sequence * hidden + row
-    stream = gl.load(stream, mask=shown & ((flags & 40) == 8), other=0)
-    embedded = shown & ((flags & 40) == 40)
+    stream = place_of(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row
+    EITHER: gl.constexpr = FLAG_RESIDUAL | FLAG_EMBEDDED
+    stream = gl.load(stream, mask=shown & ((flags & EITHER) == FLAG_RESIDUAL), other=0)
+    embedded = shown & ((flags & EITHER) == EITHER)
     token = gl.load(tokens + sequence + row * 0, mask=embedded, other=0)
-    words = gl.load(place_of(places, 0, gl.int32) + (token * hidden + row) // 2, mask=embedded, other=0)
+    words = gl.load(place_of(places, PLACE_EMBEDDING, gl.int32) + (token * hidden + row) // 2, mask=embedded, other=0)
     return bias, stream, words
 
 
@@ -149,8 +177,10 @@ def addend_of(loaded, DTYPE: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW:
 def load_scales(places, record, number, R: gl.constexpr, G: gl.constexpr, LZ: gl.constexpr):
     """The scales of the rows of the step's row blocks from that number on, on their way: float32 [G * R]."""
     row = number * R + gl.arange(0, G * R, layout=gl.SliceLayout(0, LZ))
-    first = place_of(places, 12, gl.float32) + noted(record, 29) + noted(record, 8) * R
-    return gl.load(gl.multiple_of(first, 16) + row, mask=row < noted(record, 1) * R, other=0.0)
+    first = (
+        place_of(places, PLACE_SCALES, gl.float32) + noted(record, WORD_SCALES) + noted(record, WORD_FIRST_BLOCK) * R
+    )
+    return gl.load(gl.multiple_of(first, 16) + row, mask=row < noted(record, WORD_BLOCKS) * R, other=0.0)
 
 
 @gluon.jit
@@ -168,13 +198,13 @@ def finish_blocks(
     LP: gl.constexpr = results_layout(R, G, XW)
     LZ: gl.constexpr = results_rows(R, G, XW)
     PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    blocks = noted(record, 1)
-    first_block = noted(record, 8)
-    target = noted(record, 9)
-    stride = noted(record, 10)
-    part = noted(record, 11)
-    flags = noted(record, 12)
-    adds = ((flags & 8) > 0) | (noted(record, 16) > 0)
+    blocks = noted(record, WORD_BLOCKS)
+    first_block = noted(record, WORD_FIRST_BLOCK)
+    target = noted(record, WORD_TARGET)
+    stride = noted(record, WORD_TARGET_STRIDE)
+    part = noted(record, WORD_SLICE)
+    flags = noted(record, WORD_FLAGS)
+    adds = ((flags & FLAG_RESIDUAL) > 0) | (noted(record, WORD_BIAS) > 0)
     b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
     r = gl.arange(0, GR, layout=gl.SliceLayout(0, LZ))
     best = gl.full([NB, GR], float("-inf"), gl.float32, LZ)
@@ -185,7 +215,7 @@ def finish_blocks(
         loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, G, XW)
     ends = 0
     if TOKENS > 1:
-        ends = host_asks(asked, ((flags & 16) > 0) & (block == 0))
+        ends = host_asks(asked, ((flags & FLAG_LOGITS) > 0) & (block == 0))
     coming = 0
     if FORMAT > 0:
         coming = load_scales(places, record, 0, R, G, LZ)
@@ -209,27 +239,27 @@ def finish_blocks(
         if D > 0:
             y = y * inverse_rms[:, None] + extra
         if TOKENS > 1:
-            if flags & 16:
+            if flags & FLAG_LOGITS:
                 better = shown & (row < out_stride) & (y > best)
                 best = gl.where(better, y, best)
                 best_row = gl.where(better, row, best_row)
-        if (SPLITS > 1) and (kind == 1):
+        if (SPLITS > 1) and (kind == KIND_PARTIAL):
             at = target + (row // R * stride + part) * (NB * R) + sequence * R + row % R
             gl.store(ours + at, bits32(y), mask=shown)
             gl.store(theirs + at, gl.full([NB, GR], ABSENT, gl.int32, LZ), mask=sequence < NB)
         else:
             publish(
-                y, sequence, row, flags, kind == 3, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-                DTYPE, NB, [NB, GR // 2, 2], [NB, GR // 4, 2], ACT, GATED, D,
+                y, sequence, row, flags, kind == KIND_OUT, target, stride, ours, theirs, out, out_stride, batch,
+                keep_back, DTYPE, NB, [NB, GR // 2, 2], [NB, GR // 4, 2], ACT, GATED, D,
             )  # fmt: skip
         if D > 0:
-            if flags & 8:  # after what others wait for
-                gl.store(place_of(places, 4, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
+            if flags & FLAG_RESIDUAL:  # after what others wait for
+                gl.store(place_of(places, PLACE_RESIDUAL, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
         gl.thread_barrier()
         mbarrier.arrive(pempty.index(place), count=1)
         results += 1
     if TOKENS > 1:
-        if flags & 16:
+        if flags & FLAG_LOGITS:
             show_best(best, best_row, ends, candidates, batch, NB, LZ)
     return results
 
@@ -242,7 +272,7 @@ def publish(
 ):  # fmt: skip
     """Store float32 y: logits to the caller as they are, all else as 16-bit words (publish16)."""
     if D > 0:
-        if flags & 16:
+        if flags & FLAG_LOGITS:
             bits = y.to(gl.int32, bitcast=True)
             gl.store(out + sequence.to(gl.int64) * out_stride + row, bits, mask=(sequence < batch) & (row < out_stride))
         else:
@@ -272,7 +302,7 @@ def publish16(
     y0, y1 = gl.split(gl.reshape(y, PAIRS))
     row0, row1 = gl.split(gl.reshape(row, PAIRS))
     sequence0, sequence1 = gl.split(gl.reshape(sequence, PAIRS))
-    if (flags & 3) == 3:
+    if (flags & (FLAG_ACTIVATE | FLAG_GATED)) == (FLAG_ACTIVATE | FLAG_GATED):
         if GATED:
             h0, h1 = gl.split(gl.reshape(activated(y0, ACT) * y1, FOURS))
             first_row, second_row = gl.split(gl.reshape(row0, FOURS))
@@ -281,7 +311,7 @@ def publish16(
             put(gated, whose, first_row // 4, to_caller, target, stride, ours, theirs, out, out_stride, batch,
                 keep_back, NB)  # fmt: skip
     else:
-        if flags & 1:
+        if flags & FLAG_ACTIVATE:
             y0 = activated(y0, ACT)
             y1 = activated(y1, ACT)
         words = bits16(y0, DTYPE) | (bits16(y1, DTYPE) << 16)
@@ -319,14 +349,14 @@ def reduce_pieces(
     GROUP: gl.constexpr = min(SPLITS, 8)
     L2: gl.constexpr = gl.BlockedLayout([GROUP, 4], [1, 32], [1, XW], [1, 0])
     LV: gl.constexpr = gl.SliceLayout(0, L2)
-    pieces = noted(record, 1)
-    first = noted(record, 4)
-    first_piece = noted(record, 8)
-    target = noted(record, 9)
-    stride = noted(record, 10)
-    slices = noted(record, 11)
-    flags = noted(record, 12)
-    bias_at = noted(record, 16)
+    pieces = noted(record, WORD_BLOCKS)
+    first = noted(record, WORD_SOURCE)
+    first_piece = noted(record, WORD_FIRST_BLOCK)
+    target = noted(record, WORD_TARGET)
+    stride = noted(record, WORD_TARGET_STRIDE)
+    slices = noted(record, WORD_SLICE)
+    flags = noted(record, WORD_FLAGS)
+    bias_at = noted(record, WORD_BIAS)
     value = gl.arange(0, VALUES, layout=LV)
     part = gl.arange(0, GROUP, layout=gl.SliceLayout(1, L2))
     for begin in range(0, pieces * (NB * PR), VALUES):
@@ -350,10 +380,10 @@ def reduce_pieces(
                 words = poll_words(pointers, watch, block, step, GROUP * 4)
             total += gl.sum(words.to(gl.float32, bitcast=True), axis=0)
         publish(
-            total, gl.where(v < pieces * (NB * PR), b, NB), row, flags, kind == 5, target, stride, ours, theirs, out,
-            out_stride, batch, keep_back, DTYPE, NB, [VALUES // 2, 2], [VALUES // 4, 2], ACT, GATED, D,
+            total, gl.where(v < pieces * (NB * PR), b, NB), row, flags, kind == KIND_REDUCE_OUT, target, stride, ours,
+            theirs, out, out_stride, batch, keep_back, DTYPE, NB, [VALUES // 2, 2], [VALUES // 4, 2], ACT, GATED, D,
         )  # fmt: skip
         if D > 0:
-            if flags & 8:
+            if flags & FLAG_RESIDUAL:
                 shown = real & (keep_back == 0)
-                gl.store(place_of(places, 4, gl.float32) + b * (stride * 2) + row, total, mask=shown)
+                gl.store(place_of(places, PLACE_RESIDUAL, gl.float32) + b * (stride * 2) + row, total, mask=shown)

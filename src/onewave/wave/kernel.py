@@ -47,6 +47,15 @@ from onewave.wave.exchange import exchange_partition
 from onewave.wave.hand_over import hand_over
 from onewave.wave.notes import bring_first, notes_memory
 from onewave.wave.widen import multiply_byte_steps
+from onewave.wave.words import (
+    KIND_REDUCE_HIDDEN,
+    RECORD_SIZE,
+    WORD_BLOCKS,
+    WORD_CHUNKS,
+    WORD_KIND,
+    WORD_TILES,
+    tile_bytes,
+)
 
 __all__ = ["wave_kernel"]
 
@@ -209,12 +218,12 @@ def multiply_steps(
     acc2 = gl.zeros([64, N], gl.float32, ACC)
     acc3 = gl.zeros([64, N], gl.float32, ACC)
     for step in tl.range(num_steps, disable_licm=True):
-        record = steps + step * 32
-        kind = gl.load(record)
-        blocks = gl.load(record + 1)
-        tiles = gl.load(record + 2)
-        chunks = gl.load(record + 3)
-        if kind >= 4:
+        record = steps + step * RECORD_SIZE
+        kind = gl.load(record + WORD_KIND)
+        blocks = gl.load(record + WORD_BLOCKS)
+        tiles = gl.load(record + WORD_TILES)
+        chunks = gl.load(record + WORD_CHUNKS)
+        if kind >= KIND_REDUCE_HIDDEN:
             blocks = 0
         done0 = 0
         done1 = 0
@@ -432,8 +441,8 @@ def wave_kernel(
     first_row = gl.load(lanes + block * 4 + 1)
     first_step = gl.load(lanes + block * 4 + 2)
     num_steps = gl.load(lanes + block * 4 + 3)
-    mine = steps + first_step * 32
-    TILE: gl.constexpr = 8192 * IMAGES if FORMAT > 0 else 16384
+    mine = steps + first_step * RECORD_SIZE
+    TILE: gl.constexpr = tile_bytes(FORMAT, IMAGES)
     load_first(weights, ring, full, tiles_ahead(num_tiles, S, FLIGHT, TOKENS), first_row, row_step, TILE)
     bring_first(records, first_step, num_steps, notes, table, nfull, D > 0, TOKENS)
     epoch = gl.load(epochs + block)

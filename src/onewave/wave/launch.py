@@ -19,7 +19,16 @@ from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.byte_formats import Rounding
 from onewave.wave.launch_checks import check_cache, check_rows, check_sequences, check_tokens
 from onewave.wave.launch_state import LaunchState
-from onewave.wave.layout import TILE_BYTES, TOGETHER, TileShape, drawing_ring, held_tiles, limit_words, several_words
+from onewave.wave.layout import (
+    TILE_BYTES,
+    TOGETHER,
+    Place,
+    TileShape,
+    drawing_ring,
+    held_tiles,
+    limit_words,
+    several_words,
+)
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
 from onewave.wave.watch import stalls
@@ -226,15 +235,18 @@ class Wave:
         setup = self._attention
         assert setup is not None
         check_cache(k, v, setup.layers, setup.groups, dtype=setup.embedding.dtype, device=self.device)
-        norms = [0 if norm is None else norm.data_ptr() for norm in (setup.q_norm, setup.k_norm)]
-        pointers = [setup.embedding, setup.rotary, k, v, self._residual, setup.biases]
-        strides = [k.stride(dim) // 2 for dim in range(3)]
-        scales = 0 if self._scales is None else self._scales.data_ptr()
-        words = [*(tensor.data_ptr() for tensor in pointers), *norms, *strides, self._stream.data_ptr(), scales]
-        words += [0] * (len(self._places) - len(words))
+        pointers = {
+            Place.EMBEDDING: setup.embedding, Place.ROTARY: setup.rotary, Place.KEYS: k, Place.VALUES: v,
+            Place.RESIDUAL: self._residual, Place.BIASES: setup.biases, Place.Q_NORM: setup.q_norm,
+            Place.K_NORM: setup.k_norm, Place.STREAM: self._stream, Place.SCALES: self._scales, Place.TABLE: table,
+        }  # fmt: skip
+        words = [0] * len(self._places)
+        for place, tensor in pointers.items():
+            words[place] = 0 if tensor is None else tensor.data_ptr()
+        words[Place.LAYER_STRIDE : Place.HEAD_STRIDE + 1] = [k.stride(dim) // 2 for dim in range(3)]
         if table is not None:
             check_pages(k, v, table)
-            words[14:16] = table.data_ptr(), table.stride(0)
+            words[Place.TABLE_STRIDE] = table.stride(0)
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
         self._constants |= self._resources(paged=table is not None)
         self._bound = (k, v, table)

@@ -35,6 +35,7 @@ __all__ = [
     "WHOLE_KEYS",
     "Flag",
     "Kind",
+    "Place",
     "TileShape",
     "Word",
     "draw_words",
@@ -59,7 +60,7 @@ TOGETHER, GROUPS = 2, 4
 NOTES = (GROUPS - 2) * TOGETHER
 """Steps ahead, at most, whose records a block can look at."""
 POINTERS = STEP_WORDS // 2
-"""int64 of what a launch keeps its data by (`places`, see attend.py)."""
+"""int64 of what a launch keeps its data by (`places`, see Place)."""
 MOST_BATCH = 64
 MOST_TOKENS = 64
 """Tokens of each sequence that one launch makes."""
@@ -87,7 +88,7 @@ _X_BYTES = 64 * 1024
 
 
 class Kind:
-    """What a step does with its result."""
+    """What a step does with its result. Products come first, then what adds up their slices, then attention."""
 
     NOTHING = 0
     PARTIAL = 1
@@ -148,7 +149,7 @@ class Word:
     WINDOW = 20  # keys; 0: all
     APPENDS = 21  # whether this task writes the new key and value to the cache
     HEADS = 22
-    Q_WORD, K_WORD, V_WORD = 23, 24, 25
+    Q, K, V = 23, 24, 25  # their first words in a sequence's projected row
     # Of any step: records from it to a coming attention step whose first keys it has brought nearer; 0: none.
     PREFETCH = 26
     # Of any step: the first of the lane's tiles that it has brought nearer, and how many; 0: none.
@@ -160,6 +161,21 @@ class Word:
     # Of attention: the first word of the group's splits for who merges them itself; of a product that does: of all
     # such words. A product whose SPLITS is 0 merges nothing.
     FEW = 31
+
+
+class Place:
+    """Places of a launch's pointers and strides in `places`, int64 each; 0 where there is none."""
+
+    EMBEDDING = 0
+    ROTARY = 1  # float32 [positions, head_dim]: cosines, then sines
+    KEYS, VALUES = 2, 3
+    RESIDUAL = 4  # float32
+    BIASES = 5
+    Q_NORM, K_NORM = 6, 7  # float32 [layers, head_dim]
+    LAYER_STRIDE, SLOT_STRIDE, HEAD_STRIDE = 8, 9, 10  # of keys and values, in words; SLOT_STRIDE: or a page's
+    STREAM = 11  # all weight tiles
+    SCALES = 12
+    TABLE, TABLE_STRIDE = 14, 15  # the block table, and from one slot's row to the next
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,12 @@ from onewave.wave.finish import bits16, to_float
 from onewave.wave.layout import FEW_SPLITS, MOST_SPLITS
 from onewave.wave.notes import noted
 from onewave.wave.spin import poll_few
+from onewave.wave.words import (
+    WORD_COLUMNS,
+    WORD_FEW,
+    WORD_SOURCE,
+    WORD_TILES,
+)
 
 __all__ = ["load_merged"]
 
@@ -45,9 +51,9 @@ def load_merged(
     OWN: gl.constexpr = T * Q * 64
     LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    first = noted(record, 4)
-    columns = noted(record, 7)
-    few = noted(record, 31)
+    first = noted(record, WORD_SOURCE)
+    columns = noted(record, WORD_COLUMNS)
+    few = noted(record, WORD_FEW)
     word = gl.arange(0, OWN, layout=LINE)
     length = gl.load(positions).to(gl.int32) + 1
     first_key, share, used = split_of_keys(record, length, FEW)
@@ -55,7 +61,7 @@ def load_merged(
         place = (chunks_before + chunk) % XS
         mbarrier.wait(xempty.index(place), (((chunks_before + chunk) // XS) & 1) ^ 1)
         rows = xs.index(place)._reinterpret(gl.int32, [PC // T, Q, T * 64], STORED)
-        tiles = gl.minimum(noted(record, 2) * IMAGES - chunk * PC, PC)
+        tiles = gl.minimum(noted(record, WORD_TILES) * IMAGES - chunk * PC, PC)
         for piece in range((tiles + T - 1) // T):
             # Between two pieces' stores, which Triton takes to meet; rather here than behind the poll.
             gl.thread_barrier()

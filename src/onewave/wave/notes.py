@@ -27,6 +27,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from onewave.wave.layout import GROUPS, POINTERS, STEP_WORDS, TOGETHER
+from onewave.wave.words import RECORD_SIZE
 
 __all__ = [
     "bring_first",
@@ -40,7 +41,6 @@ __all__ = [
     "wait_for_ahead",
 ]
 
-_STEP_WORDS = gl.constexpr(STEP_WORDS)
 _POINTERS = gl.constexpr(POINTERS)
 _TOGETHER = gl.constexpr(TOGETHER)
 _GROUPS = gl.constexpr(GROUPS)
@@ -54,9 +54,9 @@ def notes_memory(records, PLACES: gl.constexpr):
     What no partition reads must not be brought: its memory would be given to others, to what the partitions are passed
     among them, while the copy engine still writes to it.
     """
-    notes = gl.allocate_shared_memory(gl.int32, [_GROUPS, _TOGETHER, _STEP_WORDS], records.layout)
+    notes = gl.allocate_shared_memory(gl.int32, [_GROUPS, _TOGETHER, RECORD_SIZE], records.layout)
     if PLACES:
-        table = gl.allocate_shared_memory(gl.int32, [_TOGETHER, _STEP_WORDS], records.layout)
+        table = gl.allocate_shared_memory(gl.int32, [_TOGETHER, RECORD_SIZE], records.layout)
     else:
         table = notes  # which nobody reads as `places`
     nfull = gl.allocate_shared_memory(gl.int64, [_GROUPS, 1], mbarrier.MBarrierLayout())
@@ -130,14 +130,14 @@ def record_of(step, before, notes, nfull):
     group = before + step // _TOGETHER
     mbarrier.wait(nfull.index(group % _GROUPS), (group // _GROUPS) & 1)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    rows = notes._reinterpret(gl.int32, [_GROUPS * _TOGETHER, _STEP_WORDS], PLAIN)
+    rows = notes._reinterpret(gl.int32, [_GROUPS * _TOGETHER, RECORD_SIZE], PLAIN)
     return rows.index(group % _GROUPS * _TOGETHER + step % _TOGETHER)
 
 
 @gluon.jit
 def noted(record, number):
     """A word of a record in shared memory."""
-    cells = record._reinterpret(gl.int32, [_STEP_WORDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    cells = record._reinterpret(gl.int32, [RECORD_SIZE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return cells.index(number).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])).item()
 
 

@@ -437,7 +437,7 @@ def _attention_record(operation: Attention | Combination, unit: int, split: int,
     record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
     record[Word.LAYER], record[Word.KV_HEAD] = operation.layer, kv_head
     record[Word.APPENDS] = group % groups.of_kv_head == 0
-    record[Word.Q_WORD] = first_head * half
-    record[Word.K_WORD] = (groups.heads + kv_head) * half
-    record[Word.V_WORD] = (groups.heads + groups.kv_heads + kv_head) * half
+    record[Word.Q] = first_head * half
+    record[Word.K] = (groups.heads + kv_head) * half
+    record[Word.V] = (groups.heads + groups.kv_heads + kv_head) * half
     return record

@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from onewave.wave.hand_over import hand_over
+from onewave.wave.words import KIND_REDUCE_HIDDEN, RECORD_SIZE, WORD_BLOCKS, WORD_CHUNKS, WORD_KIND, WORD_TILES
 
 __all__ = ["multiply_byte_steps", "widened"]
 
@@ -115,12 +116,12 @@ def multiply_byte_steps(
     acc2 = gl.zeros([64, N], gl.float32, ACC)
     acc3 = gl.zeros([64, N], gl.float32, ACC)
     for step in range(num_steps):
-        record = steps + step * 32
-        kind = gl.load(record)
-        blocks = gl.load(record + 1)
-        tiles = gl.load(record + 2)
-        chunks = gl.load(record + 3)
-        if kind >= 4:
+        record = steps + step * RECORD_SIZE
+        kind = gl.load(record + WORD_KIND)
+        blocks = gl.load(record + WORD_BLOCKS)
+        tiles = gl.load(record + WORD_TILES)
+        chunks = gl.load(record + WORD_CHUNKS)
+        if kind >= KIND_REDUCE_HIDDEN:
             blocks = 0
         for block in range(0, blocks, G):
             for chunk in range(chunks):
