@@ -235,3 +235,37 @@ def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_
                 sooner = SOONER[program.shape.held] if program.few_words else 0
                 assert before + min(held, own) <= last + 1 + sooner - program.shape.ring
             before += int(step[Word.TILES] * step[Word.BLOCKS]) if step[Word.KIND] < Kind.REDUCE_HIDDEN else 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "several"),
+    [
+        (FFNSizes(1, 4096, 7168, 1024, gated=False), 100, False),
+        # Activations pass through shared memory, so that a worker's share of `down` is several tasks.
+        (FFNSizes(16, 2048, 8192, 2048, gated=False), 30, True),
+    ],
+)
+def test_whoever_streams_more_of_a_product_than_most_has_the_difference_brought_nearer(
+    sizes: FFNSizes, workers: int, several: bool
+) -> None:
+    program = plan_ffn(sizes, workers=workers).programs[0]
+    share = np.zeros((2, len(program.lanes)), dtype=np.int64)
+    marks = np.zeros((len(program.lanes), 2), dtype=np.int64)
+    tasks = 0
+    for worker, (first, count) in enumerate(program.lanes[:, 2:].tolist()):
+        steps = program.steps[first : first + count]
+        tiles = np.where(steps[:, Word.KIND] < Kind.REDUCE_HIDDEN, steps[:, Word.BLOCKS] * steps[:, Word.TILES], 0)
+        second = np.array(program.phases[first : first + count]) == "down"
+        share[:, worker] = tiles[~second].sum(), tiles[second].sum()
+        tasks = max(tasks, int((tiles[second] > 0).sum()))
+        for at, step in enumerate(steps):
+            if step[Word.AHEAD_TILES]:
+                assert at == 0, "while the first product is being made"
+                marks[worker] = step[Word.AHEAD], step[Word.AHEAD_TILES]
+    assert (tasks > 1) == several
+    usual = np.sort(share[1])[len(program.lanes) // 2]
+    more = np.maximum(np.minimum(share[1] - usual, share[1] - program.shape.ring), 0)
+    assert more.any()
+    assert not more.all()
+    assert (marks[:, 1] == more).all()
+    assert (marks[more > 0, 0] == share[0][more > 0] + program.shape.ring).all()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -268,8 +268,8 @@ def _scales(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[d
 
 
 def _mark_prefetches(steps: Words) -> None:
-    """Tell a step some time before each attention step of a lane to have its first keys brought nearer: the product
-    before the one that makes the queries, which is late enough for them to stay in the second-level cache."""
+    """Tell a lane's last product before each attention step, the one that makes the queries, to have its first keys
+    brought nearer: late enough for them to stay in the second-level cache."""
     kinds = steps[:, Word.KIND].tolist()
     products = [at for at, kind in enumerate(kinds) if kind in (Kind.PARTIAL, Kind.HIDDEN, Kind.OUT)]
     for at in (at for at, kind in enumerate(kinds) if kind == Kind.ATTEND):
@@ -288,11 +288,15 @@ def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], shares: Mappi
     for first, count in lanes[:, 2:].tolist():
         mine = tiles[first : first + count]
         begins = np.cumsum(mine) - mine
-        for before, product in pairwise(np.flatnonzero(mine).tolist()):
-            more = int(min(mine[product] - usual[phases[int(first + product)]], mine[product] - ring))
+        products: list[int] = np.flatnonzero(mine).tolist()
+        # A product of several tasks, where activations pass, is a run of them.
+        runs: list[list[int]] = [list(run) for _, run in groupby(products, key=lambda at: phases[first + at])]
+        for before, run in pairwise(runs):
+            total = int(mine[run].sum())
+            more = min(total - usual[phases[int(first + run[0])]], total - ring)
             if more > 0:
-                ahead = steps[first + before]
-                ahead[Word.AHEAD], ahead[Word.AHEAD_TILES] = begins[product] + ring, more
+                ahead = steps[first + before[0]]
+                ahead[Word.AHEAD], ahead[Word.AHEAD_TILES] = begins[run[0]] + ring, more
 
 
 def _rows_of(lists: Sequence[Sequence[int]]) -> Words:
