@@ -135,6 +135,32 @@ def test_a_single_sequences_bits_are_those_of_any_run_and_any_workers(position: 
     assert int(wrong) == 0
 
 
+@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_launches_give_one_workers_bits_whose_weights_come_from_the_second_level_cache(
+    batch: int, head_dim: int
+) -> None:
+    # A slot of the ring is written to again a few hundred nanoseconds after it has been freed: if loads of what was in
+    # it are still on their way then, these launches show it.
+    heads = 1024 // head_dim
+    config = replace(
+        BASE, vocab_size=5003, hidden_size=1024, intermediate_size=4096, num_layers=1, layer_windows=(None,),
+        num_heads=heads, num_kv_heads=heads // 4, head_dim=head_dim, rope=RopeConfig("default", 500.0, head_dim),
+    )  # fmt: skip
+    model = on_card(random_model(config))
+    kv = filled(model, batch)
+    rows = torch.arange(batch, device="cuda")
+    tokens, positions = rows + 5, rows * 37 % 600
+    right = step(DecodeWave(model, batch=batch, workers=17), copied(model, kv), tokens, positions, rows)
+    wave = DecodeWave(model, batch=batch)
+    wave.bind_cache(kv)
+    wrong = torch.zeros(1000, dtype=torch.int64, device="cuda")
+    for launch in range(1000):
+        wrong[launch] = (wave(tokens, positions, rows) != right).sum()
+    wave.wave.check()
+    assert wrong.nonzero().view(-1).tolist() == []
+
+
 def test_steps_that_follow_each_other_in_a_graph_give_their_bits() -> None:
     model = on_card(random_model(BASE))
     kv = filled(model, 2)

@@ -268,6 +268,9 @@ FAULTS = {
     "no wait for values": (
         [Fault("consume", "mbarrier.wait(c.v_full", "mbarrier.luck(c.v_full")], "consume .* reads what a copy by TMA"
     ),
+    "a place goes before anything orders its loads and the next copies": (
+        [Fault("consume", "fence_async_shared()", "pass")], "a copy by TMA writes what consume .* read"
+    ),
     "a place goes before it is read": (
         [Fault("consume", GOES, ""), Fault("consume", "k = c.k_ring", GOES + "k = c.k_ring")],
         "a copy by TMA writes what consume|consume .* reads what a copy by TMA",

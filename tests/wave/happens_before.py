@@ -4,8 +4,8 @@ An agent is a partition's warps taken as one thread, or a unit that works beside
 and a partition's products and TMA stores. What one agent has done another may rely on once it has heard of it: through
 an mbarrier's or a named barrier's arrivals and waits, through the start and the end of partitions, or, of its own
 units, through a wait for them. Two accesses to one place of which either writes, and neither agent has heard of the
-other's, are a Race, in whichever order they happened to run this time. TMA and products see what threads have written
-only if a thread that knew of it has passed fence_async_shared since.
+other's, are a Race, in whichever order they happened to run this time. TMA and products see what threads have written,
+and TMA writes behind what they have read, only if a thread that knew of it has passed fence_async_shared since.
 
 Inside a partition nothing is ordered here: that its threads wait for each other between an access and the one thread's
 arrival is read from the compiled code (tests/ops/ptx_arrivals.py).
@@ -67,7 +67,7 @@ class Block:
                     region.read.setdefault(number, np.zeros_like(region.written))[cells] = clock[THREADS, number]
                     continue
                 for reader, at in region.read.items():
-                    if (at[cells] > clock[THREADS, reader]).any():
+                    if (at[cells] > clock[row, reader]).any():
                         self._complain(number, writing, "read", reader)
                 region.writer[cells], region.written[cells] = number, clock[THREADS, number]
 

@@ -54,6 +54,9 @@ FAULTS = {
     "a tile is held before it has landed": (
         Fault("held_tile", "mbarrier.wait(full", "mbarrier.luck(full"), "multi.* reads what a copy"
     ),
+    "held tiles' slots go before anything orders their loads and the next copies": (
+        Fault("multiply_held", "fence_async_shared()", "pass"), "a copy by TMA writes what multi.* read"
+    ),
     "held tiles do not wait for their activations": (
         Fault("multiply_held", "mbarrier.wait(xfull", "mbarrier.luck(xfull"), "products of multi.* reads what exchange"
     ),
@@ -102,3 +105,16 @@ def test_a_copy_is_heard_of_at_its_barrier_and_nowhere_else() -> None:
         bring(barrier, place[:128])  # not fenced
     fence()
     bring(barrier, place[:128])
+
+
+def test_a_copy_is_behind_what_was_read_if_a_fence_says_so() -> None:
+    begin()
+    place, barrier = allocate(np.zeros(128, np.uint8), 128), Heard()
+    barrier.arrive(bring(barrier, place))
+    barrier.end_phase()
+    barrier.acquire()
+    reads(place)
+    with pytest.raises(Race, match="a copy by TMA writes what the kernel's start read"):
+        bring(barrier, place)
+    fence()
+    bring(barrier, place)

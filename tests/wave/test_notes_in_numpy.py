@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from onewave.wave.notes import (
     bring_first,
     bring_next,
     groups_of,
+    let_go,
     noted,
     notes_memory,
     place_word,
@@ -25,7 +27,8 @@ from onewave.wave.notes import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gluon_in_numpy import Matrix, Memory, launch
+from gluon_in_numpy import Fault, Matrix, Memory, launch
+from happens_before import Race
 
 
 @gluon.jit
@@ -39,6 +42,7 @@ def ring(
     groups = groups_of(num_steps)
     for token in range(MADE):
         for step in range(num_steps):
+            let_go(step)
             at = out + (token * num_steps + step) * 3
             gl.store(at, noted(record_of(step, token * groups, found, nfull), 0))
             further = gl.minimum(step + AHEAD, num_steps - 1)
@@ -51,7 +55,9 @@ def ring(
         wait_for_ahead(num_steps, MADE * groups, nfull, TOKENS)
 
 
-def read(num_steps: int, tokens: int, made: int, ahead: int, *, places: bool) -> np.ndarray:
+def read(
+    num_steps: int, tokens: int, made: int, ahead: int, *, places: bool, planted: Sequence[Fault] = ()
+) -> np.ndarray:
     memory, first = Memory(1 << 16), 5
     rows = np.zeros((1 + first + num_steps, STEP_WORDS), dtype=np.int32)
     rows[0] = np.arange(100, 100 + POINTERS, dtype=np.int64).view(np.int32)
@@ -67,7 +73,7 @@ def read(num_steps: int, tokens: int, made: int, ahead: int, *, places: bool) ->
         "MADE": made,
         "AHEAD": ahead,
     }
-    launch(memory, 1, arguments, modules=(notes, sys.modules[__name__]), name="ring")
+    launch(memory, 1, arguments, modules=(notes, sys.modules[__name__]), name="ring", planted=planted)
     return memory.get(out, (made * num_steps * 3,)).reshape(made, num_steps, 3)
 
 
@@ -82,3 +88,8 @@ def test_every_step_finds_its_record_and_those_ahead(num_steps: int, tokens: int
             (1005 + steps, 1005 + np.minimum(steps + ahead, num_steps - 1), np.full(num_steps, 103 * places)), axis=1
         )
         assert (found == expected[None]).all()
+
+
+def test_records_that_are_replaced_before_anything_orders_that_and_their_loads_are_found() -> None:
+    with pytest.raises(Race, match="a copy by TMA writes what the kernel's start read"):
+        read(11, 1, 1, 1, places=False, planted=[Fault("let_go", "fence_async_shared()", "pass")])

@@ -20,6 +20,8 @@ from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.layout import TILE_BYTES, Word
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gluon_in_numpy import Fault
+from happens_before import Race
 from test_decode_in_numpy import CAPACITY, LONG, Simulated
 from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
@@ -168,3 +170,10 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> N
         )
         found = wave.step(*(row.tolist() for row in rows))
         assert (found - right).abs().max() <= 2 * (ordinary - right).abs().max() + 1e-5
+
+
+def test_a_slot_that_goes_before_anything_orders_its_loads_and_the_next_copies_is_found() -> None:
+    wave = Simulated(random_model(LONG), 1, 1, 1, rounding=ROUNDINGS["int8"])
+    wave.bench.planted.append(Fault("multiply_bytes", "fence_async_shared()", "pass"))
+    with pytest.raises(Race, match=r"a copy by TMA writes what multi.* read"):
+        wave.step([5], [0], [0])

@@ -36,6 +36,7 @@ from onewave.wave.merge import load_merged
 from onewave.wave.notes import (
     bring_next,
     groups_of,
+    let_go,
     noted,
     place_word,
     record_of,
@@ -132,6 +133,7 @@ def exchange_steps(
     theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
     # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
     for step in tl.range(num_steps, disable_licm=True):
+        let_go(step)
         record = record_of(step, before, notes, nfull)
         kind = noted(record, WORD_KIND)
         if TRACE:

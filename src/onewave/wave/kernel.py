@@ -306,6 +306,9 @@ def multiply_held(
     if HELD == 4:
         a2, slot, phase = held_tile(slot, phase, ring, full, ACC, DTYPE, S)
         a3, slot, phase = held_tile(slot, phase, ring, full, ACC, DTYPE, S)
+    # Nothing but a fence puts the copy engine's next write to these slots behind the loads, which may still be on their
+    # way when a barrier has been passed.
+    fence_async_shared()
     gl.thread_barrier()
     for tile in gl.static_range(HELD):
         mbarrier.arrive(empty.index((first + tile) % S), count=1)

@@ -7,10 +7,10 @@ multiply partition reads its few words itself: it has the time that a hand-off t
 
 Records come in groups of TOGETHER, numbered through the launch, group n in place n % GROUPS with a barrier of its own.
 The block asks for the first GROUPS - 1 before its partitions part. At the end of a group's first step the exchange
-partition asks for the group GROUPS - 1 further on, in place of the group before, which nobody has read since the
-barrier at the end of its last step. So at any step the records of NOTES more have been asked for. If there may be
-another token, the first groups follow behind the last one; what was brought for a token that is not made is waited for
-before the block leaves.
+partition asks for the group GROUPS - 1 further on, in place of the group before, which nobody has read since that step
+began, with a fence that the copy engine's writes are ordered by. So at any step the records of NOTES more have been
+asked for. If there may be another token, the first groups follow behind the last one; what was brought for a token that
+is not made is waited for before the block leaves.
 """
 # ruff: noqa: RET505, SIM108, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from onewave.wave.layout import GROUPS, POINTERS, STEP_WORDS, TOGETHER
 from onewave.wave.words import RECORD_SIZE
@@ -33,6 +33,7 @@ __all__ = [
     "bring_first",
     "bring_next",
     "groups_of",
+    "let_go",
     "noted",
     "notes_memory",
     "place_of",
@@ -102,6 +103,13 @@ def bring_first(
     for group in range(1, ahead_of(num_steps, TOKENS)):
         row = 1 + first_step + group % groups_of(num_steps) * _TOGETHER
         bring(records, row, notes.index(group), nfull.index(group))
+
+
+@gluon.jit
+def let_go(step):
+    """At a step's beginning. If it is a group's first one, the group before it will be written to: behind its loads."""
+    if step % _TOGETHER == 0:
+        fence_async_shared()
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.wave.hand_over import hand_over
 from onewave.wave.words import KIND_REDUCE_HIDDEN, RECORD_SIZE, WORD_BLOCKS, WORD_CHUNKS, WORD_KIND, WORD_TILES
@@ -186,6 +186,7 @@ def multiply_bytes(
                 other = add_product(other, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
             else:
                 acc = add_product(acc, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
+        fence_async_shared()  # see kernel.multiply_held
         gl.thread_barrier()
         mbarrier.arrive(empty.index(slot), count=1)
         gl.thread_barrier()

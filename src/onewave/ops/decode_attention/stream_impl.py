@@ -184,6 +184,8 @@ def consume(c, first_row, last_row, first_at, first_length, share_begin, share_e
                 at = start + lane_of_values
                 v_t = gl.where(((at >= first_key) & (at < end))[None, :], v_t, 0.0)
             c.weights.store(weight.to(DTYPE))
+            # Nothing else puts the copy engine's next write to this place behind the loads of the tile.
+            fence_async_shared()
             gl.thread_barrier()
             # All have read the tile.
             mbarrier.arrive(c.empty.index(place), count=1)
