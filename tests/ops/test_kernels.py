@@ -186,6 +186,16 @@ def test_linear_kernels_equal_torch_and_ignore_the_other_tokens(
     )
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_every_second_number_of_a_bias_is_a_bias(tokens: int) -> None:
+    from onewave.ops.linear import triton_impl
+
+    x, weight = randn(tokens, 64, dtype=torch.float16), randn(32, 64, dtype=torch.float16, seed=1)
+    bias = randn(64, dtype=torch.float16, seed=2)[::2]
+    expected = triton_impl.linear(x, weight, bias.contiguous(), torch.float32)
+    assert torch.equal(triton_impl.linear(x, weight, bias, torch.float32), expected)
+
+
 def test_no_token_is_left_to_pytorch() -> None:
     from onewave.ops.linear import triton_impl
 

@@ -223,6 +223,56 @@ def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(case: Case) -> No
     assert [str(n.target) for n in graphs[0].graph.nodes].count(f"onewave.{case.name}") == 1
 
 
+def attend_into(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+    attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), out=out.transpose(1, 2))
+    return out
+
+
+def decode_into(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, out: Tensor) -> Tensor:
+    decode_attention(q, k.transpose(1, 2), v.transpose(1, 2), lengths, out=out.transpose(0, 1))
+    return out
+
+
+def append(qkv: Tensor, rotary: Tensor, k: Tensor, v: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    append_kv(qkv, rotary, k.transpose(1, 2), v.transpose(1, 2), slots, positions, num_heads=4)
+    return k
+
+
+def masked(qkv: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return masked_multihead_attention(qkv, k.transpose(1, 2), v.transpose(1, 2), lengths)[0]
+
+
+def caches(rows: int, keys: int) -> tuple[Tensor, Tensor]:
+    return randn(rows, keys, 2, 16), randn(rows, keys, 2, 16, seed=1)
+
+
+TURNED = {
+    "attention": (attend_into, lambda b, n: (randn(b, n, 4, 16), *caches(b, n), randn(b, n, 4, 16))),
+    "decode_attention": (
+        decode_into,
+        lambda b, n: (randn(b, 4, 16), *caches(b, n), torch.arange(b) + 1, randn(4, b, 16)),
+    ),
+    "append_kv": (
+        append,
+        lambda b, n: (
+            randn(b, 128), randn(b, 16, dtype=torch.float32), *caches(b, n), torch.arange(b), torch.arange(b),
+        ),
+    ),
+    "masked_multihead_attention": (masked, lambda b, n: (randn(b, 128), *caches(b, n), torch.arange(b))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", TURNED)
+def test_views_of_any_size_that_are_written_compile_once_for_all(name: str, dynamic: bool | None) -> None:
+    call, tensors = TURNED[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    with torch.no_grad():
+        for sizes in ((2, 7), (3, 5), (4, 9)):
+            torch.testing.assert_close(compiled(*tensors(*sizes)), call(*tensors(*sizes)), rtol=5e-3, atol=5e-3)
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_backward_is_refused_by_name_when_it_is_asked_for(case: Case) -> None:
     tensors = case.tensors()

@@ -173,8 +173,12 @@ def test_a_block_table_that_leads_nowhere_is_named_by_its_entry() -> None:
         check_entries(table, 6, 16, slots, torch.tensor([31, 32]))
     with pytest.raises(InvalidArgumentError, match=r"block table\[1, 2\].*99.*0 to 5"):
         check_entries(table, 6, 16, slots, torch.tensor([47, 31]))
-    with pytest.raises(InvalidArgumentError, match=r"positions.*48.*below 48"):
-        check_entries(table, 6, 16, slots, torch.tensor([48, 0]))
+    for wrong in (48, -2):
+        with pytest.raises(InvalidArgumentError, match=rf"positions.*{wrong}.*-1 to 47"):
+            check_entries(table, 6, 16, slots, torch.tensor([wrong, 0]))
+    for wrong in (2, -1):
+        with pytest.raises(InvalidArgumentError, match=rf"slots.*{wrong}.*0 to 1"):
+            check_entries(table, 6, 16, torch.tensor([0, wrong]), torch.tensor([15, 15]))
 
 
 def test_pages_of_another_size_or_a_table_of_another_kind_are_refused() -> None:

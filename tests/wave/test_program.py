@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from onewave.base.errors import ShapeError, UnsupportedError, WaveStalled
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.models.llama_plan import plan_decode
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.tiles.policies import plan
@@ -269,3 +269,9 @@ def test_whoever_streams_more_of_a_product_than_most_has_the_difference_brought_
     assert not more.all()
     assert (marks[:, 1] == more).all()
     assert (marks[more > 0, 0] == share[0][more > 0] + program.shape.ring).all()
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_a_step_without_workers_is_refused(workers: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"workers.*{workers}.*1 or more"):
+        plan_decode(BASE, batch=1, workers=workers)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.base.errors import UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
@@ -162,11 +162,13 @@ def plan_decode(
     """Plan one step of up to `batch` sequences (rounded up to a power of two), prove it and lower it.
 
     policy: how tasks share counters in the proof; the kernel itself waits for the data. weight_bytes: 2, or 1 of
-    rounded weights. Raises UnsupportedError.
+    rounded weights. Raises UnsupportedError, InvalidArgumentError.
     """
     reason = unsupported_because(config, batch)
     if reason is not None:
         raise UnsupportedError("one wave", got=reason)
+    if workers < 1:
+        raise InvalidArgumentError("one wave: workers", got=str(workers), allowed="1 or more")
     padded = 1 << (batch - 1).bit_length()
     groups, shape = _groups(config, padded), _shape(config, padded, weight_bytes)
     operations = _operations(config, shape, groups)

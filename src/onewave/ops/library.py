@@ -97,12 +97,12 @@ def shares_elements(tensor: Tensor) -> bool:
     """Whether elements may share their place: unless every axis steps over all that the finer ones reach."""
     if tensor.is_contiguous():
         return False
-    reach = 0
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if step <= reach:
-                return True
-            reach += step * (size - 1)
+    # Compared by pairs: torch.compile cannot sort sizes that it does not know.
+    axes = [(step, size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    for at, (step, _) in enumerate(axes):
+        finer = [other * last for i, (other, last) in enumerate(axes) if other < step or (other == step and i < at)]
+        if step <= sum(finer):
+            return True
     return False
 
 

@@ -26,10 +26,12 @@ def check_pages(k: Tensor, v: Tensor, table: Tensor) -> None:
 def check_entries(table: Tensor, pages: int, page: int, slots: Tensor, last: Tensor) -> None:
     """Check what a launch takes from a table; waits for the device. slots, last: int64 [rows]; last: the position up to
     which a row is read and appended to, -1 for none. Raises InvalidArgumentError."""
-    capacity = table.shape[1] * page
-    if len(last) and int(last.max()) >= capacity:
-        allowed = f"below {capacity}, the block table's"
-        raise InvalidArgumentError("wave: positions", got=str(int(last.max())), allowed=allowed)
+    limits = (("slots", slots, 0, table.shape[0]), ("positions", last, -1, table.shape[1] * page))
+    for name, values, least, end in limits:
+        wrong = values[(values < least) | (values >= end)]
+        if len(wrong):
+            allowed = f"{least} to {end - 1}, by the block table"
+            raise InvalidArgumentError(f"wave: {name}", got=str(int(wrong[0])), allowed=allowed)
     rows = table[slots]
     used = torch.arange(table.shape[1], device=table.device) * page <= last[:, None]
     wrong = used & ((rows < 0) | (rows >= pages))

@@ -137,7 +137,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
     """See op.linear. x: [1 <= tokens <= 64, cols]."""
     tokens, (rows, cols) = x.shape[0], weight.shape
     out = torch.empty((tokens, rows), dtype=out_dtype, device=x.device)
-    x, bias_or_any = x.contiguous(), weight if bias is None else bias
+    x, bias_or_any = x.contiguous(), weight if bias is None else bias.contiguous()
     if tokens == 1:
         # Fastest of 4 tilings on the shapes of Llama-3.2-1B and 3.1-8B.
         block_n, block_k = (4, 1024) if cols <= 2048 else (2, 2048)
