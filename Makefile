@@ -5,9 +5,10 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 
 VENV := .venv
-CONSTRAINTS := constraints/cpu.txt
+CONSTRAINTS := constraints/cpu.txt constraints/cuda.txt
+CHOSEN := $(VENV)/constraints.txt
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install -qq --disable-pip-version-check --constraint $(CONSTRAINTS) $(PIP_ARGS)
+PIP := $(RUN) -m pip install -qq --disable-pip-version-check --constraint $(CHOSEN) $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -45,10 +46,14 @@ $(VENV)/.ready-python:
 		echo "error: $(PYTHON) -m venv failed; install Python's venv and pip (Debian: apt-get install python3-venv)" >&2; exit 2; }
 	@touch $@
 
-# torch goes first: asked for together with the rest, pip may pick another build of it.
+# torch goes first: asked for together with the rest, pip may pick another build of it. Where an index has CUDA builds
+# alone, the first constraints contradict themselves, as those of the second do not.
 $(VENV)/.ready-torch: $(CONSTRAINTS) | $(VENV)/.ready-python
-	@echo "Installing PyTorch into $(VENV)"
-	@$(PIP) torch 'triton; sys_platform == "linux"' numpy
+	@for file in $(CONSTRAINTS); do \
+		cp $$file $(CHOSEN); \
+		echo "Installing PyTorch into $(VENV) ($$file)"; \
+		$(PIP) torch 'triton; sys_platform == "linux"' numpy && break || test $$file = constraints/cpu.txt || exit 1; \
+	done
 	@touch $@
 
 $(VENV)/.ready-demo: pyproject.toml $(VENV)/.ready-torch

@@ -54,10 +54,13 @@ def test_the_commit_says_when_the_sources_have_changed(monkeypatch):
     assert machine.source_commit(settings()) == "abc123-dirty"
 
 
-def test_without_git_the_environment_names_the_commit(monkeypatch):
+def test_the_environment_names_the_commit_of_a_copy(monkeypatch):
     answers(monkeypatch, {"git": None})
-    assert machine.source_commit(settings("abc")) == "abc"
     assert machine.source_commit(settings()) == "unknown"
+    assert machine.source_commit(settings("abc")) == "abc"
+    root = str(Path(machine.__file__).parents[3])
+    answers(monkeypatch, {"--show-toplevel": f"{root}\n", "--short=12": "abc123\n", "status": ""})
+    assert machine.source_commit(settings("abc")) == "abc"
 
 
 def test_another_repository_around_the_package_is_not_its_commit(monkeypatch):

@@ -30,7 +30,7 @@ class Settings:
 
     cache_dir: where models and the wave's programs are kept (ONEWAVE_CACHE; default: the platform's cache directory).
     num_threads: CPU threads for the decode kernels (ONEWAVE_NUM_THREADS; default: the cores this process may use).
-    commit: what measurements name as the source's commit where git can't tell (ONEWAVE_COMMIT).
+    commit: what measurements name as the source's commit instead of asking git (ONEWAVE_COMMIT).
     debug: operators check lengths and block tables, at the price of a device synchronisation a call (ONEWAVE_DEBUG=1).
     """
 

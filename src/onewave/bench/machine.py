@@ -97,15 +97,15 @@ def device_slug(name: str) -> str:
 
 
 def source_commit(settings: Settings) -> str:
-    """The commit this code is from, with -dirty when its sources have changed since.
-
-    Without git or its folder: ONEWAVE_COMMIT, or "unknown".
-    """
+    """ONEWAVE_COMMIT; else the commit this code is from by git, with -dirty when its sources have changed since, or
+    "unknown"."""
+    if settings.commit:
+        return settings.commit
     git = ["git", "-C", str(_SOURCE_TREE)]
     top = _output([*git, "rev-parse", "--show-toplevel"]).strip()
     commit = _output([*git, "rev-parse", "--short=12", "HEAD"]).strip()
     if not commit or not Path(onewave.__file__).is_relative_to(top) or Path(top) != _SOURCE_TREE:
-        return settings.commit or "unknown"
+        return "unknown"
     changed = _output([*git, "status", "--porcelain", "--", "src", "pyproject.toml", "constraints"])
     return f"{commit}-dirty" if changed.strip() else commit
 

@@ -33,7 +33,7 @@ Ctrl-C  stops an answer, or drops the line being typed; what was answered so far
 def chat(
     model: options.Model = options.DEFAULT_ALIAS,
     message: Annotated[str | None, typer.Option("--message", help="Answer this alone, then leave.")] = None,
-    system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="How the model shall behave.")] = None,
+    system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="How the model should behave.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: as many as fit.")
     ] = None,

@@ -45,7 +45,12 @@ MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Most tokens of prompt and answer together. Default: the model's.")
 ]
 LoadFormat = Annotated[
-    str, typer.Option("--load-format", help="auto: the checkpoint's weights; dummy: seeded random ones.")
+    str,
+    typer.Option(
+        "--load-format",
+        help="auto: the checkpoint's weights (bench wave and startup: of a built-in configuration, random ones); dummy:"
+        " seeded random ones.",
+    ),
 ]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hugging Face id.")]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Take the tokenizer from this model instead.")]

@@ -59,7 +59,8 @@ def explain(
         max_seqlen_q=500, max_seqlen_k=500, page_size=64); attention_fp8 as either (dtype: of the output)
         decode_attention q, k_cache (paged: block_table=(rows, blocks); quantised: kv_dtype="int8"; one row's length:
         seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
-        merge_attention the stacked outs; linear x, weight; ffn x, w_up, w_down (gated=True, workers=132); the others x
+        merge_attention the stacked outs; linear x, weight; ffn x, w_up, w_down (gated=True, workers=132);
+        rms_norm, add_rms_norm and swiglu x
     device: "cpu", "cuda", or a card that need not be there, such as "cuda:sm_90"; default: this machine's. dtype:
     "bf16", "fp16", "fp32". options: the call's own. Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """

@@ -46,7 +46,7 @@ def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], 
     if not mutates:
 
         def refuse(ctx: object, *grads: object) -> None:
-            raise UnsupportedError(f"{name}: backward", allowed="forward only", next="run it under torch.no_grad()")
+            raise UnsupportedError(f"{name}: backward", allowed="forward only", next="Run it under torch.no_grad().")
 
         operator.register_autograd(refuse)
 

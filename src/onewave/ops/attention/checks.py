@@ -163,22 +163,22 @@ def check_packed(
     if not (q.is_cpu or checks_contents()):
         return
     # Rows beyond max_seqlen_q stay unwritten, which a caller may want; one who debugs does not.
-    most_queries = longest[0] if checks_contents() else q.shape[0]
+    most_queries, limit = (longest[0], "max_seqlen_q") if checks_contents() else (q.shape[0], "the tokens of q")
     most_keys = k.shape[0]
     if block_table is not None:
         check_table(name, k, block_table, cu_seqlens_k)
         most_keys = block_table.numel() * k.shape[1]
-    _check_starts(name, "q", [int(n) for n in cu_seqlens_q.cpu()], most_queries, q.shape[0])
+    _check_starts(name, "q", [int(n) for n in cu_seqlens_q.cpu()], most_queries, limit, q.shape[0])
     starts = [int(n) for n in cu_seqlens_k.cpu()]
     if block_table is not None and starts[0] > 0:  # where pages hold the keys, only differences count
         most_keys += starts[0]
-    _check_starts(name, "k", starts, longest[1], most_keys)
+    _check_starts(name, "k", starts, longest[1], "max_seqlen_k", most_keys)
 
 
-def _check_starts(name: str, label: str, starts: list[int], longest: int, tokens: int) -> None:
+def _check_starts(name: str, label: str, starts: list[int], longest: int, limit: str, tokens: int) -> None:
     lengths = [b - a for a, b in pairwise(starts)]
     if starts[0] < 0 or starts[-1] > tokens or any(not 0 <= n <= longest for n in lengths):
-        allowed = f"from 0 or more to at most {tokens} in steps of 0 to {longest} (max_seqlen_{label})"
+        allowed = f"from 0 or more to at most {tokens} in steps of 0 to {longest} ({limit})"
         raise InvalidArgumentError(f"{name}: cu_seqlens_{label}", got=str(starts[:9])[:120], allowed=allowed)
 
 

@@ -60,7 +60,8 @@ def attention(
     ALiBi, no bias), torch (PyTorch's SDPA), reference. On a card auto takes Hopper's kernel for what a sweep there has
     covered: by dtype, head_dim, options and strides, never by lengths, and ops.explain tells; never mma. A CPU uses
     SDPA for what it can say.
-    Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Dao 2023, arXiv:2307.08691.
+    Forward only: backward raises UnsupportedError. Raises ShapeError, UnsupportedError, InvalidArgumentError. Source:
+    Dao 2023, arXiv:2307.08691.
     """
     check_qkv(_NAME, q, k, v, layout="batch, heads, seq, head_dim", smallest=8 if backend == "torch" else 16)
     scores = (q.shape[2], k.shape[2])

@@ -53,7 +53,8 @@ def masked_multihead_attention(
     qkv: [rows, W, head_dim], [rows, 1, W, head_dim] or [rows, W * head_dim], in the cache's dtype or int32.
     cache_k, cache_v: [rows, kv_heads, capacity, head_dim] bf16|fp16 (float32 on a CPU), written in place; any strides
     with a contiguous last axis. cache_k may be packed, [rows, kv_heads, head_dim / x, capacity, x], x elements being 16
-    bytes. A cache in one tensor [2, rows, kv_heads, capacity, head_dim] is passed as `*cache.unbind(0)`.
+    bytes. A cache in one tensor [2, rows, kv_heads, capacity, head_dim] is passed as `*cache.unbind(0)`. head_dim: a
+    multiple of 8 from 16 to 256.
     seq_lens: [rows] int32|int64, the history's length without the new token, less than capacity. A row whose length is
     negative, or that is true in finished ([rows] bool), is skipped: its cache stays, and so does its part of out.
     bias: [W, head_dim]. qkv_out_scale: [W, head_dim] float32, with int32 qkv only, and required by it.

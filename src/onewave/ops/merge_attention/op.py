@@ -61,10 +61,10 @@ def _check(outs: list[Tensor], lses: list[Tensor], backend: str) -> None:
                 got=f"{tuple(out.shape[1:])}, {tuple(lse.shape[1:])}",
                 allowed=f"{tuple(shape[1:])}, {tuple(shape[1:-1])} in each part",
             )
-        if out.dtype is not dtype or lse.dtype is not (torch.float64 if dtype is torch.float64 else torch.float32):
-            raise UnsupportedError(
-                f"{_NAME}: dtypes of a part", got=f"{out.dtype}, {lse.dtype}", allowed=f"{dtype}, float32 for its lse"
-            )
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        if out.dtype is not dtype or lse.dtype is not wide:
+            allowed = f"{dtype}, {wide} for its lse"
+            raise UnsupportedError(f"{_NAME}: dtypes of a part", got=f"{out.dtype}, {lse.dtype}", allowed=allowed)
         if out.device != device or lse.device != device:
             raise UnsupportedError(f"{_NAME}: devices", got=f"{out.device}, {lse.device}", allowed=f"{device} for all")
         if out.stride(-1) != 1 and out.shape[-1] > 1:

@@ -20,7 +20,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each row to unit RMS, then multiply by weight.
 
-    x: [..., hidden] bf16|fp16|fp32, last axis contiguous. weight: [hidden], one of these dtypes.
+    x: [..., hidden] bf16|fp16|fp32 (float64 on a CPU). weight: [hidden], one of these dtypes.
     Returns x's shape in the weight's dtype. Sums in float32; rounds to that dtype before the weight multiply, as Llama
     does. Raises ShapeError, UnsupportedError, InvalidArgumentError (eps).
     Source: Zhang & Sennrich 2019, arXiv:1910.07467.
@@ -34,8 +34,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then normalise: one pass over both.
 
-    x, residual: [tokens, hidden], contiguous, residual in x's dtype or float32. weight: [hidden], as of rms_norm.
-    Returns (normed, x + residual), both [tokens, hidden]: normed in the weight's dtype, the sum in the residual's,
+    x, residual: [..., hidden], residual in x's dtype or float32. weight: [hidden], as of rms_norm.
+    Returns (normed, x + residual), both of x's shape: normed in the weight's dtype, the sum in the residual's,
     rounded before it is normalised. Raises as rms_norm.
     """
     eps = _check("add_rms_norm", x, weight, eps)

@@ -15,7 +15,7 @@ __all__ = ["swiglu"]
 def swiglu(gate_up: Tensor) -> Tensor:
     """SiLU of the first half of each row times its second half.
 
-    gate_up: [tokens, 2 * intermediate] bf16|fp16|fp32, contiguous. Returns [tokens, intermediate], same dtype.
+    gate_up: [..., 2 * intermediate] bf16|fp16|fp32 (float64 on a CPU). Returns [..., intermediate], same dtype.
     Computed in float32 and rounded once. Raises ShapeError, UnsupportedError. Source: Shazeer 2020, arXiv:2002.05202.
     """
     check_tensors("swiglu", gate_up=gate_up)
