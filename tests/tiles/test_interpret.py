@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -120,6 +121,22 @@ def test_bad_arguments_are_refused():
     for wrong in ({"workers": 0}, {"runs": 0}, {"epochs": 0}):
         with pytest.raises(InvalidArgumentError):
             interpret(table, **wrong)
+
+
+def test_one_long_row_among_many_short_ones_takes_memory_in_proportion():
+    n = 4000
+    tensors = {"x": Tensor("x", (n,), (1,), 1), "y": Tensor("y", (1,), (1,), 1)}
+    parts = [Task(i, "part", (), (("x", (i,)),), 1) for i in range(n)]
+    graph = TileGraph(tensors, (*parts, Task(n, "sum", tuple(("x", (i,)) for i in range(n)), (("y", (0,)),), 1)))
+    table = table_of(graph, policy="none")
+    tracemalloc.start()
+    assert interpret(table, runs=1).ok
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # A row of 4,000 operands for each of 4,000 tasks would be 128 MB.
+    assert peak < 30e6
+    with pytest.raises(InvalidArgumentError, match=r"runs: 100000 of a table .*allowed: up to [0-9]+"):
+        interpret(table, runs=100_000)
 
 
 def test_an_empty_table_ends_at_once():

@@ -2,8 +2,8 @@
 
 Many runs go side by side, each with an interleaving of its own. A task takes two turns: at its start it reads and
 begins to write, at its end it has written and posts; other workers' turns fall between. Without data, every slot holds
-the row that wrote it last, and each read is compared with what the rows one after the other would have left there, at
-both turns, so that a slot overwritten under a reader is noticed too.
+a version: which row wrote it last, and as which tile. Each read is compared with the version that the rows one after
+the other would have left of its tile, at both turns, so that a slot overwritten under a reader is noticed too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.schedule import Ints, Mode
+from onewave.tiles.graph import distinct
+from onewave.tiles.schedule import Csr, Ints, Mode
 from onewave.tiles.table import TaskTable
 
 __all__ = ["Interpretation", "Operator", "execute", "expected_versions", "interpret"]
@@ -27,8 +28,10 @@ Operator = Callable[[Sequence[Array]], Sequence[Array]]
 """Given the arrays that a task reads, in order, returns those that it writes, in order."""
 
 IDLE, WAITING, RUNNING = range(3)
+# Numbers held at once, all runs together.
+MOST_CELLS = 1 << 27
 FIRST = -1
-BEING_WRITTEN = -2  # less the row that writes
+BEING_WRITTEN = -2  # less the version that is written
 
 
 @dataclass(frozen=True)
@@ -54,24 +57,32 @@ class Interpretation:
 
 @dataclass(frozen=True)
 class Expected:
-    """What rows one after the other leave: for each operand the row that wrote its slot before, and at the end."""
+    """What rows one after the other leave. A version is row * tiles + tile, or -1 for what was there at first.
 
-    before: Ints
+    versions: [operands], of its tile: what a read must find, what a write leaves. last: [slots], at the end.
+    """
+
+    versions: Ints
     last: Ints
 
 
 def expected_versions(table: TaskTable) -> Expected:
-    """The row that last wrote each operand's slot before its own row (-1: none has), and each slot's last writer."""
+    """The version of every operand and each slot's last."""
     last = np.full(table.num_slots, FIRST, dtype=np.int64)
-    before = np.empty(len(table.slot), dtype=np.int64)
-    slots: list[int] = table.slot.tolist()
+    versions: list[int] = []
+    newest: dict[int, int] = {}
+    tiles: list[int] = table.tile.tolist()
     bounds: list[int] = table.start.tolist()
     reads: list[int] = table.num_reads.tolist()
     for row in range(table.num_tasks):
         low, high = bounds[row], bounds[row + 1]
-        before[low:high] = last[slots[low:high]]
-        last[slots[low + reads[row] : high]] = row
-    return Expected(before, last)
+        middle = low + reads[row]
+        versions += [newest.get(tile, FIRST) for tile in tiles[low:middle]]
+        written = [row * table.num_tiles + tile for tile in tiles[middle:high]]
+        newest.update(zip(tiles[middle:high], written, strict=True))
+        versions += written
+        last[table.slot[middle:high]] = written
+    return Expected(np.array(versions, dtype=np.int64), last)
 
 
 def interpret(
@@ -88,13 +99,14 @@ def interpret(
     workers: that run at once. Ticket mode: any number, 4 by default. Static: with fewer than there are queues, a queue
     starts when another has ended, as thread blocks do; all by default. epochs: times the table is run, one after
     the other, on counters that are not reset. max_turns: turns of one epoch, by default enough for any table to end, so
-    none can hang it. Raises InvalidArgumentError.
+    none can hang it. Raises InvalidArgumentError, also for more runs than some GiB hold.
     """
     queues = len(table.queues)
     workers = (4 if table.mode is Mode.TICKET else queues) if workers is None else workers
     for what, value in (("workers", workers), ("runs", runs), ("epochs", epochs)):
         if value < (0 if what == "workers" and not queues else 1):
             raise InvalidArgumentError(what, got=str(value), allowed="1 or more")
+    _check_cells(table, runs)
     # Two turns a queue entry and one to take its ticket; every turn moves each unfinished run.
     budget = 3 * len(table.queue) + 2 if max_turns is None else max_turns
     batch = _Batch(table, workers, runs, np.random.default_rng(seed))
@@ -104,13 +116,23 @@ def interpret(
     return Interpretation(batch.finished, batch.stuck, batch.wrong, batch.complaint, turns)
 
 
-def _padded(start: Ints, values: Ints, filler: int) -> Ints:
-    """Rows of a ragged list as one matrix, short rows filled up."""
-    counts = np.diff(start)
-    out = np.full((len(counts) + 1, max(1, int(counts.max()) if len(counts) else 1)), filler, dtype=np.int64)
-    row = np.repeat(np.arange(len(counts)), counts)
-    out[row, np.arange(len(values)) - np.repeat(start[:-1], counts)] = values
-    return out
+def _check_cells(table: TaskTable, runs: int) -> None:
+    longest = max((int(np.diff(start).max(initial=0)) for start in (table.start, table.posts.start)), default=0)
+    cells = 2 * table.num_tasks + table.num_slots + table.num_counters + len(table.waits.first) + longest
+    if runs * cells > MOST_CELLS:
+        most = MOST_CELLS // cells
+        raise InvalidArgumentError(
+            "runs",
+            got=f"{runs} of a table of {table.num_tasks:,} tasks with {len(table.waits.first):,} waits",
+            allowed=f"up to {most}" if most else "smaller tables",
+        )
+
+
+def _entries(side: Csr, rows: Ints) -> tuple[Ints, Ints]:
+    """The entries of some rows: which of the rows each belongs to, and its place in the columns."""
+    counts = side.start[rows + 1] - side.start[rows]
+    of = np.repeat(np.arange(len(rows), dtype=np.int64), counts)
+    return of, np.arange(len(of), dtype=np.int64) + np.repeat(side.start[rows] - np.cumsum(counts) + counts, counts)
 
 
 class _Batch:
@@ -122,32 +144,18 @@ class _Batch:
         self.lanes = workers if self.ticket else len(table.queues)
         expected = expected_versions(table)
         self.last = expected.last
-        write = table.is_write
         owner = np.repeat(np.arange(table.num_tasks, dtype=np.int64), np.diff(table.start))
-        # Slots beyond the real ones take what padding reads and writes.
-        spare_read, spare_write = table.num_slots, table.num_slots + 1
-
-        def operands(mask: Bools, values: Ints, filler: int) -> Ints:
-            start = np.concatenate(
-                (np.zeros(1, np.int64), np.cumsum(np.bincount(owner[mask], minlength=len(table.task))))
-            )
-            return _padded(start, values[mask], filler)
-
-        self.read_slot = operands(~write, table.slot, spare_read)
-        self.read_value = operands(~write, expected.before, FIRST)
-        keys = owner * (table.num_slots + 2) + table.slot
+        write, keys = table.is_write, owner * max(1, table.num_slots) + table.slot
         own = ~write & np.isin(keys, keys[write])
-        self.late_slot = operands(~write & ~own, table.slot, spare_read)
-        self.late_value = operands(~write & ~own, expected.before, FIRST)
-        self.write_slot = operands(write, table.slot, spare_write)
-        self.post = _padded(table.posts.start, table.posts.first, table.num_counters)
-        self.amount = _padded(table.posts.start, table.posts.second, 0)
-        by_counter = np.argsort(table.waits.first, kind="stable")
-        bounds = np.searchsorted(table.waits.first[by_counter], np.arange(table.num_counters + 1))
-        self.waiter = _padded(bounds.astype(np.int64), table.waits.row[by_counter], table.num_tasks)
-        # Padding waits for a value that is never reached.
-        self.threshold = _padded(bounds.astype(np.int64), table.waits.second[by_counter], np.iinfo(np.int64).max // 2)
-        self.counter = np.zeros((runs, table.num_counters + 1), dtype=np.int64)
+
+        def operands(mask: Bools) -> Csr:
+            return Csr.build(table.num_tasks, owner[mask], table.slot[mask], expected.versions[mask])
+
+        # Slots and versions by row. At its end a task does not look again at what it overwrites itself.
+        self.reads, self.late, self.writes = operands(~write), operands(~write & ~own), operands(write)
+        waits = table.waits
+        self.waiters = Csr.build(table.num_counters, waits.first, waits.row, waits.second)
+        self.counter = np.zeros((runs, table.num_counters), dtype=np.int64)
         self.finished = np.ones(runs, dtype=np.bool_)
         self.stuck = np.zeros(runs, dtype=np.bool_)
         self.wrong = np.zeros(runs, dtype=np.bool_)
@@ -157,9 +165,9 @@ class _Batch:
         """One epoch; returns the turns taken."""
         table, runs, lanes = self.table, self.runs, self.lanes
         lengths = np.diff(table.queue_start) if not self.ticket else np.zeros(lanes, dtype=np.int64)
-        self.totals = np.append(table.totals, 0) * epoch
-        self.version = np.full((runs, table.num_slots + 2), FIRST, dtype=np.int64)
-        self.ended = np.zeros((runs, table.num_tasks + 1), dtype=np.int64)
+        self.totals = table.totals * epoch
+        self.version = np.full((runs, table.num_slots), FIRST, dtype=np.int64)
+        self.ended = np.zeros((runs, table.num_tasks), dtype=np.int64)
         self.missing = np.zeros((runs, table.num_tasks + 1), dtype=np.int64)
         above = self.counter[:, table.waits.first] - self.totals[table.waits.first] < table.waits.second
         np.add.at(self.missing.T, table.waits.row, above.T)
@@ -186,7 +194,7 @@ class _Batch:
         everyone = np.arange(self.runs)
         blocked[everyone] = ~self._enabled(everyone, lengths).any(axis=1)
         self.stuck |= ~complete & blocked & self.finished
-        once = (self.ended[:, :-1] == 1).all(axis=1) & (self.version[:, : table.num_slots] == self.last).all(axis=1)
+        once = (self.ended == 1).all(axis=1) & (self.version == self.last).all(axis=1)
         self._blame(
             self.finished & complete & ~once, "tasks that did not run once, or slots that hold another's result"
         )
@@ -235,50 +243,55 @@ class _Batch:
     def _start(self, run: Ints, lane: Ints) -> None:
         task = self.task[run, lane]
         self.state[run, lane] = RUNNING
-        self._compare(run, task, self.read_slot[task], self.read_value[task], "reads")
-        self.version[run[:, None], self.write_slot[task]] = (BEING_WRITTEN - task)[:, None]
+        self._compare(run, task, self.reads, "reads")
+        of, at = _entries(self.writes, task)
+        self.version[run[of], self.writes.first[at]] = BEING_WRITTEN - self.writes.second[at]
 
     def _end(self, run: Ints, lane: Ints) -> None:
         task = self.task[run, lane]
         self.state[run, lane] = IDLE
         self.place[run, lane] += 1
-        self._compare(run, task, self.late_slot[task], self.late_value[task], "is still reading")
-        written = self.write_slot[task]
-        mine = np.broadcast_to((BEING_WRITTEN - task)[:, None], written.shape)
-        self._compare(run, task, written, mine, "is writing")
-        self.version[run[:, None], written] = task[:, None]
+        self._compare(run, task, self.late, "is still reading")
+        half = Csr(self.writes.start, self.writes.first, BEING_WRITTEN - self.writes.second)
+        self._compare(run, task, half, "is writing")
+        of, at = _entries(self.writes, task)
+        self.version[run[of], self.writes.first[at]] = self.writes.second[at]
         self.ended[run, task] += 1
-        for column in range(self.post.shape[1]):
-            self._post(run, self.post[task, column], self.amount[task, column])
+        of, at = _entries(self.table.posts, task)
+        self._post(run[of], self.table.posts.first[at], self.table.posts.second[at])
 
     def _post(self, run: Ints, counter: Ints, amount: Ints) -> None:
-        real = counter < self.table.num_counters
-        run, counter, amount = run[real], counter[real], amount[real]
-        old = self.counter[run, counter] - self.totals[counter]
-        self.counter[run, counter] += amount
-        threshold = self.threshold[counter]
-        passed = (old[:, None] < threshold).astype(np.int64) - ((old + amount)[:, None] < threshold)
+        width = max(1, self.table.num_counters)
+        run_at, at = np.divmod(distinct(run * width + counter), width)
+        old = self.counter[run_at, at] - self.totals[at]
+        np.add.at(self.counter, (run, counter), amount)
+        new = self.counter[run_at, at] - self.totals[at]
+        of, entry = _entries(self.waiters, at)
+        threshold = self.waiters.second[entry]
+        passed = (old[of] < threshold).astype(np.int64) - (new[of] < threshold)
         # One waiter may stand twice in a counter's list.
-        np.subtract.at(self.missing, (run[:, None], self.waiter[counter]), passed)
+        np.subtract.at(self.missing, (run_at[of], self.waiters.first[entry]), passed)
 
-    def _compare(self, run: Ints, task: Ints, slot: Ints, value: Ints, does: str) -> None:
-        found = self.version[run[:, None], slot]
-        wrong = (found != value) & (slot < self.table.num_slots)
-        if not wrong.any():
+    def _compare(self, run: Ints, task: Ints, side: Csr, does: str) -> None:
+        of, at = _entries(side, task)
+        slot, value = side.first[at], side.second[at]
+        found = self.version[run[of], slot]
+        wrong = np.flatnonzero(found != value)
+        if not len(wrong):
             return
-        at, column = (int(i[0]) for i in np.nonzero(wrong))
-        names = [self._writer(int(value[at, column])), self._writer(int(found[at, column]))]
+        first = wrong[0]
+        names = [self._writer(int(versions[first])) for versions in (value, found)]
         self._blame(
-            np.isin(np.arange(self.runs), run[wrong.any(axis=1)]),
-            f"{self.table.name(int(task[at]))} {does} slot {slot[at, column]} of {names[0]}, but finds {names[1]}",
+            np.isin(np.arange(self.runs), run[of[wrong]]),
+            f"{self.table.name(int(task[of[first]]))} {does} slot {slot[first]} of {names[0]}, but finds {names[1]}",
         )
 
     def _writer(self, version: int) -> str:
         if version == FIRST:
             return "what it held at first"
-        if version <= BEING_WRITTEN:
-            return f"half a result of {self.table.name(BEING_WRITTEN - version)}"
-        return f"the result of {self.table.name(version)}"
+        half = version <= BEING_WRITTEN
+        row, tile = divmod(BEING_WRITTEN - version if half else version, self.table.num_tiles)
+        return f"{'half ' if half else ''}tile {tile} of {self.table.name(row)}"
 
     def _blame(self, runs: Bools, complaint: str) -> None:
         self.wrong |= runs

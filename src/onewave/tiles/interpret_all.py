@@ -37,16 +37,16 @@ class _World:
         expected = expected_versions(table)
         self.last: tuple[int, ...] = tuple(expected.last.tolist())
         self.reads: list[list[tuple[int, int]]] = []
-        self.writes: list[list[int]] = []
+        self.writes: list[list[tuple[int, int]]] = []
         self.waits: list[list[tuple[int, int]]] = []
         self.posts: list[list[tuple[int, int]]] = []
         slots: list[int] = table.slot.tolist()
-        before: list[int] = expected.before.tolist()
+        versions: list[int] = expected.versions.tolist()
         for row in range(table.num_tasks):
             low, high = int(table.start[row]), int(table.start[row + 1])
             middle = low + int(table.num_reads[row])
-            self.reads.append(list(zip(slots[low:middle], before[low:middle], strict=True)))
-            self.writes.append(slots[middle:high])
+            self.reads.append(list(zip(slots[low:middle], versions[low:middle], strict=True)))
+            self.writes.append(list(zip(slots[middle:high], versions[middle:high], strict=True)))
             for side, found in ((table.waits, self.waits), (table.posts, self.posts)):
                 part = slice(int(side.start[row]), int(side.start[row + 1]))
                 found.append(list(zip(side.first[part].tolist(), side.second[part].tolist(), strict=True)))
@@ -85,20 +85,21 @@ class _World:
             if slots[slot] != version:
                 return Harm("race", f"{self.name(row)} reads version {slots[slot]} of slot {slot}, not {version}")
         changed = list(slots)
-        for slot in self.writes[row]:
-            changed[slot] = BEING_WRITTEN - row
+        for slot, version in self.writes[row]:
+            changed[slot] = BEING_WRITTEN - version
         return tickets, self.with_lane(lanes, lane, lanes[lane] + 1), counters, tuple(changed)
 
     def end(self, state: State, lane: int, row: int) -> State | Harm:
         tickets, lanes, counters, slots = state
         changed = list(slots)
+        own = {slot for slot, _ in self.writes[row]}
         for slot, version in self.reads[row]:
-            if slot not in self.writes[row] and slots[slot] != version:
+            if slot not in own and slots[slot] != version:
                 return Harm("race", f"slot {slot} was overwritten while {self.name(row)} read it")
-        for slot in self.writes[row]:
-            if slots[slot] != BEING_WRITTEN - row:
+        for slot, version in self.writes[row]:
+            if slots[slot] != BEING_WRITTEN - version:
                 return Harm("race", f"slot {slot} was overwritten while {self.name(row)} wrote it")
-            changed[slot] = row
+            changed[slot] = version
         counts = list(counters)
         for counter, amount in self.posts[row]:
             counts[counter] += amount

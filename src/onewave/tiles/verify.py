@@ -278,6 +278,7 @@ def _conflicts(schedule: Schedule, rank: Ints) -> Pairs:
     ids, writer, of_tile, slot = ids[lives], writer[lives], of_tile[lives], slot[lives]
     follows = slot[1:] == slot[:-1]
     _check_preloads(schedule, of_tile, writer, follows)
+    _check_own_writes(schedule, of_tile, writer, follows)
     next_writer = np.full(len(ids), -1, dtype=np.int64)
     next_tile = np.full(len(ids), -1, dtype=np.int64)
     next_writer[:-1][follows], next_tile[:-1][follows] = writer[1:][follows], of_tile[1:][follows]
@@ -301,6 +302,22 @@ def _conflicts(schedule: Schedule, rank: Ints) -> Pairs:
     ]
     earlier, later, hazard, tiles = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return Pairs(earlier, later, hazard, tiles)
+
+
+def _check_own_writes(
+    schedule: Schedule, tile: Ints, writer: Ints, follows: np.ndarray[tuple[int], np.dtype[np.bool_]]
+):
+    """Nothing orders the writes of one task, so that no two of them may go to different tiles of one slot."""
+    twice = np.flatnonzero(follows & (writer[1:] >= 0) & (writer[1:] == writer[:-1]) & (tile[1:] != tile[:-1]))
+    if len(twice):
+        program, at = schedule.program, int(twice[0])
+        task = program.ids[int(writer[at])]
+        names = [program.tile_name(int(number)) for number in tile[at : at + 2]]
+        raise VerificationError(
+            "race",
+            f"{task} writes {names[0]} and {names[1]}, which share a slot, and only one of them can be left there",
+            {"pair": [task, task], "hazard": "WAW", "tile": names[1]},
+        )
 
 
 def _check_preloads(schedule: Schedule, tile: Ints, writer: Ints, follows: np.ndarray[tuple[int], np.dtype[np.bool_]]):

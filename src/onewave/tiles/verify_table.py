@@ -17,8 +17,8 @@ __all__ = ["verify_table"]
 def verify_table(table: TaskTable, program: Program | None = None) -> VerifiedSchedule:
     """Prove a table as `verify` proves a schedule; its rows, one after the other, say what must be computed.
 
-    program: what the table must compute, if known: then every row is also held against its task, and the proof is about
-    the program's tiles rather than the table's slots. Raises VerificationError, InvalidArgumentError.
+    program: what the table must compute, if known: then every row is also held against its task.
+    Raises VerificationError, InvalidArgumentError.
     """
     schedule = _by_rows(table) if program is None else _by_program(table, program)
     verified = verify(schedule)
@@ -37,21 +37,26 @@ def verify_table(table: TaskTable, program: Program | None = None) -> VerifiedSc
 
 
 def _by_rows(table: TaskTable) -> Schedule:
+    numbers, first, tile = np.unique(table.tile, return_index=True, return_inverse=True)
+    place = table.slot[first]
+    if not np.array_equal(place[tile.reshape(-1)], table.slot):
+        raise InvalidArgumentError("task table", got="one tile in two slots", next="Lower again.")
     program = Program(
         ids=tuple(table.name(row) for row in range(table.num_tasks)),
         start=table.start,
-        tile=table.slot,
+        tile=tile.reshape(-1).astype(np.int64),
         is_write=table.is_write,
-        num_tiles=table.num_slots,
-        tile_name=lambda slot: f"slot {slot}",
+        num_tiles=len(numbers),
+        tile_name=lambda number: f"tile {numbers[number]}",
         opcodes=table.opcode,
         opcode_names=table.opcode_names,
         phases=table.phase,
         phase_names=table.phase_names,
     )
     syncs = Syncs(table.waits, table.posts, table.num_counters)
-    place = np.arange(table.num_slots, dtype=np.int64)
-    return Schedule(program, table.queues, table.mode, table.co_resident, syncs, place)
+    return Schedule(
+        program, table.queues, table.mode, table.co_resident, syncs, place, slot_name=lambda slot: f"slot {slot}"
+    )
 
 
 def _by_program(table: TaskTable, program: Program) -> Schedule:
