@@ -71,6 +71,15 @@ def test_a_cycle_of_after_alone_is_a_deadlock_even_with_a_worker_each(tmp_path):
     assert (found["kind"], found["witness"]["cycle"]) == ("deadlock", ["a"])
 
 
+def test_a_task_that_must_run_after_itself_is_a_deadlock_beside_explicit_counters_too(tmp_path):
+    found = verdict(tmp_path, plan([task("a", after=["a"], posts=[["c", 1]])], [["a"]]))
+    assert (found["kind"], found["witness"]["cycle"]) == ("deadlock", ["a"])
+    tasks = [task("a", writes=["x"], posts=[["c", 1]]), task("b", writes=["y"], waits=[["c", 1]])]
+    ring = {"name": "r", "slots": 1, "fills": ["a", "b"], "releases": ["b", "b"]}
+    found = verdict(tmp_path, plan(tasks, [["a", "b"]], rings=[ring]))
+    assert (found["kind"], found["witness"]["cycle"]) == ("deadlock", ["b"])
+
+
 def test_two_hundred_workers_on_132_are_refused_but_take_tickets(tmp_path):
     tasks = [task(i, [], [["c", i]]) for i in range(200)]
     found = verdict(tmp_path, plan(tasks, [[i] for i in range(200)]))

@@ -54,6 +54,7 @@ def verify(schedule: Schedule) -> VerifiedSchedule:
     places = _check_once(schedule)
     _check_residency(schedule)
     _check_counts(schedule)
+    _check_after(schedule)
     order = topological_order(schedule, places)
     if order is None:
         raise _deadlock(schedule)
@@ -177,6 +178,15 @@ def _miscount(schedule: Schedule, task: int, counter: int, does: str, expected: 
         f"task {who} {does} {got} on counter {name}, but {meaning} {expected}",
         {"counter": name, "task": who, "expected": expected, "got": got},
     )
+
+
+def _check_after(schedule: Schedule) -> None:
+    """A task that must run after itself never can, whatever its counters say."""
+    own = np.flatnonzero(schedule.program.after[:, 0] == schedule.program.after[:, 1])
+    if len(own):
+        task = schedule.program.ids[int(schedule.program.after[own[0], 0])]
+        reason = f"{task} must run after itself"
+        raise VerificationError("deadlock", reason, {"cycle": [task], "because": [reason]})
 
 
 def _deadlock(schedule: Schedule) -> VerificationError:
