@@ -412,6 +412,9 @@ def test_interpret_tells_what_a_broken_table_does(tmp_path):
         (*CHAIN_SIZES, "--queues", "both"),
         (*CHAIN_SIZES, "--workers", 0),
         (*CHAIN_SIZES, "--workers", 10**9),
+        (*CHAIN_SIZES, "--resident", 0),
+        (*CHAIN_SIZES, "--resident", -5),
+        (*CHAIN_SIZES, "--resident", 3_000_000_000),
         (*CHAIN_SIZES, "--tokens", 0),
         (*CHAIN_SIZES, "--tokens", 10**9),
         (*CHAIN_SIZES, "--out", "/nowhere/table.npy"),
@@ -421,6 +424,21 @@ def test_lower_refuses_bad_input_in_one_line(arguments):
     result = lowered(*arguments)
     assert isinstance(result.exception, OnewaveError)
     assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ["table.npy", "table.bin"])
+def test_a_table_that_can_not_be_written_leaves_the_file_that_was_there(tmp_path, monkeypatch, name):
+    file = tmp_path / name
+    file.write_text("kept")
+    monkeypatch.setattr("onewave.tiles.table.MOST", 10)
+    result = lowered(*CHAIN_SIZES, "--out", file)
+    assert "task table: a number above 31 bits" in str(result.exception)
+    assert file.read_text() == "kept"
+    monkeypatch.undo()
+    assert lowered(*CHAIN_SIZES, "--out", file).exit_code == 0
+    assert interpreted(file).exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert lowered(*CHAIN_SIZES, "--out", "/dev/null").exit_code == 0
 
 
 def test_interpret_refuses_bad_input_in_one_line(tmp_path):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,9 @@ def lower_command(
 
     if queues not in ("static", "ticket"):
         raise InvalidArgumentError("queues", got=shown(queues), allowed="static, ticket")
-    if not 1 <= workers <= 65536:
-        raise InvalidArgumentError("workers", got=str(workers), allowed="1 to 65536")
+    for what, value in (("workers", workers), ("resident", resident)):
+        if not 1 <= value <= 65536:
+            raise InvalidArgumentError(what, got=str(value), allowed="1 to 65536")
     if not 1 <= tokens <= 1000:
         raise InvalidArgumentError("tokens", got=str(tokens), allowed="1 to 1000")
     cut = None if tile is None else parse_tile(tile)
@@ -156,7 +158,7 @@ def _run(asked: _Asked, shape: Any, out: Path | None, *, simulated: bool) -> _Do
     with clock.step("lower"):
         table = lower(proved)
     if out is not None:
-        _write(out, table.save if out.suffix == ".npy" else lambda path: path.write_bytes(table.to_bytes()))
+        _write(out, table.to_npy() if out.suffix == ".npy" else table.to_bytes())
     if simulated:
         with clock.step("simulate"):
             machine = Machine(workers=asked.workers, queues=mode.value)
@@ -232,9 +234,19 @@ class _Done:
             print(f"... and {len(idle) - 1024:,} workers more (--json has all)")
 
 
-def _write(out: Path, write: Callable[[Path], object]) -> None:
+def _write(out: Path, data: bytes) -> None:
+    """Replace a file whole, or leave it as it was."""
     try:
-        write(out)
+        target = out.resolve()
+        if target.exists() and not target.is_file():  # a device or a pipe: nothing to keep
+            target.write_bytes(data)
+            return
+        work = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+        try:
+            work.write_bytes(data)
+            os.replace(work, target)
+        finally:
+            work.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidArgumentError("out", got=f"{out}: {reason}", allowed="a file that can be written") from None

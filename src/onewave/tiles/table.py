@@ -25,6 +25,7 @@ difference of the two sides and look at its sign.
 
 from __future__ import annotations
 
+import io
 import json
 import zlib
 from dataclasses import dataclass
@@ -134,10 +135,15 @@ class TaskTable:
         """The words as little-endian bytes."""
         return self.to_words().astype("<i4").tobytes()
 
+    def to_npy(self) -> bytes:
+        """The words as a .npy file's bytes."""
+        stream = io.BytesIO()
+        np.save(stream, self.to_words())
+        return stream.getvalue()
+
     def save(self, path: Path | str) -> None:
         """Write the words as a .npy file."""
-        with open(path, "wb") as stream:
-            np.save(stream, self.to_words())
+        Path(path).write_bytes(self.to_npy())
 
     @staticmethod
     def load(path: Path | str) -> TaskTable:
