@@ -132,6 +132,7 @@ TRACE = {"format": "onewave-trace", "version": 1, "source": "measured", "unit": 
         {},
         TRACE | {"version": 2},
         TRACE | {"unit": "weeks"},
+        TRACE | {"unit": "\ud800"},
         TRACE | {"workers": 10**9},
         TRACE | {"workers": "one"},
         TRACE | {"tasks": []},
@@ -141,6 +142,7 @@ TRACE = {"format": "onewave-trace", "version": 1, "source": "measured", "unit": 
         TRACE | {"tasks": TASKS | {"end": []}},
         TRACE | {"tasks": TASKS | {"start": [float("nan")]}},
         TRACE | {"report": {"levels": 3}},
+        TRACE | {"report": {"levels": [], "energy_mj": {"memory": 10**400}}},
     ],
     ids=lambda trace: json.dumps(trace)[:40],
 )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.builders import gemm, gemm_chain
+from onewave.tiles.fit import stage_spans
 from onewave.tiles.machine import CacheLevel, Machine
 from onewave.tiles.simulate import simulate
+from onewave.tiles.timeline import timeline
 from onewave.tiles.trace import Trace, compare
 
 SIMULATED = simulate(
@@ -74,6 +77,33 @@ def test_a_measured_trace_may_leave_out_waits_names_and_phases():
     assert trace.name == trace.phase == ("", "", "")
 
 
+def test_phases_are_told_apart_to_the_last_character_and_a_long_name_takes_no_memory_of_the_others():
+    many = 20_000
+    trace = Trace.from_dict(
+        measured(
+            task=list(range(many)),
+            worker=[0] * many,
+            wait_start=[0] * many,
+            start=list(range(many)),
+            end=list(range(1, many + 1)),
+            name=["a"] * many,
+            phase=["x", "x\0", "y" * 1000, *["x"] * (many - 3)],
+        )
+    )
+    tracemalloc.start()
+    assert [phase.tasks for phase in trace.phases()] == [many - 2, 1, 1]
+    assert len(timeline(trace).stages) == len(stage_spans(trace)) == 3
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Every name as long as the longest would be 80 MB.
+    assert peak < 10e6
+
+
+def test_ids_keep_every_digit():
+    ids = [2**53 + 1, 2**62 - 1, 0]
+    assert Trace.from_dict(measured(task=ids)).task.tolist() == ids
+
+
 def test_perfetto_gets_a_slice_a_task_and_one_a_wait():
     document = Trace.from_dict(measured(unit="us")).to_perfetto()
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
@@ -132,6 +162,8 @@ def test_traces_are_compared_phase_by_phase():
         ({"start": [0, None, 1]}, "finite numbers"),
         ({"start": [0, float("nan"), 1]}, "finite numbers"),
         ({"end": [0, 1, 10**400]}, "finite numbers"),
+        ({"task": [0, 1, 2**62]}, "task: 4611686018427387904"),
+        ({"phase": ["x", "y", "z" * 1001]}, "phase: a text of 1,001 characters"),
         ({"start": [0, 10, 12]}, "times of task 1"),
         ({"wait_start": [-1, 0, 0]}, "times of task 0"),
         ({"name": [1, 2, 3]}, "texts"),
@@ -164,8 +196,21 @@ def test_twenty_thousand_tasks_are_written_and_read():
     assert len(trace.show().svg) < 3_000_000
 
 
-@pytest.mark.parametrize("change", [{"critical_path": float("inf")}, {"energy_mj": {"memory": float("nan")}}])
-def test_a_report_of_numbers_that_json_does_not_have_is_refused(change):
+LARGE = {"level": "L2", "policy": "lru", "capacity": 1, "accesses": 1, "hits": 10**400, "requested_bytes": 0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"critical_path": float("inf")},
+        {"critical_path": 10**400},
+        {"energy_mj": {"memory": float("nan")}},
+        {"energy_mj": {"memory": 10**400}},
+        {"flops": 10**31},
+        {"levels": [LARGE | {"loaded_bytes": 0, "stored_bytes": 0, "evictions": 0}]},
+    ],
+)
+def test_a_report_of_numbers_that_json_or_a_ratio_does_not_have_is_refused(change):
     counts = dict.fromkeys(("memory_loaded", "memory_stored", "compulsory_loaded", "compulsory_stored"), 1)
     report = {"order": "row", "mode": "serial", "levels": [], **counts, "flops": 1, "waves": 1, "critical_path": 2.0}
     report["energy_mj"] = {"memory": 1.0}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -116,19 +116,20 @@ async def _page() -> Response:
 async def _bad_input(request: Request, error: Exception) -> Response:
     del request
     status = HTTPStatus.BAD_REQUEST if isinstance(error, InvalidArgumentError) else HTTPStatus.UNPROCESSABLE_ENTITY
-    return JSONResponse({"error": str(error)}, status_code=status)
+    return _json({"error": str(error)}, status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     found = cast("HTTPException", error)
     message = f"{request.method} {request.url.path[:80]}: {found.detail}"
-    return JSONResponse({"error": message}, status_code=found.status_code)
+    return _json({"error": message}, found.status_code)
 
 
 async def _mistake(request: Request, error: Exception) -> Response:
     text = f"internal error: {type(error).__name__} in {request.url.path[:80]}"
-    return JSONResponse({"error": text}, status_code=HTTPStatus.INTERNAL_SERVER_ERROR)
+    return _json({"error": text}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _json(value: Any) -> Response:
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
+def _json(value: Any, status: int = HTTPStatus.OK) -> Response:
+    # In ASCII, unlike JSONResponse: what was sent, half a surrogate pair too, may stand in an answer.
+    return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")

@@ -20,13 +20,14 @@ _STEP = 0.7
 def stage_spans(trace: Trace) -> dict[str, float]:
     """From the last end of the stage before to a stage's own last end, in the trace's unit: the median of its layers
     but the first two, if there are more, as there the pipeline still fills."""
-    names, group = np.unique(np.array(trace.phase, dtype=object).astype(str), return_inverse=True)
+    names, group = trace.phase_groups()
     ends = np.full(len(names), -np.inf)
-    np.maximum.at(ends, group.reshape(-1), trace.end)
+    np.maximum.at(ends, group, trace.end)
     found: dict[str, list[float]] = {}
     before = 0.0
-    for place in np.argsort(ends, kind="stable").tolist():
-        found.setdefault(stage_of(str(names[place])), []).append(float(ends[place]) - before)
+    by_end: list[int] = np.argsort(ends, kind="stable").tolist()
+    for place in by_end:
+        found.setdefault(stage_of(names[place]), []).append(float(ends[place]) - before)
         before = float(ends[place])
     return {stage: float(np.median(spans[2:] if len(spans) > 2 else spans)) for stage, spans in found.items()}
 

@@ -12,14 +12,18 @@ __all__ = ["LevelTraffic", "Report", "TensorTraffic"]
 
 
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+# Far above any count; a ratio of two such numbers is still a float.
+_MOST = 1e30
 
 
 def _checked(what: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Check plain fields against their annotations. Raises TypeError, as a missing or unknown field will."""
+    """Check plain fields against their annotations. Raises ValueError, and TypeError as an unknown field will."""
     for field in fields(what):
         allowed = _TYPES.get(str(field.type))
         if allowed is not None and type(values.get(field.name)) not in allowed:
             raise TypeError(f"{field.name} {values.get(field.name)!r}")
+        if allowed is not None and str not in allowed and abs(values[field.name]) > _MOST:
+            raise ValueError(f"{field.name} above {_MOST:g}")
     return values
 
 
@@ -99,6 +103,6 @@ class Report:
             if not all(isfinite(number) for number in (found.critical_path, *energy.values())):
                 raise ValueError("a number that JSON does not have")
             return found
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
             got = f"{type(error).__name__} {error}"[:80]
             raise InvalidArgumentError("trace: report", got=got, allowed="a simulation's report, or null") from None

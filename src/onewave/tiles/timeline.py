@@ -46,9 +46,8 @@ class Timeline:
 def timeline(trace: Trace) -> Timeline:
     """Take a trace apart by stage: a phase's name without the layer's number at its end. A stage that comes once per
     layer is averaged over all of them but the first two, if there are more: there the pipeline still fills."""
-    names, group = np.unique(np.array(trace.phase, dtype=object).astype(str), return_inverse=True)
-    phases = [str(name) for name in names.tolist()]
-    members = [np.flatnonzero(group.reshape(-1) == place) for place in range(len(phases))]
+    phases, group = trace.phase_groups()
+    members = [np.flatnonzero(group == place) for place in range(len(phases))]
     firsts = [float(trace.start[mine].min()) for mine in members]
     order = sorted(range(len(phases)), key=lambda place: firsts[place])
     found: dict[str, list[StageTime]] = {}

@@ -8,7 +8,6 @@ As JSON: {"format": "onewave-trace", "version": 1, "source": "simulated"|"measur
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,6 +26,8 @@ UNITS: dict[str, float | None] = {"ns": 1.0, "us": 1000.0, "cycles": None}
 
 MOST_TASKS = 4_000_000
 MOST_WORKERS = 65536
+MOST_CHARACTERS = 1000
+MOST_NUMBER = 2**62
 COLUMNS = ("task", "worker", "wait_start", "start", "end", "name", "phase")
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -120,16 +121,22 @@ class Trace:
         np.maximum.at(last, self.worker, self.end)
         return self.makespan - float(last.min())
 
+    def phase_groups(self) -> tuple[list[str], Ints]:
+        """The names of the phases, sorted, and each task's place among them, int64 [tasks]."""
+        names = sorted(set(self.phase))
+        number = {name: place for place, name in enumerate(names)}
+        return names, np.array([number[name] for name in self.phase], dtype=np.int64)
+
     def phases(self) -> tuple[PhaseTime, ...]:
         """Times by phase, in the order in which phases first start."""
-        names, group = np.unique(np.array(self.phase, dtype=object).astype(str), return_inverse=True)
+        names, group = self.phase_groups()
         found: list[PhaseTime] = []
-        for place, name in enumerate(names.tolist()):
-            mine = group.reshape(-1) == place
+        for place, name in enumerate(names):
+            mine = group == place
             busy, waited = self.end[mine] - self.start[mine], self.start[mine] - self.wait_start[mine]
             span = float(self.start[mine].min()), float(self.end[mine].max())
             running = _covered(self.start[mine], self.end[mine])
-            found.append(PhaseTime(str(name), int(mine.sum()), *span, float(busy.sum()), float(waited.sum()), running))
+            found.append(PhaseTime(name, int(mine.sum()), *span, float(busy.sum()), float(waited.sum()), running))
         return tuple(sorted(found, key=lambda phase: phase.first))
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,14 +172,14 @@ class Trace:
         workers, report = head.get("workers"), head.get("report")
         if type(workers) is not int:
             raise InvalidArgumentError("trace: workers", got=repr(workers)[:40], allowed="a whole number")
-        ids = _numbers(tasks, "task", whole=True)
+        ids = _wholes(tasks, "task")
         names = _texts(tasks, "name", len(ids))
         return cls(
             source=str(head.get("source", "measured")),
             unit=str(head.get("unit")),
             workers=workers,
-            task=ids.astype(np.int64),
-            worker=_numbers(tasks, "worker", whole=True).astype(np.int64),
+            task=ids,
+            worker=_wholes(tasks, "worker"),
             wait_start=_numbers(tasks, "wait_start" if "wait_start" in tasks else "start"),
             start=_numbers(tasks, "start"),
             end=_numbers(tasks, "end"),
@@ -278,13 +285,19 @@ def _list(columns: dict[str, object], name: str) -> Sequence[object]:
     return items
 
 
-def _numbers(columns: dict[str, object], name: str, *, whole: bool = False) -> Floats:
+def _wholes(columns: dict[str, object], name: str) -> Ints:
     items = _list(columns, name)
     for item in items:
-        right = type(item) is int or (type(item) is float and math.isfinite(item) and not whole)
-        if not right or not -(2**62) < cast("float", item) < 2**62:
-            allowed = "whole numbers" if whole else "finite numbers"
-            raise InvalidArgumentError(f"trace: {name}", got=repr(item)[:40], allowed=allowed)
+        if type(item) is not int or abs(item) >= MOST_NUMBER:
+            raise InvalidArgumentError(f"trace: {name}", got=repr(item)[:40], allowed="whole numbers below 2^62")
+    return np.array(items, dtype=np.int64)
+
+
+def _numbers(columns: dict[str, object], name: str) -> Floats:
+    items = _list(columns, name)
+    for item in items:
+        if type(item) not in (int, float) or not abs(cast("float", item)) < MOST_NUMBER:  # nor is NaN below it
+            raise InvalidArgumentError(f"trace: {name}", got=repr(item)[:40], allowed="finite numbers below 2^62")
     return np.array(items, dtype=np.float64)
 
 
@@ -292,4 +305,9 @@ def _texts(columns: dict[str, object], name: str, count: int) -> tuple[str, ...]
     items = _list(columns, name) if name in columns else [""] * count
     if not all(isinstance(item, str) for item in items):
         raise InvalidArgumentError(f"trace: {name}", got="something else", allowed="texts")
-    return tuple(cast("Sequence[str]", items))
+    texts = tuple(cast("Sequence[str]", items))
+    longest = max(map(len, texts), default=0)
+    if longest > MOST_CHARACTERS:
+        allowed = f"up to {MOST_CHARACTERS:,}"
+        raise InvalidArgumentError(f"trace: {name}", got=f"a text of {longest:,} characters", allowed=allowed)
+    return texts
