@@ -98,6 +98,17 @@ def test_a_larger_step_reads_all_the_smaller_tiles_inside_it():
     assert graph.tasks[4].reads == (("T", (0,)), ("T", (1,)))
 
 
+def test_a_sum_stays_right_where_the_same_loops_stand_the_other_way_round_or_take_one_step():
+    head = "dim M=4 X=4 K=8\nop a C[M] += A[M,K]\nop b D[M,X] = C[M]\n"
+    for tree in ("for X:1 { for K:4 { a } }", "for K:4 { for X:4 { a } }", "for K:8 { for X:1 { a } }", "a a"):
+        assert set(names(parse_notation(f"{head}tree {tree} for X:1 {{ b }}").graph)) == {"a", "b"}
+
+
+def test_a_byte_order_mark_and_tabs_are_no_words():
+    text = "\ufeffdim\tM=32\nop\ta T[M] = X[M]\ntree\tfor M:16 {\ta }"
+    assert names(parse_notation(text).graph) == ["a", "a"]
+
+
 def test_par_accepts_only_what_is_independent():
     text = "dim M=32\nop a T[M] = X[M]\nop b U[M] = X[M]\nop c Y[M] = T[M]\n"
     assert names(parse_notation(text + "tree for M:16 { par { a b } c }").graph) == ["a", "b", "c"] * 2
@@ -137,6 +148,24 @@ def test_par_accepts_only_what_is_independent():
         ("dim M=999999999 N=999999999\nop a Y[M,N] = X[M,N]\ntree for M:1 { for N:1 { a } }", "larger tiles"),
         (HEAD + "tree " + "for M:64 {" * 40 + "qk soft pv" + "}" * 40, "up to 32"),
         ("#" * 100_001, "characters"),
+        ("dim M=999999999999\nop a B[M] = A[M]\ntree a for M:1 { }", "line 3: { }; allowed: an operator inside"),
+        ("dim M=9\nop a B[M] = A[M]\ntree a for M:1 { par { } }", "an operator inside"),
+        ("dim M=9\ntree", "line 2: the end"),
+        (
+            "dim M=1000000 N=10000\nop a B[M] = A[M]\nop b D[N] += B[M] * C[N]\ntree for M:1 { a } for N:1 { b }",
+            "tile accesses: 10,002,020,000",
+        ),
+        ("dim M=9\ndim M=8\nop a B[M] = A[M]\ntree a", "line 2: M again"),
+        ("dim M=9\nop a B[M] = A[M]\nop b B[M] = C[M]\ntree a b", "line 3: B again; allowed: one operator"),
+        ("dim M=9\nop a B[M] = A[M]\nop b C[M] = B[M]\ntree for M:3 { b a }", "b reads tile B[0] before a has made"),
+        ("dim M=9\nop a B[M] = A[M]\nop b C[M] = B[M]\ntree for M:3 { a } for M:9 { b }  c", "line 4: c"),
+        ("dim M=9\nop a B[M] = A[M]\n\ntree for M:3 {\n a\n\n xyz }", "line 7: xyz"),
+        ("dim M=9\nop a B[M] = A[M]\ntree for M:3 {\n a\n", "line 4: the end"),
+        (
+            "dim M=4 X=4 K=8\nop a C[M] += A[M,K]\nop b D[M,X] = C[M]\ntree for K:4 { for X:1 { a } } for X:1 { b }",
+            "for X: inside for K, over which a sums",
+        ),
+        ("dim M=4 K=8\nop a C[M] += A[M,K]\ntree for K:4 { a a }", "a twice in the loop over K"),
     ],
 )
 def test_what_is_no_tree_is_refused_with_its_line(text, words):

@@ -13,7 +13,9 @@
 that its children don't depend on each other, and is refused where they do. An operator inside runs once per step of all
 loops around it, on those steps' parts; dimensions that no loop cuts are taken whole. `+=` sums over the dimensions that
 the result lacks; steps after the first of those read the result back. An operator inside a loop over a dimension that
-it lacks is computed again at each step. The idea is TileFlow's (Zheng et al. 2023, MICRO, doi 10.1145/3613424.3623792).
+it lacks is computed again at each step; such a loop inside one over what it sums would add a part again, and is
+refused, as is a reader of what no operator has made yet. The idea is TileFlow's (Zheng et al. 2023, MICRO, doi
+10.1145/3613424.3623792).
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
 
+import numpy as np
+
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.builders import DTYPES, Builder, check_sizes, cuts
-from onewave.tiles.graph import MAX_TASKS, Tile, TileGraph
+from onewave.tiles.graph import Tile, TileGraph
 from onewave.tiles.machine import CacheLevel
 from onewave.tiles.programs import parse_bytes
 
@@ -98,14 +102,14 @@ def parse_notation(text: str) -> Notation:
     if len(text) > MOST_CHARACTERS:
         raise InvalidArgumentError("notation", got=f"{len(text):,} characters", allowed=f"up to {MOST_CHARACTERS:,}")
     read = Text()
-    lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
+    lines = [line.split("#", 1)[0].strip() for line in text.removeprefix("\ufeff").splitlines()]
     for number, line in enumerate(lines, start=1):
-        word, _, rest = line.partition(" ")
+        word, *rest = line.split(maxsplit=1) or [""]
         if word == "tree":
-            read.tree = _tree(" ".join((rest, *lines[number:])), read, number)
+            read.tree = _tree("\n".join((*rest, *lines[number:])), read, number)
             break
         if word:
-            _statement(read, word, rest.strip(), number)
+            _statement(read, word, "".join(rest), number)
     if read.tree is None:
         raise InvalidArgumentError("notation", got="no tree", allowed="a last statement `tree ...`")
     _check_dimensions(read)
@@ -122,6 +126,8 @@ def _statement(read: Text, word: str, rest: str, number: int) -> None:
             found = re.fullmatch(rf"({NAME})=([0-9]{{1,12}})", item)
             if found is None or int(found[2]) < 1:
                 raise _wrong(number, item, "NAME=SIZE")
+            if found[1] in read.sizes:
+                raise _wrong(number, f"{found[1]} again", "each dimension once")
             read.sizes[found[1]] = int(found[2])
     elif word == "dtype":
         read.dtype = _dtype(rest, number)
@@ -165,6 +171,8 @@ def _operator(read: Text, rest: str, number: int) -> None:
         raise _wrong(number, f"dimension {missing[0]}", "dimensions that a dim line sizes")
     if made.out in made.inputs:
         raise _wrong(number, made.out.name, "+= to add to the result")
+    if any(made.out.name == other.out.name for other in read.operators.values()):
+        raise _wrong(number, f"{made.out.name} again", "one operator for each result")
     read.operators[made.name] = made
 
 
@@ -177,18 +185,21 @@ def _operand(read: Text, text: str, number: int) -> Operand:
     return Operand(name, dims)
 
 
-def _tree(text: str, read: Text, number: int) -> Node:
+def _tree(text: str, read: Text, first: int) -> Node:
+    """Read the tree. first: the line on which the text begins."""
     root = Node()
     stack, last = [root], 0
     for found in re.finditer(rf"\s+|for\s+({NAME})\s*:\s*([0-9]{{1,9}})\s*\{{|(par)\s*\{{|(\}})|({NAME})", text):
         if found.start() != last:
             break
-        last = found.end()
+        number, last = first + text.count("\n", 0, last), found.end()
         dim, tile, parallel, closing, operator = found.groups()
         if closing:
-            stack.pop()
+            closed = stack.pop()
             if not stack:
                 raise _wrong(number, "}", "a { for every }")
+            if not closed.children:
+                raise _wrong(number, "{ }", "an operator inside")
         elif operator:
             if operator not in read.operators:
                 raise _wrong(number, operator, f"operators: {', '.join(read.operators) or 'none yet'}")
@@ -201,7 +212,8 @@ def _tree(text: str, read: Text, number: int) -> Node:
             stack.append(node)
             if len(stack) > MOST_DEPTH:
                 raise _wrong(number, f"{len(stack)} levels", f"up to {MOST_DEPTH}")
-    if last != len(text) or len(stack) != 1:
+    if last != len(text) or len(stack) != 1 or not root.children:
+        number = first + text.count("\n", 0, last)
         raise _wrong(number, text[last : last + 20] or "the end", "for DIM:TILE {, par {, } or an operator")
     return root
 
@@ -230,7 +242,6 @@ def _check_dimensions(read: Text) -> None:
     assert read.tree is not None
     steps: dict[str, set[int]] = {}
     used: set[str] = set()
-    instances = 0
     for name, loops in _leaves(read.tree):
         used.add(name)
         inner: dict[str, int] = {}
@@ -242,7 +253,6 @@ def _check_dimensions(read: Text) -> None:
                     f"notation: for {loop.dim}", got=str(loop.tile), allowed=f"up to {inner_most}"
                 )
             inner[loop.dim] = loop.tile
-        instances += prod(cuts(read.sizes[dim], tile) for dim, tile in inner.items())
     for dim, tiles in steps.items():
         ordered = sorted(tiles)
         if any(large % small for small, large in pairwise(ordered)):
@@ -252,7 +262,54 @@ def _check_dimensions(read: Text) -> None:
     if used != set(read.operators):
         missing = ", ".join(sorted(set(read.operators) - used))
         raise InvalidArgumentError("notation: tree", got=f"without {missing}", allowed="every operator")
-    check_sizes({}, tasks=instances)
+    _check_sums(read)
+    _check_work(read)
+
+
+def _check_sums(read: Text) -> None:
+    """Refuse a sum that its tree would add to more than once."""
+    assert read.tree is not None
+    added: set[tuple[str, int]] = set()
+    for name, loops in _leaves(read.tree):
+        operator = read.operators[name]
+        if not operator.sums:
+            continue
+        outside: Node | None = None
+        whole = dict(read.sizes)
+        for loop in loops:
+            several = loop.tile < whole[loop.dim]
+            whole[loop.dim] = loop.tile
+            if not several or loop.dim in operator.out.dims:
+                continue
+            if loop.dim in operator.dims:
+                outside = loop
+                if (name, id(loop)) in added:
+                    got = f"{name} twice in the loop over {loop.dim}"
+                    raise InvalidArgumentError("notation: tree", got=got, allowed="once in a loop that it sums over")
+                added.add((name, id(loop)))
+            elif outside is not None:
+                raise InvalidArgumentError(
+                    f"notation: for {loop.dim}",
+                    got=f"inside for {outside.dim}, over which {name} sums: it would add each part again",
+                    allowed=f"for {loop.dim} outside, or without {name}",
+                )
+
+
+def _check_work(read: Text) -> None:
+    """Refuse more tasks or accesses than a graph holds before any is made."""
+    assert read.tree is not None
+    tiles = _tiles(read)
+    tasks = accesses = 0
+    for name, loops in _leaves(read.tree):
+        operator = read.operators[name]
+        part = read.sizes | {loop.dim: loop.tile for loop in loops}
+        times = prod(cuts(read.sizes[dim], part[dim]) for dim in {loop.dim for loop in loops})
+        tasks += times
+        accesses += times * sum(
+            prod(cuts(part[dim], tiles[operand.name][dim]) for dim in operand.dims)
+            for operand in (operator.out, *operator.inputs)
+        )
+    check_sizes({}, tasks=tasks, accesses=accesses)
 
 
 def _build(read: Text) -> TileGraph:
@@ -268,6 +325,7 @@ def _build(read: Text) -> TileGraph:
     assert read.tree is not None
     _walk(read, build, read.tree, {dim: (0, size) for dim, size in read.sizes.items()}, groups)
     graph = build.graph()
+    _check_made(read, graph)
     _check_parallel(graph, groups)
     return graph
 
@@ -276,8 +334,6 @@ def _walk(read: Text, build: Builder, node: Node, part: dict[str, Range], groups
     """Run a node on a part of every dimension. groups: for each `par`, its children's ranges of task ids."""
     if node.operator:
         _run(read.operators[node.operator], build, part, read.sizes)
-        if len(build.tasks) > MAX_TASKS:
-            check_sizes({}, tasks=len(build.tasks))
         return
     begin, end = part[node.dim] if node.dim else (0, 1)
     for start in range(begin, end, node.tile or 1):
@@ -312,6 +368,26 @@ def _run(operator: Operator, build: Builder, part: dict[str, Range], sizes: dict
     index = ((*target[0][1], 0, 0)[:2], split)
     flops = (2 if operator.sums else max(1, len(operator.inputs))) * size
     build.task(operator.name, reads, target, flops, index=(*index[0], index[1]))
+
+
+def _check_made(read: Text, graph: TileGraph) -> None:
+    """Refuse a read of an operator's result that comes before any write of it."""
+    tile, is_write = graph.accesses.tile, graph.accesses.is_write
+    place = np.arange(len(tile), dtype=np.int64)
+    written = np.full(graph.num_tiles, len(tile), dtype=np.int64)
+    np.minimum.at(written, tile[is_write], place[is_write])
+    maker = {operator.out.name: operator.name for operator in read.operators.values()}
+    made = np.array([name in maker for name in graph.tensors], dtype=np.bool_)
+    early = np.flatnonzero(~is_write & (place < written[tile]) & made[graph.tensor_of(tile)])
+    if len(early):
+        tensor, index = graph.tile_at(int(tile[early[0]]))
+        reader = graph.tasks[int(graph.access_tasks[early[0]])].name
+        where = f"{tensor}[{','.join(map(str, index))}]"
+        raise InvalidArgumentError(
+            "notation: tree",
+            got=f"{reader} reads tile {where} before {maker[tensor]} has made it",
+            allowed="operators after what they read",
+        )
 
 
 def _check_parallel(graph: TileGraph, groups: list[list[Range]]) -> None:
