@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -87,6 +89,23 @@ def test_a_fusion_tree_is_simulated_on_its_own_levels(onewave, tmp_path):
     )
     found = facts(onewave, "tiles", "simulate", "notation", str(path))
     assert [(level["level"], level["policy"]) for level in found["levels"]] == [("smem", "lru"), ("L2", "fifo")]
+    done = onewave("tiles", "simulate", "notation", str(path), "--policy", "lru")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "--policy: 'lru' for a file that has levels" in done.err
+    found = facts(onewave, "tiles", "simulate", "notation", str(path), "--policy", "fifo", "--cache", "1MB")
+    assert [(level["level"], level["policy"]) for level in found["levels"]] == [("L2", "fifo")]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("command", ["simulate", "bounds"])
+def test_a_fusion_tree_is_read_once_so_that_a_pipe_will_do(onewave, tmp_path, command):
+    pipe = tmp_path / "tree"
+    os.mkfifo(pipe)
+    text = "dim M=64\nop a T[M] = X[M]\nlevel L2 1MB fifo\ntree for M:16 { a }\n"
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    assert facts(onewave, "tiles", command, "notation", str(pipe))["program"] == f"notation {pipe}"
+    writer.join()
 
 
 def test_a_trace_is_written_read_back_and_compared(onewave, tmp_path):
@@ -147,6 +166,11 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["simulate", "decode", "llama-3.1-8b", "--batch", "100000000"], "tasks"),
         (["simulate", "gemm", "64", "64", "64", "--order", "spiral"], "row, column, snake"),
         (["simulate", "gemm", "64", "64", "64", "--order", "grouped:0"], "rows a band"),
+        (["simulate", "gemm", "64", "64", "64", "--order", "grouped:1_0"], "rows a band"),
+        (["simulate", "gemm", "64", "64", "64", "--order", "grouped: 8"], "rows a band"),
+        (["simulate", "gemm", "64", "64", "64", "--order", "grouped:\u0668"], "rows a band"),
+        (["simulate", "gemm", "64", "64", "64", "--cache", "\u0668tiles"], "64tiles"),
+        (["simulate", "gemm", "64", "64", "64", "--level", "smem=228KiB:scratchpad"], "lru, fifo, belady"),
         (["simulate", "gemm", "64", "64", "64", "--tile", "0x1x1"], "128x128x64"),
         (["simulate", "gemm", "64", "64", "64", "--cache", "lots"], "50MB"),
         (["simulate", "gemm", "64", "64", "64", "--cache", "0tiles"], "64tiles"),
@@ -179,6 +203,7 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["staircase", "64", "64", "--rows", "1:2"], "from:to:step"),
         (["staircase", "64", "64", "--rows", "9:1:1"], "0 sizes"),
         (["staircase", "0", "64"], "N: 0"),
+        (["staircase", "4096", "99999999999"], "K: 99999999999"),
         (["staircase", "1000000000", "64", "--tile", "1x1x1"], "larger tiles"),
         ([], "Missing command"),
         (["compare", "/no/a", "/no/b"], "No such file"),

@@ -129,6 +129,7 @@ def test_par_accepts_only_what_is_independent():
         ("level L2 fast", "'fast'"),
         ("level L2 1MB lru fifo", "one policy"),
         ("level L2 1MB clock", "lru, fifo"),
+        ("level L2 1MB scratchpad", "nothing says which tensors"),
         ("op mul", "RESULT"),
         ("dim M=1\nop a Y[M] = X[M]\nop a Z[M] = X[M]\ntree a", "line 3: a; allowed: a new name"),
         ("op a Y[M] = X[M]", "dimension M"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from onewave.tiles.bounds import Bound
     from onewave.tiles.graph import TileGraph
     from onewave.tiles.machine import CacheLevel
+    from onewave.tiles.programs import ProgramOptions
     from onewave.tiles.trace import Trace
 
 __all__ = ["bounds_command", "compare_command", "simulate_command", "staircase_command"]
@@ -29,7 +30,7 @@ def simulate_command(
     order: given.Order = None,
     cache: given.Cache = None,
     cache_panels: given.CachePanels = None,
-    policy: given.Policy = "lru",
+    policy: Annotated[str | None, typer.Option("--policy", help="lru (the default), fifo or belady (or opt).")] = None,
     level: given.Level = None,
     workers: given.Workers = 132,
     co_resident: given.CoResident = 1,
@@ -56,7 +57,7 @@ def simulate_command(
     simulate decode llama-3.1-8b; simulate chain 1024 4096 4096 4096 --order row-by-row.
     """
     from onewave.tiles.machine import Machine
-    from onewave.tiles.programs import ProgramOptions, build_program, parse_tile
+    from onewave.tiles.programs import ProgramOptions, parse_tile
     from onewave.tiles.simulate import simulate
 
     machine = Machine(workers=workers, co_resident=co_resident, queues=queues, levels=(), skew=skew)
@@ -71,13 +72,15 @@ def simulate_command(
                 dtype=(dtype, "bf16"), splits=(splits, 1), context=(context, 4096), batch=(batch, 1),
             ),
         )  # fmt: skip
-        _simulate_panels(program, sizes or [], cut or (128, 128, 64), order or "row", cache_panels, policy, as_json)
+        _simulate_panels(
+            program, sizes or [], cut or (128, 128, 64), order or "row", cache_panels, policy or "lru", as_json
+        )
         return
     shape = ProgramOptions(
         cut, dtype, splits, fused, causal, kv_heads, context, batch, machine.lanes, order == "stream-k"
     )
-    graph, prescribed = build_program(program, sizes or [], shape)
-    levels = _levels(graph, program, sizes or [], cache, policy, level or [])
+    graph, prescribed, named = _built(program, sizes or [], shape)
+    levels = _levels(graph, named, cache, policy, level or [])
     machine = Machine(workers=workers, co_resident=co_resident, queues=queues, levels=levels, skew=skew)
     default = "row" if program == "gemm" else "sequential"
     chosen = "sequential" if prescribed is not None else order or default
@@ -117,7 +120,7 @@ def bounds_command(
     from onewave.tiles.bounds import best_bound, panel_bounds
     from onewave.tiles.machine import Machine
     from onewave.tiles.orders import GRID_ORDERS
-    from onewave.tiles.programs import ProgramOptions, build_program, parse_tile
+    from onewave.tiles.programs import ProgramOptions, parse_tile
     from onewave.tiles.simulate import simulate
 
     machine = Machine(workers=workers)
@@ -136,8 +139,8 @@ def bounds_command(
         results = _panel_results(rows, cols, cache_panels)
     else:
         shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, context, batch, workers)
-        graph, _ = build_program(program, sizes or [], shape)
-        levels = _levels(graph, program, sizes or [], cache, "lru", [])
+        graph, _, named = _built(program, sizes or [], shape)
+        levels = _levels(graph, named, cache, None, [])
         found = _bounds_of(graph, program, sizes or [], shape, levels, workers)
         machine = Machine(workers=workers, levels=levels)
         # Above this many accesses all orders together would take longer than a person waits.
@@ -308,20 +311,34 @@ def _panel_results(rows: int, cols: int, capacity: int) -> dict[str, int]:
     }
 
 
+def _built(
+    program: str, sizes: list[str], shape: ProgramOptions
+) -> tuple[TileGraph, tuple[tuple[int, ...], ...] | None, tuple[CacheLevel, ...]]:
+    """The graph, its queues where the program prescribes them, and the caches that a fusion tree names."""
+    from onewave.tiles.programs import build_program, read_notation
+
+    if program == "notation":
+        read = read_notation(sizes, shape)
+        return read.graph, None, read.levels
+    return *build_program(program, sizes, shape), ()
+
+
 def _levels(
-    graph: TileGraph, program: str, sizes: list[str], cache: str | None, policy: str, inner: list[str]
+    graph: TileGraph, named: tuple[CacheLevel, ...], cache: str | None, policy: str | None, inner: list[str]
 ) -> tuple[CacheLevel, ...]:
+    """The caches asked for, or those that the program names. policy: None for lru."""
     from onewave.tiles.machine import CacheLevel
-    from onewave.tiles.notation import parse_notation
     from onewave.tiles.programs import parse_bytes
 
-    policy = {"opt": "belady"}.get(policy.lower(), policy.lower())
+    if named and cache is None and not inner:
+        if policy is not None:
+            allowed = "beside --cache or --level"
+            raise InvalidArgumentError("--policy", got=f"{shown(policy)} for a file that has levels", allowed=allowed)
+        return named
+    policy = (policy or "lru").lower()
+    policy = {"opt": "belady"}.get(policy, policy)
     if policy not in ("lru", "fifo", "belady"):
         raise InvalidArgumentError("policy", got=repr(policy[:40]), allowed="lru, fifo, belady")
-    if program == "notation" and cache is None and not inner:
-        named = parse_notation(Path(sizes[0]).read_text(encoding="utf-8")).levels
-        if named:
-            return named
     found: list[CacheLevel] = []
     for text in inner:
         name, _, rest = text.partition("=")
@@ -330,13 +347,16 @@ def _levels(
         words = [word for word in words if word != "private"]
         if not name or not rest or len(words) > 1:
             raise InvalidArgumentError("--level", got=repr(text[:40]), allowed="NAME=SIZE[:POLICY][:private]")
+        if words == ["scratchpad"]:
+            allowed = "lru, fifo, belady: nothing says which tensors a scratchpad keeps"
+            raise InvalidArgumentError("--level", got=repr(text[:40]), allowed=allowed)
         found.append(CacheLevel(name, parse_bytes(size), policy=words[0] if words else "lru", private=private))
     cache = "50MB" if cache is None else cache
     if cache.endswith("tiles"):
         numbers = graph.accesses.tile
         largest = int(graph.bytes_of_numbers(numbers).max()) if len(numbers) else 1
         count = cache.removesuffix("tiles").strip()
-        if not count.isdecimal() or not 1 <= int(count) < 10**9:
+        if not (count.isascii() and count.isdecimal()) or not 1 <= int(count) < 10**9:
             raise InvalidArgumentError("--cache", got=repr(cache[:40]), allowed="1 or more tiles, as 64tiles")
         capacity = int(count) * largest
     else:

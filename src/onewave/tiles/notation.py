@@ -154,6 +154,8 @@ def _level(words: list[str], number: int) -> CacheLevel:
     policies = [word for word in words[2:] if word != "private"] or ["lru"]
     if len(policies) > 1:
         raise _wrong(number, " ".join(policies), "one policy")
+    if policies == ["scratchpad"]:
+        raise _wrong(number, "scratchpad", "lru, fifo, belady: nothing says which tensors a scratchpad keeps")
     return CacheLevel(words[0], parse_bytes(words[1]), policy=policies[0], private="private" in words[2:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,10 +140,8 @@ def _parameter(name: str, row: OrderRow, given: str | None, workers: int) -> int
         return workers if row.default == "workers" else int(row.default)
     if row.parameter is None:
         raise InvalidArgumentError(f"order {name!r}: parameter", got=repr(given[:40]), allowed="none")
-    try:
-        value = int(given)
-    except ValueError:
-        value = row.least - 1
+    # Digits only: int() would take "1_0", " 8" and digits of other scripts.
+    value = int(given) if re.fullmatch(r"[0-9]{1,10}", given) else row.least - 1
     if not row.least <= value < 2**31:
         raise InvalidArgumentError(
             f"order {name!r}: {row.parameter}",

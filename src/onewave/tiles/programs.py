@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.builders import SplitProgram, conv2d, ffn, gemm, gemm_chain, gemm_stream_k
@@ -13,7 +14,10 @@ from onewave.tiles.builders_attention import attention, attention_block
 from onewave.tiles.builders_llama import decode_shape, decode_step
 from onewave.tiles.graph import TileGraph
 
-__all__ = ["PROGRAMS", "ProgramOptions", "build_program", "parse_bytes", "parse_tile", "read_sizes"]
+__all__ = ["PROGRAMS", "ProgramOptions", "build_program", "parse_bytes", "parse_tile", "read_notation", "read_sizes"]
+
+if TYPE_CHECKING:
+    from onewave.tiles.notation import Notation
 
 
 @dataclass(frozen=True)
@@ -117,15 +121,7 @@ def build_program(
         shape = decode_shape(str(model), context=options.context, batch=options.batch)
         return decode_step(shape, workers=options.workers, dtype=options.dtype), None
     if kind == "notation":
-        from onewave.tiles.notation import parse_notation
-
-        [path] = _exactly(kind, sizes, ("FILE",))
-        try:
-            text = Path(str(path)).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            got = getattr(error, "strerror", None) or "not a text file"
-            raise InvalidArgumentError(f"notation file {path}", got=got, allowed="a readable text file") from None
-        return parse_notation(text).graph, None
+        return read_notation(sizes, options).graph, None
     row = PROGRAMS.get(kind)
     if row is None:
         raise InvalidArgumentError("program", got=repr(kind[:40]), allowed=f"{', '.join(PROGRAMS)}, decode, notation")
@@ -135,6 +131,20 @@ def build_program(
         split: SplitProgram = gemm_stream_k(m, n, k, options.gemm_tile, workers=options.workers, dtype=options.dtype)
         return split.graph, split.queues
     return row.build(numbers, options), None
+
+
+def read_notation(sizes: Sequence[str | int], options: ProgramOptions | None = None) -> Notation:
+    """Read the fusion tree that build_program's "notation" builds, with its caches. Raises InvalidArgumentError."""
+    from onewave.tiles.notation import parse_notation
+
+    _check_options("notation", options or ProgramOptions())
+    [path] = _exactly("notation", sizes, ("FILE",))
+    try:
+        text = Path(str(path)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        got = getattr(error, "strerror", None) or "not a text file"
+        raise InvalidArgumentError(f"notation file {path}", got=got, allowed="a readable text file") from None
+    return parse_notation(text)
 
 
 def _check_options(kind: str, options: ProgramOptions) -> None:

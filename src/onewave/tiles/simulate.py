@@ -130,6 +130,8 @@ def latency_staircase(
     Raises InvalidArgumentError.
     """
     machine = Machine() if machine is None else machine
+    if not 1 <= k < 2**31:
+        raise InvalidArgumentError("K", got=str(k), allowed="1 to 2^31 - 1")
     stairs: list[Stair] = []
     for m in sizes:
         graph = gemm(m, n, k, (tile[0], tile[1], k), dtype)
