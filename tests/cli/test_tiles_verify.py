@@ -445,10 +445,17 @@ def test_interpret_refuses_bad_input_in_one_line(tmp_path):
     file = tmp_path / "table.npy"
     lowered(*CHAIN_SIZES, "--out", file)
     (tmp_path / "text.npy").write_text("no table")
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04 and no more")
+    (tmp_path / "torn.npy").write_bytes(npy_with("("))
+    shape = f"({1 << 70},)"
+    (tmp_path / "large.npy").write_bytes(npy_with(f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}}}"))
     for arguments in (
         (tmp_path / "missing.npy",),
         (tmp_path / "missing.bin",),
         (tmp_path / "text.npy",),
+        (tmp_path / "zip.npy",),
+        (tmp_path / "large.npy",),
+        (tmp_path / "torn.npy",),
         (file, "--runs", 0),
         (file, "--runs", 10**9),
         (file, "--workers", 0),
@@ -458,3 +465,15 @@ def test_interpret_refuses_bad_input_in_one_line(tmp_path):
         result = interpreted(*arguments)
         assert isinstance(result.exception, OnewaveError), arguments
         assert "\n" not in str(result.exception)
+    assert str(interpreted(tmp_path / "missing.bin").exception).startswith("task table: ")
+
+
+def npy_with(header: str) -> bytes:
+    """A .npy file of version 1 with a header of one's own and no data."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+def test_a_closed_standard_input_is_bad_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InvalidArgumentError, match="standard input is closed"):
+        verify_command("-")

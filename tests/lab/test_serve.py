@@ -51,6 +51,11 @@ def test_a_host_that_is_not_this_machine_is_refused(host):
         bind(host, 0).close()
 
 
+def test_an_address_of_another_machine_asks_for_another_host_and_not_for_a_port():
+    with pytest.raises(InvalidArgumentError, match=r"192\.0\.2\.1.*Choose a --host"):
+        bind("192.0.2.1", 0).close()
+
+
 def test_the_address_is_one_that_a_browser_here_can_open():
     with bind("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]

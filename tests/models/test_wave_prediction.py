@@ -66,6 +66,28 @@ def test_a_file_of_something_else_is_one_clear_error(tmp_path: Path, text: str) 
         kept_costs(tmp_path / "missing")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "[]",
+        '{"source": "", "memory_bandwidth": 1' + "0" * 400 + ', "hand_offs": {}}',
+        '{"source": "", "memory_bandwidth": "4000", "hand_offs": {}}',
+        '{"source": "", "memory_bandwidth": true, "hand_offs": {}}',
+        '{"source": "", "memory_bandwidth": 4000, "hand_offs": {"qkv": "7"}}',
+        '{"source": "", "memory_bandwidth": 4000, "hand_offs": {"qkv": NaN}}',
+        '{"source": 5, "memory_bandwidth": 4000, "hand_offs": {}}',
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_file_of_other_than_costs_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidArgumentError, match="costs: ") as caught:
+        kept_costs(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_kept_costs_name_where_they_come_from() -> None:
     kept = kept_costs()
     assert "ledger/h200.jsonl:" in kept.source

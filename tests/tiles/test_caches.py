@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from functools import cache
@@ -173,6 +174,15 @@ def test_belady_loads_no_more_bytes_than_lru_or_fifo(items, capacity, uneven):
 def test_what_cannot_be_cached_is_refused_by_name(call, words):
     with pytest.raises(InvalidArgumentError, match=words):
         call()
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "belady"])
+def test_a_group_that_does_not_fit_at_once_is_refused_by_every_policy(policy):
+    accesses = stream("abcab")
+    groups = np.array([0, 0, 0, 1, 1], dtype=np.int64)
+    assert replay(policy, dataclasses.replace(accesses, group=groups), 3).num_loads == 3
+    with pytest.raises(InvalidArgumentError, match="all that one step touches"):
+        replay(policy, dataclasses.replace(accesses, group=groups), 2)
 
 
 def test_the_table_of_caches_has_what_the_issue_names():

@@ -39,7 +39,7 @@ def verify_command(
     from onewave.tiles.verify import verify
     from onewave.tiles.verify_file import parse_schedule
 
-    schedule = parse_schedule(_read(file))
+    schedule = parse_schedule(_read("schedule file", file))
     try:
         proved = verify(schedule)
     except VerificationError as error:
@@ -70,7 +70,7 @@ def interpret_command(
     from onewave.tiles.interpret import interpret
     from onewave.tiles.table import TaskTable
 
-    table = TaskTable.load(file) if file.suffix == ".npy" else TaskTable.from_bytes(_read(str(file)))
+    table = TaskTable.load(file) if file.suffix == ".npy" else TaskTable.from_bytes(_read("task table", str(file)))
     if not 0 <= seed < 2**63:
         raise InvalidArgumentError("seed", got=str(seed), allowed="0 to 2^63 - 1")
     if len(table.queue) * max(runs, 1) * max(epochs, 1) > MOST_TURNS // 3:
@@ -100,15 +100,17 @@ def interpret_command(
         raise typer.Exit(1)
 
 
-def _read(file: str) -> bytes:
+def _read(what: str, file: str) -> bytes:
     from onewave.tiles.verify_file import MAX_FILE_BYTES
 
     # One byte more than is allowed tells a file that is too large, even one without an end.
     try:
         if file == "-":
+            if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # so it is where the shell closed it
+                raise OSError("standard input is closed")
             return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         with open(file, "rb") as stream:
             return stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidArgumentError("schedule file", got=f"{file}: {reason}", allowed="a readable file") from None
+        raise InvalidArgumentError(what, got=f"{file}: {reason}", allowed="a readable file") from None

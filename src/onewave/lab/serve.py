@@ -43,7 +43,9 @@ def bind(host: str, port: int | None) -> socket.socket:
     except OSError as error:
         listening.close()
         got = f"{host}:{wanted}, {(error.strerror or 'refused').lower()}"
-        next = "Choose another --port, or leave it out for any free one."
+        elsewhere = error.errno == errno.EADDRNOTAVAIL
+        port_advice = "Choose another --port, or leave it out for any free one."
+        next = "Choose a --host of this machine, as 127.0.0.1." if elsewhere else port_advice
         raise InvalidArgumentError("lab address", got=got, next=next) from None
     return listening
 

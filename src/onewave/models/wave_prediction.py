@@ -25,6 +25,7 @@ from onewave.tiles.trace import Trace
 
 __all__ = ["WaveCosts", "fit_costs", "kept_costs", "predict_step"]
 
+_MOST_COST = 1e12
 _KEPT = Path(__file__).with_name("wave_costs.json")
 
 
@@ -48,11 +49,20 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
     """The costs in a file, by default those of an H200. Raises InvalidArgumentError."""
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        hand_offs = {str(stage): float(cost) for stage, cost in facts["hand_offs"].items()}
-        return WaveCosts(float(facts["memory_bandwidth"]), hand_offs, str(facts["source"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        hand_offs = {stage: _number(stage, cost) for stage, cost in facts["hand_offs"].items()}
+        if not isinstance(facts["source"], str):
+            raise TypeError("source is no text")
+        return WaveCosts(_number("memory_bandwidth", facts["memory_bandwidth"]), hand_offs, facts["source"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         allowed = "JSON with source, memory_bandwidth and hand_offs, as `bench predict --fit` writes it"
-        raise InvalidArgumentError("costs", got=f"{path}: {error}", allowed=allowed) from error
+        got = f"{path}: {str(error)[:200]}"
+        raise InvalidArgumentError("costs", got=got, allowed=allowed) from error
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST_COST:
+        raise TypeError(f"{name} is no number below {_MOST_COST:g}")
+    return float(value)
 
 
 def predict_step(config: ModelConfig, costs: WaveCosts, *, batch: int, workers: int = 132) -> Trace:

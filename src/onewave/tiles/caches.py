@@ -87,7 +87,7 @@ def replay(policy: str, stream: Stream, capacity: int) -> CacheResult:
 
     policy: a name in CACHES. capacity: in the unit of stream.nbytes. With tiles of different sizes farthest-next-use is
     not always the least (that problem is NP-hard): belady then answers with the better of it and LRU.
-    Raises InvalidArgumentError for an unknown policy, or a capacity that a single tile does not fit.
+    Raises InvalidArgumentError for an unknown policy, or a capacity that one tile, or one group's tiles, do not fit.
     Source of belady: Belady 1966, IBM Systems Journal 5(2).
     """
     run = CACHES.get(policy)
@@ -98,11 +98,24 @@ def replay(policy: str, stream: Stream, capacity: int) -> CacheResult:
         raise InvalidArgumentError(
             "cache capacity", got=f"{capacity:,}", allowed=f"at least the largest tile, {largest:,}"
         )
+    if policy == "lru" and stream.group is not None:
+        _check_groups(stream, stream.group, capacity)
     result = _run(run, stream, capacity)
     if policy == "belady" and len(stream.nbytes) and int(stream.nbytes.min()) != largest:
         other = _run(lru, stream, capacity)
         return other if other.loaded_bytes < result.loaded_bytes else result
     return result
+
+
+def _check_groups(stream: Stream, group: Ints, capacity: int) -> None:
+    """Refuse a group whose tiles do not fit at once. LRU looks no further: what a group has touched it evicts last."""
+    numbers, tile = np.unique(stream.tile, return_inverse=True)
+    turn = np.concatenate((np.zeros(min(1, len(group)), np.int64), np.cumsum(group[1:] != group[:-1])))
+    touched, first = np.unique(turn * max(1, len(numbers)) + tile.reshape(-1), return_index=True)
+    needed = np.zeros(len(group), dtype=np.int64)
+    np.add.at(needed, touched // max(1, len(numbers)), stream.nbytes[first])
+    if len(group) and int(needed.max()) > capacity:
+        raise _too_small(capacity)
 
 
 def _run(run: Callable[[Dense, int], None], stream: Stream, capacity: int) -> CacheResult:

@@ -30,7 +30,9 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, cast
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -151,8 +153,17 @@ class TaskTable:
         try:
             with open(path, "rb") as stream:
                 words = np.load(stream)
-        except (OSError, ValueError, EOFError, MemoryError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            MemoryError,
+            OverflowError,
+            SyntaxError,
+            BadZipFile,
+            TokenError,
+        ) as error:
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
             raise InvalidArgumentError("task table", got=f"{path}: {reason}", allowed="a .npy file of int32") from None
         if not isinstance(words, np.ndarray):
             raise InvalidArgumentError("task table", got=f"{path}: an archive", allowed="a .npy file of int32")
