@@ -114,6 +114,15 @@ def small(**changes):
     return DecodeShape(**(numbers | {"context": 70, "batch": 2} | changes))
 
 
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (3, 1), (1, 5), (2, 2), (4, 3), (1, 2)])
+def test_a_convolution_keeps_the_size_by_default_whatever_its_kernel(kernel):
+    graph = conv2d((1, 8, 6, 4), 8, kernel, tile=(6, 8, 16))
+    assert graph.tensors["out"].shape == (8 * 6, 8)
+    rows = [sorted(tile[1][1] for tile in task.reads if tile[0] == "image") for task in graph.tasks]
+    above, below = (kernel[0] - 1) // 2, kernel[0] // 2
+    assert rows == [[y for y in range(row - above, row + below + 1) if 0 <= y < 8] for row in range(8)]
+
+
 def test_a_decode_step_has_the_phases_of_a_layer_in_a_row():
     graph = decode_step(small(), workers=4)
     phases = list(dict.fromkeys(task.phase for task in graph.tasks))

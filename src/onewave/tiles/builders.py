@@ -283,15 +283,16 @@ def conv2d(
     """A 2-D convolution as implicit GEMM: M = images x output pixels, N = output channels, K = kernel x channels.
 
     image: (images, height, width, channels), channels last; one image row is one tile, so the rows that neighbouring
-    tasks share show up as reuse. padding: the same on all sides, by default what keeps the size at stride 1.
-    Raises InvalidArgumentError.
+    tasks share show up as reuse. padding: the same on all sides; by default what keeps the size at stride 1, axis by
+    axis, with an even kernel's odd row or column at the end. Raises InvalidArgumentError.
     """
     bm, bn, _ = check_tile(tile)
     images, height, width, channels = image
     sizes = {"images": images, "height": height, "width": width, "channels": channels, "out_channels": out_channels}
     check_sizes(sizes | {"kernel height": kernel[0], "kernel width": kernel[1], "stride": stride})
-    pad = kernel[0] // 2 if padding is None else padding
-    out_h, out_w = (height + 2 * pad - kernel[0]) // stride + 1, (width + 2 * pad - kernel[1]) // stride + 1
+    added = [size - 1 if padding is None else 2 * padding for size in kernel]
+    pad = added[0] // 2  # above
+    out_h, out_w = (height + added[0] - kernel[0]) // stride + 1, (width + added[1] - kernel[1]) // stride + 1
     if pad < 0 or out_h < 1 or out_w < 1:
         raise InvalidArgumentError("convolution", got=f"output {out_h} x {out_w}", allowed="1 x 1 or more")
     m, depth = images * out_h * out_w, kernel[0] * kernel[1] * channels
