@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.lab.programs import CHAIN_ORDERS, chain, chain_matrix, chain_sweep, sample_trace, staircase
+from onewave.lab.programs import (
+    CHAIN_ORDERS,
+    SAMPLES,
+    _tasks_and_accesses,
+    chain,
+    chain_matrix,
+    chain_sweep,
+    sample_trace,
+    staircase,
+)
 from onewave.tiles.policies import POLICIES
+from onewave.tiles.programs import build_program
 from onewave.tiles.trace import Trace
 
 
@@ -69,8 +81,26 @@ def test_a_sample_trace_is_one_that_the_library_reads(program, sizes):
 
 
 def test_a_trace_that_would_take_too_long_is_refused_before_it_is_built():
-    with pytest.raises(InvalidArgumentError, match="Choose smaller sizes"):
-        sample_trace({"program": "attention", "sizes": "65536,65536,65536,64"})
+    began = time.process_time()
+    for program, sizes, words in (
+        ("attention", "65536,65536,65536,64", "tasks"),
+        ("attention", "65536,65536,8,64", "2,105,344 tasks"),
+        ("ffn", "65536,128,65536", "786,944 tasks"),
+        ("gemm", "32768,32768,65536", "accesses"),
+        ("decode", "llama-3.1-8b,1000000,64", "tasks"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"{words}.*Choose smaller sizes"):
+            sample_trace({"program": program, "sizes": sizes})
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("program", ["gemm", "chain", "ffn", "attention", "block"])
+def test_tasks_are_counted_exactly_before_a_program_is_built(program):
+    sizes = [int(size) for size in SAMPLES[program].split(",")]
+    tasks, accesses = _tasks_and_accesses(program, sizes)
+    graph, _ = build_program(program, sizes)
+    assert tasks == len(graph.tasks)
+    assert len(graph.accesses.tile) / 2 < accesses < 4 * len(graph.accesses.tile)
 
 
 def test_a_decode_step_is_built_for_built_in_models_only():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError
@@ -182,14 +183,13 @@ def sample_trace(given: Mapping[str, Any]) -> dict[str, Any]:
         graph = _decode_graph(str(given.get("sizes", SAMPLES[program])), workers)
     else:
         sizes = wholes(given, "sizes", SAMPLES[program], 65_536)
-        wanted = _tile_accesses(program, sizes)
+        tasks, wanted = _tasks_and_accesses(program, sizes)
+        _check_tasks(tasks)
         if wanted > MOST_TRACE_ACCESSES:
             got = f"some {wanted:,} accesses to tiles"
             next = "Choose smaller sizes."
             raise InvalidArgumentError("trace", got=got, allowed=f"up to {MOST_TRACE_ACCESSES:,}", next=next)
         graph, _ = build_program(program, sizes, ProgramOptions(workers=workers))
-    if len(graph.tasks) > MOST_TRACE_TASKS:
-        raise InvalidArgumentError("trace", got=f"{len(graph.tasks):,} tasks", allowed=f"up to {MOST_TRACE_TASKS:,}")
     return simulate(graph, order, Machine(workers=workers), sync=sync).to_dict()
 
 
@@ -199,30 +199,38 @@ def _decode_graph(text: str, workers: int) -> TileGraph:
     if len(parts) > 3:
         raise InvalidArgumentError("sizes", got=f"{len(parts)} parts", allowed="model, context, batch")
     model, context, batch = (*parts, *("4096", "1")[len(parts) - 1 :])
-    return decode_step(
-        decode_shape(
-            choice({"model": model}, "model", "", built_in_models()),
-            context=whole({"context": context}, "context", 0, 1_000_000, least=0),
-            batch=whole({"batch": batch}, "batch", 1, 64),
-        ),
-        workers=workers,
+    shape = decode_shape(
+        choice({"model": model}, "model", "", built_in_models()),
+        context=whole({"context": context}, "context", 0, 1_000_000, least=0),
+        batch=whole({"batch": batch}, "batch", 1, 64),
     )
+    # Layers are alike: two tell how many tasks all of them have.
+    one, two = (len(decode_step(replace(shape, layers=layers), workers=workers).tasks) for layers in (1, 2))
+    _check_tasks(one + (shape.layers - 1) * (two - one))
+    return decode_step(shape, workers=workers)
 
 
-def _tile_accesses(program: str, sizes: Sequence[int]) -> int:
-    """Roughly how many tiles a program's tasks touch, known before anything is built. K steps are 64 wide."""
-    cut = [-(-size // TILE) for size in sizes] + [1] * 4
-    a, b, c, d = cut[:4]
+def _check_tasks(tasks: int) -> None:
+    if tasks > MOST_TRACE_TASKS:
+        allowed, next = f"up to {MOST_TRACE_TASKS:,}", "Choose smaller sizes."
+        raise InvalidArgumentError("trace", got=f"{tasks:,} tasks", allowed=allowed, next=next)
+
+
+def _tasks_and_accesses(program: str, sizes: Sequence[int]) -> tuple[int, int]:
+    """A program's tasks and, roughly, the tiles they touch, known before anything is built. K steps are 64 wide."""
+    a, b, c, d = ([-(-size // TILE) for size in sizes] + [1] * 4)[:4]
     if program == "gemm":
-        return a * b * c * 4
+        return a * b, a * b * c * 4
     if program == "chain":
-        return 4 * a * c * (b + d)
+        return a * (c + d), 4 * a * c * (b + d)
     if program == "ffn":
-        return 12 * a * b * c
+        return a * (3 * c + b), 12 * a * b * c
     if program == "attention":
-        return 6 * a * b * (sizes[2] if len(sizes) > 2 else 1) * d
-    width = b if len(sizes) < 2 else -(-sizes[1] * (sizes[2] if len(sizes) > 2 else 1) // TILE)
-    return 6 * a * a * (sizes[1] if len(sizes) > 1 else 1) + 4 * a * width * (width + 3 * d)
+        heads = sizes[2] if len(sizes) > 2 else 1
+        return heads * a * (b + 2), 7 * heads * a * b
+    heads = sizes[1] if len(sizes) > 1 else 1
+    width = -(-heads * (sizes[2] if len(sizes) > 2 else 1) // TILE)
+    return a * (heads + d + 2 * width), 6 * a * a * heads + 4 * a * width * (width + 3 * d)
 
 
 def _chain_graph(given: Mapping[str, Any], most_tasks: int) -> TileGraph:
