@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from onewave.tiles.machine import Machine
 from onewave.tiles.trace import Trace
 
 GEMM = ["tiles", "simulate", "gemm", "512", "512", "512", "--tile", "128x128x64"]
@@ -219,6 +220,21 @@ def test_bad_input_is_one_line_within_a_second(onewave, arguments, words):
     assert done.err.count("\n") == 1
     assert words in done.err
     assert "Traceback" not in done.err
+
+
+def test_the_help_of_simulate_says_on_what_machine(onewave):
+    text = " ".join(onewave("tiles", "simulate", "--help").out.split())
+    machine = Machine()
+    [level] = machine.levels
+    for words in (
+        f"{machine.workers} multiprocessors",
+        f"{machine.flops_per_ns / 1000:g} TFLOP/s",
+        f"{machine.memory_bandwidth:,.0f} GB/s of memory",
+        f"{level.capacity / 1e6:g} MB of L2 at {level.bandwidth:,.0f} GB/s",
+        f"{machine.task_ns / 1000:g} us on top of each task",
+        "--workers deals the same totals out",
+    ):
+        assert words in text
 
 
 def test_the_commands_need_no_torch():

@@ -26,7 +26,10 @@ def predict(
     model: options.Model = "llama-3.2-1b",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences at once.")] = 1,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Multiprocessors. Default: 132, or the trace's that is fitted to.")
+        int | None,
+        typer.Option(
+            "--workers", help="Multiprocessors, sharing the same bandwidth. Default: 132, or as the fitted trace's."
+        ),
     ] = None,
     costs: Annotated[
         Path | None, typer.Option("--costs", metavar="FILE", help="What --fit has written. Default: an H200's.")

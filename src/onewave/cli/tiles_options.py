@@ -57,7 +57,7 @@ Level = Annotated[
         "--level", help="NAME=SIZE[:POLICY][:private]; from the workers outwards, inside --cache. Repeatable."
     ),
 ]
-Workers = Annotated[int, typer.Option("--workers", help="Streaming multiprocessors.")]
+Workers = Annotated[int, typer.Option("--workers", help="Multiprocessors that share what the machine has.")]
 CoResident = Annotated[int, typer.Option("--co-resident", help="Thread blocks that share a multiprocessor.")]
 Queues = Annotated[
     str, typer.Option("--queues", help="ticket: whoever is free takes the next task; static: dealt out.")
