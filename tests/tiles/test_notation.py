@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
@@ -166,6 +169,11 @@ def test_par_accepts_only_what_is_independent():
             "dim M=4 X=4 K=8\nop a C[M] += A[M,K]\nop b D[M,X] = C[M]\ntree for K:4 { for X:1 { a } } for X:1 { b }",
             "for X: inside for K, over which a sums",
         ),
+        ("dim M=4 K=8\nop a C[M] = A[M,K]\ntree for K:4 { a }", "for K: around a, whose result lacks K"),
+        (
+            "dim M=4 N=4 K=8\nop a C[M] += A[M,K]\nop b D[N] += C[M]\nop c E[N,K] = D[N]\ntree for K:4 { a b c }",
+            "around c, which reads D before its sum over K has ended",
+        ),
         ("dim M=4 K=8\nop a C[M] += A[M,K]\ntree for K:4 { a a }", "a twice in the loop over K"),
     ],
 )
@@ -173,3 +181,89 @@ def test_what_is_no_tree_is_refused_with_its_line(text, words):
     with pytest.raises(InvalidArgumentError) as caught:
         parse_notation(text)
     assert words in str(caught.value)
+
+
+def random_tree(rng: random.Random):
+    """Sizes, operators as (name, result, inputs, sums), every tensor's dimensions, and a tree of names and loops."""
+    sizes = {dim: rng.choice([2, 4]) for dim in "ABC"}
+    dims: dict[str, tuple[str, ...]] = {}
+    operators = []
+    for number in range(rng.randint(1, 3)):
+        known = [f"R{earlier}" for earlier in range(number)]
+        inputs = [
+            rng.choice(known) if known and rng.random() < 0.7 else f"I{number}{k}" for k in range(rng.randint(1, 2))
+        ]
+        for name in (*inputs, f"R{number}"):
+            dims.setdefault(name, tuple(rng.sample("ABC", rng.randint(1, 2))))
+        operators.append((f"o{number}", f"R{number}", list(dict.fromkeys(inputs)), rng.random() < 0.6))
+
+    def grown(names, room, depth):
+        nodes = []
+        while names:
+            count = rng.randint(1, len(names))
+            part, names = names[:count], names[count:]
+            dim = rng.choice("ABC")
+            tile = rng.choice([size for size in (1, 2, 4) if size <= room[dim]])
+            loop = depth < 4 and rng.random() < 0.7
+            nodes += [(dim, tile, grown(part, room | {dim: tile}, depth + 1))] if loop else part
+        return nodes
+
+    return sizes, operators, dims, grown([name for name, *_ in operators], sizes, 0)
+
+
+def test_an_accepted_tree_computes_what_its_operators_say():
+    rng, accepted = random.Random(0), 0
+    for _ in range(1500):
+        sizes, operators, dims, tree = random_tree(rng)
+
+        def shown(node):
+            return node if isinstance(node, str) else f"for {node[0]}:{node[1]} {{ {' '.join(map(shown, node[2]))} }}"
+
+        def operand(name, dims=dims):
+            return f"{name}[{','.join(dims[name])}]"
+
+        lines = [f"dim {dim}={size}" for dim, size in sizes.items()]
+        for name, out, inputs, sums in operators:
+            lines.append(f"op {name} {operand(out)} {'+=' if sums else '='} {' * '.join(map(operand, inputs))}")
+        text = "\n".join((*lines, f"tree {' '.join(map(shown, tree))}"))
+        try:
+            parse_notation(text)
+        except InvalidArgumentError:
+            continue
+        accepted += 1
+        filled = {name: rng.choices(range(1, 1000), k=64) for name in dims}
+        given = {name: np.array(values).reshape(4, 4, 4) for name, values in filled.items()}
+        whole = {dim: (0, size) for dim, size in sizes.items()}
+        found, expected = ({name: array.copy() for name, array in given.items()} for _ in range(2))
+        for operator in operators:
+            compute(operator, dims, expected, whole)
+        walk(tree, operators, dims, found, whole)
+        assert all((found[out] == expected[out]).all() for _, out, *_ in operators), text
+    assert accepted > 700
+
+
+def compute(operator, dims, store, part):
+    """One operator on a part, on arrays [A, B, C] that are constant along the dimensions that a tensor lacks."""
+    _, out, inputs, sums = operator
+    where = tuple(slice(*part[dim]) for dim in "ABC")
+    lacking = {dim for name in inputs for dim in dims[name]} - set(dims[out])
+    product = np.ones(1, dtype=np.int64)
+    for name in inputs:
+        constant = store[name][tuple(slice(None) if dim in dims[name] else slice(0, 1) for dim in "ABC")]
+        product = (
+            product * constant[tuple(w if d in dims[name] else slice(None) for w, d in zip(where, "ABC", strict=True))]
+        )
+    total = product.sum(axis=tuple("ABC".index(dim) for dim in lacking), keepdims=True) % 999_983
+    target = store[out][tuple(w if d in dims[out] else slice(0, 1) for w, d in zip(where, "ABC", strict=True))]
+    again = sums and any(part[dim][0] > 0 for dim in lacking)
+    target[...] = (total + target * again) % 999_983
+
+
+def walk(nodes, operators, dims, store, part):
+    for node in nodes:
+        if isinstance(node, str):
+            compute(next(operator for operator in operators if operator[0] == node), dims, store, part)
+            continue
+        dim, tile, children = node
+        for start in range(*part[dim], tile):
+            walk(children, operators, dims, store, part | {dim: (start, min(start + tile, part[dim][1]))})

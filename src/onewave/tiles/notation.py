@@ -12,10 +12,10 @@
 `for DIM:TILE { ... }` walks a dimension in steps; what stands in braces runs in the order written; `par { ... }` claims
 that its children don't depend on each other, and is refused where they do. An operator inside runs once per step of all
 loops around it, on those steps' parts; dimensions that no loop cuts are taken whole. `+=` sums over the dimensions that
-the result lacks; steps after the first of those read the result back. An operator inside a loop over a dimension that
-it lacks is computed again at each step; such a loop inside one over what it sums would add a part again, and is
-refused, as is a reader of what no operator has made yet. The idea is TileFlow's (Zheng et al. 2023, MICRO, doi
-10.1145/3613424.3623792).
+the result lacks; steps after the first of those read the result back; `=` needs those dimensions whole. An operator
+inside a loop over a dimension that it lacks is computed again at each step. A tree that would compute something else
+than its operators say is refused: a reader before its maker, or of a sum that has not ended; a loop that adds a part
+again. The idea is TileFlow's (Zheng et al. 2023, MICRO, doi 10.1145/3613424.3623792).
 """
 
 from __future__ import annotations
@@ -269,20 +269,25 @@ def _check_dimensions(read: Text) -> None:
 
 
 def _check_sums(read: Text) -> None:
-    """Refuse a sum that its tree would add to more than once."""
+    """Refuse a sum that its tree would add to more than once, and parts of what an `=` needs whole."""
     assert read.tree is not None
     added: set[tuple[str, int]] = set()
+    inside: dict[int, tuple[Node, list[Operator]]] = {}
     for name, loops in _leaves(read.tree):
         operator = read.operators[name]
-        if not operator.sums:
-            continue
         outside: Node | None = None
         whole = dict(read.sizes)
         for loop in loops:
             several = loop.tile < whole[loop.dim]
             whole[loop.dim] = loop.tile
+            if several:
+                inside.setdefault(id(loop), (loop, []))[1].append(operator)
             if not several or loop.dim in operator.out.dims:
                 continue
+            if loop.dim in operator.dims and not operator.sums:
+                got = f"around {name}, whose result lacks {loop.dim}"
+                allowed = f"all of {loop.dim} at once, or += to sum over it"
+                raise InvalidArgumentError(f"notation: for {loop.dim}", got=got, allowed=allowed)
             if loop.dim in operator.dims:
                 outside = loop
                 if (name, id(loop)) in added:
@@ -295,6 +300,24 @@ def _check_sums(read: Text) -> None:
                     got=f"inside for {outside.dim}, over which {name} sums: it would add each part again",
                     allowed=f"for {loop.dim} outside, or without {name}",
                 )
+
+    for loop, operators in inside.values():
+        _check_halves(loop, operators)
+
+
+def _check_halves(loop: Node, operators: list[Operator]) -> None:
+    """Refuse a part of a result that is made from a half sum and never again. operators: in the loop, in order."""
+    halves: set[str] = set()
+    for operator in operators:
+        read = [operand.name for operand in operator.inputs if operand.name in halves]
+        if read and loop.dim in operator.dims:
+            raise InvalidArgumentError(
+                f"notation: for {loop.dim}",
+                got=f"around {operator.name}, which reads {read[0]} before its sum over {loop.dim} has ended",
+                allowed=f"{operator.name} in a loop of its own",
+            )
+        if read or (loop.dim in operator.dims and loop.dim not in operator.out.dims):
+            halves.add(operator.out.name)
 
 
 def _check_work(read: Text) -> None:
