@@ -153,6 +153,7 @@ class _Batch:
 
         # Slots and versions by row. At its end a task does not look again at what it overwrites itself.
         self.reads, self.late, self.writes = operands(~write), operands(~write & ~own), operands(write)
+        self.begun = Csr(self.writes.start, self.writes.first, BEING_WRITTEN - self.writes.second)
         waits = table.waits
         self.waiters = Csr.build(table.num_counters, waits.first, waits.row, waits.second)
         self.counter = np.zeros((runs, table.num_counters), dtype=np.int64)
@@ -244,16 +245,15 @@ class _Batch:
         task = self.task[run, lane]
         self.state[run, lane] = RUNNING
         self._compare(run, task, self.reads, "reads")
-        of, at = _entries(self.writes, task)
-        self.version[run[of], self.writes.first[at]] = BEING_WRITTEN - self.writes.second[at]
+        of, at = _entries(self.begun, task)
+        self.version[run[of], self.begun.first[at]] = self.begun.second[at]
 
     def _end(self, run: Ints, lane: Ints) -> None:
         task = self.task[run, lane]
         self.state[run, lane] = IDLE
         self.place[run, lane] += 1
         self._compare(run, task, self.late, "is still reading")
-        half = Csr(self.writes.start, self.writes.first, BEING_WRITTEN - self.writes.second)
-        self._compare(run, task, half, "is writing")
+        self._compare(run, task, self.begun, "is writing")
         of, at = _entries(self.writes, task)
         self.version[run[of], self.writes.first[at]] = self.writes.second[at]
         self.ended[run, task] += 1
