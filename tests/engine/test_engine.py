@@ -379,7 +379,7 @@ def test_what_a_stalled_launch_gave_reaches_nobody(run_ahead: int, together: int
 
 def test_metrics_count_tokens_and_seconds() -> None:
     request = generate(SamplingParams(max_tokens=5, n=2, ignore_eos=True))
-    metrics = request.metrics()
+    metrics = request.output().metrics
     assert metrics.num_generation_tokens == 10
     assert metrics.num_prompt_tokens == 3
     assert metrics.first_token_time is not None

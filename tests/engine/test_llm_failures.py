@@ -73,7 +73,7 @@ def test_threads_get_an_error_not_an_empty_answer(monkeypatch: pytest.MonkeyPatc
             found[i] = error
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    with llm._lock:  # nobody steps before all have come  # pyright: ignore[reportPrivateUsage]
+    with llm._turns.alone():  # nobody steps before all have come  # pyright: ignore[reportPrivateUsage]
         for thread in threads:
             thread.start()
         started.wait()
@@ -110,6 +110,15 @@ def test_a_prompt_that_finds_no_memory_ends_its_own_request_alone(
     assert (last.finish_reason, len(last.token_ids)) == ("length", 40)
     monkeypatch.undo()
     assert llm.generate([3, 4], LONG)[0].outputs[0].token_ids == last.token_ids
+
+
+def test_a_prompt_that_fails_does_not_wait_for_those_beside_it(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    fail_once(monkeypatch, llm, "prefill", CapacityError("boom"), lambda *_: True)
+    decoded = list[Any]()
+    monkeypatch.setattr(llm.runner, "decode", lambda *args: decoded.append(args))
+    with pytest.raises(CapacityError, match="boom"):
+        llm.generate([[5], [6]], LONG)
+    assert not decoded
 
 
 def test_another_error_of_a_prompt_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

@@ -181,6 +181,8 @@ class Engine:
         self._rows_changed = False
         self._prefilled_last = False
         self._in_flight: deque[_InFlight] = deque()
+        # Requests with a reader that have got tokens in this step.
+        self._grown: set[Request] = set()
 
     @property
     def has_work(self) -> bool:
@@ -230,6 +232,9 @@ class Engine:
         try:
             with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
                 self._step()
+            for request in self._grown:
+                request.keep_state()
+            self._grown.clear()
         except BaseException as error:
             self.abort_all(error)
             raise
@@ -271,6 +276,7 @@ class Engine:
             sample.request.note_finished()
         unread = bool(self._in_flight)
         self._in_flight.clear()
+        self._grown.clear()
         self._rows, self._rows_changed, self._prefilled_last = None, False, False
         # Last, since it may fail.
         if unread and self._runner.tokens_per_launch > 1:
@@ -323,8 +329,8 @@ class Engine:
         """Launch one step of all rows that need more tokens; False when there are none."""
         rows = self._rows
         if self._rows_changed or (rows is not None and rows.left <= 0):
+            self._rows_changed = False  # first: what changes them meanwhile counts
             rows = self._rows = self._build_rows()
-            self._rows_changed = False
         if rows is None:
             return False
         count = self._runner.tokens_per_launch
@@ -443,6 +449,8 @@ class Engine:
             wanted = request.params.logprobs
             if wanted is not None and logprobs is not None:
                 sample.add_logprobs(*self._token_entry(logprobs, row, token_id, wanted))
+            if request.streaming:
+                self._grown.add(request)
             if sample.finish_reason is not None:
                 self._scheduler.remove(sample)
                 self._rows_changed = True

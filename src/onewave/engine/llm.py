@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
 from onewave.engine.request import Detokenizer, Request
 from onewave.engine.runner import ModelRunner
+from onewave.engine.turns import Turns
 from onewave.engine.wave_ahead import compilers
 from onewave.engine.wave_decode import WaveLoad, load_for
 from onewave.models.loading import load_config
@@ -148,7 +148,7 @@ class LLM:
         )
         self.decode_path = self.runner.decode_path
         self._engine: Engine | None = self._make_engine(seed)
-        self._lock = threading.RLock()
+        self._turns = Turns()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -235,11 +235,11 @@ class LLM:
 
     def close(self) -> None:
         """End what runs and free the model; calling it again does nothing."""
-        with self._lock:
-            if self._engine is not None:
-                self._engine.abort_all()
-                self._engine = None
+        with self._turns.alone():
+            engine, self._engine = self._engine, None
+            if engine is not None:
                 del self.runner
+                engine.abort_all()  # last, since it may fail
 
     def __enter__(self) -> LLM:
         return self
@@ -311,13 +311,13 @@ class LLM:
         requests: list[Request] = []
         with _progress_bar(len(jobs), show_progress) as show:
             try:
-                with self._lock:
+                with self._turns.alone():
                     for job in jobs:
                         requests.append(self._open_engine().add(*job))
-                while (left := sum(not request.finished for request in requests)) > 0:
+                while (left := _num_running(requests)) > 0:
                     show(len(jobs) - left)
-                    self._step(requests)
-                _raise_failures(requests)
+                    self._turns.until(lambda left=left: _num_running(requests) < left, self._step)
+                    _raise_failures(requests)
                 show(len(jobs))
             finally:
                 self._abort(requests)
@@ -326,33 +326,43 @@ class LLM:
     def _stream(self, job: _Job) -> Iterator[RequestOutput]:
         requests: list[Request] = []
         try:
-            with self._lock:
+            with self._turns.alone():
                 request = self._open_engine().add(*job, streaming=True)
             requests.append(request)
-            seen = 0
-            while not request.finished:
-                if request.num_generated == seen:  # otherwise another stream's steps have made a token meanwhile
-                    self._step(requests)
-                if request.num_generated != seen and not request.finished:
-                    seen = request.num_generated
-                    yield request.output()
+            states = request.states
+
+            def ready() -> bool:
+                return len(states) > 0 or request.finished
+
+            while True:
+                if not states:  # otherwise somebody else's steps have made a token meanwhile
+                    self._turns.until(ready, self._step)
+                if not states:
+                    break
+                yield request.output(states.popleft())
             _raise_failures(requests)
             yield request.output()
         finally:
             self._abort(requests)
 
-    def _step(self, requests: list[Request]) -> None:
-        """One step, unless another thread's steps have finished these requests meanwhile."""
-        with self._lock:
-            if not all(request.finished for request in requests):
-                self._open_engine().step()
-        _raise_failures(requests)
+    def _step(self) -> None:
+        self._open_engine().step()
 
     def _abort(self, requests: list[Request]) -> None:
-        with self._lock:
-            for request in requests:
+        """End what still runs, now or as soon as a step that is being made is over."""
+        running = [request for request in requests if not request.finished]
+
+        def abort() -> None:
+            for request in running:
                 if self._engine is not None:
                     self._engine.abort(request)
+
+        if running:
+            self._turns.post(abort)
+
+
+def _num_running(requests: Sequence[Request]) -> int:
+    return sum(not request.finished for request in requests)
 
 
 def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:

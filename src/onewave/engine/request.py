@@ -7,9 +7,10 @@ decides by itself when it has ended.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from onewave.base.errors import OnewaveError
 from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, RequestMetrics, RequestOutput
@@ -28,6 +29,24 @@ class Detokenizer(Protocol):
     def push(self, ids: Sequence[int]) -> str: ...
 
     def finish(self) -> str: ...
+
+
+class SampleState(NamedTuple):
+    """How far a sample had come after some step, and how much of its text nobody takes back: both only grow."""
+
+    num_tokens: int
+    num_shown: int
+    cumulative_logprob: float
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+class RequestState(NamedTuple):
+    """A request's samples after some step. finished: whether it was over then. at: when, by the performance counter."""
+
+    samples: list[SampleState]
+    finished: bool
+    at: float
 
 
 class Sample:
@@ -94,21 +113,26 @@ class Sample:
                     self._push(self.token_ids, last=True)
             self.finish_reason = "abort"
 
-    def output(self) -> CompletionOutput:
-        """A copy of the current state; each call's delta continues the one before."""
+    def state(self) -> SampleState:
+        """How far it has come."""
         shown = len(self.text)
         if self.finish_reason is None and not self.request.params.include_stop_str_in_output:
             shown -= num_held_back(self.text, self._stops)
-        delta = self.text[self._shown : shown]
-        self._shown = shown
+        return SampleState(len(self.token_ids), shown, self.cumulative_logprob, self.finish_reason, self.stop_reason)
+
+    def output(self, state: SampleState) -> CompletionOutput:
+        """A copy of what the sample was in a state; each call's delta continues the one before."""
+        count, text = state.num_tokens, self.text[: state.num_shown]
+        delta = text[self._shown :]
+        self._shown = state.num_shown
         return CompletionOutput(
             index=self.index,
-            text=self.text[:shown],
-            token_ids=list(self.token_ids),
-            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
-            logprobs=None if self.logprobs is None else list(self.logprobs),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+            text=text,
+            token_ids=self.token_ids[:count],
+            cumulative_logprob=None if self.logprobs is None else state.cumulative_logprob,
+            logprobs=None if self.logprobs is None else self.logprobs[:count],
+            finish_reason=state.finish_reason,
+            stop_reason=state.stop_reason,
             delta=delta,
         )
 
@@ -135,7 +159,9 @@ class Request:
 
     end_ids: token ids that end a sample (EOS unless ignored, and stop tokens). max_new_tokens: what max_tokens and
     max_model_len leave. keys: the random stream of each sample. streaming: someone reads the text as it grows.
-    failure: what ended the request, where that was neither its tokens nor its caller.
+    failure: what ended the request, where that was neither its tokens nor its caller. states: what its reader has not
+    yet seen, one for each step that left it running; how it ended is not among them.
+    Another thread than the engine's may look at failure and states at any time, at the rest once it has finished.
     """
 
     def __init__(
@@ -160,6 +186,7 @@ class Request:
         self.streaming = streaming
         self.prompt_logprobs: list[Logprobs | None] | None = None
         self.failure: OnewaveError | None = None
+        self.states: deque[RequestState] = deque()
         self.samples = [
             Sample(self, i, key, make_detokenizer() if make_detokenizer else None) for i, key in enumerate(keys)
         ]
@@ -169,12 +196,8 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return all(sample.finished for sample in self.samples)
-
-    @property
-    def num_generated(self) -> int:
-        """Tokens read so far, all samples together."""
-        return sum(len(sample.token_ids) for sample in self.samples)
+        """Whether the last sample has ended and all is noted about it."""
+        return self._finished is not None
 
     def note_first_token(self) -> None:
         """Take the time of the first token of all samples; later calls change nothing."""
@@ -183,35 +206,45 @@ class Request:
 
     def note_finished(self) -> None:
         """Take the time, if this was the last sample to end."""
-        if self._finished is None and self.finished:
+        if self._finished is None and all(sample.finished for sample in self.samples):
             self._finished = time.perf_counter()
 
-    def metrics(self) -> RequestMetrics:
-        """Times up to now."""
-        generated = self.num_generated
-        started = sum(1 for sample in self.samples if sample.token_ids)
-        rate: float | None = None
-        if self._first_token is not None and generated > started:
-            end = time.perf_counter() if self._finished is None else self._finished
-            rate = (generated - started) / max(end - self._first_token, 1e-9)
-        return RequestMetrics(
-            arrival_time=_EPOCH + self._arrival,
-            first_token_time=None if self._first_token is None else _EPOCH + self._first_token,
-            finished_time=None if self._finished is None else _EPOCH + self._finished,
-            num_prompt_tokens=len(self.prompt_token_ids),
-            num_generation_tokens=generated,
-            time_to_first_token=None if self._first_token is None else self._first_token - self._arrival,
-            tokens_per_second=rate,
-        )
+    def keep_state(self) -> None:
+        """Keep what a step has come to for the reader, unless the request ended with it."""
+        if not self.finished:
+            self.states.append(self._state())
 
-    def output(self) -> RequestOutput:
-        """A copy of the current state."""
+    def output(self, state: RequestState | None = None) -> RequestOutput:
+        """A copy of what the request was in a kept state, or is now."""
+        state = state or self._state()
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=list(self.prompt_token_ids),
             prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
-            outputs=[sample.output() for sample in self.samples],
-            finished=self.finished,
-            metrics=self.metrics(),
+            outputs=[sample.output(then) for sample, then in zip(self.samples, state.samples, strict=True)],
+            finished=state.finished,
+            metrics=self._metrics(state),
+        )
+
+    def _state(self) -> RequestState:
+        return RequestState([sample.state() for sample in self.samples], self.finished, time.perf_counter())
+
+    def _metrics(self, state: RequestState) -> RequestMetrics:
+        """Times up to a state."""
+        generated = sum(sample.num_tokens for sample in state.samples)
+        started = sum(1 for sample in state.samples if sample.num_tokens)
+        ended = self._finished if state.finished else None
+        rate: float | None = None
+        if self._first_token is not None and generated > started:
+            end = state.at if ended is None else ended
+            rate = (generated - started) / max(end - self._first_token, 1e-9)
+        return RequestMetrics(
+            arrival_time=_EPOCH + self._arrival,
+            first_token_time=None if self._first_token is None else _EPOCH + self._first_token,
+            finished_time=None if ended is None else _EPOCH + ended,
+            num_prompt_tokens=len(self.prompt_token_ids),
+            num_generation_tokens=generated,
+            time_to_first_token=None if self._first_token is None else self._first_token - self._arrival,
+            tokens_per_second=rate,
         )
