@@ -180,6 +180,8 @@ def test_a_truncated_tokenizer_json_is_refused(keep: int, tmp_path: Path) -> Non
         ("tokenizer_config.json", '{"bos_token": ', "not readable as JSON"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: int; allowed: a string or a list"),
         ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template: 'x'; allowed: {"),
+        ("tokenizer_config.json", '{"eos_token": "\\ud800"}', "eos_token: a lone surrogate; allowed: Unicode text"),
+        ("special_tokens_map.json", '{"pad_token": {"content": "x\\udfff"}}', "pad_token: a lone surrogate; allowed"),
         ("special_tokens_map.json", "null", "a JSON NoneType; allowed: an object"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: 'x'; allowed: a token id"),
         ("generation_config.json", "[" * 100_000, "not readable as JSON"),

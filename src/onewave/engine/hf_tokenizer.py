@@ -86,12 +86,18 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """name -> text. A token is written as a string or as {"content": string}; tokenizer_config.json wins."""
     found: dict[str, str] = {}
-    for source in (_read_object(directory / "special_tokens_map.json"), config):
+    of_map = _read_object(directory / "special_tokens_map.json")
+    for file, source in (("special_tokens_map.json", of_map), ("tokenizer_config.json", config)):
         for name in SPECIAL_NAMES:
             value: object = source.get(name)
             if isinstance(value, dict):
                 value = cast("dict[str, Any]", value).get("content")
             if isinstance(value, str):
+                try:
+                    value.encode()
+                except UnicodeError as error:
+                    what, allowed = f"{directory / file}: {name}", "Unicode text that UTF-8 can write"
+                    raise TokenizerError(what, got="a lone surrogate", allowed=allowed) from error
                 found[name] = value
     return found
 
