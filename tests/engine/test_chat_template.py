@@ -18,6 +18,7 @@ from tiny_tokenizers import (
 )
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError
+from onewave.engine import chat_template
 from onewave.engine.gguf_tokenizer import gguf_tokenizer_parts
 from onewave.engine.hf_tokenizer import hf_tokenizer_parts
 from onewave.engine.tokenizer import Tokenizer
@@ -244,6 +245,22 @@ def test_named_templates_are_chosen_by_name_and_by_tools(tmp_path: Path) -> None
     assert tokenizer.render_chat(user("x"), tools=[{"name": "f"}]) == "tools"
     assert tokenizer.render_chat(user("x"), chat_template="tool_use") == "tools"
     assert tokenizer.render_chat(user("x"), chat_template="{{ messages[0].content }}!") == "x!"
+
+
+def test_a_callers_templates_are_not_kept_for_good(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[str] = []
+    real = chat_template.ChatTemplate
+
+    def counted(source: str, **given: Any) -> chat_template.ChatTemplate:
+        made.append(source)
+        return real(source, **given)
+
+    monkeypatch.setattr(chat_template, "ChatTemplate", counted)
+    tokenizer = Tokenizer(hf_tokenizer_parts(byte_level_directory(tmp_path, WORDS, chat_template="own")))
+    for number in (*range(20), *range(12, 20), 0):
+        assert tokenizer.render_chat(user("x"), chat_template=f"{number}") == f"{number}"
+        assert tokenizer.render_chat(user("x")) == "own"
+    assert made == ["0", "own", *(f"{number}" for number in range(1, 20)), "0"]
 
 
 def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:

@@ -282,8 +282,8 @@ class LLM:
     ) -> _Job:
         tokenizer = self.tokenizer
         flag("add_generation_prompt", add_generation_prompt)
-        ids = tokenizer.encode_chat(conversation, add_generation_prompt, **extra)
-        return self._checked(tokenizer.render_chat(conversation, add_generation_prompt, **extra), ids, params)
+        text, ids = tokenizer.lay_out_chat(conversation, add_generation_prompt, **extra)
+        return self._checked(text, ids, params)
 
     def _checked(self, text: str | None, ids: list[int], params: SamplingParams) -> _Job:
         vocab_size, longest = self.config.vocab_size, self.max_model_len - 1

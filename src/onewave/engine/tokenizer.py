@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Tokenizer as Backend
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from onewave.weights.sources import ModelLocation
 
 __all__ = ["Tokenizer", "load_tokenizer"]
+
+_CALLERS_TEMPLATES = 8
 
 
 def load_tokenizer(location: ModelLocation, metadata: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -137,13 +139,7 @@ class Tokenizer:
         it is. Raises InvalidArgumentError for malformed messages, TokenizerError for a missing template or one that
         fails.
         """
-        from onewave.engine.chat_encoding import encode_rendered
-
-        rendered = self._template(template_kwargs).render_marked(messages, add_generation_prompt, template_kwargs)
-        try:
-            return encode_rendered(self, rendered)
-        except (TypeError, UnicodeError) as error:
-            raise _not_text(rendered.text) from error
+        return self.lay_out_chat(messages, add_generation_prompt, **template_kwargs)[1]
 
     def render_chat(
         self,
@@ -154,10 +150,23 @@ class Tokenizer:
         """The text that encode_chat encodes. Arguments and errors as there."""
         return self._template(template_kwargs).render_marked(messages, add_generation_prompt, template_kwargs).text
 
+    def lay_out_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> tuple[str, list[int]]:
+        """What render_chat and encode_chat return, of one rendering. Arguments and errors as there."""
+        from onewave.engine.chat_encoding import encode_rendered
+
+        rendered = self._template(template_kwargs).render_marked(messages, add_generation_prompt, template_kwargs)
+        try:
+            return rendered.text, encode_rendered(self, rendered)
+        except (TypeError, UnicodeError) as error:
+            raise _not_text(rendered.text) from error
+
     def _template(self, template_kwargs: dict[str, Any]) -> ChatTemplate:
         """The template to use; takes chat_template out of template_kwargs."""
-        from onewave.engine.chat_template import ChatTemplate
-
         named = self._parts.chat_templates
         wanted: object = template_kwargs.pop("chat_template", None)
         if wanted is not None and not isinstance(wanted, str):
@@ -170,12 +179,23 @@ class Tokenizer:
                     got="none" if not named else f"only {', '.join(sorted(named))}",
                     next="Pass chat_template=, or lay the conversation out yourself and use generate.",
                 )
-        source = named.get(wanted, wanted)
-        if source not in self._templates:
-            self._templates[source] = ChatTemplate(
-                source, origin=self._parts.origin, special_tokens=self._parts.special_tokens, added=self._parts.added
-            )
-        return self._templates[source]
+        if wanted not in named:
+            return self._callers_templates(wanted)
+        if wanted not in self._templates:
+            self._templates[wanted] = self._compile_template(named[wanted])
+        return self._templates[wanted]
+
+    @cached_property
+    def _compile_template(self) -> Callable[[str], ChatTemplate]:
+        from onewave.engine.chat_template import ChatTemplate
+
+        parts = self._parts
+        return partial(ChatTemplate, origin=parts.origin, special_tokens=parts.special_tokens, added=parts.added)
+
+    @cached_property
+    def _callers_templates(self) -> Callable[[str], ChatTemplate]:
+        """Compiled templates that the model does not have, for as long as they are among the last ones used."""
+        return lru_cache(_CALLERS_TEMPLATES)(self._compile_template)
 
     @cached_property
     def _text_backend(self) -> Backend:
