@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import onewave
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, TokenizerError, UnsupportedError
+from onewave.engine.chat_template import ChatTemplate
 from onewave.engine.options import check_dtype_on
 from onewave.ops.sampling import reference
 
@@ -246,6 +247,29 @@ def test_chat_lays_the_conversation_out_and_keeps_control_tokens_out_of_it(llm: 
     both = llm.chat([messages, [{"role": "user", "content": "you"}]], [GREEDY, GREEDY])
     assert both[0].outputs[0].token_ids == output.outputs[0].token_ids
     assert list(llm.chat_stream(messages, GREEDY))[-1].outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_a_conversation_is_rendered_once(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    real, rendered = ChatTemplate.render_marked, list[Any]()
+
+    def render(template: ChatTemplate, *args: Any) -> Any:
+        rendered.append(real(template, *args))
+        return rendered[-1]
+
+    monkeypatch.setattr(ChatTemplate, "render_marked", render)
+    output = llm.chat([{"role": "user", "content": "hi"}], GREEDY)[0]
+    assert [each.text for each in rendered] == [output.prompt]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_asking_about_the_prompt_does_not_change_what_comes_of_it(dtype: str, checkpoint: Path) -> None:
+    def logprobs(**asked: Any) -> list[Any]:
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, n=2, **asked)
+        return [output.logprobs for output in llm.generate([[7 * i % 250 for i in range(23)]], params)[0].outputs]
+
+    with LLM(checkpoint, device="cpu", dtype=dtype) as llm:
+        first, second = logprobs(prompt_logprobs=0)
+        assert first == second == logprobs()[0]
 
 
 def test_max_model_len_ends_the_text_and_bounds_the_prompt(checkpoint: Path) -> None:

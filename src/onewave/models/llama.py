@@ -120,11 +120,21 @@ class Llama:
             normed, residual = self._norm(update, residual, layer.post_norm)
             gated = swiglu(_product(normed, layer.gate_up, layer.gate_up_bias))
             update = _product(gated, layer.down, layer.down_bias)
-        if batch.phase is Phase.PREFILL and not all_logits:
-            last = torch.tensor([chunk.length for chunk in batch.chunks], device=self.device).cumsum(0) - 1
-            residual, update = residual[last], None if update is None else update[last]
-        normed, _ = self._norm(update, residual, weights.norm)
-        return _product(normed, weights.head, out_dtype=torch.float32)
+        if batch.phase is not Phase.PREFILL:
+            return self._logits(update, residual)
+        last = torch.tensor([chunk.length for chunk in batch.chunks], device=self.device).cumsum(0) - 1
+        own = self._logits(None if update is None else update[last], residual[last])
+        if not all_logits:
+            return own
+        # A product of many rows may round differently: what is drawn must not depend on who asks about the prompt.
+        logits = self._logits(update, residual)
+        logits[last] = own
+        return logits
+
+    def _logits(self, update: Tensor | None, residual: Tensor) -> Tensor:
+        """Float32 [rows, vocab]."""
+        normed, _ = self._norm(update, residual, self.weights.norm)
+        return _product(normed, self.weights.head, out_dtype=torch.float32)
 
     def _norm(self, update: Tensor | None, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         if update is None:
