@@ -368,3 +368,20 @@ def test_a_cache_stays_out_of_the_graph_of_gradients():
 def test_what_is_not_supported_is_refused_clearly(call, error, says):
     with pytest.raises(error, match=says):
         call(randn(2, 4, 2, 16))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rotary_interleaved": "no"}, "rotary_interleaved: 'no'; allowed: True or False"),
+        ({"return_softmax_lse": 1}, "return_softmax_lse: 1; allowed: True or False"),
+        ({"rotary_cos": torch.ones(8, 4, dtype=torch.int64)}, "dtypes of rotary_cos, rotary_sin: torch.int64, torch.f"),
+        ({"rotary_sin": torch.ones(8, 4, dtype=torch.bool)}, "allowed: floating point"),
+    ],
+)
+def test_a_call_whose_switches_or_tables_are_refused_has_appended_nothing(wrong, says):
+    cache = torch.zeros(2, 1, 8, 2, 16)
+    new, angles = torch.ones(1, 1, 2, 16), {"rotary_cos": torch.ones(8, 4), "rotary_sin": torch.ones(8, 4)}
+    with pytest.raises(InvalidArgumentError, match=says):
+        flash_attn_with_kvcache(torch.ones(1, 1, 4, 16), *cache, new, new, cache_seqlens=3, **{**angles, **wrong})
+    assert not cache.any()

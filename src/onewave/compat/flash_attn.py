@@ -230,6 +230,8 @@ def flash_attn_with_kvcache(
         raise ShapeError(f"{name}: q", got=str(tuple(q.shape)), allowed="[batch, Sq, heads, head_dim]")
     if not is_whole(num_splits):
         raise InvalidArgumentError(f"{name}: num_splits", got=shown(num_splits), allowed="a whole number")
+    check_switch(f"{name}: rotary_interleaved", rotary_interleaved)
+    check_switch(f"{name}: return_softmax_lse", return_softmax_lse)
     cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table, written=k is not None)
     past = lengths_before(cache, q, k, v, cache_seqlens)
     q = q if q.stride(-1) == 1 else q.contiguous()

@@ -194,6 +194,9 @@ def checked_angles(q: Tensor, k: Tensor | None, cos: Tensor | None, sin: Tensor 
         got = f"{tuple(cos.shape)}, {tuple(sin.shape)}"
         allowed = f"twice [positions, up to {most}]"
         raise ShapeError("flash_attn_with_kvcache: rotary_cos, rotary_sin", got=got, allowed=allowed)
+    if not (cos.is_floating_point() and sin.is_floating_point()):
+        got, allowed = f"{cos.dtype}, {sin.dtype}", "floating point"
+        raise UnsupportedError("flash_attn_with_kvcache: dtypes of rotary_cos, rotary_sin", got=got, allowed=allowed)
     return cos, sin
 
 
