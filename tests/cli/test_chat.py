@@ -93,6 +93,7 @@ def test_help_lists_the_commands(talk, llm):
 
 def test_an_unknown_command_is_not_sent_to_the_model(talk, llm):
     done = talk("/rest\n")
+    assert done.status == 2
     assert "/rest" in done.err
     assert not llm.asked
 

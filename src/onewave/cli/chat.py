@@ -148,7 +148,7 @@ class Conversation:
 
 
 def _talk(conversation: Conversation) -> bool:
-    """Read and answer messages until the end. Returns False when one from a pipe could not be answered."""
+    """Read and answer messages until the end. Returns False when a line from a pipe was no command and not answered."""
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):
@@ -175,13 +175,14 @@ def _talk(conversation: Conversation) -> bool:
 
 
 def _obey(conversation: Conversation, line: str) -> bool:
-    """Carry out a command, or answer a message. Returns False for a message that can't be answered."""
+    """Carry out a command, or answer a message. Returns False for what can't be done or answered."""
     if line == "/reset":
         conversation.reset()
     elif line == "/help":
         print(_HELP)
     elif line.startswith("/") and " " not in line and "/" not in line[1:]:
         print(f"error: no such command: {line}; /help lists them", file=sys.stderr)
+        return False
     else:
         try:
             conversation.answer(line)
