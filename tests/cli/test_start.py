@@ -1,4 +1,4 @@
-"""The command's first and last moments: Ctrl-C while libraries load, closed streams, a full disk."""
+"""The command's first and last moments: Ctrl-C while libraries load, no torch, closed streams, a full disk."""
 
 import signal
 import subprocess
@@ -22,6 +22,17 @@ def test_an_interrupt_ends_the_command_quietly_whatever_it_is_loading(seconds: f
         _, errors = process.communicate(timeout=60)
     assert process.returncode in (130, NOT_CAUGHT)
     assert "internal error" not in errors
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_command_that_needs_torch_says_so_where_there_is_none(command: str) -> None:
+    arguments = [command, *["hi"][: command == "generate"], "--model", "llama-3.2-1b", "--load-format", "dummy"]
+    code = "import sys; sys.modules['torch'] = None; from onewave.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"error: {command} needs PyTorch: not installed. Run `pip install torch`.\n"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

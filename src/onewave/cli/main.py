@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onewave.base.errors import OnewaveError
+from onewave.base.errors import OnewaveError, UnsupportedError
 from onewave.cli.bench_latency import latency
 from onewave.cli.bench_ops import ops
 from onewave.cli.bench_peers import peers
@@ -116,7 +116,13 @@ def _invoke(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         with command.make_context("onewave", arguments) as context:
-            command.invoke(context)
+            try:
+                command.invoke(context)
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                what = f"{context.invoked_subcommand} needs PyTorch"
+                raise UnsupportedError(what, got="not installed", next="Run `pip install torch`.") from error
     except typer.Exit as leaving:
         return leaving.exit_code
     return 0
