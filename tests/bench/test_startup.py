@@ -20,6 +20,8 @@ assert len(set(caches)) == 3
 with open(options["model"], "a") as log: print(json.dumps(job), file=log)
 if options["decode"] == "broken": sys.exit("no such path")
 if options["decode"] == "silent": sys.exit(0)
+if options["decode"] == "killed": os.kill(os.getpid(), 9)
+if options["decode"] == "aborted": print("oh", file=sys.stderr, flush=True); os.kill(os.getpid(), 6)
 seconds = 2 if caches[1].exists() else 8
 for each in caches: each.mkdir(parents=True, exist_ok=True)
 print("loading ...")
@@ -70,7 +72,15 @@ def test_the_ledger_gets_loading_and_the_first_answer(job):
     assert (answer.metric, answer.summary.p50, answer.extra["batch_size"]) == ("first_answer", 0.1, 1)
 
 
-@pytest.mark.parametrize(("decode", "said"), [("broken", "status 1, no such path"), ("silent", "nothing on stderr")])
+@pytest.mark.parametrize(
+    ("decode", "said"),
+    [
+        ("broken", "status 1, no such path"),
+        ("silent", "status 0, nothing on stderr"),
+        ("killed", "killed by signal 9, probably out of memory$"),
+        ("aborted", "killed by signal 6, oh$"),
+    ],
+)
 def test_a_start_that_fails_says_why(job, decode, said):
     with pytest.raises(StartupError, match=said):
         measure_startup(job(decode), reps=1)

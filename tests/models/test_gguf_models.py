@@ -11,7 +11,8 @@ import torch
 from tiny_gguf import convert, metadata_of
 from tiny_models import config_of, oracle, oracle_logits, our_logits, ours, relative_error, save_checkpoint, tokens
 
-from onewave.base.errors import ConfigError, UnsupportedError
+from onewave.base.errors import CapacityError, ConfigError, UnsupportedError
+from onewave.models import loading
 from onewave.models.config import ModelConfig
 from onewave.models.config_gguf import from_gguf
 from onewave.models.config_hf import from_hf
@@ -42,6 +43,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"attention_bias": True},
 }
+
+
+def test_quantized_weights_take_the_memory_that_they_take_in_their_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = config_of("llama", **SIZES, tie_word_embeddings=True)
+    save_checkpoint(tmp_path, config)
+    file = tmp_path / "tiny.gguf"
+    convert(tmp_path, file, "llama", config, MIXES["Q8_0"])
+    monkeypatch.setattr(loading, "available_bytes", lambda: file.stat().st_size)
+    assert ours(file, packed=True).weights.layers
+    with pytest.raises(CapacityError, match=r"weights of tiny.gguf: at least .* GiB on a CPU with"):
+        ours(file, packed=False)
 
 
 def check_same_model(directory: Path, file: Path, *, packed: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +23,13 @@ from tiny_models import (
 )
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.models import loading
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.loading import load_config, load_model
 from onewave.models.names import GGUF, HF, expected_shapes
+from onewave.weights.dummy import DummyStore
 from onewave.weights.sources import ModelLocation
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -195,3 +198,19 @@ def test_expected_names_and_shapes_are_those_of_transformers(family: str, tmp_pa
     stored = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     assert expected_shapes(config, HF) == stored
     assert sorted(expected_shapes(config, GGUF).values()) == sorted(stored.values())
+
+
+@pytest.mark.parametrize(("dtype", "packed"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, False)])
+def test_weights_that_take_more_memory_than_there_is_are_refused_before_they_are_made(
+    dtype: torch.dtype, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = ModelLocation("builtin", None, "llama-3.2-1b")
+    config = replace(load_config(location), num_layers=1, layer_windows=(None,))
+    wanted = sum(math.prod(shape) for shape in expected_shapes(config, HF).values()) * dtype.itemsize
+    made: list[str] = []
+    monkeypatch.setattr(DummyStore, "load", lambda store, name: made.append(name))
+    monkeypatch.setattr(loading, "available_bytes", lambda: wanted - 1)
+    says = rf"weights of llama-3.2-1b: at least {wanted / 2**30:.1f} GiB on a CPU with .* left. Use a smaller model"
+    with pytest.raises(CapacityError, match=says):
+        load_model(location, config, dtype=dtype, device=CPU, load_format="dummy", packed=packed)
+    assert not made

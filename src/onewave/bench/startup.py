@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -174,7 +175,10 @@ def _in_new_process(arguments: Sequence[str], text: str, caches: Path) -> dict[s
     if done.returncode != 0 or not done.stdout.strip():
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         said = lines[-1][:300] if lines else "nothing on stderr"
-        raise StartupError("a start in a process of its own", got=f"status {done.returncode}, {said}")
+        ended = f"status {done.returncode}" if done.returncode >= 0 else f"killed by signal {-done.returncode}"
+        if done.returncode == -signal.SIGKILL:
+            said = "probably out of memory"  # the kernel leaves no time to say so
+        raise StartupError("a start in a process of its own", got=f"{ended}, {said}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

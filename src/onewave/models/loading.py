@@ -8,6 +8,7 @@ kernels.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError, shown
 from onewave.base.quantized import QuantizedRows
+from onewave.memory.host import available_bytes
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.config import ModelConfig
 from onewave.models.config_file import load_config
@@ -86,6 +88,8 @@ def open_parts(
     store, layout = _open(location, config, dtype, device, load_format, seed)
     try:
         check_tensors(store, config, layout)
+        if device.type == "cpu":
+            _check_room(location, config, store, layout, dtype, packed=packed)
         interleaved = layout is GGUF and FAMILIES[config.family].interleaved_gguf
         yield ModelParts(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
     except (RuntimeError, MemoryError) as error:
@@ -119,6 +123,32 @@ def _open(
     from onewave.weights.safetensors_store import SafetensorsStore
 
     return SafetensorsStore.open(location.path), HF
+
+
+def _check_room(
+    location: ModelLocation,
+    config: ModelConfig,
+    store: WeightStore,
+    layout: Layout,
+    dtype: torch.dtype,
+    *,
+    packed: bool,
+) -> None:
+    """Raises CapacityError where the weights alone take more memory than there is: the kernel would end the process
+    without a word."""
+    room, needed = available_bytes(), 0
+    for name, tensor in store.tensors.items():
+        if name == layout.head and config.tie_word_embeddings and layout.embedding in store.tensors:
+            continue
+        dense = math.prod(tensor.shape) * dtype.itemsize
+        # Packed ones keep their own format where the kernels read it.
+        needed += min(dense, tensor.nbytes) if packed else dense
+    if room is not None and needed > room:
+        raise CapacityError(
+            f"weights of {location.name}",
+            got=f"at least {needed / 2**30:.1f} GiB on a CPU with {room / 2**30:.1f} GiB of memory left",
+            next="Use a smaller model or dtype.",
+        )
 
 
 class ModelParts:
