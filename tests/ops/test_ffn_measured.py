@@ -261,7 +261,7 @@ def test_auto_packs_neither_into_the_last_memory_nor_into_a_recording(card: Card
 
 def test_the_docs_tables_are_the_tables_rows() -> None:
     page = (ROOT / "docs" / "reference" / "ffn.md").read_text()
-    page = page.split("## Measured")[1].split("## What memory moves")[0]
+    page = page.split("## Measured")[1].split("## Memory traffic")[0]
     printed = [
         [cell.strip() for cell in each.strip("| \n").split("|")] for each in page.splitlines() if "jsonl" in each
     ]
@@ -276,7 +276,7 @@ def test_the_docs_tables_are_the_tables_rows() -> None:
 
 
 def test_the_docs_bytes_are_the_ledgers() -> None:
-    section = (ROOT / "docs" / "reference" / "ffn.md").read_text().split("## What memory moves")[1]
+    section = (ROOT / "docs" / "reference" / "ffn.md").read_text().split("## Memory traffic")[1]
     ledger = (ROOT / "ledger" / "h200.jsonl").read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if "jsonl" in line]
     assert len(rows) == 7
