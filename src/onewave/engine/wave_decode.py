@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
@@ -101,6 +102,8 @@ class WaveDecoder:
         rounded = stream is not None and stream.rounding is not None
         if not self.difference <= (_MOST_ROUNDED_DIFFERENCE if rounded else _MOST_DIFFERENCE):
             got = f"logits {self.difference:.1%} from the plain operators'"
+            if not math.isfinite(self.difference):
+                got = "results that are no numbers, or not the same from launch to launch"
             raise UnsupportedError("self-check of the wave", got=got, next='Use decode="graph".')
         self.tokens_per_launch = tokens_per_launch
         self.draws_in_launch = False
