@@ -233,7 +233,7 @@ def reduced(block: Block, one: Instruction, active: Any) -> None:
 def divide(block: Block, one: Instruction, active: Any) -> None:
     kind = kind_of(one)
     a, b = (block.value(arg, kind) for arg in one.args[1:3])
-    if kind == "f32":
+    if kind in ("f32", "f64"):
         block.set(one.args[0], a / b, active)
     else:
         # Towards zero, and exactly where 64 bits are more than a float64 holds.

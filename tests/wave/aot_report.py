@@ -24,8 +24,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
-from onewave.wave.launch import _FLIGHT, _FLIGHT_OF_FEW, kernel_resources
+from onewave.wave.launch import _FLIGHT, _FLIGHT_OF_FEW
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, TOGETHER, held_tiles, tile_shape
+from onewave.wave.resources import kernel_resources
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from lost_buffers import lost_buffers

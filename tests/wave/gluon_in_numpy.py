@@ -276,9 +276,6 @@ class Gluon:
     def thread_barrier(self) -> None:
         pass
 
-    def div_rn(self, a: Array, b: Array) -> Array:
-        return wrapped(np.divide(a, b))
-
     def associative_scan(self, x: Array, axis: int, combine: Callable[..., Any]) -> Array:
         assert combine.__name__ == "added"
         return wrapped(np.cumsum(x, axis=axis, dtype=x.dtype))

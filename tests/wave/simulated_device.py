@@ -54,6 +54,7 @@ class Bench:
             "TRACE": 0,
             "XW": 8,
             "XREGS": 0,
+            "LREGS": 0,
             "D": 0,
             "GP": 1,
             "CH": 1,

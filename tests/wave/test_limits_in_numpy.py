@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from onewave.ops.sampling import RowParameters, sample
+from onewave.wave import narrow
 from onewave.wave.layout import STEP_WORDS, Word, draw_words, several_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 import draw_aot
-from gluon_in_numpy import WAVE, Memory, launch
+from gluon_in_numpy import WAVE, Memory, function, launch
+from numpy_memory import wrapped
 
 ROWS, TOKENS = 16, 3
 # What draw_aot's kernel calls by its module's name.
@@ -163,3 +166,19 @@ def test_a_search_takes_few_rounds() -> None:
     for kind, rounds in most.items():
         for words in LIMITS.values():
             assert rounds_of(LOGITS[kind], words, 0.6) <= rounds, kind
+
+
+def test_a_logit_over_the_temperature_is_rounded_as_a_division_rounds_it() -> None:
+    """Where rounding turns between two float32, above all: quotients next to numbers of 25 bits."""
+    dice = np.random.default_rng(5)
+    over = function(narrow.over.fn, {"gl": SimpleNamespace(float32=np.float32, float64=np.float64)}, ())
+    temperatures = dice.integers(1 << 23, 1 << 24, 400_000).astype(np.float32)
+    halfway = dice.integers(1 << 24, 1 << 25, 400_000) | 1
+    near = (halfway * temperatures.astype(np.float64)).astype(np.float32)
+    near = np.nextafter(near, dice.choice([-np.inf, 0, np.inf], 400_000).astype(np.float32) + near * 0)
+    bits = dice.integers(0, 1 << 32, 400_000, dtype=np.uint32).view(np.float32)
+    for logits in (near, -near * np.float32(2.0**-40), bits):
+        with np.errstate(all="ignore"):
+            expected = logits / temperatures
+            found = over(wrapped(logits), 1.0 / temperatures.astype(np.float64))
+        assert np.array_equal(found, expected, equal_nan=True)

@@ -32,10 +32,12 @@ limits, int64 [batch, 8]: the position of the sequence's last token, then up to 
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from onewave.wave.across import by_warp, everywhere
 from onewave.wave.draw import clear_draws, draw_row
 from onewave.wave.narrow import clear_rounds
 from onewave.wave.spin import ABSENT, fence, poll_words
@@ -93,7 +95,7 @@ def begin_token(
     told = 0
     rounds = 0
     if (token < TOKENS) | (block == 0) | DRAWS:
-        for b in range(batch):
+        for b in tl.range(batch, disable_licm=True):
             limit = gl.load(limits + b * 8 + which)
             position = gl.load(positions + b) + token
             before = gl.load(own + 2 * NB + b, mask=token > 0, other=0)
@@ -148,11 +150,13 @@ def best_of(several, number, b, watch, block, step, NB: gl.constexpr, XW: gl.con
     row, nothing = gl.split(odd)
     blocks = gl.arange(0, XW * 32, layout=bits.type.layout)
     logit = gl.where(blocks < gl.num_programs(0), bits.to(gl.float32, bitcast=True), float("-inf"))
-    best = gl.max(logit, axis=0)
-    first = gl.min(gl.where(logit == best, row, 2147483647), axis=0)
+    best = gl.max(everywhere(gl.max(by_warp(logit, XW), axis=1), XW), axis=0)
+    first = gl.where(logit == best, row, 2147483647)
+    first = gl.min(everywhere(gl.min(by_warp(first, XW), axis=1), XW), axis=0)
+    told = gl.max(everywhere(gl.max(by_warp(asked, XW), axis=1), XW), axis=0)
     # A logit that is not a number is nobody's best, and a launch that gives up may have seen half a packet.
     first = gl.where((first < 0) | (first == 2147483647), 0, first).to(gl.int64)
-    return first, best, gl.max(asked, axis=0)
+    return first, best, told
 
 
 @gluon.jit

@@ -28,7 +28,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.narrow import narrowed, weights_of_rows
+from onewave.wave.across import sum_of_all
+from onewave.wave.narrow import narrowed, over, weights_of_rows
 from onewave.wave.spin import ABSENT, poll_words
 
 __all__ = ["clear_draws", "draw_row"]
@@ -78,12 +79,12 @@ def draw_row(
     ROWS: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     SIZE: gl.constexpr = XW * 128
     mine = draws + b * (4 + TOKENS)
-    temperature = gl.load(mine).to(gl.float32)
+    inverse = 1.0 / gl.load(mine).to(gl.float32).to(gl.float64)
     least = gl.load(mine + 1) * _UNIT
     top_k = gl.load(mine + 2).to(gl.int64)
     top_p = gl.load(mine + 3)
     uniform = gl.load(mine + 4 + token)
-    best = gl.div_rn(best_logit, temperature)
+    best = over(best_logit, inverse)
     first = gl.load(head + 8) * R
     rows = gl.minimum(gl.load(head + 1) * R, out_stride - first)
     logits = out + b * out_stride + first
@@ -95,14 +96,15 @@ def draw_row(
     limited = (top_k > 0) | (top_p < 1)
     if limited:
         low, goal, alone, rounds = narrowed(
-            several, logits, rows, temperature, best, least, top_k, top_p, uniform, number, rounds, watch, block, step,
+            several, logits, rows, inverse, best, least, top_k, top_p, uniform, number, rounds, watch, block, step,
             NB, TOKENS, XW,
         )  # fmt: skip
         high = low
-    own = top_k * 0
+    of_threads = gl.zeros([SIZE], gl.int64, ROWS)
     for at in range(0, rows, SIZE):
-        scaled, weights = weights_of_rows(logits, at, rows, temperature, best, least, ROWS, SIZE)
-        own += gl.sum(gl.where((scaled >= low) & (scaled <= high), weights, 0), axis=0)
+        scaled, weights = weights_of_rows(logits, at, rows, inverse, best, least, ROWS, SIZE)
+        of_threads += gl.where((scaled >= low) & (scaled <= high), weights, 0)
+    own = sum_of_all(of_threads, XW)
     which = gl.arange(0, 4, layout=gl.BlockedLayout([4], [32], [XW], [0]))
     word = gl.arange(0, SIZE, layout=ROWS)
     total = goal + 1
@@ -119,8 +121,8 @@ def draw_row(
         lows, firsts = gl.split(even)
         highs, nothing = gl.split(odd)
         theirs = (highs.to(gl.int64) << 31) + lows
-        total = gl.sum(theirs, axis=0)
-        before = gl.sum(gl.where(firsts < first, theirs, 0), axis=0)
+        total = sum_of_all(theirs, XW)
+        before = sum_of_all(gl.where(firsts < first, theirs, 0), XW)
     if limited == 0:
         # Rounding may carry the product up to the total itself, where nobody is.
         goal = gl.minimum((uniform * total.to(gl.float64)).to(gl.int64), total - 1)
@@ -131,13 +133,13 @@ def draw_row(
         passed = first * 0
         sofar = top_k * 0
         for at in range(0, rows, SIZE):
-            scaled, weights = weights_of_rows(logits, at, rows, temperature, best, least, ROWS, SIZE)
+            scaled, weights = weights_of_rows(logits, at, rows, inverse, best, least, ROWS, SIZE)
             weights = gl.where((scaled >= low) & (scaled <= high), weights, 0)
             up_to = gl.associative_scan(weights, 0, added) + sofar
             there = at + gl.arange(0, SIZE, layout=ROWS) < rows
-            passed += gl.sum(((up_to <= goal) & there).to(gl.int32), axis=0)
-            sofar += gl.sum(weights, axis=0)
+            passed += sum_of_all(((up_to <= goal) & there).to(gl.int32), XW)
+            sofar += sum_of_all(weights, XW)
         gl.store(drawn + which, gl.where(which == 0, gl.minimum(first + passed, out_stride - 1), 0))
     found = poll_words(gl.where(word < 4, (drawn + word % 4).to(gl.int64), 0), watch, block, step, 4)
     # A launch that gives up may have seen nothing.
-    return gl.maximum(gl.sum(gl.where(word == 0, found, 0), axis=0), 0).to(gl.int64), rounds
+    return gl.maximum(sum_of_all(gl.where(word == 0, found, 0), XW), 0).to(gl.int64), rounds

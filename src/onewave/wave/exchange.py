@@ -93,26 +93,28 @@ def exchange_partition(
         gl.store(epochs + block, epoch + 1)
     else:
         own = own_values(several, block, NB, TOKENS)
-        head = steps + (first_step + num_steps - 1) * 32
-        groups = groups_of(num_steps)
-        token = 0
         goes = 1
-        while goes > 0:
-            goes = begin_token(
-                several, limits, draws, head, out, out_stride, token, epoch + token, tokens, positions, batch,
-                watch, block, first_step, decided, going, NB, R, TOKENS, DRAWS, XW,
-            )  # fmt: skip
+        # A turn makes what the one before has decided to make; the last decides that nothing more is made.
+        for token in tl.range(TOKENS + 1, disable_licm=True):
             if goes > 0:
-                chunks_before, results = exchange_steps(
-                    records, first_step, num_steps, token * groups, chunks_before, results, source, exchange, out,
-                    waits, counters, totals, epoch + token, watch, trace, own, own + NB, slots, several, asked, block,
-                    batch, source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty,
-                    heads, notes, places, nfull, DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC,
-                    TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE,
+                groups = token * groups_of(num_steps)
+                if token > 0:
+                    chunks_before, results = exchange_steps(
+                        records, first_step, num_steps, groups - groups_of(num_steps), chunks_before, results, source,
+                        exchange, out, waits, counters, totals, epoch + token - 1, watch, trace, own, own + NB, slots,
+                        several, asked, block, batch, source_stride, out_stride, set_words, skipped, xs, xfull, xempty,
+                        parts, pfull, pempty, heads, notes, places, nfull, DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC,
+                        SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
+                        PAGE,
+                    )  # fmt: skip
+                head = steps + (first_step + num_steps - 1) * 32
+                goes = begin_token(
+                    several, limits, draws, head, out, out_stride, token, epoch + token, tokens, positions, batch,
+                    watch, block, first_step, decided, going, NB, R, TOKENS, DRAWS, XW,
                 )  # fmt: skip
-                token += 1
-        wait_for_ahead(num_steps, token * groups, nfull, TOKENS)
-        gl.store(epochs + block, epoch + token)
+                if goes == 0:
+                    wait_for_ahead(num_steps, groups, nfull, TOKENS)
+                    gl.store(epochs + block, epoch + token)
 
 
 @gluon.jit

@@ -98,32 +98,32 @@ def load_partition(
         # While nobody knows yet whether there is another token, a ring's worth of its tiles. Never all of them: what is
         # decided after that token must not come before this partition has heard of what is decided now.
         ahead = gl.where(num_tiles > S, S, 0)
-        begin = first
+        tile = first
         end = ahead
         number = first
         token = 0
         goes = 1
         while goes > 0:
-            for tile in range(begin, end):
+            while tile < end:
                 coming, first_easy, last_easy = load_tile(
                     weights, coming, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
                     TILE, S, FLIGHT,
                 )  # fmt: skip
+                tile += 1
                 number += 1
                 if number == num_tiles:
                     number = 0
                     coming = easy
                     first_easy = gl.load(easy)
                     last_easy = gl.load(easy + 1)
-            begin = end
             goes = is_decided(decided, going, token, 1)
             token += 1
             end += num_tiles
             if token == TOKENS:
                 end -= ahead
         # Of a token that is not made nobody else waits for the tiles, which must have landed before the block leaves.
-        for tile in range(gl.maximum(begin - S, 0), begin):
-            mbarrier.wait(full.index(tile % S), (tile // S) & 1)
+        for last in range(gl.maximum(tile - S, 0), tile):
+            mbarrier.wait(full.index(last % S), (last // S) & 1)
 
 
 @gluon.jit
@@ -384,7 +384,7 @@ def wave_kernel(
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr,
-    TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr,
+    TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr, LREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, FEW: gl.constexpr, KSPLITS: gl.constexpr,
     QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr,
     DRAWS: gl.constexpr,
@@ -477,5 +477,5 @@ def wave_kernel(
             ),
         ],
         [XW, 1],
-        [XREGS, 24],
+        [XREGS, LREGS],
     )  # fmt: skip

@@ -23,14 +23,12 @@ from onewave.wave.layout import (
     TILE_BYTES,
     TOGETHER,
     Place,
-    TileShape,
-    drawing_ring,
-    held_tiles,
     limit_words,
     several_words,
 )
 from onewave.wave.operations import HeadGroups
 from onewave.wave.program import WaveProgram
+from onewave.wave.resources import kernel_resources
 from onewave.wave.watch import stalls
 
 __all__ = [
@@ -39,7 +37,6 @@ __all__ = [
     "AttentionSetup",
     "Wave",
     "co_resident",
-    "kernel_resources",
     "runs_here",
 ]
 
@@ -50,33 +47,10 @@ POLLS = 1 << 18
 """Polls of one wait before a launch gives up: a few tenths of a second, where an honest wait takes microseconds."""
 
 _EXCHANGE_WARPS = 8
-# Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
-# short (docs/log.md: registers); with heads of 128, whose attention needs more, most of all in a launch of several
-# tokens; beside products of one-byte weights, which need more themselves.
-_EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 152}
-_WIDE_REGISTERS, _WIDE_REGISTERS_SEVERAL = {0: 208, 2: 176}, {0: 208, 2: 184}
-_BYTE_REGISTERS = 192
 # Tiles of 16 KiB in flight a block, and in a step whose output projection merges splits, by the tiles that are held.
 # More only lengthens the queues in front of L2, which every hand-off has to pass, and such a step has one less
 # (docs/log.md: how a layer is paced).
 _FLIGHT, _FLIGHT_OF_FEW = 3, {0: 4, 2: 4, 4: 5}
-
-
-def kernel_resources(
-    shape: TileShape, head_dim: int, *, several: bool = False, draws: bool = False, paged: bool = False
-) -> dict[str, int]:
-    """How the kernel shares registers and shared memory: tiles held by the multiply partition, registers of an exchange
-    thread, and tiles of the ring.
-
-    several: whether a launch makes several tokens. draws: whether it draws them, which keeps more from one token to the
-    next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less."""
-    held = 0 if draws else min(shape.held, 2) if paged else shape.held
-    if several:
-        held = min(held, held_tiles(shape.batch, head_dim, crowded=True))
-    wide = _WIDE_REGISTERS_SEVERAL if several else _WIDE_REGISTERS
-    exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
-    registers = exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS
-    return {"HELD": held, "XREGS": registers, "S": drawing_ring(shape, head_dim) if draws else shape.ring}
 
 
 def runs_here(device: torch.device) -> bool:

@@ -34,7 +34,7 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.spin import ABSENT, fence, poll_words
 
-__all__ = ["clear_rounds", "narrowed", "weights_of", "weights_of_rows"]
+__all__ = ["clear_rounds", "narrowed", "over", "weights_of", "weights_of_rows"]
 
 # Of a probability of 1, and the number that, added, leaves no bits behind the point of what is at most that.
 _UNIT = gl.constexpr(2.0**44)
@@ -57,12 +57,20 @@ def weights_of(scaled, best, least):
 
 
 @gluon.jit
-def weights_of_rows(logits, at, rows, temperature, best, least, LAYOUT: gl.constexpr, SIZE: gl.constexpr):
+def over(logit, inverse):
+    """A logit over the temperature, float32, from 1 / temperature in float64: rounded as a division rounds it. (The
+    product is off by 2^-52 of itself at most, and no quotient of float32 is nearer than 2^-49 to where rounding turns.)
+    """
+    return (logit.to(gl.float64) * inverse).to(gl.float32)
+
+
+@gluon.jit
+def weights_of_rows(logits, at, rows, inverse, best, least, LAYOUT: gl.constexpr, SIZE: gl.constexpr):
     """SIZE rows of logits (words of float32) from `at` on: over the temperature, float32, and what they weigh, int64; 0
     from `rows` on."""
     row = at + gl.arange(0, SIZE, layout=LAYOUT)
     logit = gl.load(logits + row, mask=row < rows, other=0, cache_modifier=".cg").to(gl.float32, bitcast=True)
-    scaled = gl.div_rn(logit, temperature + logit * 0)
+    scaled = over(logit, inverse)
     return scaled, gl.where(row < rows, weights_of(scaled, best, least), 0.0).to(gl.int64)
 
 
@@ -124,8 +132,14 @@ def words_apart(words, SHAPE: gl.constexpr):
 
 
 @gluon.jit
+def of_thread(values):
+    """Sums of the four rows that a thread has, one part and then the next: [n, 8] -> [n / 4, 8]."""
+    return gl.sum(gl.reshape(values, [values.shape[0] // 4, 4, 8]), axis=1)
+
+
+@gluon.jit
 def show_parts(
-    mine, behind, low, high, whole, logits, rows, temperature, best, least, XW: gl.constexpr
+    mine, behind, low, high, whole, logits, rows, inverse, best, least, XW: gl.constexpr
 ):  # fmt: skip
     """Show what the block's rows have from each part of an interval on, at `mine`; then clear `behind`. Every thread
     looks at four rows, and all parts of them; a sum, or the least, of 32-bit numbers over a warp's lanes is one
@@ -134,25 +148,32 @@ def show_parts(
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, PARTS)
     OF_PARTS: gl.constexpr = gl.SliceLayout(0, PARTS)
     SIZE: gl.constexpr = XW * 128
+    # Of what the warps have of a part, four lanes add up a quarter each.
+    WARPS: gl.constexpr = gl.BlockedLayout([XW // 4, 1, 4], [4, 8, 1], [XW, 1, 1], [2, 1, 0])
+    OWN: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, WARPS))
     part = gl.arange(0, 8, layout=OF_PARTS)
     bounds = bounds_of(low, high, best, whole, part)[None, :]
-    sums = gl.zeros([8], gl.int64, OF_PARTS)
-    counts = gl.zeros([8], gl.int32, OF_PARTS)
-    leasts = gl.full([8], _BITS31, gl.int32, OF_PARTS)
+    sums = gl.zeros([8], gl.int64, OWN)
+    counts = gl.zeros([8], gl.int32, OWN)
+    leasts = gl.full([8], _BITS31, gl.int32, OWN)
     for at in range(0, rows, SIZE):
-        scaled, weight = weights_of_rows(logits, at, rows, temperature, best, least, OF_ROWS, SIZE)
+        scaled, weight = weights_of_rows(logits, at, rows, inverse, best, least, OF_ROWS, SIZE)
         counted = (weight > 0) & (scaled >= low) & (scaled < high)
         reached = gl.where(counted, scaled, float("nan"))[:, None] >= bounds
         # 15 bits and what is left: the sums of 1,024 of them fit 32 bits.
-        first = gl.where(reached, (weight & 32767).to(gl.int32)[:, None], 0)
-        second = gl.where(reached, ((weight >> 15) & 32767).to(gl.int32)[:, None], 0)
-        third = gl.where(reached, (weight >> 30).to(gl.int32)[:, None], 0)
-        words = gl.reshape(four_words(first, second, third, reached.to(gl.int32)), [SIZE, 8, 4])
-        first, second, third, fourth = words_apart(gl.sum(words, axis=0), [8, 2, 2])
+        first = of_thread(gl.where(reached, (weight & 32767).to(gl.int32)[:, None], 0))
+        second = of_thread(gl.where(reached, ((weight >> 15) & 32767).to(gl.int32)[:, None], 0))
+        third = of_thread(gl.where(reached, (weight >> 30).to(gl.int32)[:, None], 0))
+        words = four_words(first, second, third, of_thread(reached.to(gl.int32)))
+        of_warps = gl.sum(gl.reshape(words, [XW, 32, 8, 4]), axis=1)
+        words = gl.sum(gl.convert_layout(of_warps, WARPS), axis=0)
+        first, second, third, fourth = words_apart(words, [8, 2, 2])
         here = first.to(gl.int64) + (second.to(gl.int64) << 15) + (third.to(gl.int64) << 30)
-        sums += gl.convert_layout(here, OF_PARTS, assert_trivial=True)
-        counts += gl.convert_layout(fourth, OF_PARTS, assert_trivial=True)
-        leasts = gl.minimum(leasts, gl.min(gl.where(reached, ordered(scaled)[:, None], _BITS31), axis=0))
+        sums += gl.convert_layout(here, OWN, assert_trivial=True)
+        counts += gl.convert_layout(fourth, OWN, assert_trivial=True)
+        found = gl.where(reached, ordered(scaled)[:, None], _BITS31)
+        of_warps = gl.min(gl.reshape(found, [XW, SIZE // XW, 8]), axis=1)
+        leasts = gl.minimum(leasts, gl.min(gl.convert_layout(of_warps, gl.SliceLayout(2, WARPS)), axis=0))
     packets = gl.reshape(four_words((sums & _BITS31).to(gl.int32), (sums >> 31).to(gl.int32), counts, leasts), [8, 4])
     part = gl.arange(0, 8, layout=gl.SliceLayout(1, packets.type.layout))[:, None]
     word = gl.arange(0, 4, layout=gl.SliceLayout(0, packets.type.layout))[None, :]
@@ -186,11 +207,11 @@ def read_parts(shown, watch, block, step, KEPT: gl.constexpr, XW: gl.constexpr):
 
 @gluon.jit
 def narrowed(
-    several, logits, rows, temperature, best, least, top_k, top_p, uniform, number, rounds, watch, block, step,
+    several, logits, rows, inverse, best, least, top_k, top_p, uniform, number, rounds, watch, block, step,
     NB: gl.constexpr, TOKENS: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """Search for a sequence's token. logits, rows: the block's. best, temperature, least: as in weights_of; top_k,
-    int64, 0 for none; top_p, uniform: float64. rounds: how many there have been for the token of that number.
+    """Search for a sequence's token. logits, rows: the block's. best, least: as in weights_of; inverse: as in over;
+    top_k, int64, 0 for none; top_p, uniform: float64. rounds: how many there have been for the token of that number.
 
     Returns the token's logit over the temperature; how much its equals that are kept weigh before it (int64, below what
     they weigh together); whether it has none; and the rounds.
@@ -216,7 +237,7 @@ def narrowed(
         if (search < 0) | (whole == 0):
             shown = sets + (rounds & 3) * (gl.num_programs(0) * 32)
             behind = sets + ((rounds + 2) & 3) * (gl.num_programs(0) * 32) + block * 4
-            show_parts(shown + block * 4, behind, low, high, whole, logits, rows, temperature, best, least, XW)
+            show_parts(shown + block * 4, behind, low, high, whole, logits, rows, inverse, best, least, XW)
             packets = read_parts(shown, watch, block, step, KEPT, XW)
             rounds += 1
         else:

@@ -1,0 +1,36 @@
+"""How a launch of the wave kernel shares a multiprocessor's registers and shared memory, by what it has to do."""
+
+from __future__ import annotations
+
+from onewave.wave.layout import TileShape, drawing_ring, held_tiles
+
+__all__ = ["kernel_resources"]
+
+# Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
+# short (docs/log.md: registers); with heads of 128, whose attention needs more, most of all in a launch of several
+# tokens; beside products of one-byte weights, which need more themselves.
+_EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 144}
+_WIDE_REGISTERS, _WIDE_REGISTERS_SEVERAL = {0: 208, 2: 176}, {0: 208, 2: 184}
+_BYTE_REGISTERS = 192
+_LOADER_REGISTERS, _LOADER_REGISTERS_CROWDED = 24, 32
+
+
+def kernel_resources(
+    shape: TileShape, head_dim: int, *, several: bool = False, draws: bool = False, paged: bool = False
+) -> dict[str, int]:
+    """How the kernel shares registers and shared memory: tiles held by the multiply partition, registers of an exchange
+    thread and of a loading one, and tiles of the ring.
+
+    several: whether a launch makes several tokens. draws: whether it draws them, which keeps more from one token to the
+    next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less."""
+    held = 0 if draws else min(shape.held, 2) if paged else shape.held
+    if several:
+        held = min(held, held_tiles(shape.batch, head_dim, crowded=True))
+    wide = _WIDE_REGISTERS_SEVERAL if several else _WIDE_REGISTERS
+    exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
+    registers = exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS
+    # What is computed of a thread's number is computed before the partitions part, and kept by the loading warp, too.
+    crowded = held == 4 or (paged and head_dim <= 64) or (draws and shape.weight_bytes == 1)
+    loading = _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
+    ring = drawing_ring(shape, head_dim) if draws else shape.ring
+    return {"HELD": held, "XREGS": registers, "LREGS": loading, "S": ring}
