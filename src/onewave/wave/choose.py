@@ -95,7 +95,8 @@ def begin_token(
     told = 0
     rounds = 0
     if (token < TOKENS) | (block == 0) | DRAWS:
-        for b in tl.range(batch, disable_licm=True):
+        # Where tokens are drawn, what is computed ahead of the loop would be spilled.
+        for b in tl.range(batch, disable_licm=DRAWS):
             limit = gl.load(limits + b * 8 + which)
             position = gl.load(positions + b) + token
             before = gl.load(own + 2 * NB + b, mask=token > 0, other=0)
