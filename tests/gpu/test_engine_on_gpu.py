@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onewave import LLM, SamplingParams
-from onewave.ops.sampling import RowParameters, greedy, penalise, sample, token_logprobs, uniforms
+from onewave.ops.sampling import RowParameters, greedy, op, penalise, sample, token_logprobs, uniforms
 
 pytestmark = pytest.mark.gpu
 
@@ -43,6 +43,48 @@ def test_tokens_are_those_of_the_cpu_in_any_batch(vocab: int) -> None:
         for i, row in enumerate(ROWS):
             one = sample(logits[i : i + 1].to(CUDA), uniform[i : i + 1].to(CUDA), parameters(CUDA, [row]))
             assert one.tolist() == expected[i : i + 1]
+
+
+def kinds_of_logits(rows: int, vocab: int, dice: torch.Generator) -> dict[str, torch.Tensor]:
+    normal = torch.randn(rows, vocab, generator=dice, device=CUDA)
+    masked = (normal * 3).masked_fill(torch.rand(rows, vocab, generator=dice, device=CUDA) < 0.999, -torch.inf)
+    masked[:, 0] = 0.5
+    return {
+        "flat": normal * 0.2,
+        "peaked": normal * 6,
+        "ties": (normal * 8).round() / 4,
+        "all equal": torch.full_like(normal, 1.25),
+        "hidden": masked,
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 16])
+@pytest.mark.parametrize("vocab", [131, 5003, 128256])
+def test_rows_with_limits_are_drawn_as_a_sort_would(rows: int, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sort = op._draw_sorted
+    monkeypatch.setattr(op, "_draw_sorted", lambda *_: pytest.fail("sorted"))
+    dice = torch.Generator(CUDA).manual_seed(rows + vocab)
+    limits = [
+        (0.8, 0, 0.9, 0.0),
+        (1.0, 40, 1.0, 0.0),
+        (1.3, 50, 0.95, 0.01),
+        (0.3, 1, 1.0, 0.0),
+        (2.0, 10**6, 0.5, 0.0),
+    ]
+    given = parameters(CUDA, [limits[i % len(limits)] for i in range(rows)])
+    assert given.ordered is not None
+    for turn in range(12):
+        for kind, logits in kinds_of_logits(rows, vocab, dice).items():
+            uniform = torch.rand(rows, generator=dice, device=CUDA, dtype=torch.float64)
+            scaled = logits / given.ordered.temperature[:, None]
+            expected = sort(scaled, uniform, given.ordered)
+            assert torch.equal(sample(logits, uniform, given), expected), (turn, kind)
+    nothing = torch.full((rows, vocab), torch.nan, device=CUDA)
+    tokens = sample(nothing, torch.full((rows,), 0.5, dtype=torch.float64, device=CUDA), given)
+    assert ((tokens >= 0) & (tokens < vocab)).all()
+    # And on another stream.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert torch.equal(sample(logits, uniform, given), expected)
 
 
 def test_greedy_takes_the_lowest_id_of_equals_on_the_card() -> None:

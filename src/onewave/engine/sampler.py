@@ -83,13 +83,14 @@ class Sampler:
 
 
 def compile_kernels(vocab_size: int, device: torch.device) -> None:
-    """Choose two tokens of nothing, so that no request waits for what chooses them to be compiled."""
+    """Choose three tokens of nothing, so that no request waits for what chooses them to be compiled."""
     logits, uniform = torch.zeros(1, vocab_size, device=device), torch.zeros(1, dtype=torch.float64, device=device)
-    drawn = RowParameters.build(temperature=[1.0], top_k=[0], top_p=[1.0], min_p=[0.0], device=device)
     with torch.cuda.device(device):
         greedy(logits)
         with suppress(ShapeError):  # too large a vocabulary to draw from: then a request that asks for it hears so
-            sample(logits, uniform, drawn)
+            for top_p in (1.0, 0.9):
+                drawn = RowParameters.build(temperature=[1.0], top_k=[0], top_p=[top_p], min_p=[0.0], device=device)
+                sample(logits, uniform, drawn)
 
 
 class SamplingPlan:

@@ -32,7 +32,7 @@ from onewave.wave.across import sum_of_all
 from onewave.wave.narrow import narrowed, over, weights_of_rows
 from onewave.wave.spin import ABSENT, poll_words
 
-__all__ = ["clear_draws", "draw_row"]
+__all__ = ["clear_draws", "draw_of", "draw_row"]
 
 _BITS31 = gl.constexpr(0x7FFFFFFF)
 _UNIT = gl.constexpr(2.0**44)
@@ -76,18 +76,30 @@ def draw_row(
     """The row, int64, of a sequence's token of that number in the launch, drawn; and rounds, those of narrow.py for the
     token of that number so far. head: the record of the block's step that has made logits. best_logit: of all. number:
     of the token, over all launches."""
+    mine = draws + b * (4 + TOKENS)
+    first = gl.load(head + 8) * R
+    rows = gl.minimum(gl.load(head + 1) * R, out_stride - first)
+    return draw_of(
+        several, mine, gl.load(mine + 4 + token), out + b * out_stride, out_stride, first, rows, number, b, best_logit,
+        rounds, watch, block, step, NB, TOKENS, XW,
+    )  # fmt: skip
+
+
+@gluon.jit
+def draw_of(
+    several, mine, uniform, logits, vocabulary, first, rows, number, b, best_logit, rounds, watch, block, step,
+    NB: gl.constexpr, TOKENS: gl.constexpr, XW: gl.constexpr,
+):  # fmt: skip
+    """The same of logits (words of float32, [vocabulary]), of which the block has `rows` from `first` on. mine: the
+    sequence's draw_words."""
     ROWS: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     SIZE: gl.constexpr = XW * 128
-    mine = draws + b * (4 + TOKENS)
     inverse = 1.0 / gl.load(mine).to(gl.float32).to(gl.float64)
     least = gl.load(mine + 1) * _UNIT
     top_k = gl.load(mine + 2).to(gl.int64)
     top_p = gl.load(mine + 3)
-    uniform = gl.load(mine + 4 + token)
     best = over(best_logit, inverse)
-    first = gl.load(head + 8) * R
-    rows = gl.minimum(gl.load(head + 1) * R, out_stride - first)
-    logits = out + b * out_stride + first
+    logits += first
     # Rows that are looked through: those of logits, over the temperature, from low to high.
     low = float("-inf")
     high = float("inf")
@@ -139,7 +151,7 @@ def draw_row(
             there = at + gl.arange(0, SIZE, layout=ROWS) < rows
             passed += sum_of_all(((up_to <= goal) & there).to(gl.int32), XW)
             sofar += sum_of_all(weights, XW)
-        gl.store(drawn + which, gl.where(which == 0, gl.minimum(first + passed, out_stride - 1), 0))
+        gl.store(drawn + which, gl.where(which == 0, gl.minimum(first + passed, vocabulary - 1), 0))
     found = poll_words(gl.where(word < 4, (drawn + word % 4).to(gl.int64), 0), watch, block, step, 4)
     # A launch that gives up may have seen nothing.
     return gl.maximum(sum_of_all(gl.where(word == 0, found, 0), XW), 0).to(gl.int64), rounds

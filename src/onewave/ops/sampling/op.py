@@ -23,6 +23,7 @@ from torch import Tensor
 from onewave.base.errors import ShapeError
 from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, register
+from onewave.wave.layout import draw_words
 
 __all__ = ["MAX_VOCAB", "RowParameters", "TokenLogprobs", "greedy", "penalise", "sample", "token_logprobs"]
 
@@ -34,7 +35,8 @@ _NO_LIMIT = 2**63 - 1
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows that take the same path. rows: their int64 indices, or None when it is all rows. The rest: [group rows]."""
+    """Rows that take the same path. rows: their int64 indices, or None when it is all rows. words: float64 [group rows,
+    4], layout.draw_words of each. The rest: [group rows]."""
 
     rows: Tensor | None
     temperature: Tensor
@@ -42,6 +44,7 @@ class _Group:
     top_p: Tensor
     min_p: Tensor
     any_min_p: bool
+    words: Tensor
     host: tuple[tuple[int, float, float], ...]
 
 
@@ -78,6 +81,7 @@ class RowParameters:
             def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
                 return torch.tensor([values[row] for row in rows], dtype=dtype).to(device)
 
+            words = [draw_words(temperature[row], min_p[row], top_k[row], top_p[row]) for row in rows]
             limits = [top_k[row] if top_k[row] > 0 else _NO_LIMIT for row in range(len(temperature))]
             return _Group(
                 rows=None if len(rows) == len(temperature) else torch.tensor(rows, dtype=torch.int64).to(device),
@@ -86,6 +90,7 @@ class RowParameters:
                 top_p=column(top_p, torch.float64),
                 min_p=column(min_p, torch.float64),
                 any_min_p=any(min_p[row] > 0 for row in rows),
+                words=torch.tensor(words, dtype=torch.float64).to(device),
                 host=tuple((limits[row], top_p[row], min_p[row]) for row in rows),
             )
 
@@ -130,6 +135,14 @@ def _suits_kernels(logits: Tensor) -> bool:
     """Whether triton_impl takes these logits; otherwise PyTorch's operators are used."""
     rows = logits.device.type == "cuda" and logits.dtype is torch.float32 and logits.ndim == 2
     return rows and logits.stride(1) == 1 and logits.shape[1] > 0
+
+
+def _suits_search(logits: Tensor) -> bool:
+    """Whether search_impl takes these logits; otherwise they are sorted. Not while a CUDA graph is recorded: what its
+    launches leave to each other is one stream's."""
+    if not _suits_kernels(logits) or torch.cuda.get_device_capability(logits.device) != (9, 0):
+        return False
+    return len(logits) <= load("sampling", "search_impl").MOST_ROWS and not torch.cuda.is_current_stream_capturing()
 
 
 def penalise(
@@ -211,6 +224,8 @@ def _draw(logits: Tensor, uniform: Tensor, group: _Group) -> Tensor:
 
 
 def _draw_ordered(logits: Tensor, uniform: Tensor, group: _Group) -> Tensor:
+    if _suits_search(logits) and not is_watched(logits, uniform):
+        return load("sampling", "search_impl").draw_limited(logits, uniform.contiguous(), group.words)
     scaled = logits / group.temperature[:, None]
     if logits.device.type == "cpu":
         # A stable sort of 49,152 floats takes 4 ms on a CPU core.

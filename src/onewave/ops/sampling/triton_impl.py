@@ -20,9 +20,10 @@ from torch import Tensor
 
 from onewave.wave.launch_kernel import launch_kernel
 
-__all__ = ["draw", "greedy"]
+__all__ = ["PIECE", "draw", "greedy", "most_of_pieces"]
 
-_PIECE = 4096
+PIECE = 4096
+"""Entries of a row that a program looks at."""
 
 
 @triton.jit
@@ -119,13 +120,24 @@ def _draw_of_row(
 def greedy(logits: Tensor) -> Tensor:
     """float32 [rows, vocab], last axis contiguous -> int64 [rows]: the first of the likeliest."""
     rows, vocab = logits.shape
-    pieces = triton.cdiv(vocab, _PIECE)
+    pieces = triton.cdiv(vocab, PIECE)
     best = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        launch_kernel(_best_of_piece, (rows, pieces), logits, best, vocab, logits.stride(0), PIECE=_PIECE, num_warps=8)
+        launch_kernel(_best_of_piece, (rows, pieces), logits, best, vocab, logits.stride(0), PIECE=PIECE, num_warps=8)
         launch_kernel(_best_of_row, (rows,), best, tokens, pieces, MOST=triton.next_power_of_2(pieces), num_warps=1)
     return tokens
+
+
+def most_of_pieces(logits: Tensor) -> Tensor:
+    """float32 [rows, vocab], last axis contiguous -> float32 [rows, pieces], the highest of each PIECE of a row
+    but for what is no number."""
+    rows, vocab = logits.shape
+    grid = rows, triton.cdiv(vocab, PIECE)
+    most = torch.empty(grid, dtype=torch.float32, device=logits.device)
+    if rows:
+        launch_kernel(_most_of_piece, grid, logits, most, vocab, logits.stride(0), PIECE=PIECE, num_warps=8)
+    return most
 
 
 def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, unit: float) -> Tensor:
@@ -133,14 +145,13 @@ def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, un
     vocabulary but for what is less likely than min_p (float64 [rows]) times the likeliest. temperature: float32 [rows].
     unit: whole numbers that the likeliest's probability is."""
     rows, vocab = logits.shape
-    pieces = triton.cdiv(vocab, _PIECE)
-    most = torch.empty(rows, pieces, dtype=torch.float32, device=logits.device)
+    pieces = triton.cdiv(vocab, PIECE)
+    most = most_of_pieces(logits)
     sums = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
         grid, stride = (rows, pieces), logits.stride(0)
-        constants = {"UNIT": unit, "PIECE": _PIECE, "MOST": triton.next_power_of_2(pieces), "num_warps": 8}
-        launch_kernel(_most_of_piece, grid, logits, most, vocab, stride, PIECE=_PIECE, num_warps=8)
+        constants = {"UNIT": unit, "PIECE": PIECE, "MOST": triton.next_power_of_2(pieces), "num_warps": 8}
         launch_kernel(_sum_of_piece, grid, logits, most, temperature, min_p, sums, vocab, stride, **constants)
         launch_kernel(
             _draw_of_row,

@@ -1,0 +1,148 @@
+"""Tokens drawn with top_k or top_p on a card of compute capability 9.0, in one launch, without a sort.
+
+What draws a token inside a launch of the wave (wave/draw.py, wave/narrow.py) as a kernel of its own: a row of logits is
+cut among blocks, all of them on the card at once, which search for the drawn token's logit in rounds of one exchange.
+Weights are whole numbers, so tokens are those of op.py's sort. Bound: the exchanges, some ten of them.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportUntypedFunctionDecorator=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from onewave.base.errors import WaveStalled
+from onewave.ops.backends import num_sms
+from onewave.ops.sampling.triton_impl import PIECE, most_of_pieces
+from onewave.wave.draw import clear_draws, draw_of
+from onewave.wave.launch import POLLS
+from onewave.wave.launch_kernel import launch_kernel
+from onewave.wave.layout import several_words
+from onewave.wave.narrow import clear_rounds
+from onewave.wave.watch import watch_words
+
+__all__ = ["MOST_ROWS", "draw_limited"]
+
+MOST_ROWS = 16
+"""Rows that are drawn side by side; of more, each would have too few blocks."""
+_WARPS = 8
+# Logits that a block looks at in one go.
+_SHARE = _WARPS * 128
+
+
+# A row of uniform numbers lies at any multiple of 8 bytes: no build of its own for every second one.
+@gluon.jit(
+    do_not_specialize=["vocabulary", "stride", "share", "set_words", "pieces"],
+    do_not_specialize_on_alignment=["uniform"],
+)
+def draw_limited_kernel(
+    sets, epochs, draws, uniform, logits, most, tokens, watch, vocabulary, stride, share, set_words, pieces,
+    MOST: gl.constexpr, XW: gl.constexpr,
+):  # fmt: skip
+    """One token a row (program axis 1). sets: int64, set_words a row, what wave/draw.py and narrow.py exchange, for one
+    sequence and token; epochs: int32 [rows, blocks], launches so far; draws: float64 [rows, 4], layout.draw_words;
+    most: float32 [rows, pieces], pieces' highest logits; tokens: int64 [rows]; watch: see wave/spin.py."""
+    block = gl.program_id(0)
+    row = gl.program_id(1)
+    place = row * gl.num_programs(0) + block
+    number = gl.load(epochs + place)
+    mine = sets + row * set_words
+    # What the launch before has left, for the next one.
+    clear_draws(mine, number + 1, block >= 0, block, 1, XW)
+    clear_rounds(mine, number + 1, block >= 0, block, 1, 1, XW)
+    piece = gl.arange(0, MOST, layout=gl.BlockedLayout([1], [32], [XW], [0]))
+    best = gl.max(gl.load(most + row * pieces + piece, mask=piece < pieces, other=float("-inf")), axis=0)
+    first = block * share
+    rows = gl.maximum(gl.minimum(share, vocabulary - first), 0)
+    words = logits.to(gl.pointer_type(gl.int32)) + row.to(gl.int64) * stride
+    none = row * 0
+    token, _ = draw_of(
+        mine, draws + row * 4, gl.load(uniform + row), words, vocabulary, first, rows, number, none, best, none, watch,
+        block, row, 1, 1, XW,
+    )  # fmt: skip
+    if block == 0:
+        gl.store(tokens + row, token)
+    gl.store(epochs + place, number + 1)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What launches of as many blocks and rows on one stream leave to each other. stalled: of the host's memory."""
+
+    sets: Tensor
+    epochs: Tensor
+    watch: Tensor
+    stalled: Tensor
+
+
+_states: dict[tuple[int, int, int, int], _State] = {}
+_making = threading.Lock()
+
+
+def _state(device: torch.device, blocks: int, rows: int, set_words: int) -> _State:
+    key = device.index, torch.cuda.current_stream(device).cuda_stream, blocks, rows
+    with _making:
+        state = _states.get(key)
+        if state is not None and int(state.stalled[0]):
+            del _states[key]
+            raise WaveStalled("a draw with top_k or top_p", (), next="it is drawn anew by the next call")
+        if state is None:
+            stalled = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            words = watch_words(blocks, POLLS, stalled.data_ptr())
+            state = _State(
+                sets=torch.full((rows * set_words,), -1, dtype=torch.int64, device=device),
+                epochs=torch.zeros(rows * blocks, dtype=torch.int32, device=device),
+                watch=torch.from_numpy(words).to(device),
+                stalled=stalled,
+            )
+            _states[key] = state
+        return state
+
+
+def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
+    """float32 [rows, vocab], last axis contiguous, rows at most MOST_ROWS -> int64 [rows], each drawn at uniform
+    (float64 [rows]) as draws (float64 [rows, 4], layout.draw_words) say. Raises WaveStalled if the call before has
+    given up waiting."""
+    rows, vocab = logits.shape
+    device = logits.device
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    if not rows:
+        return tokens
+    blocks = max(1, min(triton.cdiv(vocab, _SHARE), num_sms(device) // rows))
+    share = triton.cdiv(triton.cdiv(vocab, blocks), 4) * 4
+    set_words = several_words(1, 1, blocks)[1]
+    pieces = triton.cdiv(vocab, PIECE)
+    most = most_of_pieces(logits)
+    state = _state(device, blocks, rows, set_words)
+    launch_kernel(
+        draw_limited_kernel,
+        (blocks, rows),
+        state.sets,
+        state.epochs,
+        draws,
+        uniform,
+        logits,
+        most,
+        tokens,
+        state.watch,
+        vocab,
+        logits.stride(0),
+        share,
+        set_words,
+        pieces,
+        MOST=max(32 * _WARPS, triton.next_power_of_2(pieces)),
+        XW=_WARPS,
+        num_warps=_WARPS,
+        # All blocks are on the card at once, as they wait for each other.
+        launch_cooperative_grid=True,
+    )
+    return tokens
