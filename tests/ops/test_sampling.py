@@ -258,12 +258,3 @@ def test_the_search_compiles_for_hopper_without_a_spill_and_two_blocks_fit_a_mul
     report = json.loads(done.stdout)
     assert report["stack"] == 0
     assert report["registers"] <= 128
-
-
-def test_kernels_that_share_functions_have_the_same_names_in_triton_s_cache_whichever_comes_first() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    text = "from onewave.ops.sampling.search_impl import draw_limited_kernel as a; from onewave.wave.kernel import {}"
-    wave, both = "wave_kernel as b", "print(a.cache_key, b.cache_key)"
-    orders = (f"{text.format(wave)}; {both}", f"{text.format(wave)}; b.cache_key; {both}")
-    found = {subprocess.check_output([sys.executable, "-c", order], env=environment, text=True) for order in orders}
-    assert len(found) == 1

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from itertools import product
 from typing import Any
 
@@ -181,3 +185,30 @@ def test_a_launch_is_of_the_card_where_its_tensors_lie(monkeypatch: pytest.Monke
     assert [card for card, _ in seen] == [3, 3, 0, 3]
     assert all(args[1:] == (there, 7, 3, 0.5, None, True, (5, 1), 64, True) for _, args in seen)
     assert current == [0]
+
+
+SHARING = {
+    "onewave.ops.attention.gluon_kernel_impl": "attention_kernel",
+    "onewave.ops.attention.fp8_kernel_impl": "fp8_kernel",
+    "onewave.ops.ffn.chain_kernel_impl": "chain_kernel",
+    "onewave.ops.sampling.search_impl": "draw_limited_kernel",
+    "onewave.wave.kernel": "wave_kernel",
+}
+SCRIPT = """
+import importlib, json, sys
+from onewave.wave.launch_kernel import hash_in_order
+for module, name in json.loads(sys.argv[1]):
+    kernel = getattr(importlib.import_module(module), name)
+    hash_in_order(kernel)
+    print(name, kernel.cache_key)
+"""
+
+
+def test_kernels_that_share_functions_have_one_name_in_tritons_cache_whichever_comes_first() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    orders = [list(SHARING.items()), list(reversed(SHARING.items())), [("onewave.wave.kernel", "wave_kernel")]]
+    found = set[str]()
+    for order in orders:
+        command = [sys.executable, "-c", SCRIPT, json.dumps(order)]
+        found |= set(subprocess.check_output(command, env=environment, text=True).splitlines())
+    assert len(found) == len(SHARING)

@@ -135,7 +135,10 @@ def compile_kernel(
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
+    from onewave.wave.launch_kernel import hash_in_order
+
     kernel = getattr(import_module(module), name)
+    hash_in_order(kernel)
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     triton.compile(source, target=target, options=given)

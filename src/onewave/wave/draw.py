@@ -29,7 +29,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from onewave.wave.across import sum_of_all
-from onewave.wave.narrow import clear_rounds, narrowed, over, weights_of_rows
+from onewave.wave.narrow import narrowed, over, weights_of_rows
 from onewave.wave.spin import ABSENT, poll_words
 
 __all__ = ["clear_draws", "draw_of", "draw_row"]
@@ -155,9 +155,3 @@ def draw_of(
     found = poll_words(gl.where(word < 4, (drawn + word % 4).to(gl.int64), 0), watch, block, step, 4)
     # A launch that gives up may have seen nothing.
     return gl.maximum(sum_of_all(gl.where(word == 0, found, 0), XW), 0).to(gl.int64), rounds
-
-
-# By what name Triton keeps a kernel depends on which of its functions have been hashed for another kernel before: what
-# two kernels share is hashed here, before either, or one compiled in another process would not be found.
-for _shared in (clear_rounds, clear_draws, draw_of):
-    getattr(_shared, "cache_key", None)

@@ -10,6 +10,8 @@ of the same properties and goes straight to the kernel that Triton compiled for 
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Hashable, Iterable
 from itertools import chain, repeat
 from typing import Any
@@ -17,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITCallable, JITFunction
 
-__all__ = ["launch_kernel", "properties"]
+__all__ = ["hash_in_order", "launch_kernel", "properties"]
 
 _ALIGNED_BYTES = 16
 _HALF = 1 << 31
@@ -69,11 +71,38 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     key = (torch.cuda.current_device(), *named.items(), *properties(looked_at, kernel.kinds), *constants)
     compiled = kernel.compiled.get(key)
     if compiled is None:
+        hash_in_order(function)
         made = function[grid](*values, **named)
         if isinstance(made, CompiledKernel):
             kernel.compiled[key] = made
     else:
         compiled[(*grid, 1, 1)[:3]](*values)
+
+
+_hashed: set[str] = set()
+_hashing = threading.RLock()
+
+
+def hash_in_order(function: Any) -> None:
+    """Hash all functions of a kernel's modules, those of a module's imports first, each module's as they stand.
+
+    By what name Triton keeps a compiled kernel depends on which of its functions have been hashed before, for another
+    kernel: without an order a process would not find what another one has compiled.
+    """
+
+    def visit(name: str) -> None:
+        if name in _hashed or name not in sys.modules or name.startswith("triton."):
+            return
+        _hashed.add(name)
+        functions = [value for value in vars(sys.modules[name]).values() if isinstance(value, JITCallable)]
+        for one in functions:
+            visit(one.__module__)
+        for one in functions:
+            if one.__module__ == name:
+                _ = one.cache_key
+
+    with _hashing:
+        visit(function.__module__)
 
 
 def _card_of(args: Iterable[Any]) -> int | None:
