@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from onewave import LLM, SamplingParams
+from onewave.base.errors import WaveStalled
 from onewave.ops.sampling import RowParameters, greedy, op, penalise, sample, token_logprobs, uniforms
 
+search_impl = pytest.importorskip("onewave.ops.sampling.search_impl")
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
@@ -61,8 +63,6 @@ def kinds_of_logits(rows: int, vocab: int, dice: torch.Generator) -> dict[str, t
 @pytest.mark.parametrize("rows", [1, 3, 8, 16])
 @pytest.mark.parametrize("vocab", [131, 5003, 128256])
 def test_rows_with_limits_are_drawn_as_a_sort_would(rows: int, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sort = op._draw_sorted
-    monkeypatch.setattr(op, "_draw_sorted", lambda *_: pytest.fail("sorted"))
     dice = torch.Generator(CUDA).manual_seed(rows + vocab)
     limits = [
         (0.8, 0, 0.9, 0.0),
@@ -72,19 +72,33 @@ def test_rows_with_limits_are_drawn_as_a_sort_would(rows: int, vocab: int, monke
         (2.0, 10**6, 0.5, 0.0),
     ]
     given = parameters(CUDA, [limits[i % len(limits)] for i in range(rows)])
-    assert given.ordered is not None
     for turn in range(12):
         for kind, logits in kinds_of_logits(rows, vocab, dice).items():
             uniform = torch.rand(rows, generator=dice, device=CUDA, dtype=torch.float64)
-            scaled = logits / given.ordered.temperature[:, None]
-            expected = sort(scaled, uniform, given.ordered)
-            assert torch.equal(sample(logits, uniform, given), expected), (turn, kind)
+            expected = sample(logits, uniform, given, search=False)
+            with monkeypatch.context() as patch:
+                patch.setattr(op, "_draw_sorted", lambda *_: pytest.fail("sorted"))
+                assert torch.equal(sample(logits, uniform, given), expected), (turn, kind)
     nothing = torch.full((rows, vocab), torch.nan, device=CUDA)
     tokens = sample(nothing, torch.full((rows,), 0.5, dtype=torch.float64, device=CUDA), given)
     assert ((tokens >= 0) & (tokens < vocab)).all()
     # And on another stream.
     with torch.cuda.stream(torch.cuda.Stream()):
         assert torch.equal(sample(logits, uniform, given), expected)
+
+
+def test_a_draw_that_has_given_up_is_named_and_the_next_is_whole() -> None:
+    logits, uniform = torch.randn(3, 4099, device=CUDA), torch.full((3,), 0.5, dtype=torch.float64, device=CUDA)
+    given = parameters(CUDA, [(1.0, 40, 0.9, 0.0)] * 3)
+    expected = sample(logits, uniform, given, search=False)
+    assert torch.equal(sample(logits, uniform, given), expected)
+    torch.cuda.synchronize()
+    for state in search_impl._states.values():
+        state.stalled.fill_(1)
+    with pytest.raises(WaveStalled, match="draw again"):
+        sample(logits, uniform, given)
+    assert torch.equal(sample(logits, uniform, given), expected)
+    search_impl._states.clear()
 
 
 def test_greedy_takes_the_lowest_id_of_equals_on_the_card() -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import triton
+from machine_code import machine_code
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -83,19 +81,10 @@ def report(
 ) -> dict[str, Any]:
     kernel, options = source(head_dim, capability, given, descriptors=descriptors, bias=bias)
     compiled = triton.compile(kernel, target=GPUTarget("cuda", capability, 32), options=options)
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        read = {"capture_output": True, "text": True, "check": True}
-        usage = subprocess.run([tools / "cuobjdump", "-res-usage", file.name], **read).stdout
-        code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found is not None
-    registers, stack = found.groups()
+    registers, stack, code = machine_code(compiled)
     sums = re.findall(r'"tt.reduce"\(%\w+\) <\{axis = 1 .*?\}\) : \(tensor<[^>]*, #(\w+)>', compiled.asm["ttgir"], re.S)
     return {
-        "name": name, "registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared,
+        "name": name, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
         "products": len(re.findall(r"HGMMA|HMMA", code)), "tma": code.count("UTMALDG"), "sums": sorted(set(sums)),
     }  # fmt: skip
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import triton
+from machine_code import machine_code
 from sass_registers import reads_before_writes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -114,20 +112,12 @@ def report(
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": plan.num_warps, "maxnreg": MOST_REGISTERS, "enable_fp_fusion": False},
     )
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        read: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
-        usage = subprocess.run([tools / "cuobjdump", "-res-usage", file.name], **read).stdout
-        code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found is not None
+    registers, stack, code = machine_code(compiled)
     opcodes = re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z]+)", code)
     before = opcodes[: opcodes.index("ACQBULK")] if "ACQBULK" in opcodes else None
     over_keys = r"\(tensor<\d+x\d+xf32, #(\w+)>\) -> tensor<\d+xf32, #ttg.slice<\{dim = 0"
     return {
-        "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
+        "name": name, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
         "products": len(re.findall(r"HGMMA|HMMA", code)), "copies": code.count("LDGSTS"),
         "asked_first": len(re.findall(r"LDG\.", code.split("BAR.SYNC", 1)[0])), "asked_ahead": code.count("UBLKPF"),
         "unset": reads_before_writes(code), "sums": sorted(set(re.findall(over_keys, compiled.asm["ttgir"]))),

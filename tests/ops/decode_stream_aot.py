@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import triton
 from lost_buffers import lost_buffers
+from machine_code import machine_code
 from ptx_arrivals import early_arrivals
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
@@ -78,15 +76,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         target=GPUTarget("cuda", 90, 32),
         options={"num_warps": 4, "maxnreg": tile.registers, "enable_fp_fusion": False},
     )
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        read: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
-        usage = subprocess.run([tools / "cuobjdump", "-res-usage", file.name], **read).stdout
-        code = subprocess.run([tools / "nvdisasm", "-c", file.name], **read).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found is not None
+    registers, stack, code = machine_code(compiled)
     before, _, _ = compiled.asm["ttgir"].partition("griddepcontrol.wait")
     unwaited = re.findall(r"tt\.load|async_tma_copy|prefetch", before)
     _, _, loader = compiled.asm["ttgir"].partition("partition0(")
@@ -94,7 +84,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
     assert rows_loop is not None
     products = [match.start() for match in re.finditer("HMMA", code)]
     return {
-        "name": name, "registers": int(found[1]), "stack": int(found[2]), "shared": compiled.metadata.shared,
+        "name": name, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
         "products": len(products), "copies": code.count("UTMALDG"),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
         "lost": lost_buffers(compiled.asm["ttgir"]), "unwaited": unwaited,

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import triton
 from lost_buffers import lost_buffers
+from machine_code import machine_code
 from ptx_arrivals import early_arrivals
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
@@ -25,7 +23,7 @@ from onewave.ops.ffn.chain_plan import ChainSizes, ChainTile, default_tile
 
 __all__: list[str] = []
 
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
 INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "STL", "LDL")
 # The tiles that default_tile takes for 16 and for 8,192 rows, and one between.
 FEW, MANY = (default_tile(ChainSizes(rows, 4096, 14336, 4096, True), 132) for rows in (16, 8192))
@@ -67,12 +65,7 @@ def source_of(tile: ChainTile, dtype: str = "bf16", **changes: Any) -> GluonASTS
 
 def report(name: str, source: GluonASTSource, num_warps: int) -> dict[str, Any]:
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
-        code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True).stdout
-    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
+    registers, stack, code = machine_code(kernel)
     order = re.findall(r"UTMASTG|DEPBAR\.LE SB0|CCTL\.IVALL|FENCE\.VIEW\.ASYNC|MEMBAR\.ALL\.GPU|ATOMG", code)
     found = {"name": name, "registers": registers, "stack": stack, "shared": kernel.metadata.shared}
     found |= {"threads": 32 * kernel.metadata.num_warps, "order": order}

@@ -6,18 +6,14 @@ A script, as kernels under test run in Triton's interpreter, which compiles noth
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import tempfile
-from pathlib import Path
 
 import triton
+from machine_code import machine_code
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.ops.sampling.search_impl import draw_limited_kernel
 
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {
     "sets": "*i64",
     "epochs": "*i32",
@@ -41,9 +37,5 @@ if __name__ == "__main__":
     constants = {(names.index("MOST"),): 256, (names.index("XW"),): 8}
     source = GluonASTSource(draw_limited_kernel, TYPES, constants, {})
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
-    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
+    registers, stack, _ = machine_code(kernel)
     print(json.dumps({"registers": registers, "stack": stack, "shared": kernel.metadata.shared}))

@@ -11,9 +11,7 @@ import inspect
 import json
 import linecache
 import re
-import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,10 +28,10 @@ from onewave.wave.resources import kernel_resources
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from lost_buffers import lost_buffers
+from machine_code import machine_code
 from ptx_arrivals import early_arrivals
 
 RECORDS = gl.NVMMASharedLayout(0, 32, 2)
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
 SOURCES = Path(inspect.getfile(wave_kernel.fn)).parent
 LONGS = ("tokens", "positions", "slots", "several", "limits")
@@ -98,12 +96,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     values = {(names.index(name),): value for name, value in constants.items()}
     source = GluonASTSource(wave_kernel, types, values, aligned)
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
-        code = subprocess.run([TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True).stdout
-    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr] # always there
+    registers, stack, code = machine_code(kernel)
     counts = {
         name: len(re.findall(name, code)) for name in ("HGMMA", "HMMA", "LDSM", "UTMALDG", "USETMAXREG", "STL", "LDL")
     }

@@ -113,6 +113,7 @@ VARIANTS = {
 # 16 warps (rounded up from 4 + 8 + 1) share 65,536 registers when the kernel starts.
 REGISTERS_AT_START = 128
 SHARED_BYTES = 227 * 1024
+# A word, mostly of predicates, that ptxas keeps there from one token to the next.
 SPILLED_BYTES = {"several drawn decode steps, fp8, head_dim 128": 8}
 
 

@@ -145,11 +145,11 @@ def some_draws(sequences: int, count: int, first: int) -> Tensor:
 
 
 def _drawn(logits: Tensor, draws: Tensor, step: int) -> Tensor:
-    """What the sampler draws at a step of these draws."""
+    """What the sampler draws at a step of these draws, by its sort: its search would be the launch's own."""
     temperature, min_p, top_k, top_p = cast("list[list[float]]", draws[:, :DRAW_WORDS].T.tolist())
     ranks = [int(k) for k in top_k]
     rows = RowParameters.build(temperature=temperature, top_k=ranks, top_p=top_p, min_p=min_p, device=logits.device)
-    return sample(logits, draws[:, DRAW_WORDS + step].to(logits.device), rows)
+    return sample(logits, draws[:, DRAW_WORDS + step].to(logits.device), rows, search=False)
 
 
 def _some_limits(rows: list[list[int]], lengths: list[int], first: list[int]) -> tuple[list[list[int]], list[int]]:

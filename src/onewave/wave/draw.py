@@ -31,6 +31,7 @@ from triton.experimental.gluon import language as gl
 from onewave.wave.across import sum_of_all
 from onewave.wave.narrow import narrowed, over, weights_of_rows
 from onewave.wave.spin import ABSENT, poll_words
+from onewave.wave.words import WORD_BLOCKS, WORD_FIRST_BLOCK
 
 __all__ = ["clear_draws", "draw_of", "draw_row"]
 
@@ -77,8 +78,8 @@ def draw_row(
     token of that number so far. head: the record of the block's step that has made logits. best_logit: of all. number:
     of the token, over all launches."""
     mine = draws + b * (4 + TOKENS)
-    first = gl.load(head + 8) * R
-    rows = gl.minimum(gl.load(head + 1) * R, out_stride - first)
+    first = gl.load(head + WORD_FIRST_BLOCK) * R
+    rows = gl.minimum(gl.load(head + WORD_BLOCKS) * R, out_stride - first)
     return draw_of(
         several, mine, gl.load(mine + 4 + token), out + b * out_stride, out_stride, first, rows, number, b, best_logit,
         rounds, watch, block, step, NB, TOKENS, XW,

@@ -48,6 +48,7 @@ from onewave.wave.words import (
     KIND_ATTEND,
     KIND_REDUCE_HIDDEN,
     PLACE_STREAM,
+    RECORD_SIZE,
     WORD_AHEAD,
     WORD_AHEAD_TILES,
     WORD_CHUNKS,
@@ -107,7 +108,7 @@ def exchange_partition(
                         SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
                         PAGE,
                     )  # fmt: skip
-                head = steps + (first_step + num_steps - 1) * 32
+                head = steps + (first_step + num_steps - 1) * RECORD_SIZE
                 goes = begin_token(
                     several, limits, draws, head, out, out_stride, token, epoch + token, tokens, positions, batch,
                     watch, block, first_step, decided, going, NB, R, TOKENS, DRAWS, XW,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.backends import load
+from onewave.ops.backends import capability, load
 from onewave.ops.library import check_tensors, is_watched, register
 from onewave.wave.layout import draw_words
 
@@ -140,7 +141,7 @@ def _suits_kernels(logits: Tensor) -> bool:
 def _suits_search(logits: Tensor) -> bool:
     """Whether search_impl takes these logits; otherwise they are sorted. Not while a CUDA graph is recorded: what its
     launches leave to each other is one stream's."""
-    if not _suits_kernels(logits) or torch.cuda.get_device_capability(logits.device) != (9, 0):
+    if not _suits_kernels(logits) or capability(logits.device) != (9, 0):
         return False
     return len(logits) <= load("sampling", "search_impl").MOST_ROWS and not torch.cuda.is_current_stream_capturing()
 
@@ -161,14 +162,15 @@ def penalise(
     return logits - frequency[:, None] * counts - presence[:, None] * generated
 
 
-def sample(logits: Tensor, uniform: Tensor, rows: RowParameters) -> Tensor:
+def sample(logits: Tensor, uniform: Tensor, rows: RowParameters, *, search: bool = True) -> Tensor:
     """Choose one token a row.
 
     logits: float32 [rows, vocab], vocab at most 2**18. uniform: float64 [rows] in [0, 1), ignored by greedy rows.
     Returns int64 [rows]. Each row: divide by the temperature; drop tokens below min_p times the best one's probability;
     keep the top_k likeliest; keep the fewest likeliest whose renormalised probabilities reach top_p; draw. Equal logits
     are ordered by token id. Of a row whose largest logit over the temperature is no finite number, some token of the
-    vocabulary. Raises ShapeError.
+    vocabulary. search: find the tokens of top_k and top_p without a sort where a kernel can; False: sort, which gives
+    the same tokens, to check what searches as that kernel does. Raises ShapeError, WaveStalled (search_impl).
     """
     if logits.ndim != 2 or logits.shape[0] != rows.num_rows or uniform.shape != logits.shape[:1]:
         shapes = f"logits {list(logits.shape)}, uniform {list(uniform.shape)}"
@@ -178,9 +180,9 @@ def sample(logits: Tensor, uniform: Tensor, rows: RowParameters) -> Tensor:
     if rows.plain is not None and rows.plain.rows is None:
         return _draw(logits, uniform, rows.plain)
     if rows.ordered is not None and rows.ordered.rows is None:
-        return _draw_ordered(logits, uniform, rows.ordered)
+        return _draw_ordered(logits, uniform, rows.ordered, search)
     tokens = greedy(logits)
-    for group, draw in ((rows.plain, _draw), (rows.ordered, _draw_ordered)):
+    for group, draw in ((rows.plain, _draw), (rows.ordered, partial(_draw_ordered, search=search))):
         if group is not None:
             tokens[group.rows] = draw(logits[group.rows], uniform[group.rows], group)
     return tokens
@@ -223,8 +225,8 @@ def _draw(logits: Tensor, uniform: Tensor, group: _Group) -> Tensor:
     return _pick(cumulative, cumulative[:, -1:], uniform)[:, 0]
 
 
-def _draw_ordered(logits: Tensor, uniform: Tensor, group: _Group) -> Tensor:
-    if _suits_search(logits) and not is_watched(logits, uniform):
+def _draw_ordered(logits: Tensor, uniform: Tensor, group: _Group, search: bool) -> Tensor:
+    if search and _suits_search(logits) and not is_watched(logits, uniform):
         return load("sampling", "search_impl").draw_limited(logits, uniform.contiguous(), group.words)
     scaled = logits / group.temperature[:, None]
     if logits.device.type == "cpu":

@@ -93,8 +93,10 @@ def _state(device: torch.device, blocks: int, rows: int, set_words: int) -> _Sta
     with _making:
         state = _states.get(key)
         if state is not None and int(state.stalled[0]):
+            # Blocks that leave may write to the host's word yet, whose memory goes to somebody else.
+            torch.cuda.current_stream(device).synchronize()
             del _states[key]
-            raise WaveStalled("a draw with top_k or top_p", (), next="it is drawn anew by the next call")
+            raise WaveStalled("a draw with top_k or top_p", (), next="Drop the last call's tokens, and draw again.")
         if state is None:
             stalled = torch.zeros(1, dtype=torch.int32, pin_memory=True)
             words = watch_words(blocks, POLLS, stalled.data_ptr())
@@ -110,8 +112,8 @@ def _state(device: torch.device, blocks: int, rows: int, set_words: int) -> _Sta
 
 def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
     """float32 [rows, vocab], last axis contiguous, rows at most MOST_ROWS -> int64 [rows], each drawn at uniform
-    (float64 [rows]) as draws (float64 [rows, 4], layout.draw_words) say. Raises WaveStalled if the call before has
-    given up waiting."""
+    (float64 [rows]) as draws (float64 [rows, 4], layout.draw_words) say. Raises WaveStalled if a call before has given
+    up waiting: its tokens are none."""
     rows, vocab = logits.shape
     device = logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
