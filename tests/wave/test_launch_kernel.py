@@ -212,3 +212,39 @@ def test_kernels_that_share_functions_have_one_name_in_tritons_cache_whichever_c
         command = [sys.executable, "-c", SCRIPT, json.dumps(order)]
         found |= set(subprocess.check_output(command, env=environment, text=True).splitlines())
     assert len(found) == len(SHARING)
+
+
+NAMESAKES = """
+import pkgutil, sys
+from importlib import import_module
+import onewave
+from onewave.wave.launch_kernel import hash_in_order
+from triton.runtime.jit import JITCallable
+for found in pkgutil.walk_packages(onewave.__path__, "onewave."):
+    if found.name.startswith("onewave.wave.") or found.name.endswith("_impl"):
+        import_module(found.name)
+functions = {
+    value for name, module in list(sys.modules.items()) if name.startswith("onewave.")
+    for value in vars(module).values() if isinstance(value, JITCallable)
+}
+for function in functions:
+    hash_in_order(function)
+print(len(functions))
+for function in functions:
+    values = {}
+    for (name, _), (value, _) in function.used_global_vals.items():
+        values.setdefault(name, set()).add(str(value))
+    for name, found in values.items():
+        if len(found) > 1:
+            print(function.__module__, function.__name__, name)
+"""
+
+
+def test_no_kernel_sees_constants_of_one_name_and_two_values() -> None:
+    """Triton orders what it hashes of them by their modules' addresses, which differ from process to process."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    count, *namesakes = subprocess.check_output(
+        [sys.executable, "-c", NAMESAKES], env=environment, text=True
+    ).splitlines()
+    assert int(count) > 200
+    assert namesakes == []

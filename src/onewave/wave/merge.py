@@ -35,7 +35,7 @@ from onewave.wave.words import (
 __all__ = ["load_merged"]
 
 _MOST = gl.constexpr(MOST_SPLITS)
-_FEW = gl.constexpr(FEW_SPLITS)
+_FEW_SPLITS = gl.constexpr(FEW_SPLITS)
 
 
 @gluon.jit
@@ -89,10 +89,10 @@ def poll_merged(
     counts = gl.where(real, used, 0)
     parts = poll_few(pointers, lses, counts, watch, block, step, WAITS, FEW, D * 2)
     low, high, mass, top = merged_splits(parts, COUNT, DTYPE)
-    if used > _FEW:
-        pointers = gl.where(real, pointers + _FEW * D * 2, 0)
-        lses = gl.where(real, lses + _FEW * 4, 0)
-        parts = poll_few(pointers, lses, counts - _FEW, watch, block, step, WAITS, FEW, D * 2)
+    if used > _FEW_SPLITS:
+        pointers = gl.where(real, pointers + _FEW_SPLITS * D * 2, 0)
+        lses = gl.where(real, lses + _FEW_SPLITS * 4, 0)
+        parts = poll_few(pointers, lses, counts - _FEW_SPLITS, watch, block, step, WAITS, FEW, D * 2)
         more_low, more_high, more_mass, more_top = merged_splits(parts, COUNT, DTYPE)
         higher = gl.maximum(top, more_top)
         fade = gl.exp2(top - higher)
