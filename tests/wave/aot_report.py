@@ -32,7 +32,7 @@ from machine_code import machine_code
 from ptx_arrivals import early_arrivals
 
 RECORDS = gl.NVMMASharedLayout(0, 32, 2)
-INTEGERS = ("row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
+INTEGERS = ("row_step", "easy_words", "visit_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
 SOURCES = Path(inspect.getfile(wave_kernel.fn)).parent
 LONGS = ("tokens", "positions", "slots", "several", "limits")
 HURRIED = (
@@ -53,6 +53,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     shape = tile_shape(batch, head_dim=head_dim, weight_bytes=1 if bytewide else 2, images=images)
     if shape.held and int(str(changes.get("SPLITS", 1))) > 1:
         shape = replace(shape, held=held_tiles(shape.batch, head_dim, crowded=True))
+    streams = head_dim in (64, 128) and shape.tile_bytes == TILE_BYTES and not {"PAGE", "TOKENS"} & set(changes)
     constants: dict[str, object] = {
         "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
         "FORMAT": 0,
@@ -72,7 +73,12 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "TRACE": False,
         "XW": 8,
         **kernel_resources(
-            shape, head_dim, several="TOKENS" in changes, draws="DRAWS" in changes, paged="PAGE" in changes
+            shape,
+            head_dim,
+            several="TOKENS" in changes,
+            draws="DRAWS" in changes,
+            paged="PAGE" in changes,
+            streams=streams,
         ),
         "D": 0,
         "GP": 1,
@@ -84,12 +90,15 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "SCALE": 0.125,
         "TOKENS": 1,
         "PAGE": 0,
+        "STREAMS": int(streams),
         "DRAWS": False,
     } | changes
     names = wave_kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
     types["draws"] = "*fp64"
     types["weights"] = f"tensordesc<{dtype}[{shape.tile_rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    keys = f"tensordesc<{dtype}[8, 16, 64],{gl.NVMMASharedLayout(128, 16, 3)!r}>"
+    types |= dict.fromkeys(("keys", "values"), keys)
     types["records"] = f"tensordesc<i32[{TOGETHER}, {STEP_WORDS}],{RECORDS!r}>"
     types |= dict.fromkeys(constants, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}

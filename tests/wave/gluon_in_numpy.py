@@ -305,7 +305,9 @@ class Gluon:
         happens_before.agents_of(parts, run_side_by_side)
 
 
-_NAMES = "narrow draw choose notes finish combine cached attend merge exchange hand_over widen kernel"
+_NAMES = (
+    "narrow draw choose notes finish combine streamed cached show attend merge exchange hand_over widen load kernel"
+)
 WAVE = tuple(import_module(f"onewave.wave.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
 

@@ -28,6 +28,10 @@ class Bench:
             "weights": Descriptor(stream.numpy(), program.shape.tile_rows),
             "easy": put(program.easy),
             "easy_words": program.easy.shape[1],
+            "visits": put(program.visits),
+            "visit_words": program.visits.shape[1],
+            "keys": None,  # of a decode step that streams them
+            "values": None,
             "records": Matrix(self.memory, self.records, rows.shape, (TOGETHER, STEP_WORDS)),
             "steps": self.records + STEP_WORDS,
             "lanes": put(program.lanes),
@@ -64,6 +68,7 @@ class Bench:
             "SCALE": 1.0,
             "TOKENS": 1,
             "PAGE": 0,
+            "STREAMS": 0,
             "DRAWS": False,
         } | constants
 

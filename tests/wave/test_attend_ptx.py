@@ -41,7 +41,7 @@ CASES: dict[str, tuple[tuple[int, int, bool, int, int], tuple[int, int, int, int
     "pages of 64, head_dim 128, the last of three splits": ((128, 4, False, 64, 0), (3, 300, 2, 16, 0)),
     "pages of 16, head_dim 32, the first key": ((32, 4, True, 16, 0), (4, 1, 0, 16, 0)),
     "the last of three splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 300, 2, 16, 0)),
-    "head_dim 128, the last of eight splits, merged elsewhere": ((128, 4, False, 0, 8), (3, 1026, 7, 16, 0)),
+    "head_dim 128, the last of eight splits, merged elsewhere": ((128, 4, False, 0, 8), (3, 1020, 7, 16, 0)),
     "head_dim 32, the tenth of sixteen splits, merged elsewhere": ((32, 4, True, 0, 4), (4, 8194, 9, 16, 0)),
     "the first of two splits, merged elsewhere": ((64, 4, False, 0, 4), (4, 258, 0, 2, 0)),
     "one split where others are merged elsewhere": ((64, 4, False, 0, 4), (3, 257, 0, 16, 0)),
@@ -85,7 +85,7 @@ def shared_out(cached: int, splits: int, *, few: bool) -> tuple[int, int]:
     used = 1 if cached <= 256 else min(splits, cuts(cached, 128))
     if few and cached <= FEW_KEYS:
         used = min(used, FEW_SPLITS)
-    share = max(16, cuts(cuts(cached, used), 16) * 16)
+    share = max(128, cuts(cuts(cached, used), 128) * 128)
     return max(1, cuts(cached, share)), share
 
 

@@ -25,6 +25,8 @@ from onewave.wave.pack import WeightStream
 from onewave.weights.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
+from numpy_memory import Memory, Pointer
+from numpy_tensor_maps import Boxes
 from simulated_device import Bench, words
 from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
@@ -32,6 +34,13 @@ CPU = torch.device("cpu")
 CAPACITY = 8240
 STREAM = 1 << 40  # where the packed weights lie, as far as prefetching them goes
 LONG = replace(BASE, num_layers=1, layer_windows=(None,))
+
+
+def keys_box_of(memory: Memory, cache: Pointer, shape: tuple[int, ...]) -> Boxes:
+    """launch_boxes.keys_box of a cache in the simulated device's memory."""
+    group = 16 * shape[-1]
+    rows = (int(np.prod(shape)) - 7 * group) // 64
+    return Boxes(memory, Pointer(cache.address, np.float16), (8, rows, 64), (group, 64, 1), [8, 16, 64])
 
 
 class Simulated:
@@ -66,6 +75,13 @@ class Simulated:
         self.cache_shape = (config.num_layers, slots, config.num_kv_heads, CAPACITY, config.head_dim)
         empty = np.full(self.cache_shape, np.nan, dtype=np.float16)
         self.k, self.v = put(empty.view(np.int32)), put(empty.view(np.int32))
+        if (
+            groups.head_dim in (64, 128)
+            and plan.program.shape.tile_bytes == TILE_BYTES
+            and not {"PAGE", "STREAMS"} & set(constants)
+        ):
+            boxes = (keys_box_of(self.bench.memory, cache, self.cache_shape) for cache in (self.k, self.v))
+            self.bench.arguments |= {"STREAMS": 1, **dict(zip(("keys", "values"), boxes, strict=True))}
         layers = model.weights.layers
 
         def stacked(name: str) -> np.ndarray:
@@ -116,6 +132,7 @@ class Simulated:
         more: dict[str, Any] = {
             "several": self.buffers[count],
             "TOKENS": count,
+            "STREAMS": 0,
             "limits": memory.put(np.array(words_of)),
         }
         if draws is not None:

@@ -119,14 +119,17 @@ def random_caches(wave: Simulated, contexts: list[int]) -> list[Tensor]:
 
 def agree(model: Llama, contexts: list[int], workers: int, page: int) -> None:
     batch = len(contexts)
-    plain, paged = Plain(model, batch, workers, batch), Paged(model, batch, workers, batch, page)
+    plain, paged = Plain(model, batch, workers, batch, STREAMS=0), Paged(model, batch, workers, batch, page)
+    streamed = Plain(model, batch, workers, batch)
     caches = random_caches(plain, contexts)
     for pointer, cache in zip((plain.k, plain.v), caches, strict=True):
         plain.bench.memory.set(pointer, cache.numpy().view(np.int32))
+        streamed.bench.memory.set(pointer, cache.numpy().view(np.int32))
     paged.fill(caches, [context + 1 for context in contexts])
     tokens, slots = list(range(5, 5 + batch)), list(range(batch))
     expected = plain.step(tokens, contexts, slots)
     assert torch.equal(paged.step(tokens, contexts, slots), expected)
+    assert torch.equal(streamed.step(tokens, contexts, slots), expected)
     assert same(paged.caches(), plain.caches())
     assert paged.brought_nearer() == plain.brought_nearer()
 

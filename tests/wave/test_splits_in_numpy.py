@@ -13,7 +13,8 @@ from triton.experimental.gluon import language as gl
 from onewave.wave import combine, notes
 from onewave.wave.combine import split_of_keys
 from onewave.wave.layout import STEP_WORDS, TOGETHER, Word, splits_of
-from onewave.wave.notes import bring_first, notes_memory, record_of
+from onewave.wave.notes import bring_first, noted, notes_memory, record_of
+from onewave.wave.words import WORD_SPLITS, WORD_WINDOW
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gluon_in_numpy import Matrix, Memory, launch
@@ -50,7 +51,7 @@ def used(records, lengths, count, out, FEW: gl.constexpr):
     record = record_of(0, 0, found, nfull)
     for at in range(count):
         length = gl.load(lengths + at)
-        _, _, splits = split_of_keys(record, length, FEW)
+        _, _, splits = split_of_keys(noted(record, WORD_WINDOW), noted(record, WORD_SPLITS), length, FEW)
         gl.store(out + at, splits)
 
 

@@ -79,6 +79,7 @@ def save_program(program: WaveProgram, path: Path) -> bool:
         waits=program.waits,
         totals=program.totals,
         easy=program.easy,
+        visits=program.visits,
         counts=np.array([len(program.stream[name]) for name in weights], dtype=np.int64),
         stream=np.concatenate([np.zeros((0, 3)), *program.stream.values()]).astype(np.int32),
     )
@@ -149,6 +150,7 @@ def _program(arrays: dict[str, NDArray[Any]]) -> WaveProgram:
         waits=arrays["waits"],
         totals=arrays["totals"],
         easy=arrays["easy"],
+        visits=arrays["visits"],
         stream=dict(zip(text["weights"], pieces, strict=True)),
         stream_tiles=stream_tiles,
         set_words=set_words,

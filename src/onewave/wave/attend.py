@@ -28,12 +28,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from onewave.wave.attend_layouts import (
-    few_words,
     head_words,
+    key_rows,
     key_words,
     merged_words,
     product,
     query_rows,
+    value_rows,
     value_words,
     warps_rows,
 )
@@ -48,17 +49,17 @@ from onewave.wave.cached import (
     words_to,
 )
 from onewave.wave.choose import has_stopped
-from onewave.wave.combine import clear_words, read_words, split_of_keys
-from onewave.wave.finish import bits16, bits32, to_float
-from onewave.wave.layout import MOST_SPLITS
+from onewave.wave.combine import read_words, split_of_keys
+from onewave.wave.finish import bits16, to_float
 from onewave.wave.notes import noted, place_of
-from onewave.wave.spin import ABSENT
+from onewave.wave.show import clear_others, show_few, show_part, show_whole
+from onewave.wave.streamed import from_ring, let_go_of_keys, tiles_of_block, whole_blocks
 from onewave.wave.words import (
     PLACE_K_NORM,
     PLACE_Q_NORM,
     PLACE_ROTARY,
     WORD_APPENDS,
-    WORD_FEW,
+    WORD_COMES,
     WORD_HEADS,
     WORD_K,
     WORD_LAYER,
@@ -67,16 +68,15 @@ from onewave.wave.words import (
     WORD_SLICE,
     WORD_SOURCE,
     WORD_SOURCE_STRIDE,
-    WORD_TARGET,
+    WORD_SPLITS,
     WORD_V,
-    WORD_WHOLE,
+    WORD_WINDOW,
 )
 
 __all__ = ["attend", "heads_memory", "prefetch_split"]
 
 # Blocks of keys, a power of two, between the one that is multiplied and the one on its way into the second-level cache.
 _AHEAD = gl.constexpr(2)
-_MOST = gl.constexpr(MOST_SPLITS)
 # Keys a warp multiplies at a time.
 _KEYS = gl.constexpr(16)
 
@@ -150,14 +150,15 @@ def queries_and_new(
 
 @gluon.jit
 def attend(
-    record, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, xs,
-    DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, FEW: gl.constexpr,
-    TOKENS: gl.constexpr, PAGE: gl.constexpr,
+    record, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, ring, full, empty,
+    streamed, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
+    SCALE: gl.constexpr, SYNC: gl.constexpr, S: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, FEW: gl.constexpr,
+    TOKENS: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     """One group of heads over one split of one sequence's keys. Of a split that the sequence does not use, or for a
     sequence beyond the batch, only clear. xs: the activations' shared memory, which no step needs while one attends.
-    positions: if TOKENS > 1, the block's own (choose.py)."""
+    positions: if TOKENS > 1, the block's own (choose.py). streamed: tiles of keys and values that the ring has had so
+    far. Returns how many of this task's it has."""
     b = noted(record, WORD_SEQUENCE)
     position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
     split = noted(record, WORD_SLICE)
@@ -170,7 +171,8 @@ def attend(
         new = ours + noted(record, WORD_SOURCE) + b * noted(record, WORD_SOURCE_STRIDE)
         attend_keys(
             record, new, k_rows, v_rows, table, begin, end, position, split == splits - 1, layer, stopped, places,
-            watch, block, step, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, TOKENS, PAGE,
+            watch, block, step, keep_back, heads, ring, full, empty, noted(record, WORD_COMES) + streamed, xs, DTYPE, D,
+            GP, QKNORM, EPS, SCALE, SYNC, S, XW, TOKENS, PAGE, STREAMS,
         )  # fmt: skip
         low, high, lse = merge_warps(heads, xs, DTYPE, D, GP, XW)
         if splits == 1:
@@ -183,6 +185,10 @@ def attend(
         clear_others(record, theirs, splits, D, GP, FEW, XW)
     else:
         clear_others(record, theirs, 0, D, GP, FEW, XW)
+    tiles = 0
+    if STREAMS:
+        tiles = whole_blocks(begin, end) * tiles_of_block(D)
+    return tiles
 
 
 @gluon.jit
@@ -192,22 +198,31 @@ def keys_of_split(record, positions, batch, FEW: gl.constexpr):
     b = noted(record, WORD_SEQUENCE)
     position = gl.load(positions + b, mask=b < batch, other=0)
     length = position.to(gl.int32) + 1
-    first_key, share, splits = split_of_keys(record, length, FEW)
+    first_key, share, splits = split_of_keys(noted(record, WORD_WINDOW), noted(record, WORD_SPLITS), length, FEW)
     begin = first_key + noted(record, WORD_SLICE) * share
     return position, begin, gl.minimum(begin + share, length - 1), splits
 
 
 @gluon.jit
 def prefetch_split(
-    record, positions, slots, places, batch, D: gl.constexpr, XW: gl.constexpr, FEW: gl.constexpr, PAGE: gl.constexpr
+    record, positions, slots, places, batch, D: gl.constexpr, XW: gl.constexpr, FEW: gl.constexpr, PAGE: gl.constexpr,
+    STREAMS: gl.constexpr,
 ):  # fmt: skip
-    """Have a coming attend step's first keys and values brought into the second-level cache."""
+    """Have a coming attend step's first keys and values brought into the second-level cache, as far as the ring does
+    not bring them."""
     b = noted(record, WORD_SEQUENCE)
     position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
     if (b < batch) & (begin < end):
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
-        pages = lines_pages(table, begin, end, _AHEAD * XW * _KEYS, D, XW, PAGE)
-        prefetch_keys(k_rows, v_rows, table, pages, begin, end, _AHEAD * XW * _KEYS, D, XW, PAGE)
+        blocks = whole_blocks(begin, end)
+        rest = begin + blocks * (XW * _KEYS)
+        pages = lines_pages(table, rest, end, XW * _KEYS, D, XW, PAGE)
+        prefetch_keys(k_rows, v_rows, table, pages, rest, end, XW * _KEYS, D, XW, PAGE)
+        if STREAMS == 0:
+            # The first block, and a second one if it is the first that is worked on.
+            last = gl.minimum(rest, begin + gl.where(rest < end, 1, 2) * (XW * _KEYS))
+            pages = lines_pages(table, begin, last, _AHEAD * XW * _KEYS, D, XW, PAGE)
+            prefetch_keys(k_rows, v_rows, table, pages, begin, last, _AHEAD * XW * _KEYS, D, XW, PAGE)
 
 
 @gluon.jit
@@ -251,12 +266,13 @@ def first_rows(score, KW: gl.constexpr, XW: gl.constexpr):
 @gluon.jit
 def attend_keys(
     record, new, k_rows, v_rows, table, begin, end, position, has_new, layer, stopped, places, watch, block, step,
-    keep_back, heads, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr,
-    EPS: gl.constexpr, SCALE: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, TOKENS: gl.constexpr,
-    PAGE: gl.constexpr,
+    keep_back, heads, ring, full, empty, tile, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr,
+    QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, SYNC: gl.constexpr, S: gl.constexpr,
+    XW: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     """Each warp goes over its own keys, from begin to before end, and leaves its maxima, sums and weighted values in
-    shared memory; has_new: the new key's scores, too."""
+    shared memory; has_new: the new key's scores, too. First what whole blocks of keys leave over, then the blocks, from
+    the ring if the launch STREAMS: `tile` is the first one's place among the ring's tiles."""
     queries, fresh, newest, peaks, masses = heads
     KW: gl.constexpr = _KEYS
     ROWS: gl.constexpr = max(4, GP * 2)
@@ -265,12 +281,22 @@ def attend_keys(
     ACC: gl.constexpr = product(XW)
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
-    pages = blocks_pages(table, begin, end, KW, XW, LK, PAGE)
-    k_words = load_keys(k_rows, table, pages, begin, end, D, KW, XW, LK, PAGE)
-    v_words = load_keys(v_rows, table, pages, begin, end, D, KW, XW, LV, PAGE)
-    # A block ahead of the keys, which nothing then holds up.
-    pages = blocks_pages(table, begin + XW * KW, end, KW, XW, LK, PAGE)
-    ahead = lines_pages(table, begin + _AHEAD * (XW * KW), end, XW * KW, D, XW, PAGE)
+    BLOCK: gl.constexpr = XW * KW
+    blocks = whole_blocks(begin, end)
+    rest = begin + blocks * BLOCK
+    at = rest
+    coming = begin
+    ahead = 0
+    if STREAMS == 0:
+        at = gl.where(rest < end, rest, begin)
+        coming = gl.where(rest < end, begin, begin + BLOCK)
+    pages = blocks_pages(table, at, end, KW, XW, LK, PAGE)
+    k_words = load_keys(k_rows, table, pages, at, end, D, KW, XW, LK, PAGE)
+    v_words = load_keys(v_rows, table, pages, at, end, D, KW, XW, LV, PAGE)
+    if STREAMS == 0:
+        # A block ahead of the keys, which nothing then holds up.
+        pages = blocks_pages(table, coming, rest, KW, XW, LK, PAGE)
+        ahead = lines_pages(table, coming + (_AHEAD - 1) * BLOCK, rest, BLOCK, D, XW, PAGE)
     in_pages = 0
     if PAGE > 0:
         in_pages = words_to(table, page_of(table, position, has_new, PAGE), position, D, PAGE)
@@ -303,17 +329,31 @@ def attend_keys(
     peak = gl.full([XW, 8], float("-inf"), gl.float32, gl.SliceLayout(2, LS))
     mass = gl.zeros([XW, 8], gl.float32, gl.SliceLayout(2, LS))
     acc = gl.zeros([XW, D, 8], gl.float32, ACC)
-    for at in range(begin, end, XW * KW):
+    if STREAMS:
+        if (rest >= end) & (blocks > 0):
+            k_words = from_ring(ring, full, tile, LK, key_rows(D, XW), D, KW, XW, S)
+            v_words = from_ring(ring, full, tile + D // 64, LV, value_rows(D, XW), D, KW, XW, S)
+            let_go_of_keys(empty, tile, D, S)
+            tile += tiles_of_block(D)
+            at = begin
+            coming = begin + BLOCK
+    left = end - at  # in this block and behind it
+    while left > 0:
         # Read for every block: at head_dim 128 there are no registers to keep them in.
         q = queries._reinterpret(DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
         q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], DTYPE, A))
-        prefetch_keys(k_rows, v_rows, table, ahead, at + _AHEAD * (XW * KW), end, XW * KW, D, XW, PAGE)
+        if STREAMS == 0:
+            prefetch_keys(k_rows, v_rows, table, ahead, coming + (_AHEAD - 1) * BLOCK, rest, BLOCK, D, XW, PAGE)
         k = keys_operand(k_words, DTYPE, D, KW, XW, B)
         score = mma_v2(q, k, gl.zeros([XW, 16, KW], gl.float32, ACC))
         score = first_rows(score, KW, XW) * (SCALE * 1.4426950408889634)
         # Loaded as soon as their registers are free: both in one place would not fit at head_dim 128.
-        k_words = load_keys(k_rows, table, pages, at + XW * KW, end, D, KW, XW, LK, PAGE)
-        score = gl.where(at + number < end, score, float("-inf"))
+        if STREAMS:
+            if coming < rest:
+                k_words = from_ring(ring, full, tile, LK, key_rows(D, XW), D, KW, XW, S)
+        else:
+            k_words = load_keys(k_rows, table, pages, coming, rest, D, KW, XW, LK, PAGE)
+        score = gl.where(number < left, score, float("-inf"))
         higher = gl.maximum(peak, gl.max(score, axis=2))
         finite = gl.where(higher == float("-inf"), 0.0, higher)
         weight = gl.exp2(score - finite[:, :, None])
@@ -323,10 +363,18 @@ def attend_keys(
         v = values_operand(v_words, DTYPE, D, KW, XW, A)
         p = gl.convert_layout(gl.permute(weight.to(DTYPE), (0, 2, 1)), B)
         acc = mma_v2(v, p, acc * gl.convert_layout(fade, gl.SliceLayout(1, ACC))[:, None, :])
-        v_words = load_keys(v_rows, table, pages, at + XW * KW, end, D, KW, XW, LV, PAGE)
-        pages = blocks_pages(table, at + 2 * XW * KW, end, KW, XW, LK, PAGE)
-        ahead = lines_pages(table, at + (_AHEAD + 1) * (XW * KW), end, XW * KW, D, XW, PAGE)
+        if STREAMS:
+            if coming < rest:
+                v_words = from_ring(ring, full, tile + D // 64, LV, value_rows(D, XW), D, KW, XW, S)
+                let_go_of_keys(empty, tile, D, S)
+                tile += tiles_of_block(D)
+        else:
+            v_words = load_keys(v_rows, table, pages, coming, rest, D, KW, XW, LV, PAGE)
+            pages = blocks_pages(table, coming + BLOCK, rest, KW, XW, LK, PAGE)
+            ahead = lines_pages(table, coming + _AHEAD * BLOCK, rest, BLOCK, D, XW, PAGE)
         peak = higher
+        left = rest - coming
+        coming += BLOCK
     peaks.store(peak)
     masses.store(mass)
     xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).store(gl.permute(acc, (0, 2, 1)))
@@ -370,83 +418,3 @@ def merge_warps(heads, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexp
     share = gl.convert_layout(own / mass, gl.SliceLayout(1, LW))[:, None]
     new_low, new_high = to_float(fresh.index(GP + 1).load(gl.SliceLayout(0, LW)), DTYPE)
     return low + share * new_low[None, :], high + share * new_high[None, :], finite + gl.log2(mass)
-
-
-@gluon.jit
-def show_part(record, ours, theirs, low, high, lse, keep_back, D: gl.constexpr):
-    """Publish a split's result for `combine`: head by head, D values and four times their log2-sum-exp2."""
-    values = bits32(gl.reshape(gl.join(low, high), [8, D]))
-    LW: gl.constexpr = values.type.layout
-    head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
-    column = gl.arange(0, D, layout=gl.SliceLayout(0, LW))[None, :]
-    target = noted(record, WORD_TARGET)
-    shown = (head < noted(record, WORD_HEADS)) & (keep_back == 0)
-    at = head * (D + 4) + column
-    ours = gl.multiple_of(ours + target, 16)
-    theirs = gl.multiple_of(theirs + target, 16)
-    gl.store(ours + at, values, mask=shown)
-    gl.store(theirs + at, values | ABSENT, mask=shown)
-    once = gl.arange(0, 4, layout=gl.SliceLayout(0, LW))[None, :]
-    lse = gl.convert_layout(lse, gl.SliceLayout(1, LW))[:, None] + (once * 0).to(gl.float32)
-    at = head * (D + 4) + D + once
-    gl.store(ours + at, bits32(lse), mask=shown)
-    gl.store(theirs + at, once | ABSENT, mask=shown)
-
-
-@gluon.jit
-def show_few(record, ours, theirs, low, high, lse, keep_back, DTYPE: gl.constexpr, D: gl.constexpr):
-    """Publish a split's result for whoever merges them: head by head, 16-bit values of all splits, then a log2-sum-exp2
-    of each."""
-    words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
-    LW: gl.constexpr = words.type.layout
-    head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))
-    pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))
-    split = noted(record, WORD_SLICE)
-    first = noted(record, WORD_FEW)
-    shown = (head < noted(record, WORD_HEADS)) & (keep_back == 0)
-    at = (head * few_words(D))[:, None] + pair[None, :]
-    values = first + split * (D // 2)
-    gl.store(gl.multiple_of(ours + values, 16) + at, words, mask=shown[:, None])
-    gl.store(gl.multiple_of(theirs + values, 16) + at, words | ABSENT, mask=shown[:, None])
-    at = first + _MOST * (D // 2) + split + head * few_words(D)
-    gl.store(ours + at, bits32(gl.convert_layout(lse, gl.SliceLayout(1, LW))), mask=shown)
-    gl.store(theirs + at, head | ABSENT, mask=shown)
-
-
-@gluon.jit
-def clear_others(record, theirs, splits, D: gl.constexpr, GP: gl.constexpr, FEW: gl.constexpr, XW: gl.constexpr):
-    """Clear what the task would publish of a sequence of another number of splits: show_part's words, or show_few's and
-    show_whole's (of which `combine` clears those that it would publish)."""
-    if FEW == 0:
-        if splits <= 1:
-            clear_words(theirs + noted(record, WORD_TARGET), GP * (D + 4), XW)
-    else:
-        split = noted(record, WORD_SLICE)
-        if (split == 0) & (splits != 1):
-            clear_words(theirs + noted(record, WORD_WHOLE), noted(record, WORD_HEADS) * (D // 2), XW)
-        if splits <= 1:
-            LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
-            heads = noted(record, WORD_HEADS)
-            first = noted(record, WORD_FEW)
-            word = gl.arange(0, XW * 128, layout=LINE)
-            absent = gl.full([XW * 128], ABSENT, gl.int32, LINE)
-            for begin in gl.static_range(0, GP * (D // 2), XW * 128):
-                head = (begin + word) // (D // 2)
-                at = head * few_words(D) + split * (D // 2) + word % (D // 2)
-                gl.store(gl.multiple_of(theirs + first, 16) + at, absent, mask=head < heads)
-            at = _MOST * (D // 2) + split + word * few_words(D)
-            gl.store(theirs + first + at, absent, mask=word < heads)
-
-
-@gluon.jit
-def show_whole(record, ours, theirs, low, high, keep_back, DTYPE: gl.constexpr, D: gl.constexpr):
-    """Publish a sequence's only split as `combine` would."""
-    words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
-    LW: gl.constexpr = words.type.layout
-    head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
-    pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
-    target = noted(record, WORD_WHOLE)
-    shown = (head < noted(record, WORD_HEADS)) & (keep_back == 0)
-    at = head * (D // 2) + pair
-    gl.store(gl.multiple_of(ours + target, 16) + at, words, mask=shown)
-    gl.store(gl.multiple_of(theirs + target, 16) + at, words | ABSENT, mask=shown)

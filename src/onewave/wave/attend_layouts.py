@@ -23,12 +23,14 @@ from onewave.wave.layout import few_head_words
 __all__ = [
     "few_words",
     "head_words",
+    "key_rows",
     "key_words",
     "merged_words",
     "part_packet",
     "part_words",
     "product",
     "query_rows",
+    "value_rows",
     "value_words",
     "warps_rows",
 ]
@@ -95,6 +97,38 @@ def value_words(keys: int, dim: int, warps: int) -> Any:
         block_bases=[],
         shape=[warps, keys, words],
     )
+
+
+@gluon.constexpr_function
+def in_tile(layout: Any, keys: int, dim: int) -> Any:
+    """Words of [warps, keys, dim / 2] as they lie in a tile of the ring, in rows of 32."""
+
+    def placed(bases: Sequence[list[int]]) -> list[list[int]]:
+        at = [(warp * keys + key) * (dim // 2) + word for warp, key, word in bases]
+        return [list(divmod(word, 32)) for word in at]
+
+    warps = 1 << len(layout.warp_bases)
+    return gl.DistributedLinearLayout(
+        reg_bases=placed(layout.reg_bases),
+        lane_bases=placed(layout.lane_bases),
+        warp_bases=placed(layout.warp_bases),
+        block_bases=[],
+        shape=[warps * keys * dim // 64, 32],
+    )
+
+
+@gluon.constexpr_function
+def key_rows(dim: int, warps: int) -> Any:
+    """Keys of a tile of the ring, laid out as key_words; of heads of 128 a tile has 8 of each warp's 16."""
+    keys = 1024 // dim
+    return in_tile(key_words(keys, dim, warps), keys, dim)
+
+
+@gluon.constexpr_function
+def value_rows(dim: int, warps: int) -> Any:
+    """Values likewise, as value_words."""
+    keys = 1024 // dim
+    return in_tile(value_words(keys, dim, warps), keys, dim)
 
 
 @gluon.constexpr_function

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.attend_layouts import part_packet, part_words
 from onewave.wave.finish import bits16
-from onewave.wave.layout import FEW_KEYS, FEW_SPLITS, SPLIT_KEYS, WHOLE_KEYS
+from onewave.wave.layout import BLOCK_KEYS, FEW_KEYS, FEW_SPLITS, SPLIT_KEYS, WHOLE_KEYS
 from onewave.wave.notes import noted
 from onewave.wave.spin import ABSENT, load_words, poll_words
 from onewave.wave.words import (
@@ -40,6 +40,7 @@ _WHOLE = gl.constexpr(WHOLE_KEYS)
 _SPLIT = gl.constexpr(SPLIT_KEYS)
 _FEW_KEYS = gl.constexpr(FEW_KEYS)
 _FEW = gl.constexpr(FEW_SPLITS)
+_BLOCK = gl.constexpr(BLOCK_KEYS)
 
 
 @gluon.jit
@@ -51,18 +52,17 @@ def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.const
 
 
 @gluon.jit
-def split_of_keys(record, length, FEW: gl.constexpr):
+def split_of_keys(window, splits, length, FEW: gl.constexpr):
     """The first key that is seen, cached keys a split, and how many splits there are, the last of which has the new key
     as well. In one build all depend on the sequence's own length alone, so that its bits do not depend on its company;
-    a short sequence leaves splits empty, as merging them would take longer. FEW: as in wave_kernel."""
-    window = noted(record, WORD_WINDOW)
-    splits = noted(record, WORD_SPLITS)
+    a short sequence leaves splits empty, as merging them would take longer. window, splits: the record's. FEW: as in
+    wave_kernel."""
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
     count = length - 1 - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
     if FEW > 0:
         used = gl.where(count <= _FEW_KEYS, gl.minimum(used, _FEW), used)
-    share = gl.maximum(((count + used - 1) // used + 15) // 16 * 16, 16)
+    share = gl.maximum(((count + used - 1) // used + (_BLOCK - 1)) // _BLOCK * _BLOCK, _BLOCK)
     return first_key, share, gl.maximum((count + share - 1) // share, 1)
 
 
@@ -90,7 +90,7 @@ def combine(
     count = noted(record, WORD_HEADS)
     if b < batch:
         length = gl.load(positions + b).to(gl.int32) + 1
-        first_key, share, used = split_of_keys(record, length, 0)
+        first_key, share, used = split_of_keys(noted(record, WORD_WINDOW), noted(record, WORD_SPLITS), length, 0)
         if used > 1:
             what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
             split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]

@@ -73,13 +73,13 @@ __all__ = ["exchange_partition"]
 def exchange_partition(
     records, steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
     tokens, positions, slots, several, limits, asked, draws, block, batch, source_stride, out_stride, set_words,
-    skipped, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull, decided, going,
+    skipped, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull, decided, going,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
-    SYNC: gl.constexpr, TEST: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     FEW: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
-    TOKENS: gl.constexpr, PAGE: gl.constexpr, DRAWS: gl.constexpr,
+    TOKENS: gl.constexpr, PAGE: gl.constexpr, DRAWS: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     chunks_before = 0
     results = 0
@@ -87,9 +87,9 @@ def exchange_partition(
         chunks_before, results = exchange_steps(
             records, first_step, num_steps, 0, chunks_before, results, source, exchange, out, waits, counters, totals,
             epoch, watch, trace, tokens, positions, slots, several, asked, block, batch, source_stride, out_stride,
-            set_words, skipped, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull, DTYPE, FORMAT,
-            IMAGES, NB, R, G, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS,
-            SCALE, TOKENS, PAGE,
+            set_words, skipped, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull,
+            DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW,
+            KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE, STREAMS,
         )  # fmt: skip
         gl.store(epochs + block, epoch + 1)
     else:
@@ -103,10 +103,10 @@ def exchange_partition(
                     chunks_before, results = exchange_steps(
                         records, first_step, num_steps, groups - groups_of(num_steps), chunks_before, results, source,
                         exchange, out, waits, counters, totals, epoch + token - 1, watch, trace, own, own + NB, slots,
-                        several, asked, block, batch, source_stride, out_stride, set_words, skipped, xs, xfull, xempty,
-                        parts, pfull, pempty, heads, notes, places, nfull, DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC,
-                        SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS,
-                        PAGE,
+                        several, asked, block, batch, source_stride, out_stride, set_words, skipped, ring, full, empty,
+                        xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull, DTYPE, FORMAT, IMAGES, NB,
+                        R, G, S, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM,
+                        EPS, SCALE, TOKENS, PAGE, STREAMS,
                     )  # fmt: skip
                 head = steps + (first_step + num_steps - 1) * RECORD_SIZE
                 goes = begin_token(
@@ -122,18 +122,19 @@ def exchange_partition(
 def exchange_steps(
     records, first_step, num_steps, before, chunks_before, results, source, exchange, out, waits, counters, totals,
     epoch, watch, trace, tokens, positions, slots, several, asked, block, batch, source_stride, out_stride, set_words,
-    skipped, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull,
+    skipped, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr,
-    SYNC: gl.constexpr, TEST: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
+    GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     FEW: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
-    TOKENS: gl.constexpr, PAGE: gl.constexpr,
+    TOKENS: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     """Go through the block's steps once. epoch: times it has done so before. before: groups of records (notes.py) of
     this launch so far. Returns chunks and results of this launch so far."""
     ours = exchange + (epoch & 1).to(gl.int64) * set_words
     theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
+    streamed = 0  # tiles of keys and values so far
     # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
     for step in tl.range(num_steps, disable_licm=True):
         let_go(step)
@@ -165,7 +166,7 @@ def exchange_steps(
         if D > 0:
             if coming > 0:  # while the step's first product is being made
                 to_come = record_of(step + coming, before, notes, nfull)
-                prefetch_split(to_come, positions, slots, places, batch, D, XW, FEW, PAGE)
+                prefetch_split(to_come, positions, slots, places, batch, D, XW, FEW, PAGE, STREAMS)
             if ahead > 0:
                 prefetch_tiles(places, block, noted(record, WORD_AHEAD), ahead, tile_bytes(FORMAT, IMAGES), XW)
         if TRACE:
@@ -192,10 +193,10 @@ def exchange_steps(
         else:
             if D > 0:
                 if kind == KIND_ATTEND:
-                    attend(
+                    streamed += attend(
                         record, ours, theirs, positions, slots, places, watch, block, first_step + step,
-                        batch, keep_back, heads, xs, DTYPE, D, GP, QKNORM, EPS, SCALE, SYNC, XW, NB, FEW,
-                        TOKENS, PAGE,
+                        batch, keep_back, heads, ring, full, empty, streamed, xs, DTYPE, D, GP, QKNORM, EPS, SCALE,
+                        SYNC, S, XW, NB, FEW, TOKENS, PAGE, STREAMS,
                     )  # fmt: skip
                 elif FEW == 0:  # otherwise whoever reads the splits merges them
                     combine(

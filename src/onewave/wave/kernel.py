@@ -1,9 +1,8 @@
 """The persistent kernel that runs a task table: one block a multiprocessor, three partitions of warps.
 
 loader (1 warp)      streams the block's weight tiles, packed in the order in which they are used, through a ring of
-                     16 KiB slots. It waits for free slots and, so that the queues in front of L2 stay short, for the
-                     tile FLIGHT places earlier to have landed, or, of tiles that have time, for the one before. It
-                     never waits for activations.
+                     16 KiB slots (load.py), and where a launch STREAMS attention's cached keys and values as well
+                     (streamed.py). It never waits for activations.
 multiply (4 warps)   for every product step: take its first HELD tiles into registers, wait for the step's activations,
                      chunk by chunk, then for each further tile; wgmma straight from the ring, sums over K in registers;
                      the finished row block goes to shared memory (hand_over.py).
@@ -35,7 +34,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -45,9 +43,12 @@ from onewave.wave.attend import heads_memory
 from onewave.wave.choose import is_decided
 from onewave.wave.exchange import exchange_partition
 from onewave.wave.hand_over import hand_over
+from onewave.wave.load import load_first, load_partition, tiles_ahead
 from onewave.wave.notes import bring_first, notes_memory
+from onewave.wave.streamed import behind_keys, tiles_of_keys
 from onewave.wave.widen import multiply_byte_steps
 from onewave.wave.words import (
+    KIND_ATTEND,
     KIND_REDUCE_HIDDEN,
     RECORD_SIZE,
     WORD_BLOCKS,
@@ -61,102 +62,11 @@ __all__ = ["wave_kernel"]
 
 
 @gluon.jit
-def tiles_ahead(num_tiles, S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr):
-    """Tiles that a block asks for before its partitions part: as many as may be in flight."""
-    MOST: gl.constexpr = FLIGHT if FLIGHT < S else S
-    if TOKENS == 1:
-        return gl.minimum(num_tiles, MOST)
-    else:  # what load_partition may bring while nobody knows yet whether there is a token at all
-        return gl.where(num_tiles > S, MOST, 0)
-
-
-@gluon.jit
-def load_first(weights, ring, full, count, first_row, row_step, TILE: gl.constexpr):
-    """Ask for so many of the block's first tiles; their slots are free."""
-    for tile in range(count):
-        mbarrier.expect(full.index(tile), TILE)
-        row = first_row + tile * row_step
-        tma.async_copy_global_to_shared(weights, [row, 0], full.index(tile), ring.index(tile))
-
-
-@gluon.jit
-def load_partition(
-    weights, easy, ring, full, empty, num_tiles, first_row, row_step, decided, going,
-    TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr,
-):  # fmt: skip
-    coming = easy
-    first_easy = gl.load(easy)
-    last_easy = gl.load(easy + 1)
-    first = tiles_ahead(num_tiles, S, FLIGHT, TOKENS)
-    if TOKENS == 1:
-        for number in range(first, num_tiles):
-            coming, first_easy, last_easy = load_tile(
-                weights, coming, first_easy, last_easy, ring, full, empty, number, number, first_row, row_step,
-                TILE, S, FLIGHT,
-            )  # fmt: skip
-    else:
-        # While nobody knows yet whether there is another token, a ring's worth of its tiles. Never all of them: what is
-        # decided after that token must not come before this partition has heard of what is decided now.
-        ahead = gl.where(num_tiles > S, S, 0)
-        tile = first
-        end = ahead
-        number = first
-        token = 0
-        goes = 1
-        while goes > 0:
-            while tile < end:
-                coming, first_easy, last_easy = load_tile(
-                    weights, coming, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
-                    TILE, S, FLIGHT,
-                )  # fmt: skip
-                tile += 1
-                number += 1
-                if number == num_tiles:
-                    number = 0
-                    coming = easy
-                    first_easy = gl.load(easy)
-                    last_easy = gl.load(easy + 1)
-            goes = is_decided(decided, going, token, 1)
-            token += 1
-            end += num_tiles
-            if token == TOKENS:
-                end -= ahead
-        # Of a token that is not made nobody else waits for the tiles, which must have landed before the block leaves.
-        for last in range(gl.maximum(tile - S, 0), tile):
-            mbarrier.wait(full.index(last % S), (last // S) & 1)
-
-
-@gluon.jit
-def load_tile(
-    weights, easy, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
-    TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr,
-):  # fmt: skip
-    """Stream one tile, as soon as a slot is free. tile: its number in the launch; number: in its token. first_easy,
-    last_easy: of the run of tiles that have time that easy points to. Returns these three for the next tile."""
-    slot = tile % S
-    mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
-    if FLIGHT < S:
-        landed = tile - FLIGHT
-        if number >= first_easy:
-            landed = tile - 1
-            if number >= last_easy:  # or the run was over before the first tile that comes this way
-                easy += 2
-                first_easy = gl.load(easy)
-                last_easy = gl.load(easy + 1)
-        if landed >= 0:
-            mbarrier.wait(full.index(landed % S), (landed // S) & 1)
-    mbarrier.expect(full.index(slot), TILE)
-    row = first_row + number * row_step
-    tma.async_copy_global_to_shared(weights, [row, 0], full.index(slot), ring.index(slot))
-    return easy, first_easy, last_easy
-
-
-@gluon.jit
 def multiply_partition(
-    steps, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
+    steps, num_steps, positions, batch, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
-    TOKENS: gl.constexpr,
+    D: gl.constexpr, FEW: gl.constexpr, TOKENS: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     # Triton takes what partitions are passed for just written: without this it has a barrier before each tile's wait.
     gl.thread_barrier()
@@ -166,16 +76,16 @@ def multiply_partition(
     results = 0
     if TOKENS == 1:
         multiply_any(
-            steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD,
+            steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull,
+            xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
         )  # fmt: skip
     else:
         token = 0
         goes = is_decided(decided, going, token, 4)
         while goes > 0:
             slot, phase, chunks_before, results = multiply_any(
-                steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts,
-                pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD,
+                steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull,
+                xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
             )  # fmt: skip
             token += 1
             goes = is_decided(decided, going, token, 4)
@@ -183,28 +93,29 @@ def multiply_partition(
 
 @gluon.jit
 def multiply_any(
-    steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
+    steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty,
+    parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
+    R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
+    D: gl.constexpr, FEW: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     """multiply_steps of 16-bit weights, multiply_byte_steps of one-byte ones."""
     if FORMAT > 0:
         return multiply_byte_steps(
-            steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC,
+            steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull,
+            xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, D, FEW, STREAMS,
         )  # fmt: skip
     else:
         return multiply_steps(
-            steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull,
-            pempty, DTYPE, NB, R, G, S, XS, PC, HELD,
+            steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull,
+            xempty, parts, pfull, pempty, DTYPE, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
         )  # fmt: skip
 
 
 @gluon.jit
 def multiply_steps(
-    steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
-    PC: gl.constexpr, HELD: gl.constexpr,
+    steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty,
+    parts, pfull, pempty, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr,
+    XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     """Make all products of the block's steps once. slot, phase: of the next tile, carried along rather than divided out
     of a count: between two products every instruction shows. chunks_before, results: of this launch, so far. Returns
@@ -217,6 +128,10 @@ def multiply_steps(
     acc1 = gl.zeros([64, N], gl.float32, ACC)
     acc2 = gl.zeros([64, N], gl.float32, ACC)
     acc3 = gl.zeros([64, N], gl.float32, ACC)
+    # Tiles of keys and values of the last attention task, and of those that lie in the ring before the next product's
+    # tiles, but for the held ones.
+    known = 0
+    keys = 0
     for step in tl.range(num_steps, disable_licm=True):
         record = steps + step * RECORD_SIZE
         kind = gl.load(record + WORD_KIND)
@@ -225,6 +140,10 @@ def multiply_steps(
         chunks = gl.load(record + WORD_CHUNKS)
         if kind >= KIND_REDUCE_HIDDEN:
             blocks = 0
+        if STREAMS:
+            if kind == KIND_ATTEND:
+                known = tiles_of_keys(record, tiles, known, positions, batch, D, FEW)
+                keys += known
         done0 = 0
         done1 = 0
         if HELD > 0:
@@ -235,6 +154,10 @@ def multiply_steps(
                 )  # fmt: skip
                 done0 = gl.minimum(tiles, HELD)
                 done1 = HELD - done0
+        if STREAMS:
+            if blocks > 0:
+                slot, phase = behind_keys(slot, phase, keys, S)
+                keys = 0
         for block in range(0, blocks, G):
             # Chunk by chunk for all of them, so that what later chunks wait for has more time.
             for chunk in range(chunks):
@@ -376,30 +299,43 @@ def multiply_block(
     return acc, slot, phase, before
 
 
-@gluon.jit(do_not_specialize=["row_step", "easy_words", "batch", "source_stride", "out_stride", "set_words", "skipped"])
+@gluon.jit(
+    do_not_specialize=[
+        "row_step",
+        "easy_words",
+        "visit_words",
+        "batch",
+        "source_stride",
+        "out_stride",
+        "set_words",
+        "skipped",
+    ]
+)
 def wave_kernel(
-    weights, easy, records, steps, lanes, source, exchange, out, waits, counters, totals, epochs, watch, trace,
-    tokens, positions, slots, several, row_step, easy_words, batch, source_stride, out_stride, set_words,
-    skipped, limits, asked, draws,
+    weights, keys, values, easy, visits, records, steps, lanes, source, exchange, out, waits, counters, totals, epochs,
+    watch, trace, tokens, positions, slots, several, row_step, easy_words, visit_words, batch, source_stride,
+    out_stride, set_words, skipped, limits, asked, draws,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr,
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr, LREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, FEW: gl.constexpr, KSPLITS: gl.constexpr,
     QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr,
-    DRAWS: gl.constexpr,
+    DRAWS: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     """Run every block's steps once, or up to TOKENS times, each after the token that the one before has chosen.
 
-    weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile: [128, 64], or [IMAGES * 64, 64]
-    of one-byte weights (FORMAT 1: int8, 2: fp8 e4m3). easy: see program.py, easy_words a block. records: descriptor of
-    boxes of TOGETHER rows; the first row is `places` (attend.py), the others are steps. steps, lanes: see program.py.
-    source: the caller's activations as int32 words. exchange: two sets of set_words words. out: the caller's result as
-    words. waits: (counter, value) pairs. counters, totals, epochs, watch: see launch.py. batch: sequences, at most NB.
-    D: 0, or the head dimension of a decode step; then tokens, positions, slots are int64 [batch], GP, CH, KSPLITS,
-    QKNORM, EPS, SCALE as in attend.py, FEW as in merge.py (0: nobody merges splits on loading them), and PAGE as in
-    cached.py. skipped: the step record whose results a test build keeps back (-1: none). several, limits, asked, and
-    draws if DRAWS: see choose.py and draw.py, if TOKENS > 1; positions are those of the first token.
+    keys, values: descriptors of the caches (launch_boxes.py), and visits: see program.py, visit_words a block, for
+    launches that STREAMS them. weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile:
+    [128, 64], or [IMAGES * 64, 64] of one-byte weights (FORMAT 1: int8, 2: fp8 e4m3). easy: see program.py, easy_words
+    a block. records: descriptor of boxes of TOGETHER rows; the first row is `places` (attend.py), the others are steps.
+    steps, lanes: see program.py. source: the caller's activations as int32 words. exchange: two sets of set_words
+    words. out: the caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see
+    launch.py. batch: sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots
+    are int64 [batch], GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py, FEW as in merge.py (0: nobody merges splits
+    on loading them), and PAGE as in cached.py. skipped: the step record whose results a test build keeps back (-1:
+    none). several, limits, asked, and draws if DRAWS: see choose.py and draw.py, if TOKENS > 1; positions are those of
+    the first token.
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -446,7 +382,9 @@ def wave_kernel(
     num_steps = gl.load(lanes + block * 4 + 3)
     mine = steps + first_step * RECORD_SIZE
     TILE: gl.constexpr = tile_bytes(FORMAT, IMAGES)
-    load_first(weights, ring, full, tiles_ahead(num_tiles, S, FLIGHT, TOKENS), first_row, row_step, TILE)
+    coming = visits + block * visit_words
+    first = tiles_ahead(num_tiles, coming, S, FLIGHT, TOKENS, STREAMS)
+    load_first(weights, ring, full, first, first_row, row_step, TILE)
     bring_first(records, first_step, num_steps, notes, table, nfull, D > 0, TOKENS)
     epoch = gl.load(epochs + block)
     gl.warp_specialize(
@@ -454,8 +392,8 @@ def wave_kernel(
             (
                 multiply_partition,
                 (
-                    mine, num_steps, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, TOKENS,
+                    mine, num_steps, positions, batch, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, TOKENS, STREAMS,
                 ),
             ),
             (
@@ -463,16 +401,18 @@ def wave_kernel(
                 (
                     records, steps, first_step, num_steps, source, exchange, out, waits, counters,
                     totals, epochs, epoch, watch, trace, tokens, positions, slots, several, limits, asked, draws, block,
-                    batch, source_stride, out_stride, set_words, skipped, xs, xfull, xempty, parts, pfull, pempty,
-                    heads, notes, table, nfull, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, XS, PC, SPLITS, ACT,
-                    GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE, DRAWS,
+                    batch, source_stride, out_stride, set_words, skipped, ring, full, empty, xs, xfull, xempty,
+                    parts, pfull, pempty, heads, notes, table, nfull, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G,
+                    S, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE,
+                    TOKENS, PAGE, DRAWS, STREAMS,
                 ),
             ),
             (
                 load_partition,
                 (
-                    weights, easy + block * easy_words, ring, full, empty, num_tiles, first_row, row_step, decided,
-                    going, TILE, S, FLIGHT, TOKENS,
+                    weights, easy + block * easy_words, keys, values, coming, steps, positions, slots, batch, ring,
+                    full, empty, first, num_tiles, first_row, row_step, decided, going, DTYPE, TILE, S, FLIGHT, D,
+                    FEW, TOKENS, STREAMS,
                 ),
             ),
         ],

@@ -17,6 +17,7 @@ from onewave.base.settings import Settings
 from onewave.tiles.trace import Trace
 from onewave.wave.block_table import check_entries, check_pages
 from onewave.wave.byte_formats import Rounding
+from onewave.wave.launch_boxes import keys_box, rows_box, streams_keys
 from onewave.wave.launch_checks import check_cache, check_rows, check_sequences, check_tokens
 from onewave.wave.launch_state import LaunchState
 from onewave.wave.layout import (
@@ -131,15 +132,17 @@ class Wave:
         )
         # The first row is `places`, the others are the steps.
         self._places, self._steps = self._records[0].view(torch.int64), self._records[1:]
-        self._records_box = _box(self._records, TOGETHER, swizzle=0)
-        self._easy = torch.from_numpy(program.easy).to(device)
+        self._records_box = rows_box(self._records, TOGETHER, swizzle=0)
+        self._easy, self._visits = (torch.from_numpy(words).to(device) for words in (program.easy, program.visits))
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
         self._constants = self._kernel_constants(activation)
         self._drawing = self._resources(draws=True)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
-        self._weights_box = _box(stream, program.shape.tile_rows, swizzle=128)
+        self._weights_box = rows_box(stream, program.shape.tile_rows, swizzle=128)
+        # Nobody looks at keys before there is a cache.
+        self._key_boxes = (self._weights_box, self._weights_box)
         self._states: dict[int, LaunchState] = {}
         self._last: torch.cuda.Stream | None = None
         self._bound: tuple[Tensor, Tensor, Tensor | None] | None = None
@@ -171,12 +174,12 @@ class Wave:
             "SCALE": 1.0,
             "TOKENS": self.tokens,
             "PAGE": 0,
+            "STREAMS": 0,
             **self._attention_constants(),
         }
 
-    def _resources(self, *, draws: bool = False, paged: bool = False) -> dict[str, int]:
-        several = self.tokens > 1
-        return kernel_resources(self.program.shape, self._head_dim, several=several, draws=draws, paged=paged)
+    def _resources(self, **how: bool) -> dict[str, int]:
+        return kernel_resources(self.program.shape, self._head_dim, several=self.tokens > 1, **how)
 
     @property
     def _head_dim(self) -> int:
@@ -222,7 +225,10 @@ class Wave:
             check_pages(k, v, table)
             words[Place.TABLE_STRIDE] = table.stride(0)
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
-        self._constants |= self._resources(paged=table is not None)
+        streams = self.tokens == 1 and table is None and streams_keys(k, self.program.shape)
+        self._constants |= self._resources(paged=table is not None, streams=streams) | {"STREAMS": int(streams)}
+        if streams:
+            self._key_boxes = keys_box(k), keys_box(v)
         self._bound = (k, v, table)
         # Behind the last launch, which reads it. Blocking, from ordinary memory: the next one may be on another stream.
         if self.device.type == "cuda":
@@ -377,7 +383,9 @@ class Wave:
             wave_kernel,
             (self.program.workers,),
             self._weights_box,
+            *self._key_boxes,
             self._easy,
+            self._visits,
             self._records_box,
             self._steps,
             self._lanes,
@@ -394,6 +402,7 @@ class Wave:
             state.several,
             self.program.workers * self.program.shape.tile_rows,
             self.program.easy.shape[1],
+            self.program.visits.shape[1],
             len(x if sequences is None else sequences[0]),
             x.stride(0) // 2,
             out.stride(0) * out.element_size() // 4,
@@ -441,15 +450,6 @@ def _gluon_dtype(dtype: torch.dtype) -> Any:
     from triton.experimental.gluon import language as gl
 
     return gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-
-
-def _box(matrix: Tensor, rows: int, *, swizzle: int) -> Any:
-    """How the copy engine brings so many whole rows of a matrix to shared memory. swizzle: bytes."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    layout = gl.NVMMASharedLayout(swizzle, matrix.element_size() * 8, 2)
-    return TensorDescriptor.from_tensor(matrix, [rows, matrix.shape[1]], layout)
 
 
 def _trace(program: WaveProgram, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from onewave.base.errors import UnsupportedError
 
 __all__ = [
+    "BLOCK_KEYS",
     "DRAW_WORDS",
     "FEW_KEYS",
     "FEW_SPLITS",
@@ -71,6 +72,8 @@ FEW_SPLITS = 8
 WHOLE_KEYS, SPLIT_KEYS = 256, 128
 """Cached keys up to which one split is sooner done than several and their merging (128 more take half as long as that),
 and of a split beyond."""
+BLOCK_KEYS = 128
+"""Keys that attention multiplies at a time, 16 a warp."""
 FEW_KEYS = 1024 * FEW_SPLITS
 """Cached keys up to which FEW_SPLITS splits, if who reads them merges them, are sooner done than twice as many: half as
 many workers then read keys, but each of them faster, and nobody polls for splits a second time."""
@@ -143,6 +146,9 @@ class Word:
     BIAS = 16  # 1 + first value of the bias; 0: none
     # Of attention; SOURCE: the projected q, k, v; TARGET: the split's partial result; SLICE: which split.
     SEQUENCE = 8
+    # Where keys are streamed: the number of the lane's tile before which this task's come; and how many layers it is
+    # behind the lane's attention task before, if it goes over the same keys (0: it does not).
+    COMES, FURTHER = 7, 2
     SPLITS = 17
     LAYER = 18
     KV_HEAD = 19
@@ -329,7 +335,7 @@ def splits_of(keys: int, splits: int, *, few: bool) -> int:
     used = 1 if cached <= WHOLE_KEYS else min(splits, -(-cached // SPLIT_KEYS))
     if few and cached <= FEW_KEYS:
         used = min(used, FEW_SPLITS)
-    share = max(-(-cached // (16 * used)) * 16, 16)
+    share = max(-(-cached // (BLOCK_KEYS * used)) * BLOCK_KEYS, BLOCK_KEYS)
     return max(-(-cached // share), 1)
 
 

@@ -29,7 +29,9 @@ from onewave.wave.words import (
     WORD_COLUMNS,
     WORD_FEW,
     WORD_SOURCE,
+    WORD_SPLITS,
     WORD_TILES,
+    WORD_WINDOW,
 )
 
 __all__ = ["load_merged"]
@@ -56,7 +58,7 @@ def load_merged(
     few = noted(record, WORD_FEW)
     word = gl.arange(0, OWN, layout=LINE)
     length = gl.load(positions).to(gl.int32) + 1
-    first_key, share, used = split_of_keys(record, length, FEW)
+    first_key, share, used = split_of_keys(noted(record, WORD_WINDOW), noted(record, WORD_SPLITS), length, FEW)
     for chunk in range(chunks):
         place = (chunks_before + chunk) % XS
         mbarrier.wait(xempty.index(place), (((chunks_before + chunk) // XS) & 1) ^ 1)

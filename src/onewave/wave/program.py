@@ -32,6 +32,8 @@ __all__ = [
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
 _SHORT = 8
+# Words of attention tasks that go over the same keys, but for their layers.
+_WHICH_KEYS = (Word.SEQUENCE, Word.SLICE, Word.WINDOW, Word.SPLITS, Word.KV_HEAD)
 # Tiles fewer, of 16 KiB, that have time where a hand-off less is waited for, because the product merges attention's
 # splits itself; by the tiles that are held in registers, and by measurement (docs/log.md, "How a layer is paced").
 SOONER = {0: 2, 2: 2, 4: 7}
@@ -57,9 +59,11 @@ class WaveProgram:
 
     steps: int32 [steps, 32]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
     totals: int32 [counters]. easy: int32 [workers, 2 n], the first and the last of each run of tiles that have time,
-    then 2^31 - 1 twice. stream: weight -> [tiles, 3] of (row block, column tile, place); place is a tile's number in
-    the packed stream, of stream_tiles. first_scale: weight -> the first of its rows' scales among num_scales, if its
-    weights have one byte. names: each step's task, for people. regions: the exchange's tensors.
+    then 2^31 - 1 four times. visits: int32 [workers, 2 n], of each attention task in turn the number of the tile before
+    which its keys come, where they are streamed, and which (streamed.keys_of_visit); then likewise. stream: weight ->
+    [tiles, 3] of (row block, column tile, place); place is a tile's number in the packed stream, of stream_tiles.
+    first_scale: weight -> the first of its rows' scales among num_scales, if its weights have one byte. names: each
+    step's task, for people. regions: the exchange's tensors.
     """
 
     shape: TileShape
@@ -68,6 +72,7 @@ class WaveProgram:
     waits: Words
     totals: Words
     easy: Words
+    visits: Words
     stream: Mapping[str, Ints]
     stream_tiles: int
     set_words: int
@@ -153,6 +158,7 @@ def build_program(
     lanes = np.zeros((workers, 4), dtype=np.int32)
     tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
     easy: list[list[int]] = []
+    visits: list[list[int]] = []
     phases, lengths = tuple(task.phase for task in tasks), [len(queue) for queue in table.queues]
     shares = _shares(steps, lengths, phases)
     attended = _tiles_before_attention(operations, shares)
@@ -162,6 +168,7 @@ def build_program(
         own = _tiles_of(lane, tasks[begin:end], shape)
         tiles += [(*tile, worker, count) for count, tile in enumerate(own)]
         easy.append(_easy_runs(lane, steps[begin:end], attended, shape))
+        visits.append(_visits(steps[begin:end], begin, shape))
         lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
         _mark_prefetches(steps[begin:end])
     _mark_ahead(steps, lanes, phases, shares, shape.ring)
@@ -173,6 +180,7 @@ def build_program(
         waits=np.array(waits, dtype=np.int32).reshape(-1, 2),
         totals=table.totals.astype(np.int32),
         easy=_rows_of(easy),
+        visits=_rows_of(visits),
         stream=_stream(tiles, workers),
         stream_tiles=int(lanes[:, 0].max(initial=0)) * workers,
         set_words=max((-(-(region.first + region.words) // 32) * 32 for region in regions), default=0),
@@ -256,6 +264,37 @@ def _easy_runs(
     return found
 
 
+def _visits(records: Words, first: int, shape: TileShape) -> list[int]:
+    """Of each of a lane's attention tasks the number of the tile before which its keys come, and how many layers it is
+    behind the one before, if it goes over the same keys, or -1 less its step; both are noted in its record as well.
+    That tile is the first of the next product, or the first one that is not held in registers: what is held makes room
+    for keys. first: the lane's first step."""
+    found: list[int] = []
+    count = 0
+    waiting: list[int] = []
+    before: Words | None = None
+    for at, record in enumerate(records):
+        if record[Word.KIND] == Kind.ATTEND:
+            waiting.append(at)
+            if before is not None and all(record[word] == before[word] for word in _WHICH_KEYS):
+                record[Word.FURTHER] = max(0, int(record[Word.LAYER] - before[Word.LAYER]))
+            before = record
+        blocks, tiles = int(record[Word.BLOCKS]), int(record[Word.TILES])
+        if record[Word.KIND] >= Kind.REDUCE_HIDDEN or blocks * tiles == 0:
+            continue
+        holds = blocks * tiles >= shape.held and (tiles >= shape.held or (tiles * 2 == shape.held and shape.group > 1))
+        for task in waiting:
+            records[task, Word.COMES] = count + (shape.held if holds else 0)
+        waiting.clear()
+        count += blocks * tiles
+    for task in waiting:
+        records[task, Word.COMES] = count
+    for at in np.flatnonzero(records[:, Word.KIND] == Kind.ATTEND).tolist():
+        further = int(records[at, Word.FURTHER])
+        found += [int(records[at, Word.COMES]), further if further else -1 - (first + at)]
+    return found
+
+
 def _scales(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[dict[str, int], int]:
     """Give every row of a one-byte matrix its place among the scales, whole row blocks each."""
     found: dict[str, int] = {}
@@ -300,8 +339,8 @@ def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], shares: Mappi
 
 
 def _rows_of(lists: Sequence[Sequence[int]]) -> Words:
-    """Lists as rows of one array, each ended by at least two 2^31 - 1."""
-    found = np.full((len(lists), max(map(len, lists)) + 2), 2**31 - 1, dtype=np.int32)
+    """Lists as rows of one array, each ended by at least four 2^31 - 1."""
+    found = np.full((len(lists), max(map(len, lists)) + 4), 2**31 - 1, dtype=np.int32)
     for row, values in zip(found, lists, strict=True):
         row[: len(values)] = values
     return found

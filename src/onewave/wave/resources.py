@@ -16,13 +16,20 @@ _LOADER_REGISTERS, _LOADER_REGISTERS_CROWDED = 24, 32
 
 
 def kernel_resources(
-    shape: TileShape, head_dim: int, *, several: bool = False, draws: bool = False, paged: bool = False
+    shape: TileShape,
+    head_dim: int,
+    *,
+    several: bool = False,
+    draws: bool = False,
+    paged: bool = False,
+    streams: bool = False,
 ) -> dict[str, int]:
     """How the kernel shares registers and shared memory: tiles held by the multiply partition, registers of an exchange
     thread and of a loading one, and tiles of the ring.
 
     several: whether a launch makes several tokens. draws: whether it draws them, which keeps more from one token to the
-    next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less."""
+    next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less.
+    streams: whether keys come through the ring, which the loading warp keeps more for."""
     held = 0 if draws else min(shape.held, 2) if paged else shape.held
     if several:
         held = min(held, held_tiles(shape.batch, head_dim, crowded=True))
@@ -30,7 +37,8 @@ def kernel_resources(
     exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
     registers = exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS
     # What is computed of a thread's number is computed before the partitions part, and kept by the loading warp, too.
-    crowded = held == 4 or (paged and head_dim <= 64) or (draws and shape.weight_bytes == 1)
+    crowded = streams or held == 4 or (paged and head_dim <= 64) or (draws and shape.weight_bytes == 1)
+    crowded |= several and held > 0 and head_dim > 64
     loading = _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
     ring = drawing_ring(shape, head_dim) if draws else shape.ring
     return {"HELD": held, "XREGS": registers, "LREGS": loading, "S": ring}

@@ -27,7 +27,16 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.wave.hand_over import hand_over
-from onewave.wave.words import KIND_REDUCE_HIDDEN, RECORD_SIZE, WORD_BLOCKS, WORD_CHUNKS, WORD_KIND, WORD_TILES
+from onewave.wave.streamed import behind_keys, tiles_of_keys
+from onewave.wave.words import (
+    KIND_ATTEND,
+    KIND_REDUCE_HIDDEN,
+    RECORD_SIZE,
+    WORD_BLOCKS,
+    WORD_CHUNKS,
+    WORD_KIND,
+    WORD_TILES,
+)
 
 __all__ = ["multiply_byte_steps", "widened"]
 
@@ -100,9 +109,10 @@ def byte_products():
 
 @gluon.jit
 def multiply_byte_steps(
-    steps, num_steps, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty,
+    parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
+    R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, D: gl.constexpr,
+    FEW: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     """Make all products of the block's steps once, as kernel.multiply_steps does.
 
@@ -115,6 +125,7 @@ def multiply_byte_steps(
     acc1 = gl.zeros([64, N], gl.float32, ACC)
     acc2 = gl.zeros([64, N], gl.float32, ACC)
     acc3 = gl.zeros([64, N], gl.float32, ACC)
+    known = 0  # tiles of keys and values of the last attention task
     for step in range(num_steps):
         record = steps + step * RECORD_SIZE
         kind = gl.load(record + WORD_KIND)
@@ -123,6 +134,10 @@ def multiply_byte_steps(
         chunks = gl.load(record + WORD_CHUNKS)
         if kind >= KIND_REDUCE_HIDDEN:
             blocks = 0
+        if STREAMS:
+            if kind == KIND_ATTEND:
+                known = tiles_of_keys(record, tiles, known, positions, batch, D, FEW)
+                slot, phase = behind_keys(slot, phase, known, S)
         for block in range(0, blocks, G):
             for chunk in range(chunks):
                 place = (chunks_before + chunk) % XS

@@ -50,6 +50,7 @@ __all__ = [
     "WORD_BLOCKS",
     "WORD_CHUNKS",
     "WORD_COLUMNS",
+    "WORD_COMES",
     "WORD_FEW",
     "WORD_FIRST_BLOCK",
     "WORD_FIRST_COLUMN",
@@ -89,6 +90,7 @@ WORD_SOURCE = gl.constexpr(Word.SOURCE)
 WORD_SOURCE_STRIDE = gl.constexpr(Word.SOURCE_STRIDE)
 WORD_FIRST_COLUMN = gl.constexpr(Word.FIRST_COLUMN)
 WORD_COLUMNS = gl.constexpr(Word.COLUMNS)
+WORD_COMES = gl.constexpr(Word.COMES)
 WORD_FIRST_BLOCK = gl.constexpr(Word.FIRST_BLOCK)
 WORD_TARGET = gl.constexpr(Word.TARGET)
 WORD_TARGET_STRIDE = gl.constexpr(Word.TARGET_STRIDE)
