@@ -88,6 +88,7 @@ def test_rows_with_limits_are_drawn_as_a_sort_would(rows: int, vocab: int, monke
 
 
 def test_a_draw_that_has_given_up_is_named_and_the_next_is_whole() -> None:
+    search_impl._states.clear()  # an engine's are made in inference mode
     logits, uniform = torch.randn(3, 4099, device=CUDA), torch.full((3,), 0.5, dtype=torch.float64, device=CUDA)
     given = parameters(CUDA, [(1.0, 40, 0.9, 0.0)] * 3)
     expected = sample(logits, uniform, given, search=False)

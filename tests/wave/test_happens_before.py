@@ -7,12 +7,15 @@ nothing: a wait that is missing where the timing happens to be right.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from onewave.models import llama_plan
+from onewave.models.config import RopeConfig
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.wave.pack import Weight, pack_stream
 
@@ -77,6 +80,33 @@ def test_a_planted_fault_is_found(name: str) -> None:
     bench.planted.append(fault)
     with pytest.raises(Race, match=complaint):
         bench.run(source, 96, out, 64, 1)
+
+
+STREAMED = {
+    "keys come to a slot that is not free": (
+        Fault("stream_keys", "mbarrier.wait(empty", "mbarrier.luck(empty"), "a copy by TMA writes what"
+    ),
+    "keys' slots go before anything orders their loads and the next copies": (
+        Fault("let_go_of_keys", "fence_async_shared()", "pass"), "a copy by TMA writes what exchange.* read"
+    ),
+    "keys are read before they have landed": (
+        Fault("tile_from_ring", "mbarrier.wait(full", "mbarrier.luck(full"), "exchange.* reads what a copy"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_fault_where_keys_come_through_the_ring_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, complaint = STREAMED[name]
+    monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", 1)
+    config = replace(LONG, head_dim=64, num_heads=2, num_kv_heads=1, rope=RopeConfig("default", 500.0, 64))
+    wave = Simulated(random_model(config), 1, 1, 1, S=6)
+    wave.fill([0], [1000])
+    assert wave.bench.arguments["STREAMS"]
+    wave.step([5], [1000], [0])
+    wave.bench.planted.append(fault)
+    with pytest.raises(Race, match=complaint):
+        wave.step([5], [1000], [0])
 
 
 def test_a_loader_that_streams_a_whole_token_before_it_has_heard_of_it_is_found() -> None:

@@ -209,6 +209,37 @@ def test_an_attention_step_is_announced_once_by_an_earlier_product_of_its_worker
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])
+@pytest.mark.parametrize("batch", [1, 4, 8, 16])
+def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers: int, batch: int) -> None:
+    """Of each lane's attention tasks, in turn: before which of its tiles, and whose keys; once for each task."""
+    program = plan_decode(BASE, batch=batch, workers=workers).program
+    for worker, row in enumerate(program.visits.tolist()):
+        visits = [(stop, task) for stop, task in zip(row[0::2], row[1::2], strict=True) if stop != 2**31 - 1]
+        assert row[2 * len(visits) :] == [2**31 - 1] * (len(row) - 2 * len(visits))
+        assert len(row) - 2 * len(visits) >= 4, "the loader reads two visits ahead"
+        first_step, count = program.lanes[worker, 2:].tolist()
+        steps = program.steps[first_step : first_step + count]
+        products = steps[:, Word.KIND] < Kind.REDUCE_HIDDEN
+        ends = np.cumsum(np.where(products, steps[:, Word.TILES] * steps[:, Word.BLOCKS], 0))
+        attends = np.flatnonzero(steps[:, Word.KIND] == Kind.ATTEND).tolist()
+        assert len(visits) == len(attends)
+        before: np.ndarray | None = None
+        for at, (stop, task) in zip(attends, visits, strict=True):
+            step = steps[at]
+            assert stop == step[Word.COMES]
+            assert ends[at] <= stop <= ends[at] + program.shape.held, "behind what was made before, and what is held"
+            if task < 0:
+                assert (-1 - task, step[Word.FURTHER]) == (first_step + at, 0)
+            else:
+                assert before is not None
+                assert task == step[Word.FURTHER] == step[Word.LAYER] - before[Word.LAYER]
+                same = [Word.SEQUENCE, Word.SLICE, Word.WINDOW, Word.SPLITS, Word.KV_HEAD]
+                assert (step[same] == before[same]).all()
+            before = step
+        assert [stop for stop, _ in visits] == sorted(stop for stop, _ in visits)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
 @pytest.mark.parametrize(("batch", "held"), [(1, 4), (4, 2), (8, 2), (16, 0)])
 def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_again(
     workers: int, batch: int, held: int
