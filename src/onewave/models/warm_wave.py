@@ -19,7 +19,7 @@ from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.llama_plan import DecodeWave, plan_decode
 from onewave.models.streamed import layer_matrices
 from onewave.wave.byte_formats import Rounding
-from onewave.wave.layout import Word
+from onewave.wave.layout import BLOCK_KEYS, Word
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.wave.program import WaveProgram
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _WORDS = 64
-_CAPACITY = 16
+_CAPACITY = BLOCK_KEYS  # for which keys come through the ring, as they will
 
 
 def one_layer(config: ModelConfig) -> ModelConfig:

@@ -227,8 +227,7 @@ class Wave:
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
         streams = self.tokens == 1 and table is None and streams_keys(k, self.program.shape)
         self._constants |= self._resources(paged=table is not None, streams=streams) | {"STREAMS": int(streams)}
-        if streams:
-            self._key_boxes = keys_box(k), keys_box(v)
+        self._key_boxes = (keys_box(k), keys_box(v)) if streams else (self._weights_box, self._weights_box)
         self._bound = (k, v, table)
         # Behind the last launch, which reads it. Blocking, from ordinary memory: the next one may be on another stream.
         if self.device.type == "cuda":
