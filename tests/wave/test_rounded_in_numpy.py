@@ -70,6 +70,25 @@ def test_tiles_of_two_operands(name: str, batch: int, monkeypatch: pytest.Monkey
     agree(model, name, batch, workers=3, steps=2)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_keys_come_between_tiles_of_rounded_weights(name: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
+    rope = RopeConfig("default", 500.0, dim)
+    model = random_model(replace(LONG, intermediate_size=2112, head_dim=dim, rope=rope, num_heads=4, num_kv_heads=2))
+    contexts = [900, 257]
+    wave = Simulated(model, 2, 3, 2, rounding=ROUNDINGS[name])
+    assert wave.bench.arguments["STREAMS"]
+    wave.fill([0, 1], contexts)
+    exact = exact_of(model, name)
+    kv = exact.new_cache(num_slots=2, capacity=CAPACITY)
+    for cache, theirs in zip((kv.k, kv.v), wave.caches(), strict=True):
+        cache.copy_(theirs)
+    expected = exact.forward(Batch.decode(*torch.tensor([[5, 6], contexts, [0, 1]])), kv)
+    found = wave.step([5, 6], contexts, [0, 1])
+    assert (found - expected).norm() < 4e-3 * expected.norm()
+
+
 def test_large_tiles_are_for_models_whose_rows_fill_them() -> None:
     def images(**sizes: int) -> int:
         return plan_decode(replace(LONG, **sizes), batch=1, workers=3, weight_bytes=1).program.shape.images
