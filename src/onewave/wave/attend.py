@@ -3,10 +3,11 @@
 attend: one task is one group of up to GP query heads that share a KV head, one sequence, one split of its keys. The
 split's first keys and values, and all that queries are rotated with, are on their way before the queries exist; then
 queries, new key and new value are polled at once, normalised and rotated, the new ones appended, and each of the warps
-goes over its own cached keys on the tensor cores with an online softmax in float32. The warps' results and the new
-token's are merged and published with their log2-sum-exp2; combine.py merges the splits. The new key is no warp's, so
-that 512 cached ones are two splits of two rounds, not of three. A short sequence is one split, and is finished here. If
-the output projection merges the splits (FEW, see merge.py), their values are published in 16 bits.
+goes over its own cached keys, whole blocks of which come through the ring where the launch STREAMS (streamed.py), on
+the tensor cores with an online softmax in float32. The warps' results and the new token's are merged and published with
+their log2-sum-exp2; combine.py merges the splits. The new key is no warp's, so that 512 cached ones are two splits of
+two rounds, not of three. A short sequence is one split, and is finished here. If the output projection merges the
+splits (FEW, see merge.py), their values are published in 16 bits.
 
 Operands never leave registers between device memory and mma: a thread loads 16 bytes of a key or a value, and what they
 count as in the product's inner index (or in its columns, for values) is a matter of naming; queries go by the same

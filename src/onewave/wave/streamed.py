@@ -6,6 +6,9 @@ the weight tiles, before the tile that the task's record names (Word.COMES), so 
 does, and is as fast. How many there are follows from the sequence's length: the loader brings them, the exchange
 partition takes them and frees their slots, and the multiply partition passes over as many. What is left over, less than
 a block, the exchange partition loads itself, before its queries exist, and takes first.
+
+Nobody waits in a circle for it: before a task's keys lie all tiles that its queries wait for, and of tiles behind them
+only those that wait for the task, which the multiply partition takes in their turn.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
