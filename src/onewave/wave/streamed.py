@@ -131,9 +131,10 @@ def stream_keys(
     for piece in range(blocks * (2 * HALVES)):
         slot = tile % S
         mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
-        landed = tile - FLIGHT
-        if landed >= 0:
-            mbarrier.wait(full.index(landed % S), (landed // S) & 1)
+        if FLIGHT < S:
+            landed = tile - FLIGHT
+            if landed >= 0:
+                mbarrier.wait(full.index(landed % S), (landed // S) & 1)
         mbarrier.expect(full.index(slot), _TILE)
         at = row + piece // (2 * HALVES) * (_BLOCK * HALVES) + piece % HALVES * 16
         box = ring.index(slot)._reinterpret(DTYPE, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
