@@ -1,16 +1,18 @@
 """Compile the split-KV kernel for cards that are not here: `python decode_attention_aot.py`, one JSON line a case.
 
-Each line: name, registers, stack (bytes), shared (bytes), products (tensor core instructions), copies (asynchronous
-ones), asked_first (loads before the first barrier), asked_ahead (requests of L2 for the next row), merged_at_once
-(loads of a merge before its first maximum), unset (reads of registers or spilt ones that may come before their
-writes), sums (the layouts in which keys are compared and summed), unwaited (what touches memory before the wait for
-the launch before; None without one). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+Each line: name, seconds (of the processor, for compiling), registers, stack (bytes), shared (bytes), products (tensor
+core instructions), copies (asynchronous ones), asked_first (loads before the first barrier), asked_ahead (requests of
+L2 for the next row), merged_at_once (loads of a merge before its first maximum), unset (reads of registers or spilt
+ones that may come before their writes), sums (the layouts in which keys are compared and summed), unwaited (what
+touches memory before the wait for the launch before; None without one). Not under Triton's interpreter:
+TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import triton
@@ -41,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sm_90 rows anywhere, five queries": {"rows": 16, "num_queries": 5, "head_dim": 64, "aligned": 1},
     "sm_90 rows anywhere, eight queries, pages": {"rows": 16, "num_queries": 8, "aligned": 1, "PAGING": 3} | EXTRAS,
     "sm_90 many rows": {"rows": 300, "MANY": True},
+    "sm_90 one head, D64": {"rows": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 64, "capacity": 131072},
     "sm_90 pages": {"rows": 16, "PAGING": 3},
     "sm_90 int8": {"rows": 16, "cache": "i8", "KV_SCALES": True},
     "sm_90 float8": {"rows": 16, "cache": "fp8e4nv", "KV_SCALES": True},
@@ -63,11 +66,14 @@ def report(
     capability: int = 90,
     aligned: int = 16,
     mask: str = "fp32",
+    num_heads: int = 32,
+    num_kv_heads: int = 8,
+    capacity: int = 4096,
     **given: Any,
 ) -> dict[str, Any]:
     """aligned: what head_dim and all strides of the cache are multiples of: 16, 8 or 1. mask: its dtype."""
     plan = plan_decode(
-        num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, num_queries=num_queries, head_dim=head_dim, capacity=capacity,
         kv_itemsize=2 if cache == "bf16" else 1, split_size=None, windowed=False, in_pieces=aligned > 1,
     )  # fmt: skip
     # As launch has it: of a program that may have several rows, found without pages.
@@ -77,13 +83,13 @@ def report(
         "HAS_QKV_SCALE", "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY",
     )  # fmt: skip
     constants: dict[str, Any] = dict.fromkeys(flags, False) | {
-        "GROUP": 4, "TILES": plan.tiles, "SPLIT": plan.split, "DOUBLINGS": plan.doublings,
+        "GROUP": num_heads // num_kv_heads, "TILES": plan.tiles, "SPLIT": plan.split, "DOUBLINGS": plan.doublings,
         "LOG_SMALLEST": plan.smallest.bit_length() - 1,
         "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h,
         "NUM_STAGES": plan.num_stages, "CHUNK": head_dim, "PAGING": 0, "ONE_QUERY": num_queries == 1,
         "ROWS": plan.rows_looked_at(rows),
         "PDL": capability >= 90, "AHEAD": plan.ahead if several else 0, "AT_ONCE": 8,
-        "WIDE": False, "NARROW": True, "TRIGGER": plan.trigger, "UNROLL": plan.unroll,
+        "WIDE": False, "NARROW": True, "TRIGGER": plan.trigger, "UNROLL": plan.unroll_by_triton,
         "UNIT": 8 if aligned == 8 else 1,
     } | given  # fmt: skip
     pointers = {
@@ -107,17 +113,19 @@ def report(
     if aligned == 16:
         whole += ["head_dim", *[argument for argument in names if argument.startswith("stride_")]]
     hints = {(names.index(argument),): [["tt.divisibility", 16]] for argument in whole}
+    begin = time.process_time()
     compiled = triton.compile(
         ASTSource(split_kv_kernel, signature, fixed, hints),
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": plan.num_warps, "maxnreg": MOST_REGISTERS, "enable_fp_fusion": False},
     )
+    seconds = time.process_time() - begin
     registers, stack, code = machine_code(compiled)
     opcodes = re.findall(r"\*/\s+(?:@!?U?P\w+ )?([A-Z]+)", code)
     before = opcodes[: opcodes.index("ACQBULK")] if "ACQBULK" in opcodes else None
     over_keys = r"\(tensor<\d+x\d+xf32, #(\w+)>\) -> tensor<\d+xf32, #ttg.slice<\{dim = 0"
     return {
-        "name": name, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
+        "name": name, "seconds": seconds, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
         "products": len(re.findall(r"HGMMA|HMMA", code)), "copies": code.count("LDGSTS"),
         "asked_first": len(re.findall(r"LDG\.", code.split("BAR.SYNC", 1)[0])), "asked_ahead": code.count("UBLKPF"),
         "unset": reads_before_writes(code), "sums": sorted(set(re.findall(over_keys, compiled.asm["ttgir"]))),

@@ -83,3 +83,8 @@ def test_only_where_a_program_may_have_several_rows_is_one_asked_for_ahead(repor
     asked = {name for name, report in reports.items() if report["asked_ahead"]}
     assert {"sm_90 batch", "sm_90 D64", "sm_90 mmha", "sm_90 int8"} <= asked
     assert not asked & {"sm_90 one row", "sm_90 one row, mmha", "sm_90 eight queries", "sm_90 many rows", "sm_80 batch"}
+
+
+def test_many_splits_of_few_heads_compile_as_fast_as_others(reports: dict[str, Any]) -> None:
+    # Triton took minutes where 128 partials stood in the code by themselves.
+    assert reports["sm_90 one head, D64"]["seconds"] < 5 * max(2.0, reports["sm_90 one row"]["seconds"])

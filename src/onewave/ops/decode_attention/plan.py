@@ -18,6 +18,9 @@ _SMALLEST_SPLIT, _LARGEST_SPLIT = 64, 2048
 _BYTES_AHEAD = 128 << 10
 # A partial result's numbers that the program that merges holds in registers at a time.
 _MERGED_AT_ONCE = 8192
+# Partial results in a program's code, at most: each is there by itself, and Triton's pass that coalesces accesses takes
+# time by the cube of how many there are (32: 3.6 seconds, 64: 20, 128: minutes). Gluon does not run it.
+_MERGED, _MERGED_BY_TRITON = 32, 16
 # More query rows would spill; with a head_dim above 128 more than 8.
 _LARGEST_TILE = 32
 
@@ -49,6 +52,11 @@ class DecodePlan:
     num_kv_heads: int
     ahead: int
     trigger: int
+
+    @property
+    def unroll_by_triton(self) -> int:
+        """unroll, for the kernel that Triton lays out."""
+        return min(self.unroll, _MERGED_BY_TRITON)
 
     def shares(self, rows: int, num_sms: int) -> int:
         """Programs of a KV head (or of a tile of its query rows): the keys of all rows are shared among them."""
@@ -128,7 +136,7 @@ def plan_decode(
         block_n=block_n,
         block_d=block_d,
         block_h=block_h,
-        unroll=max(1, min(_power_of_two(max_splits), _MERGED_AT_ONCE // (block_h * block_d))),
+        unroll=max(1, min(_power_of_two(max_splits), _MERGED_AT_ONCE // (block_h * block_d), _MERGED)),
         # Never 8 with wgmma, which tiles of more than 8 rows use: Triton 3.6 waits for one warpgroup's only.
         num_warps=8 if block_d > 128 else 4,
         # More bytes under way make every load wait longer: more stages were slower (docs/log.md).

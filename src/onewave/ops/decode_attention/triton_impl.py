@@ -192,7 +192,7 @@ def launch(
         "INTERLEAVED": f is not None and f.interleaved, "HAS_SHIFT": f is not None and f.out_shift is not None,
         "HAS_SMOOTH": f is not None and f.out_smooth is not None, "QUANTISED": out.dtype is torch.int8,
         "HALF_AWAY": f is not None and f.half_away, "ROWS": plan.rows_looked_at(rows), "MANY": many,
-        "WIDE": rows * capacity >= 1 << 31, "UNROLL": plan.unroll, "PDL": pdl,
+        "WIDE": rows * capacity >= 1 << 31, "UNROLL": plan.unroll if streams else plan.unroll_by_triton, "PDL": pdl,
         # The compiler's: whether a product is rounded before something is added would differ from kernel to kernel.
         "enable_fp_fusion": False,
     }  # fmt: skip
