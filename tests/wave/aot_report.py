@@ -22,8 +22,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
-from onewave.wave.launch import _FLIGHT, _FLIGHT_OF_FEW
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, TOGETHER, held_tiles, tile_shape
+from onewave.wave.pace import in_flight
 from onewave.wave.resources import kernel_resources
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
@@ -68,7 +68,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "ACT": 1,
         "GATED": True,
         "SYNC": 0,
-        "FLIGHT": (_FLIGHT_OF_FEW[shape.held] if changes.get("FEW") else _FLIGHT) * TILE_BYTES // shape.tile_bytes,
+        "FLIGHT": in_flight(shape, attends=head_dim > 0, merges=bool(changes.get("FEW"))),
         "TEST": 0,
         "TRACE": False,
         "XW": 8,

@@ -21,8 +21,9 @@ from onewave.wave.deal import Deal
 from onewave.wave.launch import Wave
 from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Kind, Word, heads_bytes, tile_shape
 from onewave.wave.operations import INPUT, AnyOperation, HeadGroups, Operation
+from onewave.wave.pace import sooner
 from onewave.wave.pack import Weight, pack_stream, tile_images
-from onewave.wave.program import SOONER, build_program
+from onewave.wave.program import build_program
 from onewave.wave.slices import slice_bounds
 from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
 
@@ -240,13 +241,24 @@ def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers:
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])
-@pytest.mark.parametrize(("batch", "held"), [(1, 4), (4, 2), (8, 2), (16, 0)])
+@pytest.mark.parametrize(
+    ("batch", "held", "weight_bytes", "earlier"),
+    [(1, 4, 2, 0), (2, 4, 2, 0), (4, 2, 2, 1), (8, 2, 2, 2), (16, 0, 2, 0), (1, 0, 1, 99), (8, 0, 1, 99)],
+)
 def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_again(
-    workers: int, batch: int, held: int
+    workers: int, batch: int, held: int, weight_bytes: int, earlier: int
 ) -> None:
-    program = plan_decode(BASE, batch=batch, workers=workers).program
+    """earlier: of the product that attention waits for, as far as it is short and everybody has them."""
+    program = plan_decode(BASE, batch=batch, workers=workers, weight_bytes=weight_bytes).program
     assert program.shape.held == program.constants["HELD"] == held
     never = 2**31 - 1
+    short = 8 * TILE_BYTES // program.shape.tile_bytes
+    products = np.where(program.steps[:, Word.KIND] < Kind.REDUCE_HIDDEN, program.steps[:, Word.TILES], 0)
+    lanes = [slice(first, first + count) for first, count in program.lanes[:, 2:].tolist()]
+    everybodys = min(
+        int((products * program.steps[:, Word.BLOCKS] * [phase == "qkv0" for phase in program.phases])[lane].sum())
+        for lane in lanes
+    )
     for worker, row in enumerate(program.easy.tolist()):
         runs = [(a, b) for a, b in zip(row[0::2], row[1::2], strict=True) if a != never]
         assert row[-2:] == [never, never]
@@ -262,9 +274,9 @@ def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_
             if phase.startswith("o"):
                 first, last = runs.pop(0)
                 own = int(step[Word.TILES] * step[Word.BLOCKS])
-                assert first == before if held else first <= before
-                sooner = SOONER[program.shape.held] if program.few_words else 0
-                assert before + min(held, own) <= last + 1 + sooner - program.shape.ring
+                assert first == before - (min(earlier, everybodys) if everybodys <= short else 0)
+                full = before + min(held, own) + program.shape.ring + (own if own <= short else 0)
+                assert last + 1 == full - sooner(program.shape, merges=program.few_words > 0)
             before += int(step[Word.TILES] * step[Word.BLOCKS]) if step[Word.KIND] < Kind.REDUCE_HIDDEN else 0
 
 

@@ -20,14 +20,9 @@ from onewave.wave.byte_formats import Rounding
 from onewave.wave.launch_boxes import keys_box, rows_box, streams_keys
 from onewave.wave.launch_checks import check_cache, check_rows, check_sequences, check_tokens
 from onewave.wave.launch_state import LaunchState
-from onewave.wave.layout import (
-    TILE_BYTES,
-    TOGETHER,
-    Place,
-    limit_words,
-    several_words,
-)
+from onewave.wave.layout import TOGETHER, Place, limit_words, several_words
 from onewave.wave.operations import HeadGroups
+from onewave.wave.pace import in_flight
 from onewave.wave.program import WaveProgram
 from onewave.wave.resources import kernel_resources
 from onewave.wave.watch import stalls
@@ -48,10 +43,6 @@ POLLS = 1 << 18
 """Polls of one wait before a launch gives up: a few tenths of a second, where an honest wait takes microseconds."""
 
 _EXCHANGE_WARPS = 8
-# Tiles of 16 KiB in flight a block, and in a step whose output projection merges splits, by the tiles that are held.
-# More only lengthens the queues in front of L2, which every hand-off has to pass, and such a step has one less
-# (docs/log.md: how a layer is paced).
-_FLIGHT, _FLIGHT_OF_FEW = 3, {0: 4, 2: 4, 4: 5}
 
 
 def runs_here(device: torch.device) -> bool:
@@ -156,13 +147,13 @@ class Wave:
         torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
-        flight = _FLIGHT_OF_FEW[self.program.shape.held] if self.program.few_words else _FLIGHT
+        merges = self.program.few_words > 0
         return {
             **self.program.constants,
             "ACT": ACTIVATIONS[activation],
             "SYNC": int(self._counters),
             "FORMAT": 0 if self._rounding is None else self._rounding.number,
-            "FLIGHT": flight * TILE_BYTES // self.program.shape.tile_bytes,
+            "FLIGHT": in_flight(self.program.shape, attends=self._attention is not None, merges=merges),
             "XW": _EXCHANGE_WARPS,
             **self._resources(),
             "D": 0,

@@ -19,24 +19,19 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.tiles.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.schedule import Mode
 from onewave.tiles.table import TaskTable
-from onewave.wave.layout import NOTES, STEP_WORDS, TILE_BYTES, Flag, Kind, TileShape, Word, few_head_words
+from onewave.wave.layout import NOTES, STEP_WORDS, Flag, Kind, TileShape, Word, few_head_words
 from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
+from onewave.wave.pace import easy_runs, tiles_before_attention
 from onewave.wave.slices import slice_bounds
 
 __all__ = [
-    "SOONER",
     "Region",
     "WaveProgram",
     "build_program",
 ]
 
-# Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
-_SHORT = 8
 # Words of attention tasks that go over the same keys, but for their layers.
 _WHICH_KEYS = (Word.SEQUENCE, Word.SLICE, Word.WINDOW, Word.SPLITS, Word.KV_HEAD)
-# Tiles fewer, of 16 KiB, that have time where a hand-off less is waited for, because the product merges attention's
-# splits itself; by the tiles that are held in registers, and by measurement (docs/log.md, "How a layer is paced").
-SOONER = {0: 2, 2: 2, 4: 7}
 
 Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -161,13 +156,13 @@ def build_program(
     visits: list[list[int]] = []
     phases, lengths = tuple(task.phase for task in tasks), [len(queue) for queue in table.queues]
     shares = _shares(steps, lengths, phases)
-    attended = _tiles_before_attention(operations, shares)
+    attended = tiles_before_attention(operations, shares)
     ends = np.cumsum(lengths).tolist()
     for worker, (begin, end) in enumerate(pairwise([0, *ends])):
         lane = [operations[task.name] for task in tasks[begin:end]]
         own = _tiles_of(lane, tasks[begin:end], shape)
         tiles += [(*tile, worker, count) for count, tile in enumerate(own)]
-        easy.append(_easy_runs(lane, steps[begin:end], attended, shape))
+        easy.append(easy_runs(lane, steps[begin:end], attended, shape))
         visits.append(_visits(steps[begin:end], begin, shape))
         lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
         _mark_prefetches(steps[begin:end])
@@ -230,38 +225,6 @@ def _tiles(steps: Words) -> Ints:
     """Weight tiles of each step."""
     products = steps[:, Word.KIND] < Kind.REDUCE_HIDDEN
     return np.where(products, steps[:, Word.TILES] * steps[:, Word.BLOCKS], 0).astype(np.int64)
-
-
-def _tiles_before_attention(operations: Mapping[str, AnyOperation], shares: Mapping[str, Ints]) -> dict[str, int]:
-    """For each tensor that attention makes, the tiles that every worker has at least of the product that makes its
-    queries. shares: of each phase."""
-    makers = {operation.target: name for name, operation in operations.items() if isinstance(operation, Operation)}
-    attentions = [operation for operation in operations.values() if isinstance(operation, Attention)]
-    return {operation.combined: int(shares[makers[operation.source]].min()) for operation in attentions}
-
-
-def _easy_runs(
-    lane: Sequence[AnyOperation], records: Words, attended: Mapping[str, int], shape: TileShape
-) -> list[int]:
-    """The first and the last of each run of a lane's tiles that have time: while attention runs the ring fills up and
-    waits for the product behind it. If that is a short one, the tiles behind its own have time as well; so have those
-    before it, as many as every worker has (attended; who has more is waited for), unless some of its own are held in
-    registers: then there is more to stream meanwhile."""
-    short = _SHORT * TILE_BYTES // shape.tile_bytes
-    found: list[int] = []
-    count = 0
-    for operation, record in zip(lane, records, strict=True):
-        if not isinstance(operation, Operation) or operation.weight is None:
-            continue
-        mine = int(record[Word.BLOCKS] * record[Word.TILES])
-        if operation.source in attended:
-            before = attended[operation.source]
-            first = count - (before if before <= short and shape.held == 0 else 0)
-            last = count + min(shape.held, mine) + shape.ring - 1 + (mine if mine <= short else 0)
-            sooner = 0 if operation.merges is None else SOONER[shape.held]
-            found += [first, last - sooner * TILE_BYTES // shape.tile_bytes]
-        count += mine
-    return found
 
 
 def _visits(records: Words, first: int, shape: TileShape) -> list[int]:
