@@ -44,6 +44,14 @@ VARIANTS = {
     "a decode step, one head a group, traced": {"batch": 2, "D": 64, "GP": 1, "KSPLITS": 4, "TRACE": True},
     "a decode step, head_dim 32": {"batch": 1, "D": 32, "GP": 2, "KSPLITS": 8},
     "a decode step from pages, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "PAGE": 16},
+    "a decode step from pages, head_dim 128, one row": {
+        "batch": 1,
+        "D": 128,
+        "GP": 4,
+        "KSPLITS": 16,
+        "FEW": 8,
+        "PAGE": 64,
+    },
     "a decode step from pages, head_dim 128": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "PAGE": 256},
     "several decode steps from pages": {
         "batch": 1,
@@ -117,6 +125,7 @@ SHARED_BYTES = 227 * 1024
 # computed before the partitions part, where pages leave no register for it.
 SPILLED_BYTES = {
     "several drawn decode steps, fp8, head_dim 128": 8,
+    "a decode step from pages, head_dim 128, one row": 16,
     "a decode step from pages, head_dim 128, eight rows": 16,
     "a decode step from pages, head_dim 128": 16,
 }
