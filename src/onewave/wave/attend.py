@@ -40,6 +40,7 @@ from onewave.wave.attend_layouts import (
     warps_rows,
 )
 from onewave.wave.cached import (
+    base_of,
     blocks_pages,
     lines_pages,
     load_keys,
@@ -57,8 +58,10 @@ from onewave.wave.show import clear_others, show_few, show_part, show_whole
 from onewave.wave.streamed import from_ring, let_go_of_keys, tiles_of_block, whole_blocks
 from onewave.wave.words import (
     PLACE_K_NORM,
+    PLACE_KEYS,
     PLACE_Q_NORM,
     PLACE_ROTARY,
+    PLACE_VALUES,
     WORD_APPENDS,
     WORD_COMES,
     WORD_HEADS,
@@ -292,8 +295,8 @@ def attend_keys(
         at = gl.where(rest < end, rest, begin)
         coming = gl.where(rest < end, begin, begin + BLOCK)
     pages = blocks_pages(table, at, end, KW, XW, LK, PAGE)
-    k_words = load_keys(k_rows, table, pages, at, end, D, KW, XW, LK, PAGE)
-    v_words = load_keys(v_rows, table, pages, at, end, D, KW, XW, LV, PAGE)
+    k_words = load_keys(k_rows, table, pages, at, end, PLACE_KEYS, D, KW, XW, LK, PAGE)
+    v_words = load_keys(v_rows, table, pages, at, end, PLACE_VALUES, D, KW, XW, LV, PAGE)
     if STREAMS == 0:
         # A block ahead of the keys, which nothing then holds up.
         pages = blocks_pages(table, coming, rest, KW, XW, LK, PAGE)
@@ -314,7 +317,8 @@ def attend_keys(
         LW: gl.constexpr = words.type.layout
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LW))[:, None]
         word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
-        target = gl.where((row == GP) & (word >= 0), k_rows, v_rows)
+        new_k, new_v = base_of(k_rows, table, PLACE_KEYS, PAGE), base_of(v_rows, table, PLACE_VALUES, PAGE)
+        target = gl.where((row == GP) & (word >= 0), new_k, new_v)
         if PAGE > 0:
             target = target + in_pages + word
         else:
@@ -353,7 +357,7 @@ def attend_keys(
             if coming < rest:
                 k_words = from_ring(ring, full, tile, LK, key_rows(D, XW), D, KW, XW, S)
         else:
-            k_words = load_keys(k_rows, table, pages, coming, rest, D, KW, XW, LK, PAGE)
+            k_words = load_keys(k_rows, table, pages, coming, rest, PLACE_KEYS, D, KW, XW, LK, PAGE)
         score = gl.where(number < left, score, float("-inf"))
         higher = gl.maximum(peak, gl.max(score, axis=2))
         finite = gl.where(higher == float("-inf"), 0.0, higher)
@@ -370,7 +374,7 @@ def attend_keys(
                 let_go_of_keys(empty, tile, D, S)
                 tile += tiles_of_block(D)
         else:
-            v_words = load_keys(v_rows, table, pages, coming, rest, D, KW, XW, LV, PAGE)
+            v_words = load_keys(v_rows, table, pages, coming, rest, PLACE_VALUES, D, KW, XW, LV, PAGE)
             pages = blocks_pages(table, coming + BLOCK, rest, KW, XW, LK, PAGE)
             ahead = lines_pages(table, coming + _AHEAD * BLOCK, rest, BLOCK, D, XW, PAGE)
         peak = higher

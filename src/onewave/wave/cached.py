@@ -37,6 +37,7 @@ from onewave.wave.words import (
 )
 
 __all__ = [
+    "base_of",
     "blocks_pages",
     "lines_pages",
     "load_keys",
@@ -56,38 +57,49 @@ def page_bits(page) -> int:
 
 @gluon.jit
 def rows_of_cache(record, slots, places, PAGE: gl.constexpr):
-    """Pointers to the keys and values of the task's sequence, layer and KV head; of a paged cache, those of page 0, and
-    the sequence's row of the block table with the words of a page."""
+    """Pointers to the keys and values of the task's sequence, layer and KV head. Of a paged cache, words to those of
+    page 0 instead, for base_of, and the sequence's row of the block table with the launch's places: attention has no
+    registers to keep pointers and a page's words in."""
     slot = gl.load(slots + noted(record, WORD_SEQUENCE))
     layer = noted(record, WORD_LAYER)
-    table = (0, 0)
     if PAGE == 0:
         in_cache = (
             layer * place_word(places, PLACE_LAYER_STRIDE)
             + slot * place_word(places, PLACE_SLOT_STRIDE)
             + noted(record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
         )
+        k_rows = gl.multiple_of(place_of(places, PLACE_KEYS, gl.int32) + in_cache, 16)
+        v_rows = gl.multiple_of(place_of(places, PLACE_VALUES, gl.int32) + in_cache, 16)
+        return k_rows, v_rows, (0, 0)
     else:
         in_cache = layer * place_word(places, PLACE_LAYER_STRIDE)
         in_cache += noted(record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
         row = place_of(places, PLACE_TABLE, gl.int32) + slot * place_word(places, PLACE_TABLE_STRIDE)
-        table = (row, gl.multiple_of(place_word(places, PLACE_SLOT_STRIDE), 16))
-    k_rows = gl.multiple_of(place_of(places, PLACE_KEYS, gl.int32) + in_cache, 16)
-    v_rows = gl.multiple_of(place_of(places, PLACE_VALUES, gl.int32) + in_cache, 16)
-    return k_rows, v_rows, table
+        return in_cache, in_cache, (row, places)
+
+
+@gluon.jit
+def base_of(rows, table, WHERE: gl.constexpr, PAGE: gl.constexpr):
+    """The pointer behind rows_of_cache's keys (WHERE: PLACE_KEYS) or values (PLACE_VALUES)."""
+    if PAGE == 0:
+        return rows
+    else:
+        row, places = table
+        return gl.multiple_of(place_of(places, WHERE, gl.int32) + rows, 16)
 
 
 @gluon.jit
 def page_of(table, number, wanted, PAGE: gl.constexpr):
     """The page of the key of that number; 0 if not wanted."""
-    row, page_words = table
+    row, places = table
     return gl.load(row + (number >> page_bits(PAGE)), mask=wanted, other=0)
 
 
 @gluon.jit
 def words_to(table, page, number, D: gl.constexpr, PAGE: gl.constexpr):
     """Words from page 0 to the key of that number in its page, int64."""
-    row, page_words = table
+    row, places = table
+    page_words = gl.multiple_of(place_word(places, PLACE_SLOT_STRIDE), 16)
     return page.to(gl.int64) * page_words + (number & (PAGE - 1)) * (D // 2)
 
 
@@ -115,11 +127,11 @@ def numbers(KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def load_keys(
-    rows, table, pages, begin, end, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr,
-    PAGE: gl.constexpr,
+    rows, table, pages, begin, end, WHERE: gl.constexpr, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr,
+    LAYOUT: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """The words of XW * KW rows of a cache from `begin` on, [XW, KW, D / 2]; zeros from `end` on. pages: what
-    blocks_pages says of these rows."""
+    blocks_pages says of these rows. WHERE: as in base_of."""
     word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
     number = begin + gl.expand_dims(numbers(KW, XW, gl.SliceLayout(2, LAYOUT)), 2)
     if PAGE == 0:
@@ -133,7 +145,7 @@ def load_keys(
         page = gl.where((number ^ first) < PAGE, first_page, last_page)
         at = words_to(table, page, number, D, PAGE) + word
     # Past the first-level cache: a row may be younger than a line that an earlier launch left there.
-    return gl.load(rows + at, mask=number < end, other=0, cache_modifier=".cg")
+    return gl.load(base_of(rows, table, WHERE, PAGE) + at, mask=number < end, other=0, cache_modifier=".cg")
 
 
 @gluon.jit
@@ -162,6 +174,8 @@ def prefetch_keys(
     what lines_pages says of them."""
     LINES: gl.constexpr = KEYS * D // 64
     L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, XW // 2], [1, 0])
+    k_rows = base_of(k_rows, table, PLACE_KEYS, PAGE)
+    v_rows = base_of(v_rows, table, PLACE_VALUES, PAGE)
     which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
     line = gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :]
     if PAGE == 0:
