@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from onewave.wave.byte_formats import ROUNDINGS
+from onewave.wave.rounding import unpaired
+
 
 class Array(np.ndarray):
     """A tensor, or a scalar as an array of no dimension."""
@@ -101,10 +104,9 @@ class Memory:
 
 def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
     """What widen.widened says in PTX: the bits of float16 numbers, from each word's lowest byte on."""
-    raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
-    if FORMAT == 1:
-        values = raw.view(np.int8).astype(np.float16)
-    else:
-        values = torch.from_numpy(raw).view(torch.float8_e4m3fn).half().numpy()
+    pairs = torch.from_numpy(np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4))
+    raw = unpaired(pairs, ROUNDINGS["int8" if FORMAT == 1 else "fp8"])
+    made = raw.view(torch.int8).half() * 2.0**-24 if FORMAT == 1 else raw.view(torch.float8_e4m3fn).half() * 2.0**-8
+    values = made.numpy()
     assert DTYPE is np.float16
     return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))

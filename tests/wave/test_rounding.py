@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +13,13 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
-from onewave.wave import widen
+from onewave.wave import byte_values
 from onewave.wave.byte_formats import ROUNDINGS, Rounding, find_rounding
 from onewave.wave.layout import tile_shape
 from onewave.wave.pack import Weight, WeightStream
 from onewave.wave.pack_impl import unpack_bytes
 from onewave.wave.program import WaveProgram
-from onewave.wave.rounding import byte_images, place_in_image, restore_rows, round_rows
+from onewave.wave.rounding import byte_images, paired, place_in_image, restore_rows, round_rows, unpaired
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=str)
@@ -73,7 +72,8 @@ def test_an_unknown_rounding_is_refused_with_those_that_are_known() -> None:
 def test_an_image_holds_operand_a_in_the_order_that_threads_read(batch: int, images: int) -> None:
     shape = tile_shape(batch, weight_bytes=1, images=images)
     rows = torch.randint(256, (2 * shape.rows, 3 * shape.cols - 64), generator=torch.Generator().manual_seed(batch))
-    found = byte_images(rows.to(torch.uint8), shape).view(2, 3, images, 8192)
+    made = byte_images(rows.to(torch.uint8), shape, ROUNDINGS["fp8"])  # whose values any byte may be
+    found = unpaired(made, ROUNDINGS["fp8"]).view(2, 3, images, 8192)
     row, column = torch.meshgrid(torch.arange(64), torch.arange(128), indexing="ij")
     at = place_in_image(row, column)
     assert torch.equal(at.flatten().sort().values, torch.arange(8192))
@@ -84,15 +84,12 @@ def test_an_image_holds_operand_a_in_the_order_that_threads_read(batch: int, ima
         assert torch.equal(found[block, tile, image, at].long(), expected)
 
 
-def executed(text: str, words: np.ndarray, bits: Callable[[np.ndarray], Tensor]) -> list[np.ndarray]:
-    """Run a text of widen's instructions on words. bits: 16-bit patterns as numbers. Returns the outputs' bits."""
+def executed(text: str, words: np.ndarray) -> list[np.ndarray]:
+    """Run a text of widen's instructions on words. Returns the outputs' bits."""
     registers: dict[str, np.ndarray] = {"$4": words}
 
     def value(name: str) -> np.ndarray:
         return registers[name] if name in registers else np.full_like(words, int(name, 0))
-
-    def pairs(name: str) -> Tensor:
-        return bits(np.ascontiguousarray(value(name)).view(np.uint16))
 
     for line in text.splitlines()[2:-1]:
         op, rest = line.rstrip(";").split(" ", 1)
@@ -113,32 +110,44 @@ def executed(text: str, words: np.ndarray, bits: Callable[[np.ndarray], Tensor])
             assert sources[3] == "0xEA"  # (a and b) or c
             registers[target] = value(sources[0]) & value(sources[1]) | value(sources[2])
         else:
-            a, b = pairs(sources[0]), pairs(sources[1])
-            assert op.split(".")[0] in ("sub", "mul")
-            assert op.endswith("bf16x2") == (a.dtype is torch.bfloat16)
-            made = a - b if op.startswith("sub") else a * b
-            registers[target] = made.view(torch.uint16).numpy().view(np.uint32)
+            assert (op, sources[1:]) == ("prmt.b32", ["0", "0x2301"])
+            halves = np.ascontiguousarray(value(sources[0])).view(np.uint16).byteswap()
+            registers[target] = halves.view(np.uint32)
     return [registers[f"${number}"] for number in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("text", "rounding", "dtype"),
+    ("text", "rounding", "dtype", "exponent"),
     [
-        (widen._INT8_BF16, "int8", torch.bfloat16),
-        (widen._INT8_FP16, "int8", torch.float16),
-        (widen._FP8_BF16, "fp8", torch.bfloat16),
-        (widen._FP8_FP16, "fp8", torch.float16),
+        (byte_values._INT8, "int8", torch.bfloat16, 133),
+        (byte_values._INT8, "int8", torch.float16, 24),
+        (byte_values._FP8_BF16, "fp8", torch.bfloat16, 120),
+        (byte_values._FP8_FP16, "fp8", torch.float16, 8),
     ],
 )
-def test_all_256_bytes_widen_exactly_in_every_place_of_a_word(text: object, rounding: str, dtype: torch.dtype) -> None:
-    used = np.arange(256) if rounding == "int8" else np.flatnonzero(np.arange(256) & 127 != 127)  # two are no numbers
+def test_all_bytes_widen_exactly_in_every_place_of_a_word(
+    text: object, rounding: str, dtype: torch.dtype, exponent: int
+) -> None:
+    # -128 is never rounded to, and two of fp8's are no numbers.
+    used = np.flatnonzero(np.arange(256) != 128 if rounding == "int8" else np.arange(256) & 127 != 127)
     dice = np.random.default_rng(1)
     raw = np.stack([dice.permutation(np.tile(used, 4)) for _ in range(4)], axis=1).astype(np.uint8)
-    made = executed(text.value, raw.view(np.uint32)[:, 0], lambda bits: torch.from_numpy(bits).view(dtype))  # type: ignore[attr-defined]
-    expected = values_of(ROUNDINGS[rounding])
+    words = paired(torch.from_numpy(raw), ROUNDINGS[rounding]).numpy().view(np.uint32)[:, 0]
+    made = executed(text.value, words)  # type: ignore[attr-defined]
+    expected = values_of(ROUNDINGS[rounding]) * 2.0**-exponent
     for place in range(4):
         found = torch.from_numpy(np.ascontiguousarray(made[place])).view(dtype)
         assert torch.equal(found.double(), expected[torch.from_numpy(raw[:, place].astype(np.int64))])
+
+
+@BOTH
+def test_bytes_that_were_paired_come_apart_again(rounding: Rounding) -> None:
+    every = torch.cartesian_prod(torch.arange(256), torch.arange(256)).to(torch.uint8)
+    if rounding.name == "int8":
+        every = every[(every != 128).all(1)]
+    pairs = paired(every, rounding)
+    assert torch.equal(unpaired(pairs, rounding), every)
+    assert len(pairs.unique(dim=0)) == len(every)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +197,7 @@ def test_the_unpacking_kernel_reads_what_was_packed(
     made, scales = round_rows(Weight(matrices).block(0, blocks * shape.rows, CPU, wide=True), rounding)
     places = torch.randperm(blocks * tiles + 3, generator=torch.Generator().manual_seed(0))[: blocks * tiles].int()
     stream = torch.zeros(blocks * tiles + 3, 8192 * images, dtype=torch.uint8)
-    stream[places.long()] = byte_images(made, shape)
+    stream[places.long()] = byte_images(made, shape, rounding)
     for first, last in ((0, height), (5, 17), (height - 1, height)):
         out = torch.full((count, last - first, cols), float("nan"), dtype=torch.float16)
         low, high = first * count // shape.rows, -(-last * count // shape.rows)

@@ -24,6 +24,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.wave.attend import attend, prefetch_split
+from onewave.wave.byte_values import raised
 from onewave.wave.choose import begin_token, candidates_of, own_values
 from onewave.wave.combine import combine
 from onewave.wave.finish import (
@@ -154,13 +155,13 @@ def exchange_steps(
         if (chunks > 0) & (merges == 0):
             inverse_rms = load_activations(
                 record, chunks, chunks_before, source, ours, tokens, places, watch, block, first_step + step,
-                batch, source_stride, xs, xfull, xempty, DTYPE, NB, R, G, XS, PC, SYNC, XW, D, EPS,
+                batch, source_stride, xs, xfull, xempty, DTYPE, FORMAT, NB, R, G, XS, PC, SYNC, XW, D, EPS,
             )  # fmt: skip
         if FEW > 0:
             if merges:
                 load_merged(
                     record, chunks, chunks_before, ours, positions, watch, block, first_step + step, xs, xfull, xempty,
-                    DTYPE, R, XS, PC, SYNC, XW, D, FEW, IMAGES,
+                    DTYPE, FORMAT, R, XS, PC, SYNC, XW, D, FEW, IMAGES,
                 )  # fmt: skip
         chunks_before += chunks
         if D > 0:
@@ -277,8 +278,8 @@ def wait_for_counters(record, waits, counters, totals, epoch, watch, block, step
 @gluon.jit
 def load_activations(
     record, chunks, chunks_before, source, ours, tokens, places, watch, block, step, batch, source_stride,
-    xs, xfull, xempty, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XS: gl.constexpr,
-    PC: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
+    xs, xfull, xempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
+    XS: gl.constexpr, PC: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
     """Bring a step's activations into shared memory: chunk by chunk, [N, PC * 64] words each.
 
@@ -325,7 +326,7 @@ def load_activations(
                 words = poll_words(pointers, watch, block, step, WORDS)
         if NB > 2:  # it may be free when the chunk has come
             mbarrier.wait(xempty.index(place), parity)
-        xs.index(place)._reinterpret(gl.int32, [N, PC * 64], STORED).store(words)
+        xs.index(place)._reinterpret(gl.int32, [N, PC * 64], STORED).store(raised(words, DTYPE, FORMAT))
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(xfull.index(place), count=1)

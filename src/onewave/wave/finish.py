@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from onewave.wave.byte_values import lowered
 from onewave.wave.choose import host_asks, show_best
 from onewave.wave.notes import noted, place_of
 from onewave.wave.spin import ABSENT, load_words, poll_words
@@ -235,7 +236,7 @@ def finish_blocks(
         mbarrier.wait(pfull.index(place), (results // 2) & 1)
         y = gl.sum(parts.index(place)._reinterpret(gl.float32, [NB, Q, GR], PARTS).load(LP), axis=1)
         if FORMAT > 0:
-            y = y * scales[None, :]
+            y = lowered(y, DTYPE, FORMAT) * scales[None, :]
         if D > 0:
             y = y * inverse_rms[:, None] + extra
         if TOKENS > 1:

@@ -20,6 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.wave.attend_layouts import few_words
+from onewave.wave.byte_values import raised
 from onewave.wave.combine import split_of_keys
 from onewave.wave.finish import bits16, to_float
 from onewave.wave.layout import FEW_SPLITS, MOST_SPLITS
@@ -43,8 +44,8 @@ _FEW_SPLITS = gl.constexpr(FEW_SPLITS)
 @gluon.jit
 def load_merged(
     record, chunks, chunks_before, ours, positions, watch, block, step, xs, xfull, xempty,
-    DTYPE: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SYNC: gl.constexpr,
-    XW: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, IMAGES: gl.constexpr,
+    DTYPE: gl.constexpr, FORMAT: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
+    SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, IMAGES: gl.constexpr,
 ):  # fmt: skip
     """exchange.load_activations of one sequence's attention: chunk by chunk into shared memory, [N, PC * 64] words
     each, or as much of that as the step multiplies; FEW words a thread at a time."""
@@ -75,7 +76,7 @@ def load_merged(
             lses = gl.where(real & (used > 1), (ours + of_head + _MOST * (D // 2)).to(gl.int64), 0)
             words = poll_merged(pointers, lses, real, used, watch, block, step, DTYPE, D, FEW, SYNC == 0)
             ordered = gl.permute(gl.reshape(words, [1, T, Q, 64]), (2, 0, 1, 3))
-            rows.index(piece).store(gl.reshape(ordered, [Q, T * 64]))
+            rows.index(piece).store(raised(gl.reshape(ordered, [Q, T * 64]), DTYPE, FORMAT))
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(xfull.index(place), count=1)

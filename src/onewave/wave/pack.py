@@ -22,7 +22,7 @@ from onewave.base.errors import ShapeError
 from onewave.wave.byte_formats import Rounding
 from onewave.wave.layout import TILE_BYTES, TILE_VALUES, TileShape
 from onewave.wave.program import WaveProgram
-from onewave.wave.rounding import byte_images, place_in_image, restore_rows, round_rows
+from onewave.wave.rounding import byte_images, place_in_image, restore_rows, round_rows, unpaired
 
 __all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images"]
 
@@ -55,12 +55,12 @@ def _rows_of(images: Tensor, cols: int, shape: TileShape) -> Tensor:
     return cut.reshape(-1, tiles * shape.cols)[:, :cols]
 
 
-def _bytes_of(images: Tensor, cols: int, shape: TileShape) -> Tensor:
+def _bytes_of(images: Tensor, cols: int, shape: TileShape, rounding: Rounding) -> Tensor:
     """Undo byte_images: [blocks * shape.rows, cols]."""
     row = torch.arange(64, device=images.device)[:, None]
     at = place_in_image(row, torch.arange(128, device=images.device)[None, :])
     tiles = -(-cols // shape.cols)
-    operand = images.view(-1, 8192)[:, at]
+    operand = unpaired(images.view(-1, 8192), rounding)[:, at]
     cut = operand.view(-1, tiles * shape.images, shape.quarters, shape.rows, 128).permute(0, 3, 1, 2, 4)
     return cut.reshape(-1, tiles * shape.cols)[:, :cols].contiguous()
 
@@ -177,7 +177,8 @@ class WeightStream:
             high = min(blocks, low + step)
             rows = weight.block(low * height, high * height, self.device, wide=True)
             made, scales = round_rows(rows, rounding)
-            self.images.index_copy_(0, places[low * tiles : high * tiles].long(), byte_images(made, self.shape))
+            images = byte_images(made, self.shape, rounding)
+            self.images.index_copy_(0, places[low * tiles : high * tiles].long(), images)
             first = self.program.first_scale[name] + low * height
             self.scales[first : first + len(scales)] = scales
 
@@ -270,7 +271,7 @@ class WeightStream:
         height = self.shape.rows
         first = self.program.first_scale[name]
         scales = self.scales[first + low * height : first + high * height]
-        return restore_rows(_bytes_of(images, cols, self.shape), scales, self.rounding, self.dtype)
+        return restore_rows(_bytes_of(images, cols, self.shape, self.rounding), scales, self.rounding, self.dtype)
 
     def differs(self, name: str, weight: Weight) -> Tensor:
         """Whether some rows of a matrix that was packed read back otherwise: a flag on the device, so nobody waits.

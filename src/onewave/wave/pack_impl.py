@@ -73,16 +73,22 @@ def _unpack_bytes_kernel(
     number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
     place = tl.program_id(1) * PART + tl.arange(0, PART)
     line, column = place // 128, place % 128
-    # As rounding.place_in_image says: the gather stays within a tile, which the first-level cache holds.
+    # As rounding.place_in_image and rounding.paired say: the gather stays within a tile, which the first-level cache
+    # holds.
     at = (column // 32 * 4 + line // 16) * 8 + line % 8
     at = ((at * 4 + column // 2 % 4) * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
     source = (tl.load(places + first_block * tiles + number).to(tl.int64) * IMAGES + image) * 8192
-    byte = tl.load(stream + source + at).to(tl.int32)
+    low = tl.load(stream + source + at // 2 * 2).to(tl.int32)
+    high = tl.load(stream + source + at // 2 * 2 + 1).to(tl.int32)
+    second = at % 2 > 0
     whole = (first_block + number // tiles) * R + line % R
     scale = tl.load(scales + whole)
     if FORMAT == 1:
-        value = ((byte ^ 128) - 128).to(tl.float32)
+        size = tl.where(second, high, low) & 127
+        value = tl.where(tl.where(second, low, high) > 127, -size, size).to(tl.float32)
     else:
+        of_first = (high & 128) | ((high & 7) << 4) | (low >> 4)
+        byte = tl.where(second, ((high & 8) << 4) | (high & 112) | (low & 15), of_first)
         # Exponent and mantissa in float32's places make a number that is too small by the biases' difference.
         bits = ((byte & 128) << 24) | ((byte & 127) << 20)
         value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120

@@ -2,13 +2,10 @@
 
 A tile is one or two images of 8 KiB, side by side: each operand A [64, 128], a byte an element, int8 or an fp8 e4m3
 number's bits. Both formats' values are exact in bfloat16 and in float16. An image (rounding.byte_images) is laid so
-that a thread's 16-byte loads, without bank conflicts, bring the very bytes of which its own registers of A are made:
-nothing crosses threads. Four bytes become four 16-bit values in seven or nine instructions, among which mma.sync fits
-in; wgmma would wait for each of its operands in registers (ptxas says so), as nothing may write any while it runs.
-
-int8: the low seven bits u under an exponent at which they count whole units, 2^e + u, less 2^e, or 2^e + 128 if the
-sign is set. fp8: sign, exponent and mantissa moved to their places in 16 bits make a number that is too small by the
-difference of the biases, subnormal ones included; one multiplication by a power of two makes up for it.
+that a thread's 16-byte loads, without bank conflicts, bring the very bits of which its own registers of A are made:
+nothing crosses threads. Four values become four 16-bit ones in a few instructions (byte_values.py), among which
+mma.sync fits in; wgmma would wait for each of its operands in registers (ptxas says so), as nothing may write any while
+it runs.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -26,6 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from onewave.wave.byte_values import widened
 from onewave.wave.hand_over import hand_over
 from onewave.wave.streamed import behind_keys, tiles_of_keys
 from onewave.wave.words import (
@@ -38,56 +36,7 @@ from onewave.wave.words import (
     WORD_TILES,
 )
 
-__all__ = ["multiply_byte_steps", "widened"]
-
-
-def _int8_text(unit: str, kind: str) -> str:
-    """unit: 2^7 (bfloat16) or 2^10 (float16), twice: the last mantissa bit counts 1, and bit 7 counts 128."""
-    text = ["{", ".reg .b32 w, x, y;"]
-    for first, word in ((0, "$4"), (1, "w")):
-        if first:
-            text += ["shr.u32 w, $4, 8;"]
-        text += [
-            f"lop3.b32 x, {word}, 0x007f007f, {unit}, 0xEA;",  # (word & mask) | unit
-            f"lop3.b32 y, {word}, 0x00800080, {unit}, 0xEA;",
-            f"sub.rn.{kind} x, x, y;",
-            f"mov.b32 {{${first}, ${first + 2}}}, x;",
-        ]
-    return "\n".join([*text, "}"])
-
-
-def _fp8_text(shift: int, mask: str, factor: str, kind: str) -> str:
-    """Bytes in the upper halves of their lanes: the sign is in place, the rest comes down by `shift`."""
-    text = ["{", ".reg .b32 w, x, f;", f"mov.b32 f, {factor};"]
-    for first, word in ((0, "w"), (1, "$4")):
-        if not first:
-            text += ["shl.b32 w, $4, 8;"]
-        text += [
-            f"shr.u32 x, {word}, {shift};",
-            f"and.b32 x, x, {mask};",
-            f"lop3.b32 x, {word}, 0x80008000, x, 0xEA;",
-            f"mul.rn.{kind} x, x, f;",
-            f"mov.b32 {{${first}, ${first + 2}}}, x;",
-        ]
-    return "\n".join([*text, "}"])
-
-
-_WITH = gl.constexpr("=h,=h,=h,=h,r")
-_INT8_BF16 = gl.constexpr(_int8_text("0x43004300", "bf16x2"))
-_INT8_FP16 = gl.constexpr(_int8_text("0x64006400", "f16x2"))
-_FP8_BF16 = gl.constexpr(_fp8_text(4, "0x07f007f0", "0x7b807b80", "bf16x2"))  # times 2^120
-_FP8_FP16 = gl.constexpr(_fp8_text(1, "0x3f803f80", "0x5c005c00", "f16x2"))  # times 2^8
-
-
-@gluon.jit
-def widened(words, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
-    """The bits of the four values of each word's bytes, from the lowest, int16 each."""
-    INT8: gl.constexpr = _INT8_FP16 if DTYPE == gl.float16 else _INT8_BF16  # noqa: SIM300
-    FP8: gl.constexpr = _FP8_FP16 if DTYPE == gl.float16 else _FP8_BF16  # noqa: SIM300
-    TEXT: gl.constexpr = INT8 if FORMAT == 1 else FP8
-    return gl.inline_asm_elementwise(
-        TEXT, _WITH, [words], dtype=(gl.int16, gl.int16, gl.int16, gl.int16), is_pure=True, pack=1
-    )  # fmt: skip
+__all__ = ["multiply_byte_steps"]
 
 
 @gluon.jit
