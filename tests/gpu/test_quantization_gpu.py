@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from onewave import LLM, SamplingParams
 from onewave.base.settings import Settings
@@ -125,3 +127,31 @@ def test_the_engine_holds_half_and_company_or_several_tokens_a_launch_change_no_
     embedding = 2 * 128256 * 2048  # keeps its 16 bits
     assert held - embedding < 0.6 * (whole - embedding)
     assert held_and_tokens(name, tokens_per_launch=8)[1] == expected
+
+
+@triton.jit
+def _products(a, b, out, K: tl.constexpr):
+    row, column, k = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :], tl.arange(0, 16)
+    sums = tl.zeros([16, 16], tl.float32)
+    for first in range(0, K, 16):
+        left = tl.load(a + row * K + first + k[None, :])
+        sums = tl.dot(left, tl.load(b + (first + k[:, None]) * 16 + column), sums)
+    tl.store(out + row * 16 + column, sums)
+
+
+def test_the_tensor_cores_multiply_subnormal_numbers_as_they_are() -> None:
+    """What byte_values.py makes of int8, beside the same integers as normal numbers."""
+    dice = torch.Generator(CARD).manual_seed(1)
+    integers = torch.randint(-127, 128, (16, 4096), generator=dice, device=CARD)
+    x = torch.randn(4096, 16, generator=dice, device=CARD).bfloat16()
+    subnormal = (integers.abs() | (integers < 0) << 15).to(torch.uint16).view(torch.bfloat16)
+    assert torch.equal(subnormal.double() * 2.0**133, integers.double())
+    exact = integers.double() @ x.double()
+    size = integers.abs().double() @ x.abs().double()
+    off: list[float] = []
+    for left, right, factor in ((integers.bfloat16(), x, 1.0), (subnormal, x * 2.0**64, 2.0**69)):
+        found = torch.empty(16, 16, device=CARD)
+        _products[(1,)](left, right, found, K=4096, num_warps=1)
+        off.append(float(((found.double() * factor - exact).abs() / size).max()))
+    print("largest difference over the sum of magnitudes:", off)
+    assert off[1] < max(4 * off[0], 2.0**-20)

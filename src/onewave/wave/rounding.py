@@ -69,8 +69,8 @@ def paired(values: Tensor, rounding: Rounding) -> Tensor:
     """Each two bytes' 16 bits in the order in which 16-bit numbers are made of them in the fewest instructions
     (byte_values.widened). values: uint8, of round_rows, an even number along the last axis. Returns uint8, as many.
 
-    From the highest bit (sign, magnitude, exponent, mantissa; a: of the first, b: of the second byte): int8 Sa Mb Sb Ma,
-    fp8 Sa, the upper three bits of Eb, Sb, Ea, Ma, the lowest bit of Eb, Mb.
+    From the highest bit (S: sign, M: magnitude or mantissa, E: exponent; a: of the first, b: of the second byte), int8:
+    Sa Mb Sb Ma; fp8: Sa, the upper three bits of Eb, Sb, Ea, Ma, the lowest bit of Eb, Mb.
     """
     first, second = values.view(*values.shape[:-1], -1, 2).unbind(-1)
     if rounding.name == "int8":
