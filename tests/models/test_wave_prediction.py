@@ -91,8 +91,22 @@ def test_a_file_of_other_than_costs_is_refused_in_one_line(tmp_path: Path, text:
 def test_the_kept_costs_name_where_they_come_from() -> None:
     kept = kept_costs()
     assert "ledger/h200.jsonl:" in kept.source
-    assert set(kept.hand_offs) == {"qkv", "attend", "combine", "o", "gate_up", "down", "head"}
-    assert all(np.isfinite(cost) and cost >= 0 for cost in kept.hand_offs.values())
+    assert set(kept.hand_offs) == {"qkv", "attend", "o", "gate_up", "down", "head"}
+    assert set(kept.several) == {*kept.hand_offs, "combine"}
+    assert all(np.isfinite(cost) and cost >= 0 for cost in (*kept.hand_offs.values(), *kept.several.values()))
+
+
+def test_several_sequences_have_costs_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(replace(COSTS, several={"down": 5000.0}).to_json(), encoding="utf-8")
+    kept = kept_costs(path)
+    assert kept.several == {"down": 5000.0}
+    for batch, costs in ((1, COSTS), (2, WaveCosts(100.0, {"down": 5000.0}))):
+        assert predict_step(BASE, kept, batch=batch, workers=5).makespan == (
+            predict_step(BASE, costs, batch=batch, workers=5).makespan
+        )
+    with pytest.raises(InvalidArgumentError, match="dawn"):
+        predict_step(BASE, replace(COSTS, several={"dawn": 1.0}), batch=1, workers=5)
 
 
 def test_costs_of_a_stage_that_a_step_has_not_are_refused() -> None:

@@ -50,6 +50,16 @@ def test_a_hand_off_lies_between_the_last_producer_and_every_start() -> None:
     assert late.start[phase == "a1"].min() - late.end[phase == "b0"].max() == pytest.approx(5)
 
 
+@pytest.mark.parametrize(("lanes", "late"), [(1, 0), (2, 70)])
+def test_a_lane_hands_nothing_over_to_itself(lanes: int, late: int) -> None:
+    build = Builder("int8")
+    build.tensor("y", (2, 1), (1, 1))
+    first = build.task("a", (), (("y", (0, 0)),), 1e6, phase="a", index=(0,))
+    second = build.task("b", (("y", (0, 0)),), (("y", (1, 0)),), 1e6, phase="b", index=(0,))
+    found = run(build.graph(), lanes, hand_offs={"b": 70.0})
+    assert found.start[second.id] - found.end[first.id] == pytest.approx(late)
+
+
 @pytest.mark.parametrize(("ahead", "saved"), [(0, 0), (40, 40), (300, 300), (700, 700), (10_000, 700)])
 def test_a_lane_that_waits_reads_ahead_as_far_as_there_is_room_and_time(ahead: int, saved: int) -> None:
     graph, hand_offs = chain(1, 3), {"b0": 700.0}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,31 @@ from onewave.tiles.trace import Trace
 __all__ = ["WaveCosts", "fit_costs", "kept_costs", "predict_step"]
 
 _MOST_COST = 1e12
+# Bytes/ns that all multiprocessors get from the second-level cache by asynchronous copies, observed on an H200.
+_CACHE_BANDWIDTH = 6600.0
 _KEPT = Path(__file__).with_name("wave_costs.json")
 
 
 @dataclass(frozen=True)
 class WaveCosts:
-    """What a step costs on a card. hand_offs: ns by stage, from the last producer's end to a task's start.
-    memory_bandwidth: bytes/ns, the read ceiling. source: what they were fitted to, for people."""
+    """What a step costs on a card. hand_offs: ns by stage, from the last producer's end to a task's start; several: the
+    same of several sequences, empty where they are not known apart. memory_bandwidth: bytes/ns, the read ceiling.
+    source: what they were fitted to, for people."""
 
     memory_bandwidth: float
     hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
     source: str = ""
+    several: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def of_batch(self, batch: int) -> Mapping[str, float]:
+        """Hand-offs of a step of so many sequences."""
+        return self.several if batch > 1 and self.several else self.hand_offs
 
     def to_json(self) -> str:
         """As kept_costs reads it."""
-        hand_offs = {stage: round(cost, 1) for stage, cost in self.hand_offs.items()}
-        facts = {"source": self.source, "memory_bandwidth": self.memory_bandwidth, "hand_offs": hand_offs}
+        facts: dict[str, Any] = {"source": self.source, "memory_bandwidth": self.memory_bandwidth}
+        for name, costs in (("hand_offs", self.hand_offs), ("several", self.several)):
+            facts[name] = {stage: round(cost, 1) for stage, cost in costs.items()}
         return json.dumps(facts, indent=2) + "\n"
 
 
@@ -49,10 +58,13 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
     """The costs in a file, by default those of an H200. Raises InvalidArgumentError."""
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        hand_offs = {stage: _number(stage, cost) for stage, cost in facts["hand_offs"].items()}
+        hand_offs, several = (
+            {stage: _number(stage, cost) for stage, cost in costs.items()}
+            for costs in (facts["hand_offs"], facts.get("several", {}))
+        )
         if not isinstance(facts["source"], str):
             raise TypeError("source is no text")
-        return WaveCosts(_number("memory_bandwidth", facts["memory_bandwidth"]), hand_offs, facts["source"])
+        return WaveCosts(_number("memory_bandwidth", facts["memory_bandwidth"]), hand_offs, facts["source"], several)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         allowed = "JSON with source, memory_bandwidth and hand_offs, as `bench predict --fit` writes it"
         got = f"{path}: {str(error)[:200]}"
@@ -70,10 +82,10 @@ def predict_step(config: ModelConfig, costs: WaveCosts, *, batch: int, workers: 
     not run as one wave, InvalidArgumentError for costs of a stage that a step has not."""
     plan = plan_decode(config, batch=batch, workers=workers)
     stages = {stage_of(task.phase) for task in plan.graph.tasks} | {"combine"}  # of several sequences
-    unknown = sorted(set(costs.hand_offs) - stages)
+    unknown = sorted({*costs.hand_offs, *costs.several} - stages)
     if unknown:
         raise InvalidArgumentError("costs", got=", ".join(unknown), allowed=", ".join(sorted(stages)))
-    return _simulated(plan, costs)
+    return _simulated(plan, costs.of_batch(batch), costs.memory_bandwidth)
 
 
 def fit_costs(config: ModelConfig, measured: Trace, *, batch: int, memory_bandwidth: float, source: str) -> WaveCosts:
@@ -85,21 +97,21 @@ def fit_costs(config: ModelConfig, measured: Trace, *, batch: int, memory_bandwi
     if len(plan.graph.tasks) != len(measured.task):
         got = f"{len(measured.task):,} tasks"
         raise InvalidArgumentError("trace", got=got, allowed=f"{len(plan.graph.tasks):,}, of this model and batch")
-    found = fit_hand_offs(measured, lambda given: _simulated(plan, WaveCosts(memory_bandwidth, given)))
+    found = fit_hand_offs(measured, lambda given: _simulated(plan, given, memory_bandwidth))
     return WaveCosts(memory_bandwidth, found, source)
 
 
-def _simulated(plan: DecodePlan, costs: WaveCosts) -> Trace:
+def _simulated(plan: DecodePlan, hand_offs: Mapping[str, float], memory_bandwidth: float) -> Trace:
     tasks = plan.graph.tasks
     machine = Machine(
         workers=plan.program.workers,
         queues="static",
-        memory_bandwidth=costs.memory_bandwidth,
+        memory_bandwidth=memory_bandwidth,
+        levels=(replace(Machine().levels[0], bandwidth=_CACHE_BANDWIDTH),),
         task_ns=0.0,
         # Adding up slices belongs to its product's stage, which has one hand-off.
         hand_offs={
-            task.name: 0.0 if task.name.endswith("_sum") else costs.hand_offs.get(stage_of(task.phase), 0.0)
-            for task in tasks
+            task.name: 0.0 if task.name.endswith("_sum") else hand_offs.get(stage_of(task.phase), 0.0) for task in tasks
         },
         ahead_bytes=plan.program.shape.ring * plan.program.shape.tile_bytes,
     )

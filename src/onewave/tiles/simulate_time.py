@@ -81,6 +81,11 @@ class Lanes:
         self.ahead, self.streamed = [0.0] * machine.lanes, [0.0] * machine.lanes  # bytes, and until when
         self.bandwidth, self.most = machine.memory_bandwidth, machine.most_a_lane
         self.queues = queues  # one a lane, or a single one that all share
+        self.lane_of = [-1] * n  # known before only of a lane's own queue
+        if len(queues) == machine.lanes:
+            for lane, queue in enumerate(queues):
+                for task in queue:
+                    self.lane_of[task] = lane
         self.next = [0] * len(queues)
         self.lane, self.taken, self.start, self.end = [-1] * n, [0.0] * n, [0.0] * n, [0.0] * n
         self.parts = [0] * n
@@ -142,14 +147,20 @@ class Lanes:
         for at in range(self.begin[node], self.begin[node + 1]):
             waiting = self.after[at]
             self.missing[waiting] -= 1
+            if waiting < len(self.lane):
+                handed_at = self.now + (0.0 if self.own(node, waiting) else self.hand_off[waiting])
+                self.handed_at[waiting] = max(self.handed_at[waiting], handed_at)
             if self.missing[waiting]:
                 continue
             if waiting >= len(self.lane):
                 self.release(waiting)
                 continue
-            self.handed_at[waiting] = self.now + self.hand_off[waiting]
             if self.lane[waiting] >= 0:
                 self.ready(waiting)
+
+    def own(self, node: int, waiting: int) -> bool:
+        """Whether a task waits for one of its own lane, which hands nothing over."""
+        return node < len(self.lane_of) and self.lane_of[node] == self.lane_of[waiting] >= 0
 
     def run(self, lanes: int) -> None:
         """Run until nothing moves."""

@@ -10,7 +10,7 @@ they stay finite below 2^63.
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportConstantRedefinition=false
+# pyright: reportConstantRedefinition=false, reportArgumentType=false
 # (Triton ships no type information.)
 
 from __future__ import annotations
