@@ -78,9 +78,8 @@ def _unpack_bytes_kernel(
     at = (column // 32 * 4 + line // 16) * 8 + line % 8
     at = ((at * 4 + column // 2 % 4) * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
     source = (tl.load(places + first_block * tiles + number).to(tl.int64) * IMAGES + image) * 8192
-    low = tl.load(stream + source + at // 2 * 2).to(tl.int32)
-    high = tl.load(stream + source + at // 2 * 2 + 1).to(tl.int32)
-    second = at % 2 > 0
+    pair = tl.load((stream + source).to(tl.pointer_type(tl.int16)) + at // 2).to(tl.int32)
+    low, high, second = pair & 255, (pair >> 8) & 255, at % 2 > 0
     whole = (first_block + number // tiles) * R + line % R
     scale = tl.load(scales + whole)
     if FORMAT == 1:
