@@ -58,6 +58,27 @@ def test_a_lane_hands_nothing_over_to_itself(lanes: int, late: int) -> None:
     second = build.task("b", (("y", (0, 0)),), (("y", (1, 0)),), 1e6, phase="b", index=(0,))
     found = run(build.graph(), lanes, hand_offs={"b": 70.0})
     assert found.start[second.id] - found.end[first.id] == pytest.approx(late)
+    machine = Machine(workers=lanes, queues="static", hand_offs={"b": 70.0})
+    queues = [[first.id], [second.id]] if lanes == 2 else [[first.id, second.id]]
+    found = simulate(build.graph(), np.arange(2), machine, queues=queues)
+    assert found.start[second.id] - found.end[first.id] == pytest.approx(late)
+
+
+@pytest.mark.parametrize(("hand_off", "start"), [(3.0, 10.0), (20.0, 22.0)])
+def test_a_task_waits_for_the_later_of_its_own_producer_and_anothers_hand_off(hand_off: float, start: float) -> None:
+    build = Builder("int8")
+    build.tensor("y", (3, 1), (1, 1))
+    own, other = (
+        build.task(name, (), (("y", (at, 0)),), 0.0, phase=name, index=(at,))
+        for at, name in enumerate(("own", "other"))
+    )
+    last = build.task("b", (("y", (0, 0)), ("y", (1, 0))), (("y", (2, 0)),), 0.0, phase="b", index=(2,))
+    costs = {own.name: 10.0, other.name: 2.0}
+    machine = Machine(
+        workers=2, queues="static", task_ns=0.0, task_costs=costs, hand_offs={"b": hand_off}, memory_bandwidth=1e9
+    )
+    found = simulate(build.graph(), np.arange(3), machine, queues=[[own.id, last.id], [other.id]])
+    assert found.start[last.id] == pytest.approx(start, abs=0.1)
 
 
 @pytest.mark.parametrize(("ahead", "saved"), [(0, 0), (40, 40), (300, 300), (700, 700), (10_000, 700)])

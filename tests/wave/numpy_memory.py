@@ -103,7 +103,7 @@ class Memory:
 
 
 def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
-    """What widen.widened says in PTX: the bits of float16 numbers, from each word's lowest byte on."""
+    """What byte_values.widened says in PTX: the bits of float16 numbers, pair by pair, too small by a power of two."""
     pairs = torch.from_numpy(np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4))
     raw = unpaired(pairs, ROUNDINGS["int8" if FORMAT == 1 else "fp8"])
     made = raw.view(torch.int8).half() * 2.0**-24 if FORMAT == 1 else raw.view(torch.float8_e4m3fn).half() * 2.0**-8

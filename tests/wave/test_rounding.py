@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton.experimental.gluon import language as gl
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
@@ -85,7 +86,7 @@ def test_an_image_holds_operand_a_in_the_order_that_threads_read(batch: int, ima
 
 
 def executed(text: str, words: np.ndarray) -> list[np.ndarray]:
-    """Run a text of widen's instructions on words. Returns the outputs' bits."""
+    """Run a text of byte_values' instructions on words. Returns the outputs' bits."""
     registers: dict[str, np.ndarray] = {"$4": words}
 
     def value(name: str) -> np.ndarray:
@@ -98,8 +99,6 @@ def executed(text: str, words: np.ndarray) -> list[np.ndarray]:
             halves = np.ascontiguousarray(value(sources[0])).view(np.uint16).reshape(-1, 2)
             for half, name in enumerate(re.findall(r"\$\d", target)):
                 registers[name] = halves[:, half]
-        elif op == "mov.b32":
-            registers[target] = value(sources[0])
         elif op == "shr.u32":
             registers[target] = value(sources[0]) >> np.uint32(int(sources[1]))
         elif op == "shl.b32":
@@ -138,6 +137,17 @@ def test_all_bytes_widen_exactly_in_every_place_of_a_word(
     for place in range(4):
         found = torch.from_numpy(np.ascontiguousarray(made[place])).view(dtype)
         assert torch.equal(found.double(), expected[torch.from_numpy(raw[:, place].astype(np.int64))])
+
+
+@pytest.mark.parametrize(("rounding", "exponent"), [(1, 133), (2, 120)])
+def test_sums_get_back_what_numbers_are_too_small_by_and_activations_too_large(rounding: int, exponent: int) -> None:
+    found = re.search(r"mov.b32 f, 0x(\w{4})(\w{4});", byte_values._RAISED.value)
+    assert found
+    assert found[1] == found[2]
+    bits = torch.tensor(int(found[1], 16), dtype=torch.int32).to(torch.int16)
+    raised = float(bits.view(torch.bfloat16))
+    assert byte_values.lowered.fn(raised * 2.0**-exponent, gl.bfloat16, rounding) == 1.0
+    assert byte_values.lowered.fn({1: 2.0**-24, 2: 2.0**-8}[rounding], gl.float16, rounding) == 1.0
 
 
 @BOTH

@@ -18,7 +18,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.models.config import ModelConfig
 from onewave.models.llama_plan import DecodePlan, plan_decode
 from onewave.tiles.fit import fit_hand_offs
-from onewave.tiles.machine import Machine
+from onewave.tiles.machine import H200_LEVELS, Machine
 from onewave.tiles.simulate import simulate
 from onewave.tiles.timeline import stage_of
 from onewave.tiles.trace import Trace
@@ -26,16 +26,17 @@ from onewave.tiles.trace import Trace
 __all__ = ["WaveCosts", "fit_costs", "kept_costs", "predict_step"]
 
 _MOST_COST = 1e12
-# Bytes/ns that all multiprocessors get from the second-level cache by asynchronous copies, observed on an H200.
-_CACHE_BANDWIDTH = 6600.0
+# Bytes/ns that a multiprocessor gets from the second-level cache by asynchronous copies, observed on an H200
+# (docs/log.md, "What a multiprocessor gets from where").
+_CACHE_BANDWIDTH = 50.0
 _KEPT = Path(__file__).with_name("wave_costs.json")
 
 
 @dataclass(frozen=True)
 class WaveCosts:
-    """What a step costs on a card. hand_offs: ns by stage, from the last producer's end to a task's start; several: the
-    same of several sequences, empty where they are not known apart. memory_bandwidth: bytes/ns, the read ceiling.
-    source: what they were fitted to, for people."""
+    """What a step costs on a card. hand_offs: ns by stage, from the last end of a producer on another worker to a
+    task's start; several: the same of several sequences, empty where they are not known apart. memory_bandwidth:
+    bytes/ns, the read ceiling. source: what they were fitted to, for people."""
 
     memory_bandwidth: float
     hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -107,7 +108,7 @@ def _simulated(plan: DecodePlan, hand_offs: Mapping[str, float], memory_bandwidt
         workers=plan.program.workers,
         queues="static",
         memory_bandwidth=memory_bandwidth,
-        levels=(replace(Machine().levels[0], bandwidth=_CACHE_BANDWIDTH),),
+        levels=(replace(H200_LEVELS[0], bandwidth=_CACHE_BANDWIDTH * plan.program.workers),),
         task_ns=0.0,
         # Adding up slices belongs to its product's stage, which has one hand-off.
         hand_offs={

@@ -58,8 +58,8 @@ class Machine:
     read ahead. task_ns: what each task costs on top of its work; task_costs: the same by Task.name where it differs.
     wait_ns: what looking at one counter of a sync policy costs. skew: steps by which each lane of a wave lags behind
     the one before. hand_offs: ns from a producer's end to a task's first possible start, by Task.name; none between
-    tasks of a lane's own queue. ahead_bytes: what a lane may have read of its coming tasks while it waits, as a ring of
-    weight tiles does. Raises InvalidArgumentError.
+    tasks of a lane's own queue, unless a sync policy's counter lies between them. ahead_bytes: what a lane may have
+    read of its coming tasks while it waits, as a ring of weight tiles does. Raises InvalidArgumentError.
 
     Source of the defaults: NVIDIA's H200 data sheet (132 SMs, 989 dense bf16 TFLOPS, 50 MB L2), and the read bandwidth
     that the ledger has measured of the sheet's 4.8 TB/s (ledger/h200.jsonl:8). task_ns is an assumption.

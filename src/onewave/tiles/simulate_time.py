@@ -81,8 +81,8 @@ class Lanes:
         self.ahead, self.streamed = [0.0] * machine.lanes, [0.0] * machine.lanes  # bytes, and until when
         self.bandwidth, self.most = machine.memory_bandwidth, machine.most_a_lane
         self.queues = queues  # one a lane, or a single one that all share
-        self.lane_of = [-1] * n  # known before only of a lane's own queue
-        if len(queues) == machine.lanes:
+        self.lane_of = [-1] * n  # whose queue a task is in; -1 where all share one
+        if len(queues) >= machine.lanes:
             for lane, queue in enumerate(queues):
                 for task in queue:
                     self.lane_of[task] = lane
@@ -148,7 +148,7 @@ class Lanes:
             waiting = self.after[at]
             self.missing[waiting] -= 1
             if waiting < len(self.lane):
-                handed_at = self.now + (0.0 if self.own(node, waiting) else self.hand_off[waiting])
+                handed_at = self.now + (0.0 if self.on_one_lane(node, waiting) else self.hand_off[waiting])
                 self.handed_at[waiting] = max(self.handed_at[waiting], handed_at)
             if self.missing[waiting]:
                 continue
@@ -158,8 +158,8 @@ class Lanes:
             if self.lane[waiting] >= 0:
                 self.ready(waiting)
 
-    def own(self, node: int, waiting: int) -> bool:
-        """Whether a task waits for one of its own lane, which hands nothing over."""
+    def on_one_lane(self, node: int, waiting: int) -> bool:
+        """Whether a task waits for one of its own lane, which hands nothing over; a counter is nobody's."""
         return node < len(self.lane_of) and self.lane_of[node] == self.lane_of[waiting] >= 0
 
     def run(self, lanes: int) -> None:

@@ -3,8 +3,8 @@
 What bounds a tile's product is the number of instructions that make them. So two bytes lie as the numbers want their
 bits (rounding.paired), and the numbers keep the exponents that cost nothing: int8's magnitude is a subnormal number's
 mantissa, e4m3's exponent keeps its bias. All are too small by one power of two, which `lowered` makes up for in the
-float32 sums. So that no product is too small for those, bfloat16 activations are multiplied by 2^64 first (`raised`);
-they stay finite below 2^63.
+float32 sums. bfloat16 activations are multiplied by 2^64 first (`raised`), so that products of those from 2^-57 on are
+normal float32 numbers; they stay finite below 2^64.
 """
 # ruff: noqa: RET505, SIM300
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)

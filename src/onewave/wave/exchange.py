@@ -281,7 +281,7 @@ def load_activations(
     xs, xfull, xempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
     XS: gl.constexpr, PC: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
-    """Bring a step's activations into shared memory: chunk by chunk, [N, PC * 64] words each.
+    """Bring a step's activations into shared memory, raised (byte_values.py): chunk by chunk, [N, PC * 64] words each.
 
     Returns 1 / rms of each sequence, float32 [NB] laid out for results; ones if the step does not normalise.
     """

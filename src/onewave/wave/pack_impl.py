@@ -83,8 +83,8 @@ def _unpack_bytes_kernel(
     whole = (first_block + number // tiles) * R + line % R
     scale = tl.load(scales + whole)
     if FORMAT == 1:
-        size = tl.where(second, high, low) & 127
-        value = tl.where(tl.where(second, low, high) > 127, -size, size).to(tl.float32)
+        magnitude = tl.where(second, high, low) & 127
+        value = tl.where(tl.where(second, low, high) > 127, -magnitude, magnitude).to(tl.float32)
     else:
         of_first = (high & 128) | ((high & 7) << 4) | (low >> 4)
         byte = tl.where(second, ((high & 8) << 4) | (high & 112) | (low & 15), of_first)

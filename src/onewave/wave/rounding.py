@@ -87,7 +87,7 @@ def unpaired(pairs: Tensor, rounding: Rounding) -> Tensor:
     """Undo paired."""
     low, high = pairs.view(*pairs.shape[:-1], -1, 2).unbind(-1)
     if rounding.name == "int8":
-        a, b = ((size & 127).view(torch.int8) for size in (low, high))
+        a, b = ((magnitude & 127).view(torch.int8) for magnitude in (low, high))
         first = torch.where(high > 127, -a, a).view(torch.uint8)
         second = torch.where(low > 127, -b, b).view(torch.uint8)
     else:

@@ -1,11 +1,11 @@
 """Products of one-byte weights: bytes from the ring become operand A in registers.
 
-A tile is one or two images of 8 KiB, side by side: each operand A [64, 128], a byte an element, int8 or an fp8 e4m3
-number's bits. Both formats' values are exact in bfloat16 and in float16. An image (rounding.byte_images) is laid so
-that a thread's 16-byte loads, without bank conflicts, bring the very bits of which its own registers of A are made:
-nothing crosses threads. Four values become four 16-bit ones in a few instructions (byte_values.py), among which
-mma.sync fits in; wgmma would wait for each of its operands in registers (ptxas says so), as nothing may write any while
-it runs.
+A tile is one or two images of 8 KiB, side by side: each operand A [64, 128], two elements in 16 bits (rounding.paired),
+int8 or fp8 e4m3 numbers, all exact in bfloat16 and in float16. An image (rounding.byte_images) is laid so that a
+thread's 16-byte loads, without bank conflicts, bring the very bits of which its own registers of A are made: nothing
+crosses threads. Four values become four 16-bit ones, but for a power of two, in a few instructions (byte_values.py),
+among which mma.sync fits in; wgmma would wait for each of its operands in registers (ptxas says so), as nothing may
+write any while it runs.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -42,9 +42,9 @@ __all__ = ["multiply_byte_steps"]
 @gluon.jit
 def operand_a(words, OPERAND: gl.constexpr, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
     """Half of operand A, [64, 64], of half an image's words, int32 [32, 32], without a move between threads."""
-    byte0, byte1, byte2, byte3 = widened(words, DTYPE, FORMAT)
+    value0, value1, value2, value3 = widened(words, DTYPE, FORMAT)
     # [32 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32, half of 16 rows, column of a pair]
-    a = gl.join(gl.join(byte0, byte1), gl.join(byte2, byte3)).to(DTYPE, bitcast=True)
+    a = gl.join(gl.join(value0, value1), gl.join(value2, value3)).to(DTYPE, bitcast=True)
     a = gl.reshape(a, [2, 4, 8, 4, 4, 2, 2])
     a = gl.reshape(gl.permute(a, (1, 5, 2, 0, 4, 3, 6)), [64, 64])
     return gl.convert_layout(a, OPERAND, assert_trivial=True)
