@@ -143,24 +143,20 @@ class Lanes:
         self.take(self.lane[task])
 
     def release(self, node: int) -> None:
-        """Tell who waits for a task or a counter that it is done."""
+        """Tell who waits for a task or a counter that it is done. A task hands nothing over to its own lane."""
+        tasks = len(self.lane)
+        lane = self.lane_of[node] if node < tasks else -1
         for at in range(self.begin[node], self.begin[node + 1]):
             waiting = self.after[at]
             self.missing[waiting] -= 1
-            if waiting < len(self.lane):
-                handed_at = self.now + (0.0 if self.on_one_lane(node, waiting) else self.hand_off[waiting])
-                self.handed_at[waiting] = max(self.handed_at[waiting], handed_at)
-            if self.missing[waiting]:
+            if waiting >= tasks:
+                if not self.missing[waiting]:
+                    self.release(waiting)
                 continue
-            if waiting >= len(self.lane):
-                self.release(waiting)
-                continue
-            if self.lane[waiting] >= 0:
+            if lane < 0 or self.lane_of[waiting] != lane:  # the last of these is the latest, as time goes on
+                self.handed_at[waiting] = self.now + self.hand_off[waiting]
+            if not self.missing[waiting] and self.lane[waiting] >= 0:
                 self.ready(waiting)
-
-    def on_one_lane(self, node: int, waiting: int) -> bool:
-        """Whether a task waits for one of its own lane, which hands nothing over; a counter is nobody's."""
-        return node < len(self.lane_of) and self.lane_of[node] == self.lane_of[waiting] >= 0
 
     def run(self, lanes: int) -> None:
         """Run until nothing moves."""
