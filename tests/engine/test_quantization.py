@@ -24,8 +24,8 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.ops.linear import linear
 from onewave.wave import launch
-from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.pack import StreamMatrix, WeightStream
+from onewave.wave.weight_formats import ROUNDINGS
 from onewave.weights.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
@@ -39,7 +39,7 @@ BOTH = pytest.mark.parametrize("name", ROUNDINGS)
 def how(tmp_path: Path, name: str | None, **changes: Any) -> WaveLoad:
     given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 2, "max_model_len": 64}
     rounding = None if name is None else ROUNDINGS[name]
-    return WaveLoad(**given | {"cache_dir": tmp_path, "load_format": "dummy", "rounding": rounding} | changes)
+    return WaveLoad(**given | {"cache_dir": tmp_path, "load_format": "dummy", "weight_format": rounding} | changes)
 
 
 class PlainWave:
@@ -63,12 +63,12 @@ class PlainWave:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A CPU that passes for a card; for which roundings a kernel was compiled."""
+    """A CPU that passes for a card; for which formats a kernel was compiled."""
     seen: list[Any] = []
     monkeypatch.setattr(launch, "runs_here", lambda device: True)
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)
     monkeypatch.setattr(llama_plan, "DecodeWave", PlainWave)
-    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *given, rounding, **named: seen.append(rounding))
+    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *given, weight_format, **named: seen.append(weight_format))
     monkeypatch.setattr(PlainWave, "made", [])
     return seen
 

@@ -32,8 +32,8 @@ from onewave.models.loading import open_parts
 from onewave.models.plan_cache import program_path, save_program
 from onewave.models.streamed import stream_model
 from onewave.wave import launch, pack
-from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.pack import WeightStream
+from onewave.wave.weight_formats import ROUNDINGS
 from onewave.weights.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
@@ -132,10 +132,10 @@ def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
 ) -> None:
     config, rounding = FAMILIES[family], ROUNDINGS["int8"] if rounded else None
     monkeypatch.setattr(pack, "_PART_BYTES", 50 * 2 * config.hidden_size)  # the head in three parts
-    load = how(tmp_path, rounding=rounding, max_model_len=max_model_len)
+    load = how(tmp_path, weight_format=rounding, max_model_len=max_model_len)
     program = plan_decode(config, batch=3, workers=3, weight_bytes=load.weight_bytes).program
     with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
-        more = {"dtype": load.dtype, "device": CPU, "max_model_len": max_model_len, "rounding": rounding}
+        more = {"dtype": load.dtype, "device": CPU, "max_model_len": max_model_len, "weight_format": rounding}
         whole = stream_model(parts, config, program, **more).model
     nothing = wave_ahead._NoStep(config.vocab_size)
     later = calls_of(lambda: self_check(whole, nothing, 3), monkeypatch)
@@ -247,7 +247,7 @@ def test_there_are_none_where_a_program_is_kept_whatever_the_card(forked: list[i
     assert save_program(program, program_path(BASE, batch=3, workers=3, cache_dir=tmp_path))
     enter("auto", how(tmp_path, device=CARD))
     enter("auto", how(tmp_path, device=CARD, max_num_seqs=1))
-    enter("auto", how(tmp_path, device=CARD, rounding=ROUNDINGS["fp8"]))
+    enter("auto", how(tmp_path, device=CARD, weight_format=ROUNDINGS["fp8"]))
     enter("auto", how(tmp_path, device=CARD), replace(BASE, qk_norm=True))
     assert [count > 0 for count in forked] == [False, True, True, True]
 

@@ -19,8 +19,8 @@ from onewave.models.config_file import load_config
 from onewave.models.llama_plan import DecodeWave, plan_decode
 from onewave.models.loading import open_parts
 from onewave.models.streamed import StreamedModel, stream_model
-from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.launch import co_resident, runs_here
+from onewave.wave.weight_formats import ROUNDINGS
 from onewave.weights.sources import resolve
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -46,7 +46,7 @@ def streamed(name: str, batch: int, workers: int, config: ModelConfig, dtype: to
     program = plan_decode(config, batch=batch, workers=workers, weight_bytes=1).program
     with open_parts(location, config, dtype=dtype, device=CARD, load_format="dummy") as parts:
         return stream_model(
-            parts, config, program, dtype=dtype, device=CARD, max_model_len=CAPACITY, rounding=ROUNDINGS[name]
+            parts, config, program, dtype=dtype, device=CARD, max_model_len=CAPACITY, weight_format=ROUNDINGS[name]
         )
 
 

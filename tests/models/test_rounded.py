@@ -18,7 +18,7 @@ from onewave.models.llama_plan import plan_decode
 from onewave.models.loading import load_model, open_parts
 from onewave.models.rounded import round_weights
 from onewave.models.streamed import StreamedModel, stream_model
-from onewave.wave.byte_formats import ROUNDINGS, Rounding
+from onewave.wave.weight_formats import ROUNDINGS, Rounding
 from onewave.weights.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
@@ -45,7 +45,7 @@ def streamed(config: ModelConfig, rounding: Rounding) -> StreamedModel:
     program = plan_decode(config, batch=1, workers=3, weight_bytes=1).program
     with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
         return stream_model(
-            parts, config, program, dtype=torch.float16, device=CPU, max_model_len=64, rounding=rounding
+            parts, config, program, dtype=torch.float16, device=CPU, max_model_len=64, weight_format=rounding
         )
 
 

@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel import wave_kernel
-from onewave.wave.layout import STEP_WORDS, TILE_BYTES, TOGETHER, held_tiles, tile_shape
+from onewave.wave.layout import COMPACT_BYTES, LIST_WORDS, STEP_WORDS, TILE_BYTES, TOGETHER, held_tiles, tile_shape
 from onewave.wave.pace import in_flight
 from onewave.wave.resources import kernel_resources
 
@@ -38,6 +38,15 @@ LONGS = ("tokens", "positions", "slots", "several", "limits")
 HURRIED = (
     "multiply_block",
     "multiply_bytes",
+    "add_product",
+    "operand_a",
+    "operand_b",
+    "add_compact_tile",
+    "add_compact_half",
+    "words_of_half",
+    "operand_of_numbers",
+    "word_of_list",
+    "add_listed",
     "hand_over",
     "publish16",
     "load_activations",
@@ -48,12 +57,12 @@ HURRIED = (
 
 def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[str, object]:
     head_dim = int(str(changes.get("D", 0)))
-    bytewide = bool(changes.get("FORMAT"))
-    images = int(str(changes.get("IMAGES", 2 if bytewide else 1)))
-    shape = tile_shape(batch, head_dim=head_dim, weight_bytes=1 if bytewide else 2, images=images)
+    size = {0: 2, 1: 1, 2: 1, 3: COMPACT_BYTES}[int(str(changes.get("FORMAT", 0)))]
+    images = int(str(changes.get("IMAGES", 2 if size < 2 else 1)))
+    shape = tile_shape(batch, head_dim=head_dim, weight_bytes=size, images=images)
     if shape.held and int(str(changes.get("SPLITS", 1))) > 1:
         shape = replace(shape, held=held_tiles(shape.batch, head_dim, crowded=True))
-    streams = head_dim in (64, 128) and shape.tile_bytes == TILE_BYTES and not {"PAGE", "TOKENS"} & set(changes)
+    streams = head_dim in (64, 128) and shape.tile_bytes >= TILE_BYTES and not {"PAGE", "TOKENS"} & set(changes)
     constants: dict[str, object] = {
         "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
         "FORMAT": 0,
@@ -96,7 +105,10 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     names = wave_kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
     types["draws"] = "*fp64"
-    types["weights"] = f"tensordesc<{dtype}[{shape.tile_rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    types["lists"] = f"tensordesc<i32[1, {LIST_WORDS}],{RECORDS!r}>" if size == COMPACT_BYTES else "*i32"
+    box = images * 32 if size == COMPACT_BYTES else shape.tile_rows
+    types["lasts"] = f"tensordesc<{dtype}[{images * 8}, 64],{gl.NVMMASharedLayout(0, 16, 2)!r}>"
+    types["weights"] = f"tensordesc<{dtype}[{box}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
     keys = f"tensordesc<{dtype}[8, 16, 64],{gl.NVMMASharedLayout(128, 16, 3)!r}>"
     types |= dict.fromkeys(("keys", "values"), keys)
     types["records"] = f"tensordesc<i32[{TOGETHER}, {STEP_WORDS}],{RECORDS!r}>"

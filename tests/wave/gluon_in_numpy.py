@@ -4,7 +4,7 @@ Every statement of every partition is executed as it stands, one Python thread a
 phases, shared memory whose bytes are reinterpreted as the kernel does, and polls that wait for other blocks; every
 access to shared memory must be ordered with those before it (happens_before). What this can't show is what a layout
 does to registers, or what a missing barrier inside a partition does to shared memory.
-Arithmetic is fp16 where the kernel's operands are 16 bits wide: NumPy has no bfloat16.
+16-bit operands are fp16 numbers, or bfloat16 ones as ml_dtypes has them: NumPy has none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,19 @@ from triton.runtime.jit import ConstexprFunction
 sys.path.insert(0, str(Path(__file__).parent))
 import happens_before
 from numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
-from numpy_memory import Array, Memory, Pointer, PointerType, widened, wrapped
+from numpy_memory import (
+    Array,
+    Memory,
+    Pointer,
+    PointerType,
+    compact_numbers,
+    listed_numbers,
+    multiplied,
+    raised,
+    widened,
+    wrapped,
+)
+from numpy_shared import Shared
 from numpy_tensor_maps import Boxes, Descriptor, Matrix
 
 
@@ -38,60 +50,6 @@ class Fault(NamedTuple):
     function: str
     right: str
     wrong: str
-
-
-class Shared:
-    """Shared memory: bytes with a shape. Wide rows of the 128-byte swizzled layout lie in blocks of 128 bytes."""
-
-    def __init__(self, data: np.ndarray, item: Any, shape: Sequence[int], layout: Any, turned: bool = False):
-        self.data, self.item, self.shape = data, np.dtype(item), tuple(int(n) for n in shape)
-        self.layout, self.turned = layout, turned
-        assert data.nbytes >= math.prod(self.shape) * self.item.itemsize
-
-    def index(self, at: Any) -> Shared:
-        size = math.prod(self.shape[1:]) * self.item.itemsize
-        assert 0 <= int(at) < self.shape[0]
-        return Shared(self.data[int(at) * size :][:size], self.item, self.shape[1:], self.layout)
-
-    def _reinterpret(self, item: Any, shape: Sequence[int], layout: Any) -> Shared:
-        return Shared(self.data, item, [int(n) for n in shape], layout)
-
-    def slice(self, start: int, length: int) -> Shared:
-        row = self.shape[1] * self.item.itemsize
-        assert row == 128  # longer rows of the swizzled layout do not lie side by side
-        return Shared(self.data[start * row :][: length * row], self.item, (length, self.shape[1]), self.layout)
-
-    def permute(self, order: tuple[int, ...]) -> Shared:
-        assert order == (1, 0)
-        return Shared(self.data, self.item, self.shape, self.layout, turned=True)
-
-    def _cells(self) -> np.ndarray:
-        flat = self.raw[0].view(self.item)
-        if self.layout == "swizzled 128" and self.shape[:-2] in ((), (1, 1)):
-            across, (rows, columns) = 128 // self.item.itemsize, self.shape[-2:]
-            return flat.reshape(columns // across, rows, across).transpose(1, 0, 2)
-        return flat.reshape(self.shape)
-
-    @property
-    def raw(self) -> list[np.ndarray]:
-        return [self.data[: math.prod(self.shape) * self.item.itemsize]]
-
-    def peek(self) -> Array:
-        """What lies there, whoever asks."""
-        found = wrapped(self._cells().reshape(self.shape).copy())
-        return found.T if self.turned else found
-
-    def put(self, values: Any) -> None:
-        cells = self._cells()
-        cells[...] = np.asarray(values).astype(self.item).reshape(cells.shape)
-
-    def load(self, layout: Any = None) -> Array:
-        happens_before.reads(*self.raw)
-        return self.peek()
-
-    def store(self, values: Any) -> None:
-        happens_before.writes(*self.raw)
-        self.put(values)
 
 
 def issue(name: str, *sources: Any) -> None:
@@ -234,6 +192,9 @@ class Gluon:
 
     def zeros(self, shape: Sequence[int], dtype: Any, layout: Any) -> Array:
         return self.full(shape, 0, dtype, layout)
+
+    def zeros_like(self, x: Array) -> Array:
+        return wrapped(np.zeros_like(x))
 
     def sum(self, x: Array, axis: int) -> Array:
         return wrapped(np.asarray(x).sum(axis=axis, dtype=x.dtype))
@@ -401,8 +362,7 @@ def _namespace(
         in_registers = isinstance(a, Array)
         issue("products", *(() if in_registers else (a,)), b)
         left = a if in_registers else a.peek()
-        found = wrapped(np.asarray(left, np.float32) @ np.asarray(b.peek(), np.float32))
-        return (acc if use_acc else 0.0 * acc) + found
+        return (acc if use_acc else 0.0 * acc) + multiplied(left, b.peek())
 
     def products_end(pending: int, deps: Sequence[Array]) -> Any:
         wait_for("products", pending)
@@ -410,6 +370,7 @@ def _namespace(
 
     stores = Stores()
     space: dict[str, Any] = {}
+    raws: dict[str, types.FunctionType] = {}
     for module in modules:
         for name, thing in vars(module).items():
             raw = getattr(thing, "fn", None)
@@ -421,6 +382,7 @@ def _namespace(
             elif isinstance(thing, type) and issubclass(thing, tuple):
                 space[name] = thing
             elif isinstance(raw, types.FunctionType):
+                assert raws.setdefault(name, raw) is raw, f"two functions {name}: one of them would be called for both"
                 space[name] = function(raw, space, planted)
     space |= {
         "gl": gl,
@@ -435,13 +397,16 @@ def _namespace(
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),
         "widened": widened,
+        "raised": raised,
+        "compact_numbers": compact_numbers,
+        "listed_numbers": listed_numbers,
         "nanoseconds": lambda after: 0,
         "host_asks": lambda asked, wanted: gl.load(asked, mask=wanted),
         "fence": lambda: None,
         "delay": lambda nanos: delays(),
         "fence_async_shared": happens_before.fence,
         "warpgroup_mma": product,
-        "mma_v2": lambda a, b, acc: acc + wrapped(np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32))),
+        "mma_v2": lambda a, b, acc: acc + multiplied(a, b),
         "warpgroup_mma_wait": products_end,
         "tma": types.SimpleNamespace(
             async_copy_global_to_shared=copy,

@@ -6,11 +6,20 @@ import math
 import types
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
+from torch import Tensor
 
-from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.rounding import unpaired
+from onewave.wave.weight_formats import ROUNDINGS
+
+DTYPES: dict[torch.dtype, Any] = {torch.float16: np.float16, torch.bfloat16: ml_dtypes.bfloat16}
+
+
+def as_numpy(values: Tensor) -> np.ndarray:
+    """16-bit numbers, in NumPy."""
+    return values.contiguous().view(torch.int16).numpy().view(DTYPES[values.dtype])
 
 
 class Array(np.ndarray):
@@ -110,3 +119,45 @@ def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
     values = made.numpy()
     assert DTYPE is np.float16
     return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))
+
+
+def raised(words: Array, DTYPE: Any, FORMAT: int) -> Array:
+    """What byte_values.raised says in PTX."""
+    if FORMAT == 0 or DTYPE is np.float16:
+        return words
+    values = np.ascontiguousarray(words).view(DTYPE).astype(np.float64) * 2.0**64
+    return wrapped(values.astype(DTYPE).view(np.int32))
+
+
+def halves(word: Array) -> np.ndarray:
+    """Of each word, which stands there twice, the lower half the first time and the upper one the second."""
+    return (np.asarray(word).astype(np.int64) >> np.array([0, 16])) & 0xFFFF
+
+
+def compact_numbers(words: tuple[Array, ...], last: Array) -> tuple[Array, ...]:
+    """What compact_values.compact_numbers says in PTX: compact.py's layout, undone."""
+    planes, beside = np.stack([halves(word) for word in words]).reshape(3, 4, *last.shape), halves(last)
+    numbers, gaps = planes & 0x8FFF, (planes >> 12) & 7
+    made: list[np.ndarray] = []
+    for group in range(4):
+        made += list(numbers[:, group])
+        if group < 3:
+            parts = (gaps[0, group], gaps[1, group], gaps[2, group], gaps[group, 3])
+            sign = (beside >> (12 + group)) & 1
+            made.append(sign << 15 | parts[0] << 9 | parts[1] << 6 | parts[2] << 3 | parts[3])
+    made.append(beside & 0x8FFF)
+    return tuple(wrapped(number.astype(np.uint16).view(np.int16)) for number in made)
+
+
+def listed_numbers(thread: Array, word: Array) -> tuple[Array, ...]:
+    """What compact_values.listed_numbers says in PTX."""
+    bits = np.asarray(word).astype(np.int64)
+    assert (bits == bits.flat[0]).all()
+    mine, number = np.asarray(thread) == (bits >> 5) & 127, ((bits >> 16) & 0xFFFF).astype(np.uint16).view(np.int16)
+    places = 2 * np.arange(16)[:, None] + np.arange(2)
+    return tuple(wrapped(np.where(mine & (bits & 31 == place), number, np.int16(0))) for place in places)
+
+
+def multiplied(a: Array, b: Array) -> Array:
+    """The product of 16-bit operands, exact but for its rounding to float32: products of subnormal numbers as well."""
+    return wrapped(np.matmul(np.asarray(a, np.float64), np.asarray(b, np.float64)).astype(np.float32))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from gluon_in_numpy import Descriptor, Fault, Matrix, Memory, Pointer, launch
+from numpy_memory import DTYPES, as_numpy
 from torch import Tensor
 
 from onewave.wave.layout import DRAW_WORDS, MOST_TOKENS, STEP_WORDS, TOGETHER
@@ -13,9 +15,9 @@ from onewave.wave.program import WaveProgram
 
 
 class Bench:
-    """A program's buffers in the simulated device's memory, kept from launch to launch."""
+    """A program's buffers in the simulated device's memory, kept from launch to launch. lists: of compact weights."""
 
-    def __init__(self, program: WaveProgram, stream: Tensor, **constants: Any):
+    def __init__(self, program: WaveProgram, stream: Tensor, lists: Tensor | None = None, **constants: Any):
         self.program, self.memory = program, Memory(1 << 26)
         self.planted: list[Fault] = []
         put = self.memory.put
@@ -24,8 +26,11 @@ class Bench:
         rows = np.pad(program.steps, ((1, 0), (0, 0)))  # the first one: a launch's places
         self.records = put(rows)
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
+        tiles, images = as_numpy(stream), program.shape.images
         self.arguments: dict[str, Any] = {
-            "weights": Descriptor(stream.numpy(), program.shape.tile_rows),
+            "weights": Descriptor(tiles, program.shape.tile_rows if lists is None else 32 * images),
+            "lasts": Descriptor(tiles, 8 * images),
+            "lists": None if lists is None else Descriptor(lists.numpy(), 1),
             "easy": put(program.easy),
             "easy_words": program.easy.shape[1],
             "visits": put(program.visits),
@@ -48,7 +53,7 @@ class Bench:
             "limits": put(np.zeros(1, dtype=np.int64)),
             "asked": self.asked,
             "draws": put(np.zeros((program.shape.batch, DRAW_WORDS + MOST_TOKENS), dtype=np.float64)),
-            "DTYPE": np.float16,
+            "DTYPE": DTYPES[stream.dtype],
             "FORMAT": 0,
             **program.constants,
             "ACT": 1,
@@ -92,4 +97,4 @@ class Bench:
 
 
 def words(values: Tensor) -> np.ndarray:
-    return values.contiguous().numpy().view(np.int32)
+    return values.contiguous().view(torch.int32).numpy()

@@ -1,5 +1,5 @@
-"""Every variant of the wave kernel that a plan asks for compiles for sm_90, without a card and (but for one that keeps
-a word of predicates there) without a spill."""
+"""Every variant of the wave kernel that a plan asks for compiles for sm_90, without a card and (but for a few, see
+SPILLED_BYTES) without a spill."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 # Together they hold every tile shape, both hand-offs, both dtypes, the test build, the trace, and attention at each
 # head_dim and group size.
@@ -117,23 +119,70 @@ VARIANTS = {
     "int8, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8, "FORMAT": 1},
     "int8, eight rows": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2, "FORMAT": 1},
     "fp8, sixteen rows": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True, "FORMAT": 2},
+} | {
+    f"compact, {name}": variant | {"FORMAT": 3}
+    for name, variant in {
+        "head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4},
+        "head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8},
+        "small tiles": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "IMAGES": 1},
+        "small tiles, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "IMAGES": 1},
+        "two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8},
+        "two rows, small tiles, head_dim 128": {"batch": 2, "D": 128, "GP": 4, "KSPLITS": 8, "IMAGES": 1},
+        "four rows, head_dim 128": {"batch": 4, "D": 128, "GP": 4, "KSPLITS": 4},
+        "eight rows, small tiles": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2, "IMAGES": 1},
+        "eight rows, head_dim 128": {"batch": 8, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2},
+        "eight rows, head_dim 128, slices": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2},
+        "sixteen rows": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True},
+        "sixteen rows, small tiles, head_dim 128": {"batch": 16, "D": 128, "GP": 4, "CH": 4, "IMAGES": 1},
+        "several": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "TOKENS": 8},
+        "several, eight rows": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2, "TOKENS": 8},
+        "from pages": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "PAGE": 64},
+        "from pages, eight rows": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2, "PAGE": 16},
+        "several from pages": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "TOKENS": 8, "PAGE": 64},
+        "several drawn": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "TOKENS": 8, "DRAWS": True},
+        "several drawn, head_dim 128": {
+            "batch": 1,
+            "D": 128,
+            "GP": 4,
+            "KSPLITS": 16,
+            "FEW": 8,
+            "TOKENS": 8,
+            "DRAWS": True,
+        },
+        "several drawn from pages": {
+            "batch": 4,
+            "D": 128,
+            "GP": 4,
+            "KSPLITS": 4,
+            "TOKENS": 8,
+            "DRAWS": True,
+            "PAGE": 64,
+        },
+        "several drawn, sixteen rows": {"batch": 16, "D": 128, "GP": 4, "CH": 4, "TOKENS": 8, "DRAWS": True},
+    }.items()
 }
 # 16 warps (rounded up from 4 + 8 + 1) share 65,536 registers when the kernel starts.
 REGISTERS_AT_START = 128
 SHARED_BYTES = 227 * 1024
 # A word, mostly of predicates, that ptxas keeps there from one token to the next.
-SPILLED_BYTES = {"several drawn decode steps, fp8, head_dim 128": 8}
+SPILLED_BYTES = {
+    "several drawn decode steps, fp8, head_dim 128": 8,
+    "compact, several drawn, head_dim 128": 8,
+}
 
 
-def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_copies() -> None:
+@pytest.mark.parametrize("weights", ["16 bits", "rounded", "compact"])
+def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_copies(weights: str) -> None:
+    kind = {"16 bits": (0,), "rounded": (1, 2), "compact": (3,)}[weights]
+    variants = {name: variant for name, variant in VARIANTS.items() if variant.get("FORMAT", 0) in kind}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).parent / "aot_report.py"
-    command = [sys.executable, str(script), json.dumps(list(VARIANTS.values()))]
+    command = [sys.executable, str(script), json.dumps(list(variants.values()))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(reports) == len(VARIANTS)
-    for name, report in zip(VARIANTS, reports, strict=True):
+    assert len(reports) == len(variants)
+    for name, report in zip(variants, reports, strict=True):
         assert report["stack"] <= SPILLED_BYTES.get(name, 0), f"{name} spills: {report}"
         assert report["registers"] <= REGISTERS_AT_START, name
         assert report["shared"] <= SHARED_BYTES, name
@@ -144,8 +193,8 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         # Before the poll, where it costs nothing, and nowhere behind it.
         held_up = [place for place in report["unwritten"] if not place.startswith("load_merged: mbarrier.wait(xempty")]
         assert not held_up, f"{name}: {held_up}"
-        # One-byte weights are widened in registers and multiplied by mma.sync, beside attention's own.
-        if "FORMAT" in VARIANTS[name]:
+        # One-byte and compact weights become numbers in registers, multiplied by mma.sync, beside attention's own.
+        if "FORMAT" in variants[name]:
             assert report["HGMMA"] == 0, name
             assert report["HMMA"] > 32, name
             assert report["LDSM"] > 0, name

@@ -19,13 +19,13 @@ from onewave.models.config import RopeConfig
 from onewave.models.config_file import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
-from onewave.wave.byte_formats import Rounding
 from onewave.wave.layout import TILE_BYTES, Kind, Word, limit_words, several_words
 from onewave.wave.pack import WeightStream
+from onewave.wave.weight_formats import WeightFormat
 from onewave.weights.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
-from numpy_memory import Memory, Pointer
+from numpy_memory import DTYPES, Memory, Pointer
 from numpy_tensor_maps import Boxes
 from simulated_device import Bench, words
 from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
@@ -36,29 +36,39 @@ STREAM = 1 << 40  # where the packed weights lie, as far as prefetching them goe
 LONG = replace(BASE, num_layers=1, layer_windows=(None,))
 
 
-def keys_box_of(memory: Memory, cache: Pointer, shape: tuple[int, ...]) -> Boxes:
+def keys_box_of(memory: Memory, cache: Pointer, shape: tuple[int, ...], dtype: Any) -> Boxes:
     """launch_boxes.keys_box of a cache in the simulated device's memory."""
     group = 16 * shape[-1]
     rows = (int(np.prod(shape)) - 7 * group) // 64
-    return Boxes(memory, Pointer(cache.address, np.float16), (8, rows, 64), (group, 64, 1), [8, 16, 64])
+    return Boxes(memory, Pointer(cache.address, dtype), (8, rows, 64), (group, 64, 1), [8, 16, 64])
 
 
 class Simulated:
-    """A decode wave on the simulated device, with caches of its own."""
+    """A decode wave on the simulated device, with caches of its own. model: of float16 or bfloat16 weights."""
 
     def __init__(
-        self, model: Llama, batch: int, workers: int, slots: int, *, rounding: Rounding | None = None, **constants: Any
+        self,
+        model: Llama,
+        batch: int,
+        workers: int,
+        slots: int,
+        *,
+        weight_format: WeightFormat | None = None,
+        **constants: Any,
     ):
-        plan = plan_decode(model.config, batch=batch, workers=workers, weight_bytes=2 if rounding is None else 1)
-        config, groups = model.config, plan.groups
-        stream = WeightStream(plan.program, torch.float16, CPU, rounding)
+        width = 2 if weight_format is None else weight_format.weight_bytes
+        plan = plan_decode(model.config, batch=batch, workers=workers, weight_bytes=width)
+        config, groups, self.dtype = model.config, plan.groups, model.weights.embedding.dtype
+        stream = WeightStream(plan.program, self.dtype, CPU, weight_format)
         for name, weight in wave_weights(model).items():
             stream.put(name, weight)
-        if rounding is not None:
-            constants |= {"FORMAT": rounding.number}
+        assert stream.reached
+        if weight_format is not None:
+            constants |= {"FORMAT": weight_format.number}
         self.bench = Bench(
             plan.program,
             stream.tensor,
+            stream.lists,
             **{
                 "D": groups.head_dim,
                 "GP": groups.size,
@@ -73,14 +83,17 @@ class Simulated:
         self.config, self.slots = config, slots
         self.buffers: dict[int, Any] = {}
         self.cache_shape = (config.num_layers, slots, config.num_kv_heads, CAPACITY, config.head_dim)
-        empty = np.full(self.cache_shape, np.nan, dtype=np.float16)
-        self.k, self.v = put(empty.view(np.int32)), put(empty.view(np.int32))
+        empty = words(torch.full(self.cache_shape, torch.nan, dtype=self.dtype))
+        self.k, self.v = put(empty), put(empty)
         if (
             groups.head_dim in (64, 128)
-            and plan.program.shape.tile_bytes == TILE_BYTES
+            and plan.program.shape.tile_bytes >= TILE_BYTES
             and not {"PAGE", "STREAMS"} & set(constants)
         ):
-            boxes = (keys_box_of(self.bench.memory, cache, self.cache_shape) for cache in (self.k, self.v))
+            boxes = (
+                keys_box_of(self.bench.memory, cache, self.cache_shape, DTYPES[self.dtype])
+                for cache in (self.k, self.v)
+            )
             self.bench.arguments |= {"STREAMS": 1, **dict(zip(("keys", "values"), boxes, strict=True))}
         layers = model.weights.layers
 
@@ -108,11 +121,11 @@ class Simulated:
     def fill(self, slots: list[int], contexts: list[int]) -> None:
         """Put random keys and values of so many tokens into slots; NaN behind them, and everywhere else."""
         for pointer, seed in ((self.k, 1), (self.v, 2)):
-            cache = randn(*self.cache_shape, seed=seed).half()
+            cache = randn(*self.cache_shape, seed=seed).to(self.dtype)
             for slot in range(self.slots):
                 context = contexts[slots.index(slot)] if slot in slots else 0
                 cache[:, slot, :, context:] = float("nan")
-            self.bench.memory.set(pointer, cache.numpy().view(np.int32))
+            self.bench.memory.set(pointer, words(cache))
 
     def several(
         self,
@@ -160,7 +173,7 @@ class Simulated:
 
     def caches(self) -> list[Tensor]:
         shape = (*self.cache_shape[:-1], self.cache_shape[-1] // 2)
-        return [torch.from_numpy(self.bench.memory.get(p, shape).view(np.float16)) for p in (self.k, self.v)]
+        return [torch.from_numpy(self.bench.memory.get(p, shape)).view(self.dtype) for p in (self.k, self.v)]
 
 
 def agree_at(model: Llama, contexts: list[int], workers: int) -> None:

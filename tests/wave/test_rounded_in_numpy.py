@@ -16,8 +16,8 @@ from onewave.models.config import RopeConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.models.rounded import round_weights
-from onewave.wave.byte_formats import ROUNDINGS
 from onewave.wave.layout import TILE_BYTES, Word
+from onewave.wave.weight_formats import ROUNDINGS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gluon_in_numpy import Fault
@@ -38,7 +38,7 @@ def exact_of(model: Llama, name: str) -> Llama:
 
 def agree(model: Llama, name: str, batch: int, workers: int, steps: int) -> None:
     exact = exact_of(model, name)
-    wave = Simulated(model, batch, workers, batch, rounding=ROUNDINGS[name])
+    wave = Simulated(model, batch, workers, batch, weight_format=ROUNDINGS[name])
     kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)
     dice = torch.Generator().manual_seed(3)
     for step in range(steps):
@@ -77,7 +77,7 @@ def test_keys_come_between_tiles_of_rounded_weights(name: str, dim: int, monkeyp
     rope = RopeConfig("default", 500.0, dim)
     model = random_model(replace(LONG, intermediate_size=2112, head_dim=dim, rope=rope, num_heads=4, num_kv_heads=2))
     contexts = [900, 257]
-    wave = Simulated(model, 2, 3, 2, rounding=ROUNDINGS[name])
+    wave = Simulated(model, 2, 3, 2, weight_format=ROUNDINGS[name])
     assert wave.bench.arguments["STREAMS"]
     wave.fill([0, 1], contexts)
     exact = exact_of(model, name)
@@ -136,7 +136,7 @@ def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
     caches = [randn(1, 4, 2, CAPACITY, 32, seed=seed).half().numpy().view("int32") for seed in (1, 2)]
 
     def step(workers: int, rows: list[int]) -> Tensor:
-        wave = Simulated(model, 4, workers, 4, rounding=ROUNDINGS["int8"])
+        wave = Simulated(model, 4, workers, 4, weight_format=ROUNDINGS["int8"])
         for cache, pointer in zip(caches, (wave.k, wave.v), strict=True):
             wave.bench.memory.set(pointer, cache)
         return wave.step([tokens[i] for i in rows], [contexts[i] for i in rows], rows)
@@ -149,7 +149,7 @@ def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
 
 def test_several_tokens_of_one_launch_are_those_of_as_many_launches() -> None:
     model = random_model(BASE)
-    one, many = (Simulated(model, 2, 3, 2, rounding=ROUNDINGS["fp8"]) for _ in range(2))
+    one, many = (Simulated(model, 2, 3, 2, weight_format=ROUNDINGS["fp8"]) for _ in range(2))
     tokens, positions = [5, 6], [0, 0]
     expected: list[list[int]] = [[], []]
     for _ in range(4):
@@ -178,7 +178,7 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> N
         round_weights(random_model(BASE).weights, ROUNDINGS[name]),
         max_model_len=model.config.max_position,
     )
-    wave = Simulated(model, batch, 3, batch, rounding=ROUNDINGS[name])
+    wave = Simulated(model, batch, 3, batch, weight_format=ROUNDINGS[name])
     caches = [network.new_cache(num_slots=batch, capacity=CAPACITY) for network in (exact, plain)]
     dice = torch.Generator().manual_seed(5)
     for position in range(3):
@@ -192,7 +192,7 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> N
 
 
 def test_a_slot_that_goes_before_anything_orders_its_loads_and_the_next_copies_is_found() -> None:
-    wave = Simulated(random_model(LONG), 1, 1, 1, rounding=ROUNDINGS["int8"])
+    wave = Simulated(random_model(LONG), 1, 1, 1, weight_format=ROUNDINGS["int8"])
     wave.bench.planted.append(Fault("multiply_bytes", "fence_async_shared()", "pass"))
     with pytest.raises(Race, match=r"a copy by TMA writes what multi.* read"):
         wave.step([5], [0], [0])

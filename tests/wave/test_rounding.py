@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +17,15 @@ from triton.experimental.gluon import language as gl
 from onewave.base.errors import InvalidArgumentError
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.wave import byte_values
-from onewave.wave.byte_formats import ROUNDINGS, Rounding, find_rounding
 from onewave.wave.layout import tile_shape
 from onewave.wave.pack import Weight, WeightStream
 from onewave.wave.pack_impl import unpack_bytes
 from onewave.wave.program import WaveProgram
 from onewave.wave.rounding import byte_images, paired, place_in_image, restore_rows, round_rows, unpaired
+from onewave.wave.weight_formats import ROUNDINGS, Rounding, find_rounding
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ptx_text import executed
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=str)
@@ -85,36 +90,6 @@ def test_an_image_holds_operand_a_in_the_order_that_threads_read(batch: int, ima
         assert torch.equal(found[block, tile, image, at].long(), expected)
 
 
-def executed(text: str, words: np.ndarray) -> list[np.ndarray]:
-    """Run a text of byte_values' instructions on words. Returns the outputs' bits."""
-    registers: dict[str, np.ndarray] = {"$4": words}
-
-    def value(name: str) -> np.ndarray:
-        return registers[name] if name in registers else np.full_like(words, int(name, 0))
-
-    for line in text.splitlines()[2:-1]:
-        op, rest = line.rstrip(";").split(" ", 1)
-        target, *sources = re.findall(r"\{[^}]*\}|[\w$]+", rest)
-        if op == "mov.b32" and target.startswith("{"):
-            halves = np.ascontiguousarray(value(sources[0])).view(np.uint16).reshape(-1, 2)
-            for half, name in enumerate(re.findall(r"\$\d", target)):
-                registers[name] = halves[:, half]
-        elif op == "shr.u32":
-            registers[target] = value(sources[0]) >> np.uint32(int(sources[1]))
-        elif op == "shl.b32":
-            registers[target] = value(sources[0]) << np.uint32(int(sources[1]))
-        elif op == "and.b32":
-            registers[target] = value(sources[0]) & value(sources[1])
-        elif op == "lop3.b32":
-            assert sources[3] == "0xEA"  # (a and b) or c
-            registers[target] = value(sources[0]) & value(sources[1]) | value(sources[2])
-        else:
-            assert (op, sources[1:]) == ("prmt.b32", ["0", "0x2301"])
-            halves = np.ascontiguousarray(value(sources[0])).view(np.uint16).byteswap()
-            registers[target] = halves.view(np.uint32)
-    return [registers[f"${number}"] for number in range(4)]
-
-
 @pytest.mark.parametrize(
     ("text", "rounding", "dtype", "exponent"),
     [
@@ -132,10 +107,10 @@ def test_all_bytes_widen_exactly_in_every_place_of_a_word(
     dice = np.random.default_rng(1)
     raw = np.stack([dice.permutation(np.tile(used, 4)) for _ in range(4)], axis=1).astype(np.uint8)
     words = paired(torch.from_numpy(raw), ROUNDINGS[rounding]).numpy().view(np.uint32)[:, 0]
-    made = executed(text.value, words)  # type: ignore[attr-defined]
+    made = executed(text.value, {"$4": words})  # type: ignore[attr-defined]
     expected = values_of(ROUNDINGS[rounding]) * 2.0**-exponent
     for place in range(4):
-        found = torch.from_numpy(np.ascontiguousarray(made[place])).view(dtype)
+        found = torch.from_numpy(np.ascontiguousarray(made[f"${place}"])).view(dtype)
         assert torch.equal(found.double(), expected[torch.from_numpy(raw[:, place].astype(np.int64))])
 
 

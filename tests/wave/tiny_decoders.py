@@ -1,4 +1,4 @@
-"""Tiny random decoders in fp16, built without a checkpoint, and the same in float32."""
+"""Tiny random decoders of 16-bit weights, built without a checkpoint, and the same in float32."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ FAMILIES = {
 }
 
 
-def random_model(config: ModelConfig) -> Llama:
-    """Random fp16 weights, norm gains near one."""
+def random_model(config: ModelConfig, dtype: torch.dtype = torch.float16) -> Llama:
+    """Random weights, norm gains near one."""
     seeds = iter(range(1000))
 
     def matrix(rows: int, cols: int) -> Tensor:
-        return (randn(rows, cols, seed=next(seeds)) * cols**-0.5).half()
+        return (randn(rows, cols, seed=next(seeds)) * cols**-0.5).to(dtype)
 
     def gain(size: int) -> Tensor:
-        return (1 + 0.3 * randn(size, seed=next(seeds))).half()
+        return (1 + 0.3 * randn(size, seed=next(seeds))).to(dtype)
 
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     qkv = (config.num_heads + 2 * config.num_kv_heads) * dim
@@ -66,7 +66,7 @@ def random_model(config: ModelConfig) -> Llama:
         LayerWeights(
             input_norm=gain(hidden),
             qkv=matrix(qkv, hidden),
-            qkv_bias=randn(qkv, seed=next(seeds)).half() if config.qkv_bias else None,
+            qkv_bias=randn(qkv, seed=next(seeds)).to(dtype) if config.qkv_bias else None,
             q_norm=gain(dim) if config.qk_norm else None,
             k_norm=gain(dim) if config.qk_norm else None,
             o=matrix(hidden, config.num_heads * dim),
@@ -80,7 +80,7 @@ def random_model(config: ModelConfig) -> Llama:
         for _ in range(config.num_layers)
     )
     weights = LlamaWeights(
-        randn(config.vocab_size, hidden, seed=7).half(), layers, gain(hidden), matrix(config.vocab_size, hidden)
+        randn(config.vocab_size, hidden, seed=7).to(dtype), layers, gain(hidden), matrix(config.vocab_size, hidden)
     )
     return Llama(config, weights, max_model_len=config.max_position)
 

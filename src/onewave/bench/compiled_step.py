@@ -20,6 +20,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.llama import LayerWeights, Llama
 from onewave.ops.append_kv.reference import rotate
+from onewave.wave.pack import StreamMatrix
 
 __all__ = ["compiled_step"]
 
@@ -31,7 +32,7 @@ def compiled_step(
 
     kv: holds the `context` tokens of each sequence, which are copied. backend: torch.compile's. Returns a function of
     tokens and positions, int64 [slots], the positions all `context`; it gives float32 logits [slots, vocab]. Raises
-    UnsupportedError for weights that are no plain tensors.
+    UnsupportedError for weights that are no plain tensors, nor kept unpacked beside a stream.
     """
     config, weights = model.config, model.weights
     embedding, head = _dense(weights.embedding), _dense(weights.head)
@@ -74,6 +75,8 @@ def compiled_step(
 
 
 def _dense(matrix: object) -> Tensor:
+    if isinstance(matrix, StreamMatrix):
+        matrix = matrix.stream.kept(matrix)
     if not isinstance(matrix, Tensor):
         raise UnsupportedError("torch.compile's step", got="packed weights", allowed="bfloat16, float16 or float32")
     return matrix

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.ceilings import Ceiling
@@ -23,11 +24,13 @@ from onewave.bench.clock import Summary, summarize
 from onewave.bench.ledger import Measurement
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
+from onewave.wave.pack import StreamMatrix
 
 if TYPE_CHECKING:
     from onewave.engine.output import RequestOutput
     from onewave.models.config import ModelConfig
     from onewave.models.llama import LlamaWeights
+    from onewave.wave.pack import WeightStream
 
 __all__ = ["Case", "Result", "cases", "decode_weight_bytes", "kv_bytes_per_token", "measure", "measurements"]
 
@@ -152,6 +155,7 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
         "generated_tokens": case.generate,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantization": llm.quantization,
+        "compact": llm.compact,
         "threads": threads if llm.device.type == "cpu" else None,
         "cuda_graphs": result.decode_path == "graph",
         "decode_path": result.decode_path,
@@ -165,16 +169,20 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
     yield Measurement(llm.name, metric, "ms", result.step_ms, None if case.is_prefill else result.ceiling, extra)
 
 
-def decode_weight_bytes(weights: LlamaWeights, *, unpacked: bool = False) -> int:
+def decode_weight_bytes(weights: LlamaWeights, *, unpacked: bool = False, stream: WeightStream | None = None) -> int:
     """Bytes of weights that one decode step reads: all but an embedding that is not the output head too.
 
-    unpacked: matrices in a stream count as what they are unpacked to, as plain operators read them.
+    unpacked: matrices in a stream count as what they are unpacked to, as plain operators read them. stream: what the
+    wave reads; a head that is the embedding lies there once more.
     """
 
     def size(part: Any) -> int:
         return part.shape.numel() * weights.norm.itemsize if unpacked and hasattr(part, "stream") else part.nbytes
 
-    total = weights.norm.nbytes + size(weights.head)
+    head = weights.head
+    if stream is not None and not unpacked and isinstance(head, Tensor):
+        head = StreamMatrix(stream, "head", *head.shape)
+    total = weights.norm.nbytes + size(head)
     for layer in weights.layers:
         parts = (getattr(layer, name) for name in layer.__dataclass_fields__)
         total += sum(size(part) for part in parts if part is not None)
@@ -196,7 +204,9 @@ def _step_bytes(llm: LLM, case: Case) -> float:
         sum(min(length, window) if window is not None else length for length in lengths) / len(lengths)
         for window in config.layer_windows
     )
-    return decode_weight_bytes(llm.runner.model.weights) + case.batch_size * per_layer * tokens
+    return (
+        decode_weight_bytes(llm.runner.model.weights, stream=llm.runner.stream) + case.batch_size * per_layer * tokens
+    )
 
 
 def _seconds_and_tokens(case: Case, outputs: Sequence[RequestOutput]) -> tuple[float, float]:

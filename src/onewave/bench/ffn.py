@@ -89,17 +89,24 @@ SWEEP = (
 
 @dataclass(frozen=True)
 class FFNResult:
-    """Seconds a call of one implementation on one shape. products: the median of PRODUCTS on it, None if unknown."""
+    """Seconds a call of one implementation on one shape. products: the median of PRODUCTS on it, None if unknown.
+    compact_bytes: of the weights, if it keeps them in thirteen bits each."""
 
     shape: FFNShape
     implementation: str
     seconds: Summary
     products: float | None = None
+    compact_bytes: int | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """What is read of the weights."""
+        return self.compact_bytes or self.shape.weight_bytes
 
     @property
     def gigabytes_per_second(self) -> float:
-        """Weight bytes over the median, 10^9 a second."""
-        return self.shape.weight_bytes * 1e-9 / self.seconds.p50
+        """Weight bytes that are read over the median, 10^9 a second."""
+        return self.weight_bytes * 1e-9 / self.seconds.p50
 
     @property
     def teraflops_per_second(self) -> float:
@@ -122,7 +129,8 @@ class FFNResult:
             "implementation": self.implementation,
             "shape": str(self.shape),
             "dtype": dtype,
-            "bytes": self.shape.weight_bytes,
+            "bytes": self.weight_bytes,
+            "compact": self.compact_bytes is not None,
             "ceiling_share": self.share(ceiling),
         }
         if self.speedup is not None:
@@ -135,11 +143,13 @@ Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 @dataclass
 class Arrangement:
-    """One way to compute the block: calls on different operands, and what finds out whether they went well."""
+    """One way to compute the block: calls on different operands, and what finds out whether they went well.
+    compact_bytes: of its weights, if it keeps them in thirteen bits each."""
 
     name: str
     calls: list[Callable[[], object]]
     check: list[Callable[[], None]]
+    compact_bytes: int | None = None
 
 
 def check_card(device: torch.device) -> None:
@@ -182,7 +192,8 @@ def measure_ffn(
         runs.clear()
         torch.cuda.empty_cache()
     products = times[PRODUCTS].p50
-    return [FFNResult(shape, name, seconds, products) for name, seconds in times.items()]
+    sizes = {way.name: way.compact_bytes for way in ways}
+    return [FFNResult(shape, name, seconds, products, sizes[name]) for name, seconds in times.items()]
 
 
 def random_operands(shape: FFNShape, device: torch.device, dtype: torch.dtype, *, copies: int) -> list[Operands]:
@@ -235,7 +246,8 @@ def _wave(operands: list[Operands], order: str, policy: str, workers: int | None
     calls: list[Callable[[], object]] = [
         lambda each=each, x=given[0]: each(x) for each, given in zip(packed, operands, strict=True)
     ]
-    return Arrangement(f"wave, {order}, {policy}", calls, [each.check for each in packed])
+    size = packed[0].weight_bytes if packed[0].compact else None
+    return Arrangement(f"wave, {order}, {policy}", calls, [each.check for each in packed], size)
 
 
 def _chain(operands: list[Operands], order: str, policy: str, streams: bool) -> Arrangement:

@@ -103,7 +103,7 @@ def measure_startup(job: Job, *, reps: int, show: Callable[[str], None] = lambda
     empty: list[dict[str, Any]] = []
     filled: list[dict[str, Any]] = []
     plain: list[dict[str, Any]] = []
-    graphs = Job({**job.options, "decode": "graph"}, job.prompt)
+    graphs = Job({**job.options, "decode": "graph", "compact": None}, job.prompt)
     with tempfile.TemporaryDirectory(prefix="onewave-plain-") as kept:
         for number in range(1, reps + 1):
             with tempfile.TemporaryDirectory(prefix="onewave-startup-") as caches:

@@ -23,6 +23,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import DecodeWave, hand_offs, unsupported_because
 from onewave.tiles.trace import Trace
 from onewave.wave.pack import WeightStream
+from onewave.wave.weight_formats import COMPACT, ROUNDINGS
 
 __all__ = ["WaveResult", "in_pages", "measure_wave"]
 
@@ -31,7 +32,8 @@ __all__ = ["WaveResult", "in_pages", "measure_wave"]
 class WaveResult:
     """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave; for
     torch.compile's step, from the plain operators' logits, over the largest. page: keys of a page, where the cache is
-    paged. quantization: what the weights are rounded to. hops: hand-offs that a step of the wave waits for."""
+    paged. weights: what the wave keeps them as, if not as they are. hops: hand-offs that a step of the wave waits for.
+    """
 
     path: str
     batch: int
@@ -40,7 +42,7 @@ class WaveResult:
     step_bytes: int
     difference: float | None = None
     page: int | None = None
-    quantization: str | None = None
+    weights: str | None = None
     hops: int | None = None
 
     @property
@@ -61,7 +63,8 @@ class WaveResult:
             "batch_size": self.batch,
             "context": self.context,
             "dtype": dtype,
-            "quantization": self.quantization,
+            "quantization": self.weights if self.weights in ROUNDINGS else None,
+            "compact": self.weights == COMPACT.name,
             "bytes_per_step": self.step_bytes,
             "ceiling_share": self.gigabytes_per_second / ceiling.value,
             "self_check": self.difference,
@@ -114,16 +117,18 @@ def measure_wave(
     logits = torch.empty(batch, config.vocab_size, device=device)
     per_key = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
     kv_bytes = batch * context * per_key
-    rounding = None if stream is None or stream.rounding is None else stream.rounding.name
-    hops = hand_offs(config, batch=batch, context=context, weight_bytes=2 if rounding is None else 1)
+    weight_format = None if stream is None else stream.weight_format
+    weight_bytes = 2 if weight_format is None else weight_format.weight_bytes
+    hops = hand_offs(config, batch=batch, context=context, weight_bytes=weight_bytes)
 
     def step() -> Tensor:
         return wave.wave.decode(tokens, positions, slots, logits)
 
     def timed(name: str, call: Callable[[], Tensor], **more: Any) -> WaveResult:
-        step_bytes = decode_weight_bytes(model.weights, unpacked=name == "graph") + kv_bytes
+        step_bytes = decode_weight_bytes(model.weights, unpacked=not name.startswith("wave"), stream=stream) + kv_bytes
         seconds = time_calls([call], device, reps=reps)
-        return WaveResult(name, batch, context, seconds, step_bytes, quantization=rounding, **more)
+        named = None if weight_format is None else weight_format.name
+        return WaveResult(name, batch, context, seconds, step_bytes, weights=named, **more)
 
     wave.bind_cache(kv)
     plain = Batch.decode(tokens, positions, slots)

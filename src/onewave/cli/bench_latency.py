@@ -43,6 +43,7 @@ def latency(
     keep_unpacked: options.KeepUnpacked = None,
     tokens_per_launch: options.TokensPerLaunch = 1,
     quantization: options.Quantization = None,
+    compact: options.Compact = None,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -77,6 +78,7 @@ def latency(
             keep_unpacked=keep_unpacked,
             tokens_per_launch=tokens_per_launch,
             quantization=quantization,
+            compact=compact,
         )
         if ceiling is None:
             from onewave.bench.ceilings import read_bandwidth
@@ -121,7 +123,8 @@ def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result
     from rich.table import Table
 
     dtype = str(llm.dtype).removeprefix("torch.")
-    weights = "" if llm.quantization is None else f", {llm.quantization} weights"
+    kept = "compact" if llm.compact else llm.quantization
+    weights = "" if kept is None else f", {kept} weights"
     table = Table(title=f"{llm.name}, {dtype}{weights} on {llm.device}", title_justify="left")
     table.add_column("test", no_wrap=True)
     table.add_column("decoding", no_wrap=True)
@@ -150,6 +153,7 @@ def _as_json(
         "model": llm.name,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantization": llm.quantization,
+        "compact": llm.compact,
         "device": str(llm.device),
         "load_s": load_seconds,
         "ceiling": asdict(ceiling),

@@ -36,6 +36,7 @@ def startup(
     max_model_len: options.MaxModelLen = None,
     decode: options.Decode = "auto",
     quantization: options.Quantization = None,
+    compact: options.Compact = None,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -53,6 +54,7 @@ def startup(
         "max_num_seqs": batch_size,
         "decode": decode,
         "quantization": quantization,
+        "compact": compact,
     }
     check_arguments(**given)
     chosen = "dummy" if model in sources.builtin_names() else load_format
@@ -81,6 +83,7 @@ def startup(
         "batch_size": batch_size,
         "max_model_len": length,
         "quantization": quantization,
+        "compact": compact,
         "load_format": chosen,
         "prompt_tokens": len(job.prompt),
     }

@@ -15,12 +15,13 @@ from onewave.cli.bench_latency import numbers
 from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
 from onewave.cli.tiles_tables import write_text
 from onewave.engine.arguments import check_device, check_dtype
-from onewave.wave.byte_formats import find_rounding
 from onewave.wave.layout import PAGES
+from onewave.wave.weight_formats import find_rounding
 from onewave.weights import sources
 
 if TYPE_CHECKING:
     from onewave.bench.wave import WaveResult
+    from onewave.models.llama import Llama
 
 __all__ = ["wave"]
 
@@ -34,6 +35,7 @@ def wave(
     device: options.Device = "auto",
     load_format: options.LoadFormat = "auto",
     quantization: options.Quantization = None,
+    compact: options.Compact = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write the wave's tasks with their times (the last case) here.")
     ] = None,
@@ -54,7 +56,7 @@ def wave(
         raise InvalidArgumentError("--torch-compile", got=f"--quantization {quantization}", allowed=allowed)
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
-    rounding = find_rounding(quantization)
+    find_rounding(quantization)
     check_ledger(ledger)
     check_dtype(dtype)
     check_device(device)
@@ -64,7 +66,7 @@ def wave(
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.wave import measure_wave
-    from onewave.engine.options import check_dtype_on, choose_device, choose_dtype
+    from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format
     from onewave.engine.wave_decode import WaveLoad, load_streamed
     from onewave.models.loading import load_config, load_model
 
@@ -79,19 +81,26 @@ def wave(
     config = load_config(location)
     kind = choose_dtype(dtype, config, where)
     most = max(contexts) + 1
-    network, stream = None, None
-    if rounding is None:
-        network = load_model(
-            location, config, dtype=kind, device=where, load_format=chosen, max_model_len=max(most, 64), progress=False
-        )
+    plain: Llama | None = None
     show_status("measuring the read ceiling")
     ceiling = read_bandwidth(where)
     results: list[WaveResult] = []
     notes: list[str] = []
     traced = None
     for batch in batches:
-        if rounding is not None:  # a stream of bytes is packed for its batch, and is the model's only copy
-            made = network = stream = None
+        made = network = stream = None  # a stream is packed for its batch, and is the model's only copy
+        weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave", max_num_seqs=batch)
+        if weight_format is None:
+            plain = network = plain or load_model(
+                location,
+                config,
+                dtype=kind,
+                device=where,
+                load_format=chosen,
+                max_model_len=max(most, 64),
+                progress=False,
+            )
+        else:
             how = WaveLoad(
                 dtype=kind,
                 device=where,
@@ -99,11 +108,10 @@ def wave(
                 max_model_len=max(most, 64),
                 cache_dir=settings.cache_dir,
                 load_format=chosen,
-                rounding=rounding,
+                weight_format=weight_format,
             )
             made = load_streamed(location, config, how)
             network, stream = made.model, made.stream
-        assert network is not None
         for length in contexts:
             show_status(f"batch {batch}, context {length}")
             found, traced = measure_wave(
@@ -131,8 +139,7 @@ def wave(
         return
     from rich.table import Table
 
-    weights = "" if rounding is None else f", {rounding.name} weights (graph: the same in 16 bits)"
-    table = Table(title=f"{location.name}, {name}{weights} on {where}", title_justify="left")
+    table = Table(title=f"{location.name}, {name} on {where}", title_justify="left")
     for heading in ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check"):
         table.add_column(heading, justify="left" if heading == "path" else "right", no_wrap=True)
     for result in results:
@@ -142,6 +149,8 @@ def wave(
         of_hop = "" if hop is None else f"{hop:.2f}"
         cells = (f"{result.seconds.p50 * 1e3:.3f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}", of_hop, check)
         path = result.path if result.page is None else f"{result.path} of {result.page}"
+        if result.weights is not None and path.startswith("wave"):
+            path += f", {result.weights} weights"
         table.add_row(path, str(result.batch), str(result.context), *cells)
     print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *notes, *citations)
     if traced is not None:

@@ -54,6 +54,7 @@ def chat(
     decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
     quantization: options.Quantization = None,
+    compact: options.Compact = None,
     tokens_per_launch: options.TokensPerLaunch = 1,
     stats: options.Stats = False,
 ) -> None:
@@ -89,6 +90,7 @@ def chat(
         decode=decode,
         keep_unpacked=keep_unpacked,
         quantization=quantization,
+        compact=compact,
         tokens_per_launch=tokens_per_launch,
     )
     conversation = Conversation(opened, params, system_prompt, show_stats=stats)

@@ -63,6 +63,7 @@ def generate(
     keep_unpacked: options.KeepUnpacked = None,
     tokens_per_launch: options.TokensPerLaunch = 1,
     quantization: options.Quantization = None,
+    compact: options.Compact = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt and line.")] = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is whole.")] = False,
     stats: options.Stats = False,
@@ -105,6 +106,7 @@ def generate(
         keep_unpacked=keep_unpacked,
         tokens_per_launch=tokens_per_launch,
         quantization=quantization,
+        compact=compact,
     )
     plain = not (as_json or no_stream) and len(prompts) == 1 and n == 1 and logprobs is None
     if plain:

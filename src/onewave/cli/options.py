@@ -74,6 +74,13 @@ Quantization = Annotated[
         help="int8 or fp8: round the matrices to one byte a weight, one scale a row; the wave then reads half as much.",
     ),
 ]
+Compact = Annotated[
+    bool | None,
+    typer.Option(
+        "--compact/--no-compact",
+        help="With the wave: bfloat16 matrices in 13 bits a weight, the same numbers. Default: up to 8 sequences.",
+    ),
+]
 TokensPerLaunch = Annotated[
     int,
     typer.Option(

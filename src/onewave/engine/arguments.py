@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.wave.byte_formats import find_rounding
 from onewave.wave.layout import MOST_TOKENS
+from onewave.wave.weight_formats import find_rounding
 
 __all__ = [
     "DECODE_PATHS",
@@ -40,6 +40,7 @@ def check_arguments(
     keep_unpacked: bool | None = None,
     tokens_per_launch: int = 1,
     quantization: str | None = None,
+    compact: bool | None = None,
     progress: bool = False,
 ) -> None:
     """Refuse what no model and no machine could make right; LLM's docstring says what each means.
@@ -48,6 +49,7 @@ def check_arguments(
     """
     find_rounding(quantization)
     flag_or_none("keep_unpacked", keep_unpacked)
+    flag_or_none("compact", compact)
     whole("tokens_per_launch", tokens_per_launch, 1, MOST_TOKENS)
     whole("max_num_seqs", max_num_seqs, 1, _MOST_SEQUENCES)
     whole("seed", seed, 0, 2**64 - 1)

@@ -61,6 +61,8 @@ class ModelRunner:
         self.run_ahead = 1 if self._on_cuda else 0
         self._use_graphs = self._on_cuda and decode == "graph"
         self._wave = wave
+        # Where the matrices lie that the wave reads, if not as plain ones.
+        self.stream = None if wave is None else wave.stream
         self.tokens_per_launch = 1 if wave is None else wave.tokens_per_launch
         self.draws_in_launch = wave is not None and wave.draws_in_launch
         self.decode_path = "wave" if wave is not None else decode if self._on_cuda else "eager"

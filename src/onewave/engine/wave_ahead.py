@@ -87,7 +87,7 @@ def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WavePr
             torch.cuda.empty_cache()  # which has kept memory for the threads' streams
 
 
-def _plan(config: ModelConfig, *, batch: int, workers: int, weight_bytes: int) -> WaveProgram:
+def _plan(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float) -> WaveProgram:
     from onewave.models.llama_plan import plan_decode
 
     return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
@@ -109,7 +109,9 @@ def _compile(config: ModelConfig, how: WaveLoad) -> None:
 
     try:
         if how.compilers is None:
-            compile_ahead(config, batch=how.max_num_seqs, dtype=how.dtype, device=how.device, rounding=how.rounding)
+            compile_ahead(
+                config, batch=how.max_num_seqs, dtype=how.dtype, device=how.device, weight_format=how.weight_format
+            )
         else:
             launches = _launches(config, how)
             side_by_side(launches, how.device, len(launches))
@@ -144,7 +146,9 @@ def _launch_on_a_stream(config: ModelConfig, how: WaveLoad) -> None:
     from onewave.models import warm_wave
 
     sequences, device = how.max_num_seqs, how.device
-    stream = warm_wave.blank_stream(config, batch=sequences, dtype=how.dtype, device=device, rounding=how.rounding)
+    stream = warm_wave.blank_stream(
+        config, batch=sequences, dtype=how.dtype, device=device, weight_format=how.weight_format
+    )
     model = warm_wave.PlainSketch(config, stream, max_model_len=min(how.max_model_len, CHECKED_CAPACITY))
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +23,9 @@ from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.loading import load_model, open_parts
-from onewave.wave.byte_formats import Rounding
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
+from onewave.wave.weight_formats import OutOfReachError, Rounding, WeightFormat
 from onewave.weights.progress import byte_progress
 from onewave.weights.sources import ModelLocation
 
@@ -57,8 +57,9 @@ class WaveLoad:
 
     keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory,
     and never of rounded ones, which are there to save memory. cache_dir: where finished programs are kept.
-    tokens_per_launch: that `produce` makes; 1: only steps of one token. rounding: of the matrices, to one byte; None:
-    none. progress: draw a bar on stderr. compilers: what wave_ahead.compilers yields.
+    tokens_per_launch: that `produce` makes; 1: only steps of one token. weight_format: of the matrices; None: as they
+    are. insists: on it; otherwise weights that it can't hold stay as they are. progress: draw a bar on stderr.
+    compilers: what wave_ahead.compilers yields.
     """
 
     dtype: torch.dtype
@@ -70,14 +71,15 @@ class WaveLoad:
     seed: int = 0
     keep_unpacked: bool | None = None
     tokens_per_launch: int = 1
-    rounding: Rounding | None = None
+    weight_format: WeightFormat | None = None
+    insists: bool = False
     progress: bool = False
     compilers: ProcessPoolExecutor | None = None
 
     @property
-    def weight_bytes(self) -> int:
+    def weight_bytes(self) -> float:
         """Of a weight in the stream."""
-        return self.dtype.itemsize if self.rounding is None else 1
+        return self.dtype.itemsize if self.weight_format is None else self.weight_format.weight_bytes
 
 
 class WaveDecoder:
@@ -99,7 +101,7 @@ class WaveDecoder:
         self._wave, self._stream = DecodeWave(model, batch=max_num_seqs, stream=stream), stream
         self.difference = self_check(model, self._wave, max_num_seqs)
         self._wave.wave.check()
-        rounded = stream is not None and stream.rounding is not None
+        rounded = stream is not None and isinstance(stream.weight_format, Rounding)
         if not self.difference <= (_MOST_ROUNDED_DIFFERENCE if rounded else _MOST_DIFFERENCE):
             got = f"logits {self.difference:.1%} from the plain operators'"
             if not math.isfinite(self.difference):
@@ -123,6 +125,11 @@ class WaveDecoder:
             _log.warning("tokens are drawn one step at a time, not in launches of several: %s", _in_short(error))
             return False
         return True
+
+    @property
+    def stream(self) -> WeightStream | None:
+        """Where the model's matrices lie, if not as plain ones."""
+        return self._stream
 
     def bind_cache(self, kv: StaticKVCache) -> None:
         """Use this cache from now on."""
@@ -229,7 +236,14 @@ def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tu
     _check_suited(config, how.dtype, how.device, how.max_num_seqs, how.tokens_per_launch)
     # Kernels are launched on the current device, which need not be the model's.
     with torch.cuda.device(how.device) if how.device.type == "cuda" else nullcontext():
-        return _load_wave(location, config, how)
+        try:
+            return _load_wave(location, config, how)
+        except OutOfReachError as error:
+            if how.insists:
+                raise
+            _log.warning("weights are not compact: %s", _in_short(error))
+        gc.collect()
+        return _load_wave(location, config, replace(how, weight_format=None))
 
 
 def load_streamed(
@@ -252,7 +266,7 @@ def load_streamed(
             dtype=how.dtype,
             device=how.device,
             max_model_len=how.max_model_len,
-            rounding=how.rounding,
+            weight_format=how.weight_format,
             report=report,
         )
 
@@ -262,7 +276,8 @@ def _load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> t
     with byte_progress("Packing for one wave", total, enabled=how.progress) as report:
         made = load_streamed(location, config, how, report)
         wave = WaveDecoder(made.model, how.max_num_seqs, stream=made.stream, tokens_per_launch=how.tokens_per_launch)
-    if how.keep_unpacked or (how.keep_unpacked is None and how.rounding is None and _has_room(made.stream)):
+    rounded = isinstance(how.weight_format, Rounding)
+    if how.keep_unpacked or (how.keep_unpacked is None and not rounded and _has_room(made.stream)):
         made.stream.keep()
     return made.model, wave
 
@@ -285,16 +300,16 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
         load_format=how.load_format,
         seed=how.seed,
         progress=how.progress,
-        packed=how.device.type == "cpu" and how.dtype is torch.float32 and how.rounding is None,
+        packed=how.device.type == "cpu" and how.dtype is torch.float32 and not isinstance(how.weight_format, Rounding),
         max_model_len=how.max_model_len,
     )
-    if how.rounding is not None:
+    if isinstance(how.weight_format, Rounding):
         from onewave.models.rounded import round_weights, tile_weights
 
         name = str(how.dtype).removeprefix("torch.")
-        _log.warning("%s weights are kept in %s: only the wave holds them in one byte", how.rounding.name, name)
+        _log.warning("%s weights are kept in %s: only the wave holds them in one byte", how.weight_format.name, name)
         try:
-            found.weights = round_weights(found.weights, how.rounding)
+            found.weights = round_weights(found.weights, how.weight_format)
             if how.device.type == "cpu" and how.dtype is torch.float32:
                 found.weights = tile_weights(found.weights)
         except torch.OutOfMemoryError as error:
@@ -322,8 +337,8 @@ def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
     return found
 
 
-def _matrix_bytes(config: ModelConfig, weight_bytes: int) -> int:
+def _matrix_bytes(config: ModelConfig, weight_bytes: float) -> int:
     from onewave.models.streamed import layer_matrices
 
     layer = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
-    return (config.num_layers * layer + config.vocab_size * config.hidden_size) * weight_bytes
+    return int((config.num_layers * layer + config.vocab_size * config.hidden_size) * weight_bytes)

@@ -115,12 +115,11 @@ def _groups(config: ModelConfig, padded: int) -> HeadGroups:
     return replace(one, splits=splits, merged=one.size if few else merged, few=few)
 
 
-def _shape(config: ModelConfig, padded: int, weight_bytes: int = 2) -> TileShape:
+def _shape(config: ModelConfig, padded: int, weight_bytes: float = 2) -> TileShape:
     columns = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
 
     def made(images: int) -> TileShape:
-        sizes = {"weight_bytes": weight_bytes, "images": images}
-        shape = tile_shape(padded, head_dim=config.head_dim, columns=columns, **sizes)
+        shape = tile_shape(padded, head_dim=config.head_dim, columns=columns, weight_bytes=weight_bytes, images=images)
         if shape.held and slices_of(config.hidden_size, config.intermediate_size, shape) > 1:
             return replace(shape, held=held_tiles(padded, config.head_dim, crowded=True))
         return shape
@@ -140,7 +139,7 @@ def _padded_values(config: ModelConfig, shape: TileShape) -> int:
     return sum(rows * -(-cols // shape.cols) * shape.cols for rows, cols in sizes)
 
 
-def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes: int = 2) -> int:
+def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes: float = 2) -> int:
     """Blocks of a launch, of `available` that the device runs side by side; none without a row block of the head.
 
     One or two sequences take all: their rings are what rides out a hand-off. More take the fewest that leave nobody
@@ -157,7 +156,7 @@ def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes
 
 
 def plan_decode(
-    config: ModelConfig, *, batch: int, workers: int, policy: str = "none", weight_bytes: int = 2
+    config: ModelConfig, *, batch: int, workers: int, policy: str = "none", weight_bytes: float = 2
 ) -> DecodePlan:
     """Plan one step of up to `batch` sequences (rounded up to a power of two), prove it and lower it.
 
@@ -192,7 +191,7 @@ def plan_decode(
     return DecodePlan(graph, table, build_program(graph, table, operations, shape), groups)
 
 
-def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: int = 2) -> int:
+def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: float = 2) -> int:
     """Times that a step of `batch` sequences of `context` tokens waits for what other workers make: before attention,
     the output projection, gate_up, down and the next layer, and where splits are combined or slices of K added up."""
     padded = 1 << (batch - 1).bit_length()
@@ -301,20 +300,20 @@ class DecodeWave:
             if progress is not None:
                 progress(done * TILE_BYTES)
 
-        scales = None
+        scales = lists = None
         if stream is None:
             count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
             program = plan_decode(config, batch=batch, workers=count).program
             tiles = pack_stream(program, wave_weights(model), model.device, progress=told)
         else:
-            program, tiles, scales = stream.program, stream.tensor, stream.scales
+            program, tiles, scales, lists = stream.program, stream.tensor, stream.scales, stream.lists
         groups = _groups(config, 1 << (batch - 1).bit_length())
-        rounding = None if stream is None else stream.rounding
-        self._made_of = (program, tiles, _setup(model, groups), delays, rounding, scales)
+        weight_format = None if stream is None else stream.weight_format
+        self._made_of = (program, tiles, _setup(model, groups), delays, weight_format, scales, lists)
         self.wave = self._bound(tokens=1)
 
     def _bound(self, *, tokens: int) -> Wave:
-        program, tiles, setup, delays, rounding, scales = self._made_of
+        program, tiles, setup, delays, weight_format, scales, lists = self._made_of
         return Wave(
             program,
             tiles,
@@ -322,8 +321,9 @@ class DecodeWave:
             delays=delays,
             attention=setup,
             tokens=tokens,
-            rounding=rounding,
+            weight_format=weight_format,
             scales=scales,
+            lists=lists,
         )
 
     def several(self, tokens: int) -> DecodeWave:

@@ -39,12 +39,12 @@ _UNFINISHED = ".program-"
 _STALE_SECONDS = 3600.0
 
 
-def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: int = 2) -> Path:
+def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: float = 2) -> Path:
     """Where the cache keeps the program of a step, whether or not it is there."""
     return cache_dir / "wave" / f"{_key(config, batch, weight_bytes)}-{workers}.program"
 
 
-def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: int = 2) -> bool:
+def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: float = 2) -> bool:
     """Whether the cache keeps a step's program, for any number of workers: without asking a card how many it takes."""
     try:
         return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes)}-*.program"))
@@ -52,7 +52,7 @@ def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_b
         return False
 
 
-def _key(config: ModelConfig, batch: int, weight_bytes: int) -> str:
+def _key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
     padded = 1 << (batch - 1).bit_length()
     facts = {"config": asdict(config), "batch": padded, "weight_bytes": weight_bytes, "sources": _sources_digest()}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]

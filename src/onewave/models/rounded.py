@@ -15,8 +15,8 @@ from torch import Tensor
 from onewave.base.errors import UnsupportedError
 from onewave.models.llama import LayerWeights, LlamaWeights, MatrixWeight
 from onewave.ops.linear import pack_dense
-from onewave.wave.byte_formats import Rounding
 from onewave.wave.rounding import restore_rows, round_rows
+from onewave.wave.weight_formats import Rounding
 
 __all__ = ["round_weights", "tile_weights"]
 

@@ -22,9 +22,9 @@ from onewave.base.errors import UnsupportedError
 from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.loading import ModelParts
-from onewave.wave.byte_formats import Rounding
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream
 from onewave.wave.program import WaveProgram
+from onewave.wave.weight_formats import OutOfReachError, Rounding, WeightFormat
 
 __all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
 
@@ -62,17 +62,17 @@ def stream_model(
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
-    rounding: Rounding | None = None,
+    weight_format: WeightFormat | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> StreamedModel:
     """Load a model straight into a program's stream.
 
-    dtype: bf16|fp16. rounding: of the matrices, of a program for one-byte weights. report: told the bytes packed so
+    dtype: bf16|fp16. weight_format: of the matrices, of a program for it. report: told the bytes packed so
     far. On the device there are never more than the weights, the stream's padding, the head of a model whose tables are
     tied a second time, and at most 1 GiB beside (an untied head may alone be more). Raises WeightsError,
     UnsupportedError, CapacityError.
     """
-    return _Packer(parts, config, WeightStream(program, dtype, device, rounding), report).run(max_model_len)
+    return _Packer(parts, config, WeightStream(program, dtype, device, weight_format), report).run(max_model_len)
 
 
 class _Packer:
@@ -90,7 +90,10 @@ class _Packer:
         norm, ones = self._parts.norm(), torch.ones(config.hidden_size, dtype=stream.dtype, device=stream.device)
         embedding, head = self._tables(norm)
         layers = self._layers(embedding.nbytes if self._parts.tied else 0, ones)
-        if bool(self._wrong):  # the only time that the host waits
+        if not bool(stream.reached):  # the first time that the host waits
+            got = "weights too far below the largest of their rows"
+            raise OutOfReachError("compact weights", got=got, next="Use compact=False.")
+        if bool(self._wrong):
             raise UnsupportedError("packing for one wave", got="weights that read back otherwise")
         weights = LlamaWeights(embedding, layers, norm if head is embedding else ones, head)
         return StreamedModel(Llama(config, weights, max_model_len=max_model_len), stream)
@@ -100,7 +103,7 @@ class _Packer:
         if self._parts.tied:
             embedding = _dense(self._parts.embedding())
             self._put("head", Weight((embedding,), norm))
-            return embedding, embedding if self._stream.rounding is None else self._head()
+            return embedding, self._head() if isinstance(self._stream.weight_format, Rounding) else embedding
         # The head first and alone: with the embedding there already it could be too much.
         self._put("head", Weight((_dense(self._parts.head()),), norm))
         return _dense(self._parts.embedding()), self._head()
@@ -116,7 +119,7 @@ class _Packer:
         stream, config = self._stream, self._config
         packed = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
         total = config.num_layers * packed + config.vocab_size * config.hidden_size
-        padding = stream.images.nbytes - total * stream.shape.weight_bytes
+        padding = stream.images.nbytes - int(total * stream.shape.weight_bytes)
         room = _ROOM_BYTES - beside - padding
         vectors = [self._parts.vectors(index) for index in range(config.num_layers)]
         pending: deque[tuple[int, str, int, Future[MatrixWeight]]] = deque()

@@ -18,10 +18,10 @@ from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.llama_plan import DecodeWave, plan_decode
 from onewave.models.streamed import layer_matrices
-from onewave.wave.byte_formats import Rounding
 from onewave.wave.layout import BLOCK_KEYS, Word
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.wave.program import WaveProgram
+from onewave.wave.weight_formats import Rounding, WeightFormat
 
 __all__ = [
     "AttentionSketch",
@@ -47,9 +47,9 @@ class _NoWeights(WeightStream):
     """A stream of one tile of zeros: a launch reads zeros beyond a tensor's end as well."""
 
     def __init__(
-        self, program: WaveProgram, dtype: torch.dtype, device: torch.device, rounding: Rounding | None = None
+        self, program: WaveProgram, dtype: torch.dtype, device: torch.device, weight_format: WeightFormat | None = None
     ):
-        super().__init__(replace(program, stream={}, stream_tiles=1), dtype, device, rounding)
+        super().__init__(replace(program, stream={}, stream_tiles=1), dtype, device, weight_format)
         steps = program.steps.copy()
         steps[:, Word.AHEAD_TILES] = 0  # what brings tiles nearer goes by their addresses
         self.program = replace(program, steps=steps)
@@ -102,7 +102,7 @@ class PlainSketch(Llama):
     def __init__(self, config: ModelConfig, stream: WeightStream, *, max_model_len: int):
         layer = _first_layer(config)
         weights = sketch(layer, stream).weights
-        if config.tie_word_embeddings and stream.rounding is None:
+        if config.tie_word_embeddings and not isinstance(stream.weight_format, Rounding):
             assert isinstance(weights.embedding, torch.Tensor)
             weights = replace(weights, head=weights.embedding)
         super().__init__(layer, weights, max_model_len=max_model_len)
@@ -130,26 +130,31 @@ def compile_ahead(
     batch: int,
     dtype: torch.dtype,
     device: torch.device,
-    rounding: Rounding | None = None,
+    weight_format: WeightFormat | None = None,
 ) -> None:
     """Compile the kernel of a model's decode step and launch it once on zeros, and what packs matrices for it. Raises
     UnsupportedError."""
     with torch.cuda.device(device):
-        stream = blank_stream(config, batch=batch, dtype=dtype, device=device, rounding=rounding)
+        stream = blank_stream(config, batch=batch, dtype=dtype, device=device, weight_format=weight_format)
         compile_step(config, stream, batch=batch)
         compile_packing(stream)
         torch.cuda.synchronize(device)
 
 
 def blank_stream(
-    config: ModelConfig, *, batch: int, dtype: torch.dtype, device: torch.device, rounding: Rounding | None = None
+    config: ModelConfig,
+    *,
+    batch: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    weight_format: WeightFormat | None = None,
 ) -> WeightStream:
     """A stream for one layer of the model in which there is nothing but zeros, in next to no memory."""
     from onewave.wave.launch import co_resident
 
-    width = dtype.itemsize if rounding is None else 1
+    width = dtype.itemsize if weight_format is None else weight_format.weight_bytes
     program = plan_decode(one_layer(config), batch=batch, workers=co_resident(device), weight_bytes=width).program
-    return _NoWeights(program, dtype, device, rounding)
+    return _NoWeights(program, dtype, device, weight_format)
 
 
 @torch.inference_mode()
@@ -165,20 +170,21 @@ def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int) -> No
 @torch.inference_mode()
 def compile_packing(stream: WeightStream) -> None:
     """Launch what packs and unpacks a model's matrices, on a blank stream's one tile."""
+    from onewave.wave.compact_impl import pack_compact, unpack_compact
     from onewave.wave.pack_impl import pack_tiles, unpack_bytes, unpack_tiles
 
     shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)
-    if stream.rounding is not None:  # what rounds and packs is PyTorch's
-        assert stream.scales is not None
-        out = torch.empty(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)
-        for count in (1, 2):
-            halves = out.view(count, -1, shape.cols)
-            number = stream.rounding.number
-            unpack_bytes(stream.images, place, stream.scales, halves, count, 0, 0, 1, shape, number)
-        return
+    images, lists, scales = stream.images, stream.lists, stream.scales
     gain = torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)
     for count, gained in ((1, gain), (1, None), (2, gain)):
         zeros = torch.zeros(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)
-        matrices = zeros.chunk(count)
-        pack_tiles(stream.images, place, matrices, gained, shape)
-        unpack_tiles(stream.images, place, zeros.view(count, -1, shape.cols), count, 0, 0, 1, shape)
+        matrices, out = zeros.chunk(count), zeros.view(count, -1, shape.cols)
+        if scales is None:
+            pack_tiles(images, place, matrices, gained, shape)
+            unpack_tiles(images, place, out, count, 0, 0, 1, shape)
+        elif lists is not None:
+            pack_compact(images, lists, scales, stream.reached, place, matrices, gained, shape)
+            unpack_compact(images, lists, place, scales, out, count, 0, 0, 1, shape)
+        else:  # what rounds and packs is PyTorch's
+            assert stream.weight_format is not None
+            unpack_bytes(images, place, scales, out, count, 0, 0, 1, shape, stream.weight_format.number)

@@ -23,7 +23,7 @@ from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
 from onewave.ops.ffn.op import check_choices, check_sizes, of_the_wave
 from onewave.ops.ffn.op import suits as ffn_suits
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn, workers_for
+from onewave.ops.ffn.plan import FFNSizes, keeps_compact, plan_ffn, workers_for
 from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, check_numbers, dtype_of, elsewhere
 from onewave.wave.layout import MOST_BATCH
 
@@ -166,8 +166,10 @@ def _ffn(question: Question) -> Explanation:
         return _many_rows(question, ChainSizes(rows, *sizes), backend, known)
     order, policy = of_the_wave(order, policy)
     padded = FFNSizes(1 << (rows - 1).bit_length(), *sizes)
-    workers = int(options.get("workers", workers_for(padded, order=order, available=SMS_OF_AN_H200)))
-    made = plan_ffn(padded, workers=workers, order=order, policy=policy)
+    compact = keeps_compact(dtype, padded.batch, order, policy)
+    chosen = workers_for(padded, order=order, available=SMS_OF_AN_H200, compact=compact)
+    workers = int(options.get("workers", chosen))
+    made = plan_ffn(padded, workers=workers, order=order, policy=policy, compact=compact)
     shape = made.programs[0].shape
     lanes = [[int(count) for count in program.lanes[:, 0]] for program in made.programs]
     tiles = [sum(counts) for counts in zip(*lanes, strict=True)]
@@ -175,7 +177,8 @@ def _ffn(question: Question) -> Explanation:
     why = (
         f"few rows: bound by reading the weights, which one launch streams without a pause; order {order}, {policy}",
         f"{tasks} tasks, proved; {max(tiles)} weight tiles on the busiest worker, {sum(tiles) / workers:.1f} a worker",
-        "packs the weights at the first call and keeps the copy; auto does so for as many blocks as it keeps copies of",
+        f"packs the weights at the first call{_in_bits(compact)} and keeps the copy; auto does so for as many blocks "
+        "as it keeps copies of",
         *known,
     )
     split = f"K in {made.splits[0]} and {made.splits[1]}"
@@ -183,6 +186,10 @@ def _ffn(question: Question) -> Explanation:
         "ffn", question.text(), "wave", "wave/kernel.py: wave_kernel", why,
         tile=f"{shape.rows} rows x {shape.cols}, ring of {shape.ring}", split=split, programs=str(workers),
     )  # fmt: skip
+
+
+def _in_bits(compact: bool) -> str:
+    return ", in thirteen bits each without loss," if compact else ""
 
 
 def _many_rows(question: Question, sizes: ChainSizes, backend: str, known: tuple[str, ...]) -> Explanation:

@@ -67,7 +67,9 @@ def raised(words, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
 @gluon.jit
 def lowered(sums, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
     """What float32 sums of products of `widened` numbers with `raised` activations stand for."""
-    if DTYPE == gl.float16:
+    if FORMAT == 3:
+        return sums
+    elif DTYPE == gl.float16:
         return sums * (2.0**24 if FORMAT == 1 else 2.0**8)
     else:
         return sums * (2.0 ** (133 - 64) if FORMAT == 1 else 2.0 ** (120 - 64))

@@ -39,9 +39,17 @@ def hand_over(
 
 @gluon.jit
 def wanted_part(acc, NB: gl.constexpr, R: gl.constexpr):
-    """Of a block's product the part that is wanted, [64, NB]: see layout.py."""
+    """Of a block's product, [64, N] or in parts (widen.parts_of), what is wanted, [64, NB]: see layout.py."""
     Q: gl.constexpr = 64 // R
-    if Q > 1:
+    if len(acc.shape) == 3:
+        P: gl.constexpr = acc.shape[0]
+        if Q > P:
+            rows = gl.arange(0, 64 // P, layout=gl.SliceLayout(0, gl.SliceLayout(2, acc.type.layout)))
+            columns = gl.arange(0, Q // P * NB, layout=gl.SliceLayout(0, gl.SliceLayout(1, acc.type.layout)))
+            meets = (rows // R)[None, :, None] == (columns // NB)[None, None, :]
+            acc = gl.sum(gl.reshape(gl.where(meets, acc, 0.0), [P, 64 // P, Q // P, NB]), axis=2)
+        return gl.reshape(acc, [64, NB])
+    elif Q > 1:
         row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
         column = gl.arange(0, Q * NB, layout=gl.SliceLayout(0, acc.type.layout))
         wanted = (row // R)[:, None] == (column // NB)[None, :]

@@ -50,11 +50,13 @@ from onewave.wave.widen import multiply_byte_steps
 from onewave.wave.words import (
     KIND_ATTEND,
     KIND_REDUCE_HIDDEN,
+    LIST_SIZE,
     RECORD_SIZE,
     WORD_BLOCKS,
     WORD_CHUNKS,
     WORD_KIND,
     WORD_TILES,
+    boxes_of,
     tile_bytes,
 )
 
@@ -63,7 +65,7 @@ __all__ = ["wave_kernel"]
 
 @gluon.jit
 def multiply_partition(
-    steps, num_steps, positions, batch, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
+    steps, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
     D: gl.constexpr, FEW: gl.constexpr, TOKENS: gl.constexpr, STREAMS: gl.constexpr,
@@ -76,16 +78,16 @@ def multiply_partition(
     results = 0
     if TOKENS == 1:
         multiply_any(
-            steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull,
-            xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
+            steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
+            xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
         )  # fmt: skip
     else:
         token = 0
         goes = is_decided(decided, going, token, 4)
         while goes > 0:
             slot, phase, chunks_before, results = multiply_any(
-                steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull,
-                xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
+                steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
+                xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
             )  # fmt: skip
             token += 1
             goes = is_decided(decided, going, token, 4)
@@ -93,20 +95,20 @@ def multiply_partition(
 
 @gluon.jit
 def multiply_any(
-    steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty,
-    parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
+    steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs, xfull,
+    xempty, parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
     R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
     D: gl.constexpr, FEW: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
-    """multiply_steps of 16-bit weights, multiply_byte_steps of one-byte ones."""
+    """multiply_steps of 16-bit weights, multiply_byte_steps of others."""
     if FORMAT > 0:
         return multiply_byte_steps(
-            steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull,
-            xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, D, FEW, STREAMS,
+            steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
+            xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, D, FEW, STREAMS,
         )  # fmt: skip
     else:
         return multiply_steps(
-            steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull,
+            steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings[0], full, empty, xs, xfull,
             xempty, parts, pfull, pempty, DTYPE, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
         )  # fmt: skip
 
@@ -312,9 +314,9 @@ def multiply_block(
     ]
 )
 def wave_kernel(
-    weights, keys, values, easy, visits, records, steps, lanes, source, exchange, out, waits, counters, totals, epochs,
-    watch, trace, tokens, positions, slots, several, row_step, easy_words, visit_words, batch, source_stride,
-    out_stride, set_words, skipped, limits, asked, draws,
+    weights, lasts, lists, keys, values, easy, visits, records, steps, lanes, source, exchange, out, waits, counters,
+    totals, epochs, watch, trace, tokens, positions, slots, several, row_step, easy_words, visit_words, batch,
+    source_stride, out_stride, set_words, skipped, limits, asked, draws,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr,
@@ -327,7 +329,9 @@ def wave_kernel(
 
     keys, values: descriptors of the caches (launch_boxes.py), and visits: see program.py, visit_words a block, for
     launches that STREAMS them. weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile:
-    [128, 64], or [IMAGES * 64, 64] of one-byte weights (FORMAT 1: int8, 2: fp8 e4m3). easy: see program.py, easy_words
+    [128, 64], or [IMAGES * 64, 64] of one-byte weights (FORMAT 1: int8, 2: fp8 e4m3), or a plane of a tile of compact
+    ones, [IMAGES * 32, 64] (FORMAT 3). lasts, lists: of these, descriptors in boxes of the words beside a tile's
+    planes, [IMAGES * 8, 64] of the same rows, and of its list, int32 [1, LIST_SIZE]. easy: see program.py, easy_words
     a block. records: descriptor of boxes of TOGETHER rows; the first row is `places` (attend.py), the others are steps.
     steps, lanes: see program.py. source: the caller's activations as int32 words. exchange: two sets of set_words
     words. out: the caller's result as words. waits: (counter, value) pairs. counters, totals, epochs, watch: see
@@ -339,7 +343,10 @@ def wave_kernel(
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    ring = gl.allocate_shared_memory(DTYPE, [S, 64 * IMAGES if FORMAT > 0 else 128, 64], weights.layout)
+    PLACES: gl.constexpr = D > 0 or FORMAT > 0  # where rows' scales are found, too
+    BOXES: gl.constexpr = boxes_of(FORMAT)
+    BOX: gl.constexpr = 128 if FORMAT == 0 else 64 // (2 if BOXES > 1 else 1) * IMAGES
+    ring = gl.allocate_shared_memory(DTYPE, [S * BOXES, BOX, 64], weights.layout)
     xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
     parts = gl.allocate_shared_memory(gl.float32, [2, NB, G * 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     if D > 0:
@@ -352,7 +359,15 @@ def wave_kernel(
     xempty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
     pfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     pempty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    notes, table, nfull = notes_memory(records, D > 0)
+    notes, table, nfull = notes_memory(records, PLACES)
+    if BOXES > 1:
+        beside = gl.allocate_shared_memory(DTYPE, [S, BOX // 4, 64], lasts.layout)
+        listed = gl.allocate_shared_memory(gl.int32, [S, 1, LIST_SIZE], lists.layout)
+        boxes = (weights, lasts, lists)
+        rings = (ring, beside, listed)
+    else:
+        boxes = (weights,)
+        rings = (ring,)
     if TOKENS > 1:
         decided = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
         going = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -384,16 +399,16 @@ def wave_kernel(
     TILE: gl.constexpr = tile_bytes(FORMAT, IMAGES)
     coming = visits + block * visit_words
     first = tiles_ahead(num_tiles, coming, S, FLIGHT, TOKENS, STREAMS)
-    load_first(weights, ring, full, first, first_row, row_step, TILE)
-    bring_first(records, first_step, num_steps, notes, table, nfull, D > 0, TOKENS)
+    load_first(boxes, rings, full, first, first_row, row_step, TILE, S)
+    bring_first(records, first_step, num_steps, notes, table, nfull, PLACES, TOKENS)
     epoch = gl.load(epochs + block)
     gl.warp_specialize(
         [
             (
                 multiply_partition,
                 (
-                    mine, num_steps, positions, batch, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-                    decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, TOKENS, STREAMS,
+                    mine, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull,
+                    pempty, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, TOKENS, STREAMS,
                 ),
             ),
             (
@@ -410,9 +425,9 @@ def wave_kernel(
             (
                 load_partition,
                 (
-                    weights, easy + block * easy_words, keys, values, coming, steps, positions, slots, batch, ring,
-                    full, empty, first, num_tiles, first_row, row_step, decided, going, DTYPE, TILE, S, FLIGHT, D,
-                    FEW, TOKENS, STREAMS,
+                    boxes, easy + block * easy_words, keys, values, coming, steps, positions, slots, batch,
+                    rings, full, empty, first, num_tiles, first_row, row_step, decided, going, DTYPE, TILE, S,
+                    FLIGHT, D, FEW, TOKENS, STREAMS,
                 ),
             ),
         ],

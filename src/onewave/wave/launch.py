@@ -16,7 +16,6 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.base.settings import Settings
 from onewave.tiles.trace import Trace
 from onewave.wave.block_table import check_entries, check_pages
-from onewave.wave.byte_formats import Rounding
 from onewave.wave.launch_boxes import keys_box, rows_box, streams_keys
 from onewave.wave.launch_checks import check_cache, check_rows, check_sequences, check_tokens
 from onewave.wave.launch_state import LaunchState
@@ -26,6 +25,7 @@ from onewave.wave.pace import in_flight
 from onewave.wave.program import WaveProgram
 from onewave.wave.resources import kernel_resources
 from onewave.wave.watch import stalls
+from onewave.wave.weight_formats import COMPACT, WeightFormat
 
 __all__ = [
     "ACTIVATIONS",
@@ -78,8 +78,8 @@ class AttentionSetup:
 class Wave:
     """A program bound to a device and its packed weights. Calls are launches on the current stream.
 
-    stream: what pack_stream returned, or of a WeightStream `tensor`, and with rounded weights its rounding and scales
-    (of decode steps only). activation: silu, gelu or None, for the operations that have one. counters: hand
+    stream: what pack_stream returned, or of a WeightStream `tensor`, and with rounded or compact weights its
+    weight_format, scales and lists. activation: silu, gelu or None, for the operations that have one. counters: hand
     off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
     delays: a test build that sleeps at random before every task. tokens: of a decode step, the most that one launch
     makes of each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its
@@ -100,8 +100,9 @@ class Wave:
         delays: bool = False,
         attention: AttentionSetup | None = None,
         tokens: int = 1,
-        rounding: Rounding | None = None,
+        weight_format: WeightFormat | None = None,
         scales: Tensor | None = None,
+        lists: Tensor | None = None,
     ):
         device = stream.device
         if not runs_here(device):
@@ -112,10 +113,11 @@ class Wave:
         check_tokens(program, tokens, decodes=attention is not None, threads=_EXCHANGE_WARPS * 32)
         if activation not in ACTIVATIONS:
             raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
-        assert (rounding is None) == (scales is None) == (program.shape.weight_bytes == 2)
-        assert rounding is None or attention is not None, "only decode steps take rounded weights"
+        assert program.shape.weight_bytes == (2 if weight_format is None else weight_format.weight_bytes)
+        assert (weight_format is None) == (scales is None)
+        assert (weight_format is COMPACT) == (lists is not None)
         self.program, self.device, self._stream = program, device, stream
-        self._rounding, self._scales = rounding, scales
+        self._weight_format, self._scales = weight_format, scales
         self._budget, self._counters, self._delays, self.tokens = budget, counters, delays, tokens
         self._records, self._lanes, self._totals = (
             torch.from_numpy(words).to(device)
@@ -127,11 +129,17 @@ class Wave:
         self._easy, self._visits = (torch.from_numpy(words).to(device) for words in (program.easy, program.visits))
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
+        if attention is None and scales is not None:
+            self._places[Place.SCALES] = scales.data_ptr()
         self._constants = self._kernel_constants(activation)
         self._drawing = self._resources(draws=True)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
-        self._weights_box = rows_box(stream, program.shape.tile_rows, swizzle=128)
+        rows = program.shape.tile_rows if lists is None else 32 * program.shape.images
+        self._weights_box = self._lasts_box = self._lists_box = rows_box(stream, rows, swizzle=128)
+        if lists is not None:
+            self._lasts_box = rows_box(stream, 8 * program.shape.images, swizzle=0)
+            self._lists_box = rows_box(lists, 1, swizzle=0)
         # Nobody looks at keys before there is a cache.
         self._key_boxes = (self._weights_box, self._weights_box)
         self._states: dict[int, LaunchState] = {}
@@ -152,7 +160,7 @@ class Wave:
             **self.program.constants,
             "ACT": ACTIVATIONS[activation],
             "SYNC": int(self._counters),
-            "FORMAT": 0 if self._rounding is None else self._rounding.number,
+            "FORMAT": 0 if self._weight_format is None else self._weight_format.number,
             "FLIGHT": in_flight(self.program.shape, attends=self._attention is not None, merges=merges),
             "XW": _EXCHANGE_WARPS,
             **self._resources(),
@@ -373,6 +381,8 @@ class Wave:
             wave_kernel,
             (self.program.workers,),
             self._weights_box,
+            self._lasts_box,
+            self._lists_box,
             *self._key_boxes,
             self._easy,
             self._visits,

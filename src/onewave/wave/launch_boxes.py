@@ -36,7 +36,7 @@ def keys_box(cache: Tensor) -> Any:
 
 
 def streams_keys(cache: Tensor, shape: TileShape) -> bool:
-    """Whether a cache's keys may come through the ring: tiles of the size that they need, a block of keys at all, and
+    """Whether a cache's keys may come through the ring: tiles as large as they need, a block of keys at all, and
     rows that can be counted."""
     holds = BLOCK_KEYS * cache.shape[-1] <= cache.numel() < 1 << 37
-    return cache.shape[-1] in (64, 128) and shape.tile_bytes == TILE_BYTES and holds
+    return cache.shape[-1] in (64, 128) and shape.tile_bytes >= TILE_BYTES and holds

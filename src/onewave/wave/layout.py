@@ -11,18 +11,21 @@ narrow is bound by reading A.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onewave.base.errors import UnsupportedError
 
 __all__ = [
     "BLOCK_KEYS",
+    "COMPACT_BYTES",
     "DRAW_WORDS",
     "FEW_KEYS",
     "FEW_SPLITS",
     "GROUPS",
     "LIMIT_WORDS",
+    "LIST_WORDS",
     "MOST_BATCH",
+    "MOST_COMPACT",
     "MOST_SPLITS",
     "MOST_TOKENS",
     "NOTES",
@@ -55,6 +58,14 @@ TILE_VALUES = 8192
 """Of operand A."""
 TILE_BYTES = 2 * TILE_VALUES
 """Of a tile of 16-bit weights."""
+COMPACT_BYTES = 1.625
+"""Of a bfloat16 weight in thirteen bits (compact.py)."""
+MOST_COMPACT = 8
+"""Sequences, or rows, up to which compact weights are read sooner than 16-bit ones (docs/log.md, "Compact weights"): of
+more, a stream waits for activations as long as either takes."""
+LIST_WORDS = 32
+"""Of the list of numbers that thirteen bits do not reach, beside each tile of compact weights: what a copy by TMA wants
+its place in shared memory aligned to."""
 STEP_WORDS = 32
 TOGETHER, GROUPS = 2, 4
 """Steps' records that are brought to shared memory at a time, and places there for so many (notes.py)."""
@@ -200,14 +211,19 @@ class TileShape:
     chunk: int
     slots: int
     ring: int
-    weight_bytes: int = 2
+    weight_bytes: float = 2
     images: int = 1
     held: int = 0
 
     @property
     def tile_bytes(self) -> int:
         """Of a weight tile."""
-        return TILE_VALUES * self.weight_bytes * self.images
+        return int(TILE_VALUES * self.weight_bytes) * self.images
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a weight tile's place in the ring: with its list, if it is one of compact weights."""
+        return self.tile_bytes + (LIST_WORDS * 4 if self.weight_bytes == COMPACT_BYTES else 0)
 
     @property
     def tile_rows(self) -> int:
@@ -263,7 +279,7 @@ def tile_shape(
     rows: int | None = None,
     head_dim: int = 0,
     columns: int = 16384,
-    weight_bytes: int = 2,
+    weight_bytes: float = 2,
     images: int = 1,
 ) -> TileShape:
     """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide. head_dim:
@@ -288,10 +304,10 @@ def tile_shape(
     wanted = max(2 * padded * columns, _warps_bytes(head_dim))
     # Of one sequence 16,384 columns are enough: a deeper ring serves more.
     slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
-    ring = _tiles_beside(slots * chunk_bytes + _SMALL_BYTES, padded, head_dim, TILE_VALUES * weight_bytes * images)
     held = held_tiles(padded, head_dim) if weight_bytes == 2 else 0
     assert held <= chunk, "held tiles are multiplied by the first chunk"
-    return TileShape(padded, rows, chunk // images, slots, ring, weight_bytes, images, held)
+    shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held)
+    return replace(shape, ring=_tiles_beside(slots * chunk_bytes + _SMALL_BYTES, padded, head_dim, shape.slot_bytes))
 
 
 def held_tiles(padded: int, head_dim: int, *, crowded: bool = False) -> int:
@@ -304,7 +320,8 @@ def held_tiles(padded: int, head_dim: int, *, crowded: bool = False) -> int:
 
 def drawing_ring(shape: TileShape, head_dim: int) -> int:
     """Weight tiles that fit where a decode step draws tokens."""
-    return _tiles_beside(shape.slots * shape.chunk_bytes + _DRAWING_BYTES, shape.batch, head_dim, shape.tile_bytes)
+    taken = shape.slots * shape.chunk_bytes + _DRAWING_BYTES
+    return _tiles_beside(taken, shape.batch, head_dim, shape.slot_bytes)
 
 
 def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:

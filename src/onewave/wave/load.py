@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from onewave.wave.choose import is_decided
 from onewave.wave.streamed import keys_of_visit, stream_keys
+from onewave.wave.words import LIST_SIZE
 
 __all__ = ["load_first", "load_partition", "tiles_ahead"]
 
@@ -41,17 +42,37 @@ def tiles_ahead(
 
 
 @gluon.jit
-def load_first(weights, ring, full, count, first_row, row_step, TILE: gl.constexpr):
+def load_first(boxes, rings, full, count, first_row, row_step, TILE: gl.constexpr, S: gl.constexpr):
     """Ask for so many of the block's first tiles; their slots are free."""
     for tile in range(count):
-        mbarrier.expect(full.index(tile), TILE)
-        row = first_row + tile * row_step
-        tma.async_copy_global_to_shared(weights, [row, 0], full.index(tile), ring.index(tile))
+        ask_for_tile(boxes, first_row + tile * row_step, rings, full, tile, TILE, S)
+
+
+@gluon.jit
+def ask_for_tile(boxes, row, rings, full, slot, TILE: gl.constexpr, S: gl.constexpr):
+    """Have the copy engine bring the tile that begins in a row of the stream to a slot: in one box or, of compact
+    weights, in three for the planes of words, one for the words beside them, and one for its list (compact.py).
+
+    boxes: descriptors, and rings: shared memory, of the tiles themselves, and of the other two, if there are any."""
+    if len(rings) == 1:
+        mbarrier.expect(full.index(slot), TILE)
+        tma.async_copy_global_to_shared(boxes[0], [row, 0], full.index(slot), rings[0].index(slot))
+    else:
+        PLANES: gl.constexpr = rings[0].shape[0] // S
+        ROWS: gl.constexpr = rings[0].shape[1]
+        LAST: gl.constexpr = rings[1].shape[1]
+        mbarrier.expect(full.index(slot), TILE + 4 * LIST_SIZE)
+        for plane in gl.static_range(PLANES):
+            to = rings[0].index(slot * PLANES + plane)
+            tma.async_copy_global_to_shared(boxes[0], [row + plane * ROWS, 0], full.index(slot), to)
+        tma.async_copy_global_to_shared(boxes[1], [row + PLANES * ROWS, 0], full.index(slot), rings[1].index(slot))
+        number = row // (PLANES * ROWS + LAST)
+        tma.async_copy_global_to_shared(boxes[2], [number, 0], full.index(slot), rings[2].index(slot))
 
 
 @gluon.jit
 def load_partition(
-    weights, easy, keys, values, visits, steps, positions, slots, batch, ring, full, empty, first, num_tiles, first_row,
+    boxes, easy, keys, values, visits, steps, positions, slots, batch, rings, full, empty, first, num_tiles, first_row,
     row_step, decided, going, DTYPE: gl.constexpr, TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr,
     D: gl.constexpr, FEW: gl.constexpr, TOKENS: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
@@ -73,7 +94,7 @@ def load_partition(
             if STREAMS:
                 while stop == number:
                     row, blocks = keys_of_visit(task, row, blocks, steps, positions, slots, batch, D, FEW)
-                    tile = stream_keys(keys, values, row, blocks, ring, full, empty, tile, DTYPE, S, FLIGHT, D)
+                    tile = stream_keys(keys, values, row, blocks, rings[0], full, empty, tile, DTYPE, S, FLIGHT, D)
                     visits += 2
                     stop = next_stop
                     task = next_task
@@ -81,8 +102,8 @@ def load_partition(
                     next_task = gl.load(visits + 3)
             if number < num_tiles:
                 coming, first_easy, last_easy = load_tile(
-                    weights, coming, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
-                    TILE, S, FLIGHT,
+                    boxes, coming, first_easy, last_easy, rings, full, empty, tile, number, first_row,
+                    row_step, TILE, S, FLIGHT,
                 )  # fmt: skip
             tile += 1
     else:
@@ -97,8 +118,8 @@ def load_partition(
         while goes > 0:
             while tile < end:
                 coming, first_easy, last_easy = load_tile(
-                    weights, coming, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
-                    TILE, S, FLIGHT,
+                    boxes, coming, first_easy, last_easy, rings, full, empty, tile, number, first_row,
+                    row_step, TILE, S, FLIGHT,
                 )  # fmt: skip
                 tile += 1
                 number += 1
@@ -119,7 +140,7 @@ def load_partition(
 
 @gluon.jit
 def load_tile(
-    weights, easy, first_easy, last_easy, ring, full, empty, tile, number, first_row, row_step,
+    boxes, easy, first_easy, last_easy, rings, full, empty, tile, number, first_row, row_step,
     TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr,
 ):  # fmt: skip
     """Stream one tile, as soon as a slot is free. tile: its number in the launch; number: in its token. first_easy,
@@ -136,7 +157,5 @@ def load_tile(
                 last_easy = gl.load(easy + 1)
         if landed >= 0:
             mbarrier.wait(full.index(landed % S), (landed // S) & 1)
-    mbarrier.expect(full.index(slot), TILE)
-    row = first_row + number * row_step
-    tma.async_copy_global_to_shared(weights, [row, 0], full.index(slot), ring.index(slot))
+    ask_for_tile(boxes, first_row + number * row_step, rings, full, slot, TILE, S)
     return easy, first_easy, last_easy

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from onewave.wave.layout import TILE_BYTES, TileShape, Word
+from onewave.wave.layout import COMPACT_BYTES, TILE_BYTES, TileShape, Word
 from onewave.wave.operations import AnyOperation, Attention, Operation
 
 __all__ = ["easy_runs", "in_flight", "sooner", "tiles_before_attention"]
@@ -26,6 +26,8 @@ _SHORT = 8
 # Tiles of 16 KiB in flight: of one sequence, whose output projection merges attention's splits, a hand-off less, by the
 # tiles that are held in registers; of two sequences; of all else.
 _FLIGHT_OF_ONE, _FLIGHT_OF_TWO, _FLIGHT = {0: 4, 2: 4, 4: 5}, 4, 3
+# Tiles of 13 KiB of compact weights in flight.
+_FLIGHT_OF_COMPACT = 4
 # See sooner: of one sequence whose output projection merges, and of all else, by the tiles that are held.
 _SOONER_MERGING, _SOONER, _SOONER_OF_BYTES = {0: 2, 2: 3, 4: 7}, {0: 4, 2: 4, 4: 6}, 2
 
@@ -33,6 +35,8 @@ _SOONER_MERGING, _SOONER, _SOONER_OF_BYTES = {0: 2, 2: 3, 4: 7}, {0: 4, 2: 4, 4:
 def in_flight(shape: TileShape, *, attends: bool, merges: bool) -> int:
     """Weight tiles that a block has asked for at a time. attends: whether it is a decode step; merges: whether its
     output projection merges attention's splits."""
+    if shape.weight_bytes == COMPACT_BYTES:
+        return _FLIGHT_OF_COMPACT // shape.images
     of_two = attends and shape.batch == 2 and shape.weight_bytes == 2
     tiles = _FLIGHT_OF_ONE[shape.held] if merges else _FLIGHT_OF_TWO if of_two else _FLIGHT
     return tiles * TILE_BYTES // shape.tile_bytes
@@ -75,6 +79,6 @@ def easy_runs(lane: Sequence[AnyOperation], records: Words, attended: Mapping[st
 def _earlier(before: int, shape: TileShape, *, merges: bool) -> int:
     """How many tiles have time of the `before` that every worker has of the product that attention waits for; whoever
     has more is waited for."""
-    if shape.weight_bytes == 1:
+    if shape.weight_bytes < 2:
         return before
     return min(before, shape.batch // 4) if shape.held == 2 and not merges else 0

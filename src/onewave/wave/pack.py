@@ -3,7 +3,7 @@
 The stream is the only copy of the matrices that a card needs: they are packed one by one as they come, and whoever
 wants one in plain form has it unpacked into a buffer that the next one reuses, or, where there is room, into one that
 is kept. Weights that are rounded to one byte (rounding.py) are rounded as they come, the gain in them, and unpacked as
-16-bit values.
+16-bit values; bfloat16 ones may lie in twelve bits each (compact.py), and are unpacked as they were.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.wave.byte_formats import Rounding
-from onewave.wave.layout import TILE_BYTES, TILE_VALUES, TileShape
+from onewave.wave.compact import bases_of, compact_images, restore_images, scales_of
+from onewave.wave.layout import LIST_WORDS, TILE_BYTES, TILE_VALUES, TileShape
 from onewave.wave.program import WaveProgram
 from onewave.wave.rounding import byte_images, place_in_image, restore_rows, round_rows, unpaired
+from onewave.wave.weight_formats import COMPACT, Rounding, WeightFormat
 
 __all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images"]
 
@@ -95,19 +96,27 @@ class WeightStream:
 
     tensor: [stream tiles * 128, 64], what the kernel streams; tiles that no worker reads (the shorter lanes' ends) are
     zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked last: or, after
-    keep(), a second buffer all that was ever unpacked. rounding: what the matrices are rounded to, of a program for
-    one-byte weights; then `scales` holds a float32 a row, and dtype is what they are unpacked as.
+    keep(), a second buffer all that was ever unpacked. weight_format: what the matrices are kept as, of a program for
+    such weights; None: as they are. Otherwise `scales` holds a float32 a row, and dtype is what they are unpacked as;
+    of compact ones `lists` holds LIST_WORDS words a tile, and `reached` says whether all put so far are the same
+    numbers.
     """
 
     def __init__(
-        self, program: WaveProgram, dtype: torch.dtype, device: torch.device, rounding: Rounding | None = None
+        self, program: WaveProgram, dtype: torch.dtype, device: torch.device, weight_format: WeightFormat | None = None
     ):
-        assert (program.shape.weight_bytes == 1) == (rounding is not None)
+        assert program.shape.weight_bytes == (2 if weight_format is None else weight_format.weight_bytes)
+        assert weight_format is not COMPACT or dtype is torch.bfloat16
         self.program, self.shape, self.dtype, self.device = program, program.shape, dtype, device
-        self.rounding = rounding
-        kind = dtype if rounding is None else torch.uint8
-        self.images = torch.zeros(program.stream_tiles, TILE_VALUES * self.shape.images, dtype=kind, device=device)
-        self.scales = None if rounding is None else torch.zeros(program.num_scales, device=device)
+        self.weight_format = weight_format
+        kind = dtype if weight_format is None else torch.uint8
+        values = TILE_VALUES * self.shape.images if weight_format is None else self.shape.tile_bytes
+        self.images = torch.zeros(program.stream_tiles, values, dtype=kind, device=device)
+        self.lists: Tensor | None = None
+        if weight_format is COMPACT:
+            self.lists = torch.zeros(program.stream_tiles, LIST_WORDS, dtype=torch.int32, device=device)
+        self.reached = torch.ones((), dtype=torch.bool, device=device)
+        self.scales = None if weight_format is None else torch.zeros(program.num_scales, device=device)
         self._grids: dict[str, tuple[int, int, int]] = {}  # first place, row blocks, tiles a row block
         tables: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
         first = 0
@@ -135,6 +144,11 @@ class WeightStream:
         return self.images.view(self.dtype).view(-1, 64)
 
     @property
+    def nbytes(self) -> int:
+        """Of the tiles, their lists and the rows' scales."""
+        return sum(part.nbytes for part in (self.images, self.lists, self.scales) if part is not None)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Every matrix, in the stream's order."""
         return tuple(self._grids)
@@ -150,10 +164,13 @@ class WeightStream:
             allowed = f"{blocks} x {tiles} tiles of {self.shape.rows} x {self.shape.cols}"
             raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
         places = self._places[start : start + blocks * tiles]
-        if self.rounding is not None:
-            self._put_rounded(name, weight, places, blocks, tiles, self.rounding)
+        if isinstance(self.weight_format, Rounding):
+            self._put_rounded(name, weight, places, blocks, tiles, self.weight_format)
             return blocks * tiles
-        if all(matrix.is_cuda and matrix.device == self.device for matrix in weight.matrices) and _fits(weight):
+        if self.weight_format is COMPACT:
+            self._put_compact(name, weight, places, blocks, tiles)
+            return blocks * tiles
+        if self._packs_in_place(weight):
             from onewave.wave.pack_impl import pack_tiles
 
             gain = None if weight.gain is None else weight.gain.to(self.device)
@@ -181,6 +198,34 @@ class WeightStream:
             self.images.index_copy_(0, places[low * tiles : high * tiles].long(), images)
             first = self.program.first_scale[name] + low * height
             self.scales[first : first + len(scales)] = scales
+
+    def _put_compact(self, name: str, weight: Weight, places: Tensor, blocks: int, tiles: int) -> None:
+        assert self.scales is not None
+        assert self.lists is not None
+        height = self.shape.rows
+        if self._packs_in_place(weight):
+            from onewave.wave.compact_impl import pack_compact
+
+            gain = None if weight.gain is None else weight.gain.to(self.device)
+            scales = self.scales[self.program.first_scale[name] :][: blocks * height]
+            pack_compact(self.images, self.lists, scales, self.reached, places, weight.matrices, gain, self.shape)
+            return
+        step = max(1, _ROUNDING_BYTES // (32 * tiles * TILE_VALUES * self.shape.images))
+        for low in range(0, blocks, step):
+            high = min(blocks, low + step)
+            rows = weight.block(low * height, high * height, self.device)
+            bases = bases_of(rows)
+            images, lists, reached = compact_images(rows, bases, self.shape)
+            where = places[low * tiles : high * tiles].long()
+            self.images.index_copy_(0, where, images)
+            self.lists.index_copy_(0, where, lists)
+            self.reached &= reached
+            first = self.program.first_scale[name] + low * height
+            self.scales[first : first + len(bases)] = scales_of(bases)
+
+    def _packs_in_place(self, weight: Weight) -> bool:
+        """Whether a kernel packs it."""
+        return all(matrix.is_cuda and matrix.device == self.device for matrix in weight.matrices) and _fits(weight)
 
     def matrix(self, name: str, height: int, cols: int, count: int = 1) -> StreamMatrix:
         """A packed matrix as plain operators want it: `count` matrices [height, cols] below one another."""
@@ -244,13 +289,20 @@ class WeightStream:
         rows, (start, _, tiles) = last - first, self._grids[name]
         low, high = first * count // self.shape.rows, -(-last * count // self.shape.rows)
         places = self._places[start : start + self._grids[name][1] * tiles]
-        if self.images.is_cuda and self.rounding is not None:
+        if self.images.is_cuda and isinstance(self.weight_format, Rounding):
             from onewave.wave.pack_impl import unpack_bytes
 
             assert self.scales is not None
             scales = self.scales[self.program.first_scale[name] :]
-            number = self.rounding.number
+            number = self.weight_format.number
             unpack_bytes(self.images, places, scales, out, count, first, low, high - low, self.shape, number)
+        elif self.images.is_cuda and self.lists is not None:
+            from onewave.wave.compact_impl import unpack_compact
+
+            assert self.scales is not None
+            scales = self.scales[self.program.first_scale[name] :]
+            lists = self.lists
+            unpack_compact(self.images, lists, places, scales, out, count, first, low, high - low, self.shape)
         elif self.images.is_cuda:
             from onewave.wave.pack_impl import unpack_tiles
 
@@ -265,13 +317,17 @@ class WeightStream:
         start, _, tiles = self._grids[name]
         places = self._places[start + low * tiles : start + high * tiles]
         images = self.images[places.long()]
-        if self.rounding is None:
+        if self.weight_format is None:
             return _rows_of(images, cols, self.shape)
         assert self.scales is not None
         height = self.shape.rows
         first = self.program.first_scale[name]
         scales = self.scales[first + low * height : first + high * height]
-        return restore_rows(_bytes_of(images, cols, self.shape, self.rounding), scales, self.rounding, self.dtype)
+        if self.lists is not None:
+            return restore_images(images, self.lists[places.long()], scales, cols, self.shape)
+        assert isinstance(self.weight_format, Rounding)
+        made = _bytes_of(images, cols, self.shape, self.weight_format)
+        return restore_rows(made, scales, self.weight_format, self.dtype)
 
     def differs(self, name: str, weight: Weight) -> Tensor:
         """Whether some rows of a matrix that was packed read back otherwise: a flag on the device, so nobody waits.
@@ -282,9 +338,10 @@ class WeightStream:
         wrong = torch.zeros((), dtype=torch.bool, device=self.device)
         step, cols = self.shape.rows, weight.matrices[0].shape[1]
         for block in sorted({0, blocks // 2, blocks - 1}):
-            expected = weight.block(block * step, (block + 1) * step, self.device, wide=self.rounding is not None)
-            if self.rounding is not None:
-                expected = restore_rows(*round_rows(expected, self.rounding), self.rounding, self.dtype)
+            rounding = self.weight_format if isinstance(self.weight_format, Rounding) else None
+            expected = weight.block(block * step, (block + 1) * step, self.device, wide=rounding is not None)
+            if rounding is not None:
+                expected = restore_rows(*round_rows(expected, rounding), rounding, self.dtype)
             wrong |= (self.read_blocks(name, cols, block, block + 1) != expected).any()
         return wrong
 
@@ -309,9 +366,10 @@ class StreamMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the stream: its values, and the scales of rounded ones."""
-        scales = 0 if self.stream.rounding is None else 4 * self.shape[0]
-        return self.shape.numel() * self.stream.shape.weight_bytes + scales
+        """Bytes in the stream: its values, the scales of rounded and compact ones, and the lists of these."""
+        shape, values = self.stream.shape, self.shape.numel()
+        scales = 0 if self.stream.weight_format is None else 4 * self.shape[0]
+        return int(values * shape.weight_bytes / shape.tile_bytes * shape.slot_bytes) + scales
 
     def dense(self) -> Tensor:
         """The whole matrix: where none are kept, in the scratch buffer, valid until the next one is asked for."""

@@ -259,11 +259,11 @@ def _visits(records: Words, first: int, shape: TileShape) -> list[int]:
 
 
 def _scales(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[dict[str, int], int]:
-    """Give every row of a one-byte matrix its place among the scales, whole row blocks each."""
+    """Give every row of a matrix of one-byte or compact weights its place among the scales, whole row blocks each."""
     found: dict[str, int] = {}
     first = 0
     for operation in operations.values():
-        if isinstance(operation, Operation) and operation.weight is not None and shape.weight_bytes == 1:
+        if isinstance(operation, Operation) and operation.weight is not None and shape.weight_bytes < 2:
             found[operation.weight] = first
             first += -(-operation.rows // shape.rows) * shape.rows
     return found, first

@@ -37,7 +37,7 @@ def kernel_resources(
     exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
     registers = exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS
     # What is computed of a thread's number is computed before the partitions part, and kept by the loading warp, too.
-    crowded = streams or held == 4 or (paged and head_dim <= 64) or (draws and shape.weight_bytes == 1)
+    crowded = streams or held == 4 or (paged and head_dim <= 64) or (draws and shape.weight_bytes < 2)
     crowded |= several and held > 0 and head_dim > 64
     loading = _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
     ring = drawing_ring(shape, head_dim) if draws else shape.ring

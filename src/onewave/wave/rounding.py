@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.wave.byte_formats import Rounding
 from onewave.wave.layout import TileShape
+from onewave.wave.weight_formats import Rounding
 
 __all__ = ["byte_images", "paired", "place_in_image", "restore_rows", "round_rows", "unpaired"]
 

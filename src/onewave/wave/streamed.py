@@ -137,7 +137,7 @@ def stream_keys(
                 mbarrier.wait(full.index(landed % S), (landed // S) & 1)
         mbarrier.expect(full.index(slot), _TILE)
         at = row + piece // (2 * HALVES) * (_BLOCK * HALVES) + piece % HALVES * 16
-        box = ring.index(slot)._reinterpret(DTYPE, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
+        box = ring.index(slot * (ring.shape[0] // S))._reinterpret(DTYPE, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
         if piece // HALVES % 2 == 0:
             tma.async_copy_global_to_shared(keys, [0, at, 0], full.index(slot), box)
         else:
@@ -166,7 +166,8 @@ def from_ring(
 def tile_from_ring(ring, full, tile, ROWS: gl.constexpr, S: gl.constexpr):
     slot = tile % S
     mbarrier.wait(full.index(slot), (tile // S) & 1)
-    return ring.index(slot)._reinterpret(gl.int32, [128, 32], gl.NVMMASharedLayout(128, 32, 2)).load(ROWS)
+    place = ring.index(slot * (ring.shape[0] // S))
+    return place._reinterpret(gl.int32, [128, 32], gl.NVMMASharedLayout(128, 32, 2)).load(ROWS)
 
 
 @gluon.jit

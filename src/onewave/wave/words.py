@@ -13,7 +13,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.layout import STEP_WORDS, TILE_BYTES, TILE_VALUES, Flag, Kind, Place, Word
+from onewave.wave.layout import LIST_WORDS, STEP_WORDS, TILE_BYTES, TILE_VALUES, Flag, Kind, Place, Word
 
 __all__ = [
     "FLAG_ACTIVATE",
@@ -27,6 +27,7 @@ __all__ = [
     "KIND_PARTIAL",
     "KIND_REDUCE_HIDDEN",
     "KIND_REDUCE_OUT",
+    "LIST_SIZE",
     "PLACE_BIASES",
     "PLACE_EMBEDDING",
     "PLACE_HEAD_STRIDE",
@@ -77,10 +78,12 @@ __all__ = [
     "WORD_WAITS",
     "WORD_WHOLE",
     "WORD_WINDOW",
+    "boxes_of",
     "tile_bytes",
 ]
 
 RECORD_SIZE = gl.constexpr(STEP_WORDS)
+LIST_SIZE = gl.constexpr(LIST_WORDS)
 
 WORD_KIND = gl.constexpr(Word.KIND)
 WORD_BLOCKS = gl.constexpr(Word.BLOCKS)
@@ -149,5 +152,13 @@ PLACE_TABLE_STRIDE = gl.constexpr(Place.TABLE_STRIDE)
 
 @gluon.constexpr_function
 def tile_bytes(FORMAT, IMAGES) -> int:
-    """Of a tile of the stream. FORMAT: 0 of 16-bit weights; of one-byte ones a tile has IMAGES times the columns."""
+    """Of a tile of the stream. FORMAT: 0 of 16-bit weights; of others a tile has IMAGES times the columns."""
+    if FORMAT == 3:
+        return TILE_VALUES * 13 // 8 * IMAGES
     return TILE_VALUES * IMAGES if FORMAT > 0 else TILE_BYTES
+
+
+@gluon.constexpr_function
+def boxes_of(FORMAT) -> int:
+    """Places of the ring that a tile takes: three of compact weights, whose words come in threes (compact.py)."""
+    return 3 if FORMAT == 3 else 1

@@ -18,12 +18,12 @@ from onewave.tiles.policies import POLICIES, plan
 from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal, fewest_workers
-from onewave.wave.layout import TileShape, tile_shape
+from onewave.wave.layout import COMPACT_BYTES, MOST_COMPACT, TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, Operation
 from onewave.wave.program import WaveProgram, build_program
 from onewave.wave.slices import fitting_slices, slice_bounds, slices_of
 
-__all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "plan_ffn", "workers_for"]
+__all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "keeps_compact", "plan_ffn", "workers_for"]
 
 DATA = "data"
 """The policy by which every word of a hidden activation is its own flag."""
@@ -60,8 +60,11 @@ class FFNPlan:
 
 
 @lru_cache(maxsize=64)
-def plan_ffn(sizes: FFNSizes, *, workers: int, order: str = "row", policy: str = DATA) -> FFNPlan:
-    """Plan, prove and lower. Raises InvalidArgumentError, ShapeError, UnsupportedError."""
+def plan_ffn(
+    sizes: FFNSizes, *, workers: int, order: str = "row", policy: str = DATA, compact: bool = False
+) -> FFNPlan:
+    """Plan, prove and lower. compact: for weights in thirteen bits. Raises InvalidArgumentError, ShapeError,
+    UnsupportedError."""
     if order not in ORDERS:
         raise InvalidArgumentError("ffn: order", got=shown(order), allowed=", ".join(ORDERS))
     if policy != DATA and policy not in POLICIES:
@@ -72,8 +75,7 @@ def plan_ffn(sizes: FFNSizes, *, workers: int, order: str = "row", policy: str =
         size = getattr(sizes, name)
         if size < 64 or size % 64:
             raise ShapeError(f"ffn: {name} size", got=str(size), allowed="multiples of 64")
-    # A worker keeps slices of 128 columns to itself: tiles as narrow as that.
-    shape = tile_shape(sizes.batch, rows=64) if order == "sm_local" else tile_shape(sizes.batch)
+    shape = _shape(sizes, order, compact)
     names = (("up",), ("down",)) if order == "sequential" else (("up", "down"),)
     operations = [_operations(sizes, shape, order, stages) for stages in names]
     made = [
@@ -83,6 +85,16 @@ def plan_ffn(sizes: FFNSizes, *, workers: int, order: str = "row", policy: str =
     graphs, tables, programs = zip(*made, strict=True)
     slices = {name: operation.slices for each in operations for name, operation in each.items()}
     return FFNPlan(graphs, tables, programs, (slices["up"], slices["down"]))
+
+
+def _shape(sizes: FFNSizes, order: str, compact: bool) -> TileShape:
+    if order == "sm_local":  # whose workers keep slices of 128 columns to themselves: tiles as narrow as that
+        return tile_shape(sizes.batch, rows=64)
+    if not compact:
+        return tile_shape(sizes.batch)
+    large = tile_shape(sizes.batch, weight_bytes=COMPACT_BYTES, images=2)
+    fill = all(cols % large.cols == 0 for cols in (sizes.hidden, sizes.intermediate))
+    return large if fill else tile_shape(sizes.batch, weight_bytes=COMPACT_BYTES)
 
 
 def _one_launch(
@@ -179,12 +191,18 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
     return found
 
 
-def workers_for(sizes: FFNSizes, *, order: str, available: int) -> int:
+def keeps_compact(dtype: object, batch: int, order: str, policy: str) -> bool:
+    """Whether a packed block keeps its weights in thirteen bits each, if these hold them. dtype: or its name."""
+    is_bfloat16 = str(dtype).removeprefix("torch.") == "bfloat16"
+    return is_bfloat16 and batch <= MOST_COMPACT and (order, policy) == ("row", DATA)
+
+
+def workers_for(sizes: FFNSizes, *, order: str, available: int, compact: bool = False) -> int:
     """Blocks of a launch, of `available` that the device runs side by side: for more than two rows the fewest that
     leave nobody with more."""
     if sizes.batch <= 2 or order != "row":
         return available
-    shape = tile_shape(sizes.batch)
+    shape = _shape(sizes, order, compact)
     operations = _operations(sizes, shape, order, ("up", "down"))
     units = [each.rows // shape.rows * each.slices for each in operations.values() if each.weight is not None]
     return fewest_workers(units, available)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, plan_ffn, workers_for
+from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, keeps_compact, plan_ffn, workers_for
 from onewave.ops.library import check_tensors
 from onewave.wave.launch import Wave, co_resident
-from onewave.wave.pack import Weight, pack_stream
+from onewave.wave.pack import Weight, WeightStream
+from onewave.wave.weight_formats import COMPACT
 
 __all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "pack"]
 
@@ -37,30 +38,37 @@ class _Choice:
 class PackedFFN:
     """A feed-forward block packed for batches of up to `batch` rows. Call it with x [rows, hidden]; see op.ffn.
 
-    waves: its launches, in order; their check() raises WaveStalled if one has stalled.
+    waves: its launches, in order; their check() raises WaveStalled if one has stalled. compact: whether the weights are
+    kept in thirteen bits each, without loss: bfloat16 ones in the order `row` (wave/compact.py). weight_bytes: what its
+    launches read of them.
     """
 
     def __init__(self, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, choice: _Choice, *, delays: bool = False):
         padded = 1 << (choice.batch - 1).bit_length()
         sizes = FFNSizes(padded, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
-        workers = choice.workers
-        if workers is None:
-            workers = workers_for(sizes, order=choice.order, available=co_resident(w_up.device))
-        self.plan: FFNPlan = plan_ffn(sizes, workers=workers, order=choice.order, policy=choice.policy)
         self.batch = choice.batch
         (self._inner, self._hidden), self._out = w_up.shape, w_down.shape[0]
         self._kind = (w_up.dtype, w_up.device)
         both = (w_up,) if w_gate is None else (w_gate, w_up)
         weights = {"up": Weight(both), "down": Weight((w_down,))}
+        self.compact = keeps_compact(w_up.dtype, padded, choice.order, choice.policy)
+        self.plan, streams = _packed(sizes, choice, weights, w_up, compact=self.compact)
+        if self.compact and not bool(streams[0].reached):
+            self.compact = False
+            self.plan, streams = _packed(sizes, choice, weights, w_up, compact=False)
+        self.weight_bytes = sum(stream.nbytes for stream in streams)
         self.waves = tuple(
             Wave(
-                program,
-                pack_stream(program, weights, w_up.device),
+                stream.program,
+                stream.tensor,
                 activation=choice.activation,
                 counters=choice.policy != DATA,
                 delays=delays,
+                weight_format=stream.weight_format,
+                scales=stream.scales,
+                lists=stream.lists,
             )
-            for program in self.plan.programs
+            for stream in streams
         )
 
     def __call__(self, x: Tensor, *, keep_back: str | None = None) -> Tensor:
@@ -87,6 +95,21 @@ class PackedFFN:
         """Raise WaveStalled if a launch has stalled, as far as the host knows yet."""
         for wave in self.waves:
             wave.check()
+
+
+def _packed(
+    sizes: FFNSizes, choice: _Choice, weights: dict[str, Weight], like: Tensor, *, compact: bool
+) -> tuple[FFNPlan, list[WeightStream]]:
+    workers = choice.workers
+    if workers is None:
+        workers = workers_for(sizes, order=choice.order, available=co_resident(like.device), compact=compact)
+    plan = plan_ffn(sizes, workers=workers, order=choice.order, policy=choice.policy, compact=compact)
+    streams: list[WeightStream] = []
+    for program in plan.programs:
+        streams.append(WeightStream(program, like.dtype, like.device, COMPACT if compact else None))
+        for name in streams[-1].names:
+            streams[-1].put(name, weights[name])
+    return plan, streams
 
 
 def pack(

@@ -1,0 +1,76 @@
+"""Thirteen bits of a bfloat16 weight as the number that widen.py multiplies.
+
+A weight keeps its sign, its seven bits of mantissa and five bits of its exponent's distance from its row's least one
+(compact.py). Thirteen words hold sixteen pairs of such numbers: each has a pair where bfloat16 wants its bits, so that
+a mask makes it, and in the three bits between a part of one of the three other pairs. All are too small by a power of
+two of the row, which its scale makes up for.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportConstantRedefinition=false, reportArgumentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+__all__ = ["compact_numbers", "listed_numbers"]
+
+_PAIRS = 16
+# Of a plane's words the last one's gap has a part of the fourth pair of the words of the plane's number.
+_MASK, _GAP = "0x8fff8fff", ("0x0e000e00", "0x01c001c0", "0x00380038", "0x00070007")
+
+
+def _compact() -> str:
+    """From $16 on: three planes of four words, one behind another, each twice; then the word beside them."""
+    plane = [[f"${_PAIRS + 2 * (4 * at + k)}" for k in range(4)] for at in range(3)]
+    beside = f"${_PAIRS + 24}"
+    lines = [f"and.b32 ${4 * k + at}, {plane[at][k]}, {_MASK};" for k in range(4) for at in range(3)]
+    lines += [f"and.b32 $15, {beside}, {_MASK};"]
+    for k in range(3):
+        parts = (plane[0][k], plane[1][k], plane[2][k], plane[k][3])
+        lines += [f"shr.u32 x, {parts[0]}, 3;", f"and.b32 x, x, {_GAP[0]};"]
+        for number in range(1, 4):
+            # (y & mask) | x
+            lines += [f"shr.u32 y, {parts[number]}, {3 * number + 3};", f"lop3.b32 x, y, {_GAP[number]}, x, 0xEA;"]
+        lines += [f"shl.b32 y, {beside}, {3 - k};", f"lop3.b32 ${4 * k + 3}, y, 0x80008000, x, 0xEA;"]
+    return "\n".join(["{", ".reg .b32 x, y;", *lines, "}"])
+
+
+def _listed() -> str:
+    """$16: the thread's number; $18: the list's word."""
+    thread, word = f"${_PAIRS}", f"${_PAIRS + 2}"
+    lines = [
+        f"shr.u32 x, {word}, 5;",
+        "and.b32 x, x, 127;",
+        f"setp.eq.u32 here, x, {thread};",
+        f"and.b32 y, {word}, 0xffff0000;",
+        f"and.b32 x, {word}, 1;",
+        "setp.eq.u32 there, x, 0;",
+        "@there shr.u32 y, y, 16;",
+        "selp.b32 y, y, 0, here;",
+        f"and.b32 x, {word}, 30;",
+    ]
+    for pair in range(16):
+        lines += [f"setp.eq.u32 there, x, {2 * pair};", f"selp.b32 ${pair}, y, 0, there;"]
+    return "\n".join(["{", ".reg .b32 x, y;", ".reg .pred here, there;", *lines, "}"])
+
+
+_COMPACT, _LISTED = gl.constexpr(_compact()), gl.constexpr(_listed())
+_OF_WORDS, _OF_LIST = (gl.constexpr(",".join(["=&r"] * _PAIRS + ["r"] * inputs)) for inputs in (26, 4))
+_NUMBERS = gl.constexpr((gl.int16,) * _PAIRS)
+
+
+@gluon.jit
+def compact_numbers(words, last):
+    """The bits of the numbers that thirteen words of each thread hold, int16, pairs along the last axis. words: three
+    times four, in a tuple, each twice along that axis, as `last`. Pair (k * 2 + i) * 2 + j: of row r + 8 j and columns
+    16 k + 8 i + 2 t and the one behind it, of thread 4 r + t of a warp."""
+    return gl.inline_asm_elementwise(_COMPACT, _OF_WORDS, words + (last,), dtype=_NUMBERS, is_pure=True, pack=2)  # noqa: RUF005
+
+
+@gluon.jit
+def listed_numbers(thread, word):
+    """compact_numbers of nothing but the number that a word of a tile's list stands for."""
+    return gl.inline_asm_elementwise(_LISTED, _OF_LIST, [thread, word], dtype=_NUMBERS, is_pure=True, pack=2)

@@ -1,0 +1,116 @@
+"""`compact=`: what it is taken for, the same tokens as of plain weights, and weights that it can't hold."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.engine.llm import LLM
+from onewave.engine.options import choose_weight_format
+from onewave.engine.wave_decode import load_for, load_wave
+from onewave.wave.weight_formats import COMPACT, ROUNDINGS, OutOfReachError
+from onewave.weights.dummy import DummyStore
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from test_quantization import LOCATION, PlainWave, compiled, how, tokens_of
+from tiny_decoders import BASE
+
+__all__ = ["compiled"]  # a fixture
+
+BF16 = {"dtype": torch.bfloat16}
+
+
+def kept(name: str | None = None, compact: bool | None = None, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:
+    return choose_weight_format(name, compact, dtype=dtype, **{"decode": "auto", "max_num_seqs": 8, **more})
+
+
+def test_bfloat16_weights_are_compact_wherever_the_wave_may_read_them() -> None:
+    assert kept() is kept(decode="wave") is kept(compact=True) is COMPACT
+    assert kept(compact=True, max_num_seqs=16) is COMPACT
+    assert kept(compact=False) is kept(max_num_seqs=9) is None
+    assert kept(dtype=torch.float16) is kept(dtype=torch.float32) is None
+    assert kept(decode="graph") is kept(decode="eager") is None
+    assert kept("int8") is kept("int8", compact=False) is ROUNDINGS["int8"]
+
+
+@pytest.mark.parametrize(
+    "given", [{"name": "fp8"}, {"dtype": torch.float16}, {"decode": "graph"}, {"decode": "eager"}], ids=str
+)
+def test_what_can_not_be_compact_is_refused_where_that_was_asked_for(given: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=r"compact: .*; allowed: bfloat16 ones that the wave decodes with"):
+        kept(compact=True, **given)
+
+
+def test_a_model_on_a_cpu_is_not_compact() -> None:
+    with pytest.raises(InvalidArgumentError, match="compact: 'yes'; allowed: True, False or None"):
+        LLM("no-such-model", compact="yes")  # type: ignore[arg-type] # that is the point
+
+
+def test_a_compact_model_and_a_plain_one_generate_the_same(compiled: list[Any], tmp_path: Path) -> None:
+    model, wave = load_wave(LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, **BF16))
+    assert compiled == [COMPACT]
+    (made,) = PlainWave.made
+    assert made.stream.weight_format is COMPACT
+    assert made.stream.images.nbytes == made.stream.program.stream_tiles * made.stream.shape.tile_bytes
+    assert isinstance(model.weights.head, Tensor) == BASE.tie_word_embeddings
+    plain, none = load_wave(LOCATION, BASE, how(tmp_path, None, **BF16))
+    assert tokens_of(model, wave) == tokens_of(plain, none)
+    for layer, expected in zip(model.weights.layers, plain.weights.layers, strict=True):
+        for name in ("qkv", "o", "gate_up", "down"):
+            assert torch.equal(getattr(layer, name).dense(), getattr(expected, name).dense()), name
+
+
+@pytest.fixture
+def far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights some of which are 2^-90 of their rows' largest."""
+    load = DummyStore.load
+
+    def planted(self: DummyStore, name: str) -> Tensor:
+        found = load(self, name)
+        if "down_proj" in name:
+            found[0, ::2] *= 2.0**-90
+        return found
+
+    monkeypatch.setattr(DummyStore, "load", planted)
+
+
+def test_weights_too_far_apart_stay_as_they_are_and_a_line_says_so(
+    compiled: list[Any], far_apart: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = how(tmp_path, None, weight_format=COMPACT, **BF16)
+    model, wave = load_for("auto", LOCATION, BASE, given)
+    assert wave is not None
+    assert wave.stream is not None
+    assert wave.stream.weight_format is None
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "weights are not compact: compact weights: weights too far below the largest of their rows"
+    )
+    assert tokens_of(model, wave) == tokens_of(*load_wave(LOCATION, BASE, replace(given, weight_format=None)))
+
+
+def test_asked_for_they_are_an_error(compiled: list[Any], far_apart: None, tmp_path: Path) -> None:
+    given = how(tmp_path, None, weight_format=COMPACT, insists=True, **BF16)
+    with pytest.raises(OutOfReachError, match=r"too far below the largest of their rows\. Use compact=False"):
+        load_wave(LOCATION, BASE, given)
+
+
+def test_the_bytes_that_a_step_reads_are_thirteen_bits_a_weight(compiled: list[Any], tmp_path: Path) -> None:
+    from onewave.bench.engine import decode_weight_bytes
+
+    model, wave = load_wave(LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, **BF16))
+    plain, _ = load_for("eager", LOCATION, BASE, how(tmp_path, None, **BF16))
+    whole = decode_weight_bytes(plain.weights)
+    found = decode_weight_bytes(model.weights, stream=wave.stream)
+    matrices = 2 * 128 * (256 + 128 + 2 * 192 + 192) + 131 * 128
+    rows = 2 * (256 + 128 + 2 * 192 + 128) + 131
+    assert 0 < found - (whole - 2 * matrices + 13 / 8 * matrices + 4 * rows) < 0.016 * matrices  # lists
+    assert decode_weight_bytes(model.weights, unpacked=True, stream=wave.stream) == whole

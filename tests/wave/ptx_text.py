@@ -1,0 +1,55 @@
+"""Runs a few lines of inline PTX in NumPy: words of 32 bits, their halves, and predicates."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+__all__ = ["executed"]
+
+
+def executed(text: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run a text without branches. inputs: uint32 registers of one shape. Returns all registers as they are left."""
+    registers = dict(inputs)
+    like = next(iter(inputs.values()))
+
+    def value(name: str) -> np.ndarray:
+        return registers[name] if name in registers else np.full_like(like, int(name, 0))
+
+    for line in text.splitlines():
+        if line in ("{", "}") or line.startswith(".reg "):
+            continue
+        found = re.fullmatch(r"(?:@(\w+) )?([\w.]+) (.*);", line)
+        assert found, line
+        guard, op, rest = found.groups()
+        target, *sources = re.findall(r"\{[^}]*\}|[\w$]+", rest)
+        if op == "mov.b32" and target.startswith("{"):
+            parts = np.ascontiguousarray(value(sources[0])).view(np.uint16).reshape(-1, 2)
+            registers |= {name: parts[:, half] for half, name in enumerate(re.findall(r"\$\d+", target))}
+            continue
+        made = _made(op, [value(name) for name in sources])
+        registers[target] = made if guard is None else np.where(registers[guard], made, registers[target])
+    return registers
+
+
+def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
+    """What an instruction writes."""
+    a, b = sources[:2]
+    if op == "shr.u32":
+        return a >> b
+    if op == "shl.b32":
+        return a << b
+    if op == "and.b32":
+        return a & b
+    if op == "setp.eq.u32":
+        return a == b
+    if op == "selp.b32":
+        return np.where(sources[2], a, b)
+    if op == "lop3.b32":
+        assert (sources[3] == 0xEA).all()  # (a and b) or c
+        return a & b | sources[2]
+    assert op == "prmt.b32", op
+    assert (b == 0).all()
+    assert (sources[2] == 0x2301).all()  # either half's bytes trade places
+    return np.ascontiguousarray(a).view(np.uint16).byteswap().view(np.uint32)

@@ -1,0 +1,282 @@
+"""The kernels of compact tiles pack and unpack bit for bit as plain PyTorch does, and compile without a spill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.models.warm_wave import compile_packing
+from onewave.ops.ffn.plan import FFNSizes, plan_ffn
+from onewave.wave import compact_impl
+from onewave.wave.compact import bases_of, compact_images, scales_of
+from onewave.wave.compact_impl import pack_compact, unpack_compact
+from onewave.wave.layout import COMPACT_BYTES, LIST_WORDS, TileShape, tile_shape
+from onewave.wave.pack import Weight, WeightStream
+from onewave.wave.weight_formats import COMPACT
+
+CPU = torch.device("cpu")
+MORE = 3  # tiles of a stream beside a matrix's
+
+
+def shape_of(batch: int, images: int) -> TileShape:
+    return tile_shape(batch, head_dim=64, weight_bytes=COMPACT_BYTES, images=images)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def bits_of(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(torch.int16)
+
+
+def packed(weight: Weight, shape: TileShape) -> tuple[tuple[Tensor, ...], bool]:
+    """Images, lists, places and scales as the kernels make them of a matrix, and whether they hold all of it."""
+    height, cols = weight.matrices[0].shape
+    blocks, tiles = -(-height * len(weight.matrices) // shape.rows), -(-cols // shape.cols)
+    places = torch.randperm(blocks * tiles + MORE, generator=torch.Generator().manual_seed(0))[: blocks * tiles].int()
+    images = torch.full((blocks * tiles + MORE, shape.tile_bytes), 99, dtype=torch.uint8)
+    lists = torch.full((blocks * tiles + MORE, LIST_WORDS), 99, dtype=torch.int32)
+    scales = torch.full((blocks * shape.rows,), float("nan"))
+    reached = torch.ones((), dtype=torch.bool)
+    pack_compact(images, lists, scales, reached, places, weight.matrices, weight.gain, shape)
+    return (images, lists, places, scales), bool(reached)
+
+
+def check(weight: Weight, shape: TileShape, *, holds_all: bool = True) -> Tensor:
+    """Pack as the kernels do and as PyTorch does, and read back what was packed. Returns the tiles' lists."""
+    (images, lists, places, scales), reached = packed(weight, shape)
+    rows = weight.block(0, len(scales), CPU)
+    bases = bases_of(rows)
+    expected_images, expected_lists, expected = compact_images(rows, bases, shape)
+    assert reached is bool(expected) is holds_all
+    assert torch.equal(scales, scales_of(bases))
+    assert torch.equal(images[places.long()], expected_images)
+    assert torch.equal(lists[places.long()], expected_lists)
+    assert (images == 99).all(dim=1).sum() == (lists == 99).all(dim=1).sum() == MORE
+    if holds_all:
+        count, (height, cols) = len(weight.matrices), weight.matrices[0].shape
+        wanted = rows[: count * height].view(height, count, cols).transpose(0, 1)
+        for first, last in {(0, height), (min(5, height - 1), min(17, height)), (height - 1, height)}:
+            out = torch.full((count, last - first, cols), float("nan"), dtype=torch.bfloat16)
+            low, high = first * count // shape.rows, -(-last * count // shape.rows)
+            unpack_compact(images, lists, places, scales, out, count, first, low, high - low, shape)
+            assert torch.equal(bits_of(out), bits_of(wanted[:, first:last]))
+    return expected_lists
+
+
+def matrices_of(count: int, height: int, cols: int, *, apart: int = 0) -> tuple[Tensor, ...]:
+    """Matrices of weights of all kinds; rows are so many values further apart than they are long."""
+    found = tuple((randn(height, cols + apart, seed=seed) * 0.02).bfloat16()[:, :cols] for seed in range(count))
+    for at, matrix in enumerate(found):
+        matrix *= torch.logspace(-6, 6, height)[:, None]
+        matrix[at::3, ::5] = 0.0
+        matrix[1::5, 3::7] = -0.0
+        matrix[height // 2] = 0.0
+        matrix[height // 3, 11::160] *= 1e-18
+        matrix[-1, -1] = -1.3e-20
+    return found
+
+
+@pytest.mark.parametrize(
+    ("batch", "images", "count", "gained", "height", "cols"),
+    [
+        (1, 1, 1, True, 21, 1100),  # columns that do not fill tiles, rows that do not fill row blocks
+        (1, 2, 2, False, 5, 4096),
+        (1, 2, 1, True, 9, 2050),
+        (2, 1, 2, True, 23, 1024),
+        (2, 2, 1, False, 17, 1102),
+        (8, 1, 1, False, 16, 130),
+        (8, 2, 2, True, 20, 1026),
+        (16, 1, 2, False, 40, 70),
+        (16, 2, 1, True, 40, 576),
+        (64, 2, 1, True, 70, 300),
+        (1, 1, 2, False, 9, 1023),  # odd ones: no two weights are a word in every row
+        (1, 1, 2, True, 9, 1023),
+    ],
+)
+def test_the_kernels_pack_and_unpack_as_plain_indexing_does(
+    batch: int, images: int, count: int, gained: bool, height: int, cols: int
+) -> None:
+    gain = (randn(cols, seed=9) / 4).bfloat16() if gained else None
+    lists = check(Weight(matrices_of(count, height, cols), gain), shape_of(batch, images))
+    assert lists[:, 0].any()
+
+
+@pytest.mark.parametrize("apart", [64, 7])
+def test_rows_may_lie_apart_and_begin_anywhere(apart: int) -> None:
+    matrices = matrices_of(2, 10, 1066, apart=apart)
+    check(Weight(matrices, (randn(1066, seed=9) / 4).bfloat16()), shape_of(1, 1))
+    check(Weight(tuple(matrix[:, 1:65] for matrix in matrices)), shape_of(1, 1))
+
+
+def test_a_gain_may_have_more_bits_than_weights() -> None:
+    check(Weight(matrices_of(1, 8, 1024), 1 + randn(1024, seed=9) / 1000), shape_of(1, 1))
+
+
+def test_products_are_rounded_to_the_nearest_and_ties_to_even() -> None:
+    cols = 1024
+    bits = torch.randint(-(1 << 15), 1 << 15, (8, cols), generator=torch.Generator().manual_seed(2)).to(torch.int16)
+    rows = (bits & -0x7F01) | 0x3F00  # exponents near 1, any mantissa and sign
+    gain = torch.tensor([1.0, 1.5, 1.25, 1.0078125, 0.99609375, 3.0, 1.9921875, 1.0]).bfloat16().repeat(cols // 8)
+    check(Weight((rows.view(torch.bfloat16),), gain), shape_of(1, 1))
+
+
+@pytest.mark.parametrize("largest", [0.0, 1e-40, 2.0**-126, 2.0**-96, 2.0**-95, 2.0**-90, 1.0, 1.99 * 2.0**94])
+def test_every_distance_from_a_rows_largest_weight_is_kept_or_listed(largest: float) -> None:
+    """The exponents below a row's largest one, and some so far below that they need the list."""
+    shape = shape_of(2, 1)
+    rows = torch.full((shape.rows, shape.cols), largest, dtype=torch.bfloat16)
+    exponent = int(bits_of(rows)[0, 0]) >> 7
+    dice = torch.Generator().manual_seed(1)
+    low = torch.arange(max(exponent - 31, 0), exponent + 1)
+    bits = torch.randint(0, 128, (shape.rows, len(low)), generator=dice) | (low << 7)
+    bits_of(rows)[:, 100 : 100 + len(low)] = torch.minimum(bits, bits_of(rows)[:, :1]).to(torch.int16)
+    rows[1::2] *= -1
+    for listed in range(12 if exponent > 47 else 0):
+        rows[listed % shape.rows, 7 * listed + 2] = largest * 2.0 ** (-40 - listed % 7) * 1.0078125
+    lists = check(Weight((rows,)), shape)
+    assert bool(lists[:, 0].sum() >= 12) == (exponent > 47)
+
+
+def test_tiles_of_nothing_but_zeros_list_nothing() -> None:
+    rows = torch.zeros(20, 1100, dtype=torch.bfloat16)
+    rows[::2, ::3] = -0.0
+    assert not check(Weight((rows,)), shape_of(1, 2)).any()
+
+
+@pytest.mark.parametrize(("batch", "images"), [(1, 1), (2, 2), (8, 1), (16, 2)])
+def test_a_list_holds_thirty_one_weights_in_their_order_and_no_more(batch: int, images: int) -> None:
+    shape = shape_of(batch, images)
+    rows = (0.5 + randn(shape.rows, 2 * shape.cols, seed=3).abs()).bfloat16()
+    at = torch.randperm(shape.rows * shape.cols, generator=torch.Generator().manual_seed(batch))[:40]
+    for many in (LIST_WORDS - 1, 40):
+        row, column = at[:many] // shape.cols, at[:many] % shape.cols
+        rows[row, column + shape.cols] = (1e-12 * (1 + torch.arange(many) / 16) * (-1) ** torch.arange(many)).bfloat16()
+        lists = check(Weight((rows,)), shape, holds_all=many < LIST_WORDS)
+        assert lists[:, 0].tolist() == [0, LIST_WORDS - 1]
+
+
+def test_weights_out_of_reach_clear_the_flag() -> None:
+    rows = (0.5 + randn(9, 1100, seed=3).abs()).bfloat16()
+    for far in (2.0**-96, -1e-30, 1e-39):
+        rows[4, 1030] = far
+        check(Weight((rows,)), shape_of(1, 1), holds_all=False)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, 2.0**95])
+@pytest.mark.parametrize("gain", [None, 1.0])
+def test_rows_of_too_large_weights_and_of_nonsense_clear_the_flag(value: float, gain: float | None) -> None:
+    rows = torch.full((9, 1100), 0.5, dtype=torch.bfloat16)
+    rows[8, 1099] = value
+    gains = None if gain is None else torch.full((1100,), gain, dtype=torch.bfloat16)
+    assert not packed(Weight((rows,), gains), shape_of(1, 1))[1]
+
+
+def test_a_gain_may_make_weights_too_large_or_small_enough() -> None:
+    rows = torch.full((8, 1024), 0.5, dtype=torch.bfloat16)
+    rows[3, 9] = 2.0**96
+    gain = torch.ones(1024, dtype=torch.bfloat16)
+    assert not packed(Weight((rows,), gain), shape_of(1, 1))[1]
+    gain[9] = 2.0**-90
+    check(Weight((rows,), gain), shape_of(1, 1))
+
+
+def stream() -> WeightStream:
+    plan = plan_ffn(FFNSizes(2, 64, 128, 64, True), workers=5, compact=True)
+    return WeightStream(plan.programs[0], torch.bfloat16, CPU, COMPACT)
+
+
+def test_a_stream_is_the_same_whoever_packs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gain = (1 + randn(64, seed=3) / 4).bfloat16()
+    weights = {"up": Weight(matrices_of(2, 128, 64), gain), "down": Weight(matrices_of(1, 64, 128))}
+    by_kernel, plain = stream(), stream()
+    for name, weight in weights.items():
+        plain.put(name, weight)
+        with monkeypatch.context() as patch:
+            patch.setattr(WeightStream, "_packs_in_place", lambda *_: True)
+            by_kernel.put(name, weight)
+        assert not by_kernel.differs(name, weight)
+    assert by_kernel.reached
+    for one, other in (
+        (by_kernel.images, plain.images),
+        (by_kernel.lists, plain.lists),
+        (by_kernel.scales, plain.scales),
+    ):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+
+
+def test_what_compiles_the_kernels_ahead_launches_them_as_they_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[str, bool, int, bool]] = []
+
+    def launch(kernel: Any, grid: tuple[int, ...], *arguments: object, **constants: Any) -> None:
+        launched.append((kernel.__name__, constants["PAIRED"], constants["COUNT"], constants.get("GAIN", False)))
+
+    monkeypatch.setattr(compact_impl, "launch_kernel", launch)
+    compile_packing(stream())
+    assert set(launched) == {
+        (name, True, count, gained)
+        for count, gained in ((1, True), (1, False), (2, True))
+        for name in ("_bases_kernel", "_pack_kernel")
+    } | {("_unpack_kernel", True, count, False) for count in (1, 2)}
+
+
+def compiled(kernel: Any, warps: int, **constants: object) -> dict[str, object]:
+    """What a kernel becomes on an sm_90 card; not in the interpreter."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+    from machine_code import machine_code
+
+    names = kernel.arg_names
+    types = dict.fromkeys(("first", "second", "gain", "out"), "*bf16") | dict.fromkeys(("lists", "places"), "*i32")
+    types |= {"images": "*u8", "reached": "*u8", "scales": "*fp32"} | dict.fromkeys(constants, "constexpr")
+    types = {name: types.get(name, "i32") for name in names}
+    whole = [name for name in names if types[name].startswith("*") or name in ("cols", "stride")]
+    source = ASTSource(
+        kernel,
+        types,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in whole},
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    registers, stack, code = machine_code(made)
+    wide = [code.count(name) for name in ("LDG.E.128", "STG.E.128")]
+    flushed = made.asm["ptx"].count(".ftz")
+    return {"name": kernel.fn.__name__, "registers": registers, "stack": stack, "wide": wide, "flushed": flushed}
+
+
+def test_the_kernels_compile_for_a_card_without_a_spill_and_move_sixteen_bytes_at_a_time() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [report["name"] for report in reports] == ["_bases_kernel", *["_pack_kernel", "_unpack_kernel"] * 2]
+    for report in reports:
+        # Two programs of 512 threads a multiprocessor.
+        assert report["registers"] <= 64, report
+        assert report["stack"] == 0, report
+        # Subnormal numbers are not flushed to zero: weights become such on their way.
+        assert report["flushed"] == 0, report
+    assert [report["wide"] for report in reports] == [[4, 0], [4, 3], [3, 4], [8, 3], [3, 4]]
+
+
+if __name__ == "__main__":
+    bases, pack, unpack = compact_impl._bases_kernel, compact_impl._pack_kernel, compact_impl._unpack_kernel
+    print(json.dumps(compiled(bases, 4, COUNT=2, GAIN=True, PAIRED=True, PART=1024)))
+    for images, count, gain in ((1, 1, False), (2, 2, True)):
+        tile: dict[str, object] = {"R": 8, "COUNT": count, "IMAGES": images, "PAIRED": True}
+        print(json.dumps(compiled(pack, 8 * images, **tile, GAIN=gain)))
+        print(json.dumps(compiled(unpack, 8 * images, **tile)))
