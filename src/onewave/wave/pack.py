@@ -301,8 +301,7 @@ class WeightStream:
 
             assert self.scales is not None
             scales = self.scales[self.program.first_scale[name] :]
-            lists = self.lists
-            unpack_compact(self.images, lists, places, scales, out, count, first, low, high - low, self.shape)
+            unpack_compact(self.images, self.lists, places, scales, out, count, first, low, high - low, self.shape)
         elif self.images.is_cuda:
             from onewave.wave.pack_impl import unpack_tiles
 

@@ -8,11 +8,13 @@ __all__ = ["kernel_resources"]
 
 # Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
 # short (docs/log.md: registers); with heads of 128, whose attention needs more, most of all in a launch of several
-# tokens; beside products of one-byte weights, which need more themselves.
+# tokens.
 _EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 144}
 _WIDE_REGISTERS, _WIDE_REGISTERS_SEVERAL = {0: 208, 2: 176}, {0: 208, 2: 184}
-_BYTE_REGISTERS = 192
 _LOADER_REGISTERS, _LOADER_REGISTERS_CROWDED = 24, 32
+# Of an exchange and a loading thread beside products of one-byte and compact weights, which need more themselves; where
+# tokens are drawn, what draws them needs more.
+_BYTE_REGISTERS, _BYTE_REGISTERS_DRAWING = (184, 40), (192, 32)
 
 
 def kernel_resources(
@@ -35,10 +37,10 @@ def kernel_resources(
         held = min(held, held_tiles(shape.batch, head_dim, crowded=True))
     wide = _WIDE_REGISTERS_SEVERAL if several else _WIDE_REGISTERS
     exchange = wide if head_dim > 64 else _EXCHANGE_REGISTERS
-    registers = exchange[held] if shape.weight_bytes == 2 else _BYTE_REGISTERS
     # What is computed of a thread's number is computed before the partitions part, and kept by the loading warp, too.
-    crowded = streams or held == 4 or (paged and head_dim <= 64) or (draws and shape.weight_bytes < 2)
-    crowded |= several and held > 0 and head_dim > 64
-    loading = _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
+    crowded = streams or held == 4 or (paged and head_dim <= 64) or (several and held > 0 and head_dim > 64)
+    registers, loading = exchange[held], _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
+    if shape.weight_bytes < 2:
+        registers, loading = _BYTE_REGISTERS_DRAWING if draws else _BYTE_REGISTERS
     ring = drawing_ring(shape, head_dim) if draws else shape.ring
     return {"HELD": held, "XREGS": registers, "LREGS": loading, "S": ring}
