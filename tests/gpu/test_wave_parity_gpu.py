@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.engine.wave_decode import WaveLoad, load_streamed
 from onewave.models.batch import Batch
-from onewave.models.llama import Llama
 from onewave.models.llama_plan import DecodeWave
-from onewave.models.loading import load_config, load_model
+from onewave.models.loading import load_config
 from onewave.wave.launch import runs_here
+from onewave.wave.weight_formats import COMPACT, WeightFormat
 from onewave.weights.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -44,10 +45,11 @@ LENGTHS = (1, 2, 15, 17, 127, 128, 129, 255, 256, 257, 258, 385, 511, 512, 513, 
 """Tokens in a sequence's cache before its step."""
 
 
+@pytest.mark.parametrize("weight_format", [None, COMPACT], ids=["plain", "compact"])
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_as_close_to_float32_as_those_of_transformers_in_bfloat16(
-    family: str, batch: int, tmp_path: Path
+    family: str, batch: int, weight_format: WeightFormat | None, tmp_path: Path
 ) -> None:
     ours, theirs = [], []
     for seed in range(3):
@@ -56,7 +58,7 @@ def test_logits_are_as_close_to_float32_as_those_of_transformers_in_bfloat16(
         dice = torch.Generator().manual_seed(seed)
         texts = [torch.randint(VOCAB, (length + 1,), generator=dice) for length in LENGTHS]
         exact, rounded = (last_logits(directory, dtype, texts) for dtype in (torch.float32, torch.bfloat16))
-        ours.append(decoded(directory, texts, batch) - exact)
+        ours.append(decoded(directory, texts, batch, weight_format) - exact)
         theirs.append(rounded - exact)
     our_errors, their_errors = torch.cat(ours), torch.cat(theirs)
     assert rms(our_errors) <= 1.1 * rms(their_errors), (rms(our_errors), rms(their_errors))
@@ -77,12 +79,21 @@ def last_logits(directory: Path, dtype: torch.dtype, texts: list[Tensor]) -> Ten
 
 
 @torch.inference_mode()
-def decoded(directory: Path, texts: list[Tensor], batch: int) -> Tensor:
+def decoded(directory: Path, texts: list[Tensor], batch: int, weight_format: WeightFormat | None) -> Tensor:
     """The wave's logits after each text, whose last tokens are fed `batch` sequences at a time."""
     location = ModelLocation("hf", directory, directory.name)
     config = load_config(location)
-    model: Llama = load_model(location, config, dtype=torch.bfloat16, device=CARD, max_model_len=max(LENGTHS) + 1)
-    wave = DecodeWave(model, batch=batch)
+    how = WaveLoad(
+        dtype=torch.bfloat16,
+        device=CARD,
+        max_num_seqs=batch,
+        max_model_len=max(LENGTHS) + 1,
+        cache_dir=directory,
+        weight_format=weight_format,
+    )
+    made = load_streamed(location, config, how)
+    model = made.model
+    wave = DecodeWave(model, batch=batch, stream=made.stream)
     kv = model.new_cache(num_slots=len(texts), capacity=max(LENGTHS) + 1)
     # What was never written must never be read.
     kv.k.fill_(torch.nan)

@@ -3,7 +3,7 @@
 The stream is the only copy of the matrices that a card needs: they are packed one by one as they come, and whoever
 wants one in plain form has it unpacked into a buffer that the next one reuses, or, where there is room, into one that
 is kept. Weights that are rounded to one byte (rounding.py) are rounded as they come, the gain in them, and unpacked as
-16-bit values; bfloat16 ones may lie in twelve bits each (compact.py), and are unpacked as they were.
+16-bit values; bfloat16 ones may lie in thirteen bits each (compact.py), and are unpacked as they were.
 """
 
 # pyright: reportUnknownMemberType=false

@@ -128,11 +128,13 @@ def stream_keys(
     (launch_boxes.keys_box). row: keys_of_visit's. tile: the number of the ring's next tile; returns that of the one
     after them."""
     HALVES: gl.constexpr = D // 64
+    # Beside larger tiles of weights, one more of keys.
+    AHEAD: gl.constexpr = FLIGHT + 1 if ring.shape[0] > S else FLIGHT
     for piece in range(blocks * (2 * HALVES)):
         slot = tile % S
         mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
-        if FLIGHT < S:
-            landed = tile - FLIGHT
+        if AHEAD < S:
+            landed = tile - AHEAD
             if landed >= 0:
                 mbarrier.wait(full.index(landed % S), (landed // S) & 1)
         mbarrier.expect(full.index(slot), _TILE)

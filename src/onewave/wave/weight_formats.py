@@ -29,7 +29,7 @@ class Rounding(WeightFormat):
 ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 1, 127.0), Rounding("fp8", 2, 1, 448.0))}
 """What weights may be rounded to."""
 COMPACT = WeightFormat("compact", 3, COMPACT_BYTES)
-"""bfloat16 weights in twelve bits, the same numbers (compact.py)."""
+"""bfloat16 weights in thirteen bits, the same numbers (compact.py)."""
 
 
 class OutOfReachError(UnsupportedError):

@@ -39,8 +39,8 @@ class PackedFFN:
     """A feed-forward block packed for batches of up to `batch` rows. Call it with x [rows, hidden]; see op.ffn.
 
     waves: its launches, in order; their check() raises WaveStalled if one has stalled. compact: whether the weights are
-    kept in thirteen bits each, without loss: bfloat16 ones in the order `row` (wave/compact.py). weight_bytes: what its
-    launches read of them.
+    kept in thirteen bits each, without loss: bfloat16 ones in the order `row` (wave/compact.py). streams: where they
+    lie, of each launch. weight_bytes: what its launches read of them.
     """
 
     def __init__(self, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, choice: _Choice, *, delays: bool = False):
@@ -56,6 +56,7 @@ class PackedFFN:
         if self.compact and not bool(streams[0].reached):
             self.compact = False
             self.plan, streams = _packed(sizes, choice, weights, w_up, compact=False)
+        self.streams = tuple(streams)
         self.weight_bytes = sum(stream.nbytes for stream in streams)
         self.waves = tuple(
             Wave(
