@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, OutOfReachError, UnsupportedError
 from onewave.engine.llm import LLM
 from onewave.engine.options import choose_weight_format
 from onewave.engine.wave_decode import load_for, load_wave
-from onewave.wave.weight_formats import COMPACT, ROUNDINGS, OutOfReachError
+from onewave.wave.weight_formats import COMPACT, ROUNDINGS
 from onewave.weights.dummy import DummyStore
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,13 +30,12 @@ BF16 = {"dtype": torch.bfloat16}
 
 
 def kept(name: str | None = None, compact: bool | None = None, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:
-    return choose_weight_format(name, compact, dtype=dtype, **{"decode": "auto", "max_num_seqs": 8, **more})
+    return choose_weight_format(name, compact, dtype=dtype, **{"decode": "auto", **more})
 
 
 def test_bfloat16_weights_are_compact_wherever_the_wave_may_read_them() -> None:
     assert kept() is kept(decode="wave") is kept(compact=True) is COMPACT
-    assert kept(compact=True, max_num_seqs=16) is COMPACT
-    assert kept(compact=False) is kept(max_num_seqs=9) is None
+    assert kept(compact=False) is None
     assert kept(dtype=torch.float16) is kept(dtype=torch.float32) is None
     assert kept(decode="graph") is kept(decode="eager") is None
     assert kept("int8") is kept("int8", compact=False) is ROUNDINGS["int8"]
@@ -49,7 +49,7 @@ def test_what_can_not_be_compact_is_refused_where_that_was_asked_for(given: dict
         kept(compact=True, **given)
 
 
-def test_a_model_on_a_cpu_is_not_compact() -> None:
+def test_whether_to_be_compact_is_a_yes_or_a_no() -> None:
     with pytest.raises(InvalidArgumentError, match="compact: 'yes'; allowed: True, False or None"):
         LLM("no-such-model", compact="yes")  # type: ignore[arg-type] # that is the point
 
@@ -92,15 +92,21 @@ def test_weights_too_far_apart_stay_as_they_are_and_a_line_says_so(
     assert wave.stream.weight_format is None
     (record,) = caplog.records
     assert record.getMessage() == (
-        "weights are not compact: compact weights: weights too far below the largest of their rows"
+        "weights are not compact: weights: not finite, above 2^95, or too far below the largest of their rows"
     )
     assert tokens_of(model, wave) == tokens_of(*load_wave(LOCATION, BASE, replace(given, weight_format=None)))
 
 
 def test_asked_for_they_are_an_error(compiled: list[Any], far_apart: None, tmp_path: Path) -> None:
     given = how(tmp_path, None, weight_format=COMPACT, insists=True, **BF16)
-    with pytest.raises(OutOfReachError, match=r"too far below the largest of their rows\. Use compact=False"):
-        load_wave(LOCATION, BASE, given)
+    for load in (partial(load_for, "auto"), load_wave):
+        with pytest.raises(OutOfReachError, match=r"not finite, above 2\^95, or too far below .*\. Use compact=False"):
+            load(LOCATION, BASE, given)
+
+
+def test_asked_for_they_are_not_left_to_another_path(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"decode wave: cpu has not compute capability 9\.0"):
+        load_for("auto", LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, insists=True, **BF16))
 
 
 def test_the_bytes_that_a_step_reads_are_thirteen_bits_a_weight(compiled: list[Any], tmp_path: Path) -> None:

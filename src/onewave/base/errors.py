@@ -4,6 +4,7 @@ OnewaveError
 ├── InvalidArgumentError (ValueError)   a value the caller passed can't be honoured
 │   ├── ShapeError                      a tensor's shape, rank or stride is wrong
 │   ├── UnsupportedError                well formed, but not something this build can do
+│   │   └── OutOfReachError             weights that the format which was asked for can't hold
 │   └── UnverifiedError (TypeError)     a schedule that nobody has proved, where a proved one is needed
 ├── ModelError                          a model can't be found or read
 │   ├── ModelNotFoundError              no such path, alias or repository
@@ -31,6 +32,7 @@ __all__ = [
     "ModelError",
     "ModelNotFoundError",
     "OnewaveError",
+    "OutOfReachError",
     "ShapeError",
     "TokenizerError",
     "UnsupportedError",
@@ -91,6 +93,10 @@ class ShapeError(InvalidArgumentError):
 
 class UnsupportedError(InvalidArgumentError):
     """The request is well formed, but this build can't do it."""
+
+
+class OutOfReachError(UnsupportedError):
+    """A model has weights that the format which was asked for can't hold."""
 
 
 class UnverifiedError(InvalidArgumentError, TypeError):

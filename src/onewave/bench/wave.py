@@ -64,7 +64,7 @@ class WaveResult:
             "context": self.context,
             "dtype": dtype,
             "quantization": self.weights if self.weights in ROUNDINGS else None,
-            "compact": self.weights == COMPACT.name,
+            "compact": self.weights == COMPACT.name and self.path.startswith("wave"),
             "bytes_per_step": self.step_bytes,
             "ceiling_share": self.gigabytes_per_second / ceiling.value,
             "self_check": self.difference,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, OutOfReachError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_latency import numbers
@@ -89,7 +90,7 @@ def wave(
     traced = None
     for batch in batches:
         made = network = stream = None  # a stream is packed for its batch, and is the model's only copy
-        weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave", max_num_seqs=batch)
+        weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
         if weight_format is None:
             plain = network = plain or load_model(
                 location,
@@ -110,7 +111,13 @@ def wave(
                 load_format=chosen,
                 weight_format=weight_format,
             )
-            made = load_streamed(location, config, how)
+            try:
+                made = load_streamed(location, config, how)
+            except OutOfReachError as error:
+                if compact:
+                    raise
+                notes.append(f"weights are not compact: {error.got}")
+                made = load_streamed(location, config, replace(how, weight_format=None))
             network, stream = made.model, made.stream
         for length in contexts:
             show_status(f"batch {batch}, context {length}")

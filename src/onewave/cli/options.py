@@ -78,7 +78,7 @@ Compact = Annotated[
     bool | None,
     typer.Option(
         "--compact/--no-compact",
-        help="With the wave: bfloat16 matrices in 13 bits a weight, the same numbers. Default: up to 8 sequences.",
+        help="With the wave: bfloat16 matrices in 13 bits a weight, the same numbers. Default: wherever it can be.",
     ),
 ]
 TokensPerLaunch = Annotated[

@@ -68,8 +68,8 @@ class LLM:
     The wave then reads one byte a weight; activations, sums, cache and embedding keep their types. Other decode paths
     and a CPU keep the same rounded weights in the model's dtype, and save no memory.
     compact: with the wave, keep bfloat16 matrices in thirteen bits a weight, without loss, so that a token reads a
-    fifth less. None: with max_num_seqs of up to 8, where it is faster; a line is logged if a model has weights that it
-    can't. `compact` of a loaded model says whether it has.
+    fifth less. None: wherever it can be; a line is logged if a model has weights that it can't. True: or an error.
+    `compact` of a loaded model says whether it has.
     tokens_per_launch: with the wave, steps that one launch makes while all running sequences are greedy or drawn
     (temperature, top_k, top_p, min_p, seed) and ask for nothing else; the same tokens, which then come in groups. More
     than 1 needs decode="wave" or "auto".
@@ -137,9 +137,7 @@ class LLM:
             seed=seed,
             keep_unpacked=keep_unpacked,
             tokens_per_launch=tokens_per_launch,
-            weight_format=choose_weight_format(
-                quantization, compact, dtype=self.dtype, decode=path, max_num_seqs=max_num_seqs
-            ),
+            weight_format=choose_weight_format(quantization, compact, dtype=self.dtype, decode=path),
             insists=compact is True,
             progress=progress,
         )

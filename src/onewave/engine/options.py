@@ -13,7 +13,6 @@ from onewave.base.errors import InvalidArgumentError, TokenizerError, Unsupporte
 from onewave.base.settings import Settings
 from onewave.engine.arguments import DTYPES, check_decode, check_device, whole
 from onewave.ops.backends import current_card
-from onewave.wave.layout import MOST_COMPACT
 from onewave.wave.weight_formats import COMPACT, WeightFormat, find_rounding
 from onewave.weights.sources import ModelLocation, resolve
 
@@ -81,19 +80,22 @@ def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.
 
 
 def choose_weight_format(
-    quantization: str | None, compact: bool | None, *, dtype: torch.dtype, decode: str, max_num_seqs: int
+    quantization: str | None, compact: bool | None, *, dtype: torch.dtype, decode: str
 ) -> WeightFormat | None:
-    """What the wave's weights are kept as: rounded if that was asked for, else compact where bfloat16 ones are read
-    sooner so, or where that was asked for; None: as they are. decode: of choose_decode. Raises InvalidArgumentError,
-    UnsupportedError."""
+    """What the wave's weights are kept as: rounded if that was asked for, else compact where they are bfloat16, unless
+    that was not wanted; None: as they are. decode: of choose_decode. Raises InvalidArgumentError, UnsupportedError."""
     rounding = find_rounding(quantization)
     may_be = dtype is torch.bfloat16 and decode in ("auto", "wave") and rounding is None
     if compact and not may_be:
         name = str(dtype).removeprefix("torch.")
         got = f"{name} weights, decode={decode!r}, quantization={quantization!r}"
-        raise UnsupportedError("compact", got=got, allowed="bfloat16 ones that the wave decodes with, not quantized")
-    wanted = max_num_seqs <= MOST_COMPACT if compact is None else compact
-    return COMPACT if may_be and wanted else rounding
+        raise UnsupportedError(
+            "compact",
+            got=got,
+            allowed="bfloat16 ones that the wave decodes with, not quantized",
+            next="Leave compact out.",
+        )
+    return COMPACT if may_be and compact is not False else rounding
 
 
 def choose_operand_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from onewave.base.errors import CapacityError, ModelError, OnewaveError, UnsupportedError
+from onewave.base.errors import CapacityError, ModelError, OnewaveError, OutOfReachError, UnsupportedError
 from onewave.engine.wave_ahead import plan_and_compile
 from onewave.engine.wave_check import Step, check_several, self_check, some_draws
 from onewave.memory.kv_cache import StaticKVCache
@@ -25,7 +25,7 @@ from onewave.models.llama import Llama
 from onewave.models.loading import load_model, open_parts
 from onewave.wave.pack import WeightStream
 from onewave.wave.program import WaveProgram
-from onewave.wave.weight_formats import OutOfReachError, Rounding, WeightFormat
+from onewave.wave.weight_formats import Rounding, WeightFormat
 from onewave.weights.progress import byte_progress
 from onewave.weights.sources import ModelLocation
 
@@ -204,8 +204,8 @@ def load_for(
     Then one line is logged that says why. Raises what load_model raises, and for wave what load_wave does.
     """
     reason: str | None = None
-    if path == "auto" and how.tokens_per_launch > 1:
-        path = "wave"  # nothing else makes several tokens a launch
+    if path == "auto" and (how.tokens_per_launch > 1 or how.insists):
+        path = "wave"  # nothing else makes several tokens a launch, or keeps such weights
     if path == "auto":
         reason = unsuited(config, how.dtype, how.device, how.max_num_seqs)
     if path in ("auto", "wave") and reason is None:

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import UnsupportedError
+from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.loading import ModelParts
 from onewave.wave.pack import StreamMatrix, Weight, WeightStream
 from onewave.wave.program import WaveProgram
-from onewave.wave.weight_formats import OutOfReachError, Rounding, WeightFormat
+from onewave.wave.weight_formats import Rounding, WeightFormat
 
 __all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
 
@@ -91,8 +91,8 @@ class _Packer:
         embedding, head = self._tables(norm)
         layers = self._layers(embedding.nbytes if self._parts.tied else 0, ones)
         if not bool(stream.reached):  # the first time that the host waits
-            got = "weights too far below the largest of their rows"
-            raise OutOfReachError("compact weights", got=got, next="Use compact=False.")
+            got = "not finite, above 2^95, or too far below the largest of their rows"
+            raise OutOfReachError("weights", got=got, next="Use compact=False.")
         if bool(self._wrong):
             raise UnsupportedError("packing for one wave", got="weights that read back otherwise")
         weights = LlamaWeights(embedding, layers, norm if head is embedding else ones, head)
@@ -119,7 +119,8 @@ class _Packer:
         stream, config = self._stream, self._config
         packed = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
         total = config.num_layers * packed + config.vocab_size * config.hidden_size
-        padding = stream.images.nbytes - int(total * stream.shape.weight_bytes)
+        lists = 0 if stream.lists is None else stream.lists.nbytes
+        padding = stream.images.nbytes + lists - int(total * stream.shape.weight_bytes)
         room = _ROOM_BYTES - beside - padding
         vectors = [self._parts.vectors(index) for index in range(config.num_layers)]
         pending: deque[tuple[int, str, int, Future[MatrixWeight]]] = deque()

@@ -26,12 +26,11 @@ from onewave.wave.layout import LIST_WORDS, TileShape
 __all__ = ["MOST_BASE", "bases_of", "compact_images", "restore_images", "scales_of"]
 
 MOST_BASE = 190
-"""The largest base whose scale is a float32 number: weights up to 2^95."""
+"""The largest base that is taken, with which scales are float32 numbers: of weights below 2^95."""
 _DISTANCES = 31
 # Listed numbers are larger by this power of two, and products, whose activations are raised as much (byte_values.py).
 _RAISED = 64
 _OUT_OF_REACH = -1
-_HALF = 4096
 # Three bits of a number between the bits of another, and where they come from: the number's are sign, then 12 bits.
 _GAP = 12
 
@@ -138,8 +137,11 @@ def restore_images(images: Tensor, lists: Tensor, scales: Tensor, cols: int, sha
         pairs[..., k, 3] = rest
     pairs &= -0x70007001
     numbers = torch.stack((pairs << 16, pairs & -0x10000), dim=-1).view(torch.float32).double().flatten(1)
-    tile, at = torch.nonzero(torch.arange(LIST_WORDS - 1, device=images.device) < lists[:, :1], as_tuple=True)
-    word = lists[tile, at + 1]
-    numbers[tile, (word & 0xFFFF).long()] = (word & -0x10000).view(torch.float32).double() * 2.0**-_RAISED
+    # What no list has goes to a place of its own, behind the others, so that nobody waits for how many there are.
+    word, nowhere = lists[:, 1:], numbers.shape[1]
+    listed = torch.arange(LIST_WORDS - 1, device=images.device) < lists[:, :1]
+    place = torch.where(listed, word & 0xFFFF, nowhere).long()
+    values = (word & -0x10000).view(torch.float32).double() * 2.0**-_RAISED
+    numbers = torch.nn.functional.pad(numbers, (0, 1)).scatter_(1, place, values)[:, :nowhere]
     rows = _rows_of(numbers, cols, shape)
     return (rows * (scales.double() * 2.0**_RAISED)[:, None]).to(torch.bfloat16)

@@ -25,7 +25,6 @@ __all__ = [
     "LIMIT_WORDS",
     "LIST_WORDS",
     "MOST_BATCH",
-    "MOST_COMPACT",
     "MOST_SPLITS",
     "MOST_TOKENS",
     "NOTES",
@@ -60,9 +59,6 @@ TILE_BYTES = 2 * TILE_VALUES
 """Of a tile of 16-bit weights."""
 COMPACT_BYTES = 1.625
 """Of a bfloat16 weight in thirteen bits (compact.py)."""
-MOST_COMPACT = 8
-"""Sequences, or rows, up to which compact weights are read sooner than 16-bit ones (docs/log.md, "Compact weights"): of
-more, a stream waits for activations as long as either takes."""
 LIST_WORDS = 32
 """Of the list of numbers that thirteen bits do not reach, beside each tile of compact weights: what a copy by TMA wants
 its place in shared memory aligned to."""
@@ -201,8 +197,8 @@ class TileShape:
 
     rows, cols: of a weight tile. chunk: tiles that one load of activations covers. slots: chunks that fit shared
     memory. ring: weight tiles that fit beside them. piece: rows that a reduction finishes at a time. weight_bytes: of a
-    packed weight: 2, or 1 of rounded ones (rounding.py). images: operands A that make up a tile, side by side; 2 of
-    one-byte weights make a tile as large as one of 16-bit weights. held: tiles of a product that go to registers before
+    packed weight: 2, 1 of rounded ones (rounding.py), or COMPACT_BYTES. images: operands A that make up a tile, side by
+    side; 2 of one-byte weights make a tile as large as one of 16-bit weights. held: tiles of a product that go to registers before
     its activations have come, as if the ring were that much deeper; 0, 2 or 4.
     """
 
@@ -362,8 +358,9 @@ def few_head_words(head_dim: int) -> int:
 
 
 def group_of(padded: int) -> int:
-    """Row blocks whose products are handed over together: as many as one hand-over takes no longer for."""
-    return max(1, min(4, 16 // padded))
+    """Row blocks whose products are handed over together: as many as one hand-over takes no longer for; of more than
+    eight sequences, whose activations pass, two, which then pass half as often."""
+    return 2 if padded in (16, 32) else max(1, min(4, 16 // padded))
 
 
 def _tiles_beside(taken: int, padded: int, head_dim: int, tile_bytes: int) -> int:

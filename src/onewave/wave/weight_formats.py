@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.wave.layout import COMPACT_BYTES
 
-__all__ = ["COMPACT", "ROUNDINGS", "OutOfReachError", "Rounding", "WeightFormat", "find_rounding"]
+__all__ = ["COMPACT", "ROUNDINGS", "Rounding", "WeightFormat", "find_rounding"]
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,6 @@ ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 1, 127.0), Roun
 """What weights may be rounded to."""
 COMPACT = WeightFormat("compact", 3, COMPACT_BYTES)
 """bfloat16 weights in thirteen bits, the same numbers (compact.py)."""
-
-
-class OutOfReachError(UnsupportedError):
-    """A model has weights that its format can't hold."""
 
 
 def find_rounding(name: object) -> Rounding | None:

@@ -1,11 +1,12 @@
-"""Products of one-byte weights: bytes from the ring become operand A in registers.
+"""Products of one-byte and of compact weights: bytes from the ring become operand A in registers.
 
-A tile is one or two images of 8 KiB, side by side: each operand A [64, 128], two elements in 16 bits (rounding.paired),
+A tile of one-byte weights is one or two images of 8 KiB, side by side: each operand A [64, 128], two elements in 16 bits (rounding.paired),
 int8 or fp8 e4m3 numbers, all exact in bfloat16 and in float16. An image (rounding.byte_images) is laid so that a
 thread's 16-byte loads, without bank conflicts, bring the very bits of which its own registers of A are made: nothing
 crosses threads. Four values become four 16-bit ones, but for a power of two, in a few instructions (byte_values.py),
 among which mma.sync fits in; wgmma would wait for each of its operands in registers (ptxas says so), as nothing may
-write any while it runs.
+write any while it runs. Compact weights (compact.py) come in thirteen words of 32 numbers instead, and their tiles with
+lists of numbers that are multiplied one by one.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -158,7 +159,7 @@ def multiply_bytes(
     for tile in range(count):
         mbarrier.wait(full.index(slot), phase)
         if FORMAT == 3:
-            acc, other = add_compact_tile(acc, other, tile, x, slot, rings, DTYPE, IMAGES, S)
+            acc, other = add_compact_tile(acc, other, tile, x, slot, rings, DTYPE, IMAGES)
         else:
             image = rings[0].index(slot)._reinterpret(gl.int32, [IMAGES * 64, 32], STORED)
             for half in gl.static_range(IMAGES * 2):
@@ -195,7 +196,6 @@ def operand_b(x, acc):
 @gluon.jit
 def add_compact_tile(
     acc, other, tile, x, slot, rings, DTYPE: gl.constexpr, IMAGES: gl.constexpr,
-    S: gl.constexpr,
 ):  # fmt: skip
     """acc and other plus a tile's product with its activations among x's."""
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)

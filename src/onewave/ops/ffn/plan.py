@@ -18,7 +18,7 @@ from onewave.tiles.policies import POLICIES, plan
 from onewave.tiles.table import TaskTable, lower
 from onewave.tiles.verify import verify
 from onewave.wave.deal import Deal, fewest_workers
-from onewave.wave.layout import COMPACT_BYTES, MOST_COMPACT, TileShape, tile_shape
+from onewave.wave.layout import COMPACT_BYTES, TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, Operation
 from onewave.wave.program import WaveProgram, build_program
 from onewave.wave.slices import fitting_slices, slice_bounds, slices_of
@@ -32,6 +32,9 @@ ORDERS = ("row", "half_row", "sm_local", "sequential")
 half, then the other half. sm_local: a worker that made a slice of the hidden row multiplies it with its slice of
 W_down. sequential: two launches."""
 
+# Rows up to which compact weights are read sooner than 16-bit ones: of more, a stream waits for activations as long as
+# either takes (docs/log.md, "Compact weights").
+_MOST_COMPACT = 32
 # Partial sums of SM-local slices are exchanged whole: what that may cost in words.
 _MOST_PARTIAL_WORDS = 1 << 26
 
@@ -194,7 +197,7 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
 def keeps_compact(dtype: object, batch: int, order: str, policy: str) -> bool:
     """Whether a packed block keeps its weights in thirteen bits each, if these hold them. dtype: or its name."""
     is_bfloat16 = str(dtype).removeprefix("torch.") == "bfloat16"
-    return is_bfloat16 and batch <= MOST_COMPACT and (order, policy) == ("row", DATA)
+    return is_bfloat16 and batch <= _MOST_COMPACT and (order, policy) == ("row", DATA)
 
 
 def workers_for(sizes: FFNSizes, *, order: str, available: int, compact: bool = False) -> int:

@@ -39,7 +39,7 @@ class PackedFFN:
     """A feed-forward block packed for batches of up to `batch` rows. Call it with x [rows, hidden]; see op.ffn.
 
     waves: its launches, in order; their check() raises WaveStalled if one has stalled. compact: whether the weights are
-    kept in thirteen bits each, without loss: bfloat16 ones in the order `row` (wave/compact.py). streams: where they
+    kept in thirteen bits each, without loss: see plan.keeps_compact (wave/compact.py). streams: where they
     lie, of each launch. weight_bytes: what its launches read of them.
     """
 
@@ -55,6 +55,7 @@ class PackedFFN:
         self.plan, streams = _packed(sizes, choice, weights, w_up, compact=self.compact)
         if self.compact and not bool(streams[0].reached):
             self.compact = False
+            del streams  # before others come
             self.plan, streams = _packed(sizes, choice, weights, w_up, compact=False)
         self.streams = tuple(streams)
         self.weight_bytes = sum(stream.nbytes for stream in streams)
