@@ -37,7 +37,9 @@ def predict(
     fit: Annotated[
         Path | None,
         typer.Option(
-            "--fit", metavar="TRACE", help="Fit the costs to a step that `bench wave --no-compact --trace TRACE` has measured."
+            "--fit",
+            metavar="TRACE",
+            help="Fit the costs to a step that `bench wave --no-compact --trace TRACE` has measured.",
         ),
     ] = None,
     bandwidth: Annotated[

@@ -198,8 +198,8 @@ class TileShape:
     rows, cols: of a weight tile. chunk: tiles that one load of activations covers. slots: chunks that fit shared
     memory. ring: weight tiles that fit beside them. piece: rows that a reduction finishes at a time. weight_bytes: of a
     packed weight: 2, 1 of rounded ones (rounding.py), or COMPACT_BYTES. images: operands A that make up a tile, side by
-    side; 2 of one-byte weights make a tile as large as one of 16-bit weights. held: tiles of a product that go to registers before
-    its activations have come, as if the ring were that much deeper; 0, 2 or 4.
+    side; 2 of one-byte weights make a tile as large as one of 16-bit weights. held: tiles of a product that go to
+    registers before its activations have come, as if the ring were that much deeper; 0, 2 or 4.
     """
 
     batch: int

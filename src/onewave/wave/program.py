@@ -57,8 +57,8 @@ class WaveProgram:
     then 2^31 - 1 four times. visits: int32 [workers, 2 n], of each attention task in turn the number of the tile before
     which its keys come, where they are streamed, and which (streamed.keys_of_visit); then likewise. stream: weight ->
     [tiles, 3] of (row block, column tile, place); place is a tile's number in the packed stream, of stream_tiles.
-    first_scale: weight -> the first of its rows' scales among num_scales, if its weights are rounded or compact. names: each
-    step's task, for people. regions: the exchange's tensors.
+    first_scale: weight -> the first of its rows' scales among num_scales, if its weights are rounded or compact. names:
+    each step's task, for people. regions: the exchange's tensors.
     """
 
     shape: TileShape

@@ -46,7 +46,7 @@ def ffn(
     x: [..., hidden] bf16|fp16 (fp32 too on a CPU). w_up, w_gate: [intermediate, hidden]; w_down: [out, intermediate],
     all of x's dtype, sizes multiples of 64. Returns [..., out]. activation: f, "silu", "gelu" (exact) or None.
     backend: "wave" runs both products in one persistent launch: up to 64 rows on a card of compute capability 9.0. It
-    packs the weights at the first call for a batch size (rounded up to a power of two) and keeps up to five packed
+    packs the weights at the first call for a batch size (rounded up to a power of two) and keeps up to six packed
     copies, and for good those that a CUDA graph has recorded; pack_ffn makes one that you own. "chain": the same for
     any number of rows on the same cards, from the weights as they are. "streams": as "chain", but as two launches side
     by side on two streams. In these three, sums and f are float32, the hidden rows are rounded to x's dtype once, and

@@ -19,9 +19,9 @@ from onewave.wave.weight_formats import COMPACT
 
 __all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "pack"]
 
-# Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 16), or one size of five.
+# Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.
 # What a CUDA graph has recorded is kept beside them, for good: nobody says when the graph is gone.
-_MOST_KEPT = 5
+_MOST_KEPT = 6
 
 
 @dataclass(frozen=True)
