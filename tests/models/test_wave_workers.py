@@ -58,8 +58,9 @@ def test_wide_models_take_sixteen_sequences_but_no_several_tokens_a_launch() -> 
     assert unsupported_because(wide, 16) is None
     assert unsupported_because(wide, 8, tokens=2) is None
     assert "2112; up to 2048" in str(unsupported_because(wide, 16, tokens=2))
-    program = plan_decode(wide, batch=16, workers=3).program
-    assert (program.steps[[name.startswith("head") for name in program.names], Word.BLOCKS] == 1).all()
+    program = plan_decode(wide, batch=16, workers=2).program
+    heads = program.steps[[name.startswith("head") for name in program.names], Word.BLOCKS]
+    assert heads.max() == program.shape.group == 2
     with pytest.raises(UnsupportedError, match="several tokens"):
         check_tokens(program, 2, decodes=True, threads=256)
     huge = replace(wide, hidden_size=5120, intermediate_size=27648, num_layers=64, layer_windows=(None,) * 64)

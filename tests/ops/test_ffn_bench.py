@@ -29,6 +29,8 @@ CPU = torch.device("cpu")
 class Made:
     """Stands for a packed block or a launch for many rows."""
 
+    compact, weight_bytes = True, 1000
+
     def __init__(self, backend: str, activation: str | None = "silu"):
         self.backend, self.checks, self.outs = backend, 0, []
         self.plan = plan_chain(ChainSizes(64, 64, 128, 64, False), workers=2, streams=backend == "streams")
