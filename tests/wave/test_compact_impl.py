@@ -18,24 +18,15 @@ from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.wave import compact_impl
 from onewave.wave.compact import bases_of, compact_images, scales_of
 from onewave.wave.compact_impl import pack_compact, unpack_compact
-from onewave.wave.layout import COMPACT_BYTES, LIST_WORDS, TileShape, tile_shape
+from onewave.wave.layout import LIST_WORDS, TileShape
 from onewave.wave.pack import Weight, WeightStream
 from onewave.wave.weight_formats import COMPACT
 
+sys.path.insert(0, str(Path(__file__).parent))
+from test_compact import bits_of, randn, shape_of
+
 CPU = torch.device("cpu")
 MORE = 3  # tiles of a stream beside a matrix's
-
-
-def shape_of(batch: int, images: int) -> TileShape:
-    return tile_shape(batch, head_dim=64, weight_bytes=COMPACT_BYTES, images=images)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def bits_of(rows: Tensor) -> Tensor:
-    return rows.contiguous().view(torch.int16)
 
 
 def packed(weight: Weight, shape: TileShape) -> tuple[tuple[Tensor, ...], bool]:

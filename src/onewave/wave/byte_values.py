@@ -58,7 +58,7 @@ _RAISED = gl.constexpr("{ .reg .b32 f; mov.b32 f, 0x5f805f80; mul.rn.bf16x2 $0, 
 
 @gluon.jit
 def raised(words, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
-    """Words of activations as products of one-byte weights take them: bfloat16 ones times 2^64."""
+    """Words of activations as products of one-byte and compact weights take them: bfloat16 ones times 2^64."""
     if FORMAT > 0 and DTYPE != gl.float16:
         words = gl.inline_asm_elementwise(_RAISED, "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1)
     return words

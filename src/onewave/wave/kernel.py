@@ -1,7 +1,7 @@
 """The persistent kernel that runs a task table: one block a multiprocessor, three partitions of warps.
 
 loader (1 warp)      streams the block's weight tiles, packed in the order in which they are used, through a ring of
-                     16 KiB slots (load.py), and where a launch STREAMS attention's cached keys and values as well
+                     slots of one tile (load.py), and where a launch STREAMS attention's cached keys and values as well
                      (streamed.py). It never waits for activations.
 multiply (4 warps)   for every product step: take its first HELD tiles into registers, wait for the step's activations,
                      chunk by chunk, then for each further tile; wgmma straight from the ring, sums over K in registers;

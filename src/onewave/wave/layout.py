@@ -1,11 +1,11 @@
 """Sizes and word places that the host and the kernel share. Pure Python.
 
-A weight tile is `rows` rows of a matrix times `cols` columns, 16 KiB (or 8 of one-byte weights), operand A [64, 128]
-of a product, or two side by side: A's row q * rows + r holds row r, columns q * 128 to q * 128 + 127 of its part of the
-tile. The activations are operand B [128, N]: column q * batch + b holds sequence b, the same columns. Of the product
-only blocks with equal q are wanted; their sum over q is the result. So narrow batches get tiles of few rows, which can
-be dealt out to workers evenly, and the tensor core's work on the unwanted blocks costs nothing, as a product this
-narrow is bound by reading A.
+A weight tile is `rows` rows of a matrix times `cols` columns, 16 KiB (8 of one-byte weights, 13 of compact ones),
+operand A [64, 128] of a product, or two side by side: A's row q * rows + r holds row r, columns q * 128 to q * 128 +
+127 of its part of the tile. The activations are operand B [128, N]: column q * batch + b holds sequence b, the same
+columns. Of the product only blocks with equal q are wanted; their sum over q is the result. So narrow batches get tiles
+of few rows, which can be dealt out to workers evenly, and the tensor core's work on the unwanted blocks costs nothing,
+as a product this narrow is bound by reading A.
 """
 
 from __future__ import annotations

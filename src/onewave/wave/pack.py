@@ -94,12 +94,12 @@ class Weight:
 class WeightStream:
     """A program's weights on their device: room for all of them from the start, each packed when it comes.
 
-    tensor: [stream tiles * 128, 64], what the kernel streams; tiles that no worker reads (the shorter lanes' ends) are
-    zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked last: or, after
-    keep(), a second buffer all that was ever unpacked. weight_format: what the matrices are kept as, of a program for
-    such weights; None: as they are. Otherwise `scales` holds a float32 a row, and dtype is what they are unpacked as;
-    of compact ones `lists` holds LIST_WORDS words a tile, and `reached` says whether all put so far are the same
-    numbers.
+    tensor: [stream tiles * shape.tile_rows, 64], what the kernel streams; tiles that no worker reads (the shorter
+    lanes' ends) are zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked
+    last: or, after keep(), a second buffer all that was ever unpacked. weight_format: what the matrices are kept as, of
+    a program for such weights; None: as they are. Otherwise `scales` holds a float32 a row, and dtype is what they are
+    unpacked as; of compact ones `lists` holds LIST_WORDS words a tile, and `reached` says whether all put so far are
+    the same numbers.
     """
 
     def __init__(
