@@ -175,6 +175,31 @@ def test_long_sums_are_cut_only_where_the_work_is_dealt_more_evenly_by_more_than
     assert plan_ffn(FFNSizes(rows, hidden, intermediate, hidden, gated), workers=128).splits == splits
 
 
+@pytest.mark.parametrize(
+    ("rows", "hidden", "intermediate", "splits", "tile"),
+    [
+        (8, 4096, 14336, (1, 1), (16, 1024)),
+        (16, 4096, 14336, (1, 2), (64, 256)),
+        (16, 2048, 8192, (1, 4), (64, 256)),
+        (16, 5120, 13824, (1, 3), (64, 256)),
+        (16, 8192, 28672, (1, 1), (64, 256)),
+        (16, 3072, 8192, (1, 1), (32, 512)),  # 48 tall row blocks: some workers would have twice the mean
+        (16, 1024, 4096, (1, 1), (32, 512)),
+        (32, 4096, 14336, (1, 4), (64, 256)),
+        (32, 8192, 28672, (1, 2), (64, 256)),
+    ],
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_compact_blocks_of_many_rows_read_their_activations_less_often(
+    rows: int, hidden: int, intermediate: int, splits: tuple[int, int], tile: tuple[int, int], gated: bool
+) -> None:
+    sizes = FFNSizes(rows, hidden, intermediate, hidden, gated)
+    plan = plan_ffn(sizes, workers=128, compact=True)
+    shape = plan.programs[0].shape
+    assert (plan.splits, (shape.rows, shape.cols)) == (splits, tile)
+    assert plan_ffn(sizes, workers=17, compact=True).programs[0].shape == shape
+
+
 def test_by_default_all_workers_or_the_fewest_that_leave_nobody_with_more() -> None:
     sizes = FFNSizes(16, 4096, 14336, 4096, False)
     assert [workers_for(sizes, order="row", available=count) for count in (1, 17, 64, 114, 132)] == [

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.wave.pack import Weight, pack_stream
+from onewave.wave.layout import Place
+from onewave.wave.pack import Weight, WeightStream, pack_stream
+from onewave.wave.weight_formats import COMPACT
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulated_device import Bench, words
@@ -46,6 +48,48 @@ def test_the_kernels_source_computes_the_block_launch_after_launch(
         found = torch.from_numpy(bench.memory.get(out, (rows, 64)).view(np.float16)).double()
         expected = in_torch(x.double(), up.double(), down.double(), gate.double(), "silu")
         assert (found - expected).abs().max() < 3e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("batch", "hidden", "inner", "splits", "tile", "places"),
+    [
+        (16, 512, 2560, (1, 2), (64, 256), 4),  # tall tiles, five and ten a row block
+        (16, 512, 1536, (1, 1), (32, 512), 2),
+        (16, 448, 3136, (1, 2), (64, 128), 4),  # tiles of one operand, the last one not full
+        (32, 512, 2560, (1, 2), (64, 256), 3),
+        (8, 1024, 2048, (1, 1), (16, 1024), 2),
+    ],
+)
+def test_the_block_on_compact_weights_is_the_block(
+    batch: int, hidden: int, inner: int, splits: tuple[int, int], tile: tuple[int, int], places: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # A card of four multiprocessors has as many row blocks of the second product as one of 128 has of a large one.
+    for module in ("onewave.ops.ffn.plan", "onewave.wave.slices"):
+        monkeypatch.setattr(sys.modules[module], "MULTIPROCESSORS", 4)
+    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 0)
+    sizes = FFNSizes(batch, hidden, inner, 128, True)
+    up, gate = ((randn(inner, hidden, seed=seed) / hidden**0.5).bfloat16() for seed in (1, 2))
+    down = (randn(128, inner, seed=3) / inner**0.5).bfloat16()
+    up[3, 5] *= 2.0**-60  # a number that thirteen bits do not reach
+    plan = plan_ffn.__wrapped__(sizes, workers=3, compact=True)
+    shape, results = plan.programs[0].shape, []
+    assert (plan.splits, (shape.rows, shape.cols), shape.slots) == (splits, tile, places)
+    stream = WeightStream(plan.programs[0], torch.bfloat16, torch.device("cpu"), COMPACT)
+    for name, weight in {"up": Weight((gate, up)), "down": Weight((down,))}.items():
+        stream.put(name, weight)
+    assert stream.reached
+    assert stream.scales is not None
+    bench = Bench(plan.programs[0], stream.tensor, stream.lists, FORMAT=COMPACT.number)
+    launch_places = [0] * 16
+    launch_places[Place.SCALES] = int(bench.memory.put(stream.scales.numpy()).address)
+    for seed, rows in enumerate((batch, 1, batch)):
+        x = randn(rows, hidden, seed=10 + seed).bfloat16()
+        out = bench.memory.put(np.full((rows, 64), -1, dtype=np.int32))
+        bench.run(bench.memory.put(words(x)), hidden // 2, out, 64, rows, places=launch_places)
+        results.append(torch.from_numpy(bench.memory.get(out, (rows, 64))).view(torch.bfloat16).double())
+        expected = in_torch(x.double(), up.double(), down.double(), gate.double(), "silu")
+        assert (results[-1] - expected).norm() < 8e-3 * expected.norm()
 
 
 @pytest.mark.parametrize("columns", [192, 1088, 2112, 4160])  # 1, 2, 3 and 5 tiles a row block

@@ -327,7 +327,8 @@ def load_activations(
         if NB > 2:  # it may be free when the chunk has come
             mbarrier.wait(xempty.index(place), parity)
         xs.index(place)._reinterpret(gl.int32, [N, PC * 64], STORED).store(raised(words, DTYPE, FORMAT))
-        fence_async_shared()
+        if FORMAT == 0:  # mma.sync's operands are read as they were written; a fence would only wait for the stores
+            fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(xfull.index(place), count=1)
         # Triton wants a barrier behind an arrival: here nobody waits for it, behind the next chunk's poll all would.

@@ -93,8 +93,9 @@ DRAW_WORDS = 4
 # Shared memory of an sm_90 block, and what of it barriers, records and small buffers take; half a KiB more where tokens
 # are drawn.
 _SHARED_BYTES, _SMALL_BYTES, _DRAWING_BYTES = 227 * 1024, 2304, 2816
-# What activations may take of it: half the rest is a ring deep enough to ride out a hand-off.
-_X_BYTES = 64 * 1024
+# What activations may take of it: half the rest is a ring deep enough to ride out a hand-off. Where tiles of compact
+# weights are 64 rows of 32 sequences', three shorter chunks, which leave the ring a tile more.
+_X_BYTES, _X_BYTES_OF_32 = 64 * 1024, 48 * 1024
 
 
 class Kind:
@@ -295,11 +296,13 @@ def tile_shape(
     if width > 64:
         raise UnsupportedError("wave: rows of a tile", got=str(rows), allowed=f"{_ROWS[padded]} or more at {batch}")
     # A thread polls 16 words a chunk, or 32 where one sequence's row would take several chunks otherwise.
-    chunk = (64 if width < 32 else 128) // width
+    of_32 = weight_bytes == COMPACT_BYTES and padded == 32 and rows == 64
+    chunk = (64 if width < 32 or of_32 else 128) // width
     chunk_bytes = chunk * width * 256
     wanted = max(2 * padded * columns, _warps_bytes(head_dim))
     # Of one sequence 16,384 columns are enough: a deeper ring serves more.
-    slots = min(2 if padded == 1 else _X_BYTES // chunk_bytes, -(-wanted // chunk_bytes))
+    most = 2 if padded == 1 else (_X_BYTES_OF_32 if of_32 else _X_BYTES) // chunk_bytes
+    slots = min(most, -(-wanted // chunk_bytes))
     held = held_tiles(padded, head_dim) if weight_bytes == 2 else 0
     assert held <= chunk, "held tiles are multiplied by the first chunk"
     shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held)

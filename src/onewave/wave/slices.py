@@ -18,6 +18,8 @@ MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
 # What adding them up costs 32 sequences, in tiles that a worker could stream meanwhile: at all, and for each slice
 # (docs/log.md, "Slices of K that the feed-forward block need not add up").
 _TILES_OF_A_SUM, _TILES_OF_A_SLICE = 16, 2
+# What a worker's reading of activations that pass costs, beside as many bytes of tiles (docs/log.md, "Tall tiles").
+_COST_OF_READING = 0.8
 
 
 def slice_bounds(cols: int, slices: int, shape: TileShape) -> tuple[int, ...]:
@@ -31,18 +33,22 @@ def slice_bounds(cols: int, slices: int, shape: TileShape) -> tuple[int, ...]:
     return (*(min(cols, tiles * i // slices * shape.cols) for i in range(slices)), cols)
 
 
-def slices_of(rows: int, cols: int, shape: TileShape) -> int:
+def slices_of(rows: int, cols: int, shape: TileShape, *, reading: bool = False) -> int:
     """Slices of K that a product of a matrix [rows, cols] is cut in: for more than two sequences those with which the
     busiest worker's tiles and what adding up costs are least, on a card of today's size. Activations that do not fit
-    shared memory then pass through it, once for each group of row blocks. (For one or two, whose activations are short,
-    as many as fit, or one where most workers have a single row block.)"""
+    shared memory then pass through it, once for each group of row blocks; reading: whether that counts as well, and
+    adding up as much as of 32. (For one or two, whose activations are short, as many as fit, or one where most workers
+    have a single row block.)"""
     blocks, tiles = cuts(rows, shape.rows), cuts(cols, shape.cols)
     if shape.batch <= 2:
         return 1 if _MOST_OF_THEM <= blocks <= MULTIPROCESSORS else fitting_slices(cols, shape)
 
     def cost(slices: int) -> float:
-        sums = _TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0
-        return cuts(blocks * slices, MULTIPROCESSORS) * cuts(tiles, slices) + sums * shape.batch / 32
+        sums = (_TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0) * (1 if reading else shape.batch / 32)
+        units, length = cuts(blocks * slices, MULTIPROCESSORS), cuts(tiles, slices)
+        passing = cuts(units, shape.group) * length if reading and passes(cols, slices, shape) else 0
+        bytes_passing = passing * shape.chunk_bytes / shape.chunk
+        return units * length + sums + _COST_OF_READING * bytes_passing / shape.tile_bytes
 
     return min(range(1, fitting_slices(cols, shape) + 1), key=cost)
 

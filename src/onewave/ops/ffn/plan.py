@@ -21,7 +21,7 @@ from onewave.wave.deal import Deal, fewest_workers
 from onewave.wave.layout import COMPACT_BYTES, TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, Operation
 from onewave.wave.program import WaveProgram, build_program
-from onewave.wave.slices import fitting_slices, slice_bounds, slices_of
+from onewave.wave.slices import MULTIPROCESSORS, fitting_slices, slice_bounds, slices_of
 
 __all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "keeps_compact", "plan_ffn", "workers_for"]
 
@@ -35,6 +35,8 @@ W_down. sequential: two launches."""
 # Rows up to which compact weights are read sooner than 16-bit ones: of more, a stream waits for activations as long as
 # either takes (docs/log.md, "Compact weights").
 _MOST_COMPACT = 32
+# How much more than the mean the busiest worker of the second product may have, for its tiles to be tall ones.
+_EVEN = 1.1
 # Partial sums of SM-local slices are exchanged whole: what that may cost in words.
 _MOST_PARTIAL_WORDS = 1 << 26
 
@@ -95,9 +97,20 @@ def _shape(sizes: FFNSizes, order: str, compact: bool) -> TileShape:
         return tile_shape(sizes.batch, rows=64)
     if not compact:
         return tile_shape(sizes.batch)
-    large = tile_shape(sizes.batch, weight_bytes=COMPACT_BYTES, images=2)
+    if sizes.batch == 16:  # whose activations pass half as often by tall tiles, where workers come out even with them
+        tall = _compact_shape(sizes, 64)
+        blocks, tiles = -(-sizes.out // tall.rows), -(-sizes.intermediate // tall.cols)
+        slices = slices_of(sizes.out, sizes.intermediate, tall, reading=True)
+        largest = -(-blocks * slices // MULTIPROCESSORS) * -(-tiles // slices)
+        if largest * MULTIPROCESSORS <= _EVEN * blocks * tiles:
+            return tall
+    return _compact_shape(sizes, None)
+
+
+def _compact_shape(sizes: FFNSizes, rows: int | None) -> TileShape:
+    large = tile_shape(sizes.batch, rows=rows, weight_bytes=COMPACT_BYTES, images=2)
     fill = all(cols % large.cols == 0 for cols in (sizes.hidden, sizes.intermediate))
-    return large if fill else tile_shape(sizes.batch, weight_bytes=COMPACT_BYTES)
+    return large if fill else tile_shape(sizes.batch, rows=rows, weight_bytes=COMPACT_BYTES)
 
 
 def _one_launch(
@@ -181,9 +194,10 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
         if down_slices * sizes.out * shape.batch > _MOST_PARTIAL_WORDS:
             raise UnsupportedError("ffn: order sm_local", got=f"batch {sizes.batch}", allowed="smaller batches")
     else:
-        up_slices, down_slices = (
-            slices_of(rows, cols, shape) for rows, cols in ((up_rows, sizes.hidden), (sizes.out, sizes.intermediate))
-        )
+        tall = shape.weight_bytes == COMPACT_BYTES and shape.quarters == 1
+        # Nothing is added up in between, which everybody would wait for.
+        up_slices = 1 if tall else slices_of(up_rows, sizes.hidden, shape)
+        down_slices = slices_of(sizes.out, sizes.intermediate, shape, reading=tall)
     found: dict[str, Operation] = {}
     if "up" in stages:
         target = OUTPUT if "down" not in stages else "h"
