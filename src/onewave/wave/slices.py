@@ -44,7 +44,8 @@ def slices_of(rows: int, cols: int, shape: TileShape, *, reading: bool = False) 
         return 1 if _MOST_OF_THEM <= blocks <= MULTIPROCESSORS else fitting_slices(cols, shape)
 
     def cost(slices: int) -> float:
-        sums = (_TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0) * (1 if reading else shape.batch / 32)
+        sums = _TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0
+        sums *= 1 if reading else shape.batch / 32
         units, length = cuts(blocks * slices, MULTIPROCESSORS), cuts(tiles, slices)
         passing = cuts(units, shape.group) * length if reading and passes(cols, slices, shape) else 0
         bytes_passing = passing * shape.chunk_bytes / shape.chunk
