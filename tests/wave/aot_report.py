@@ -59,7 +59,8 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     head_dim = int(str(changes.get("D", 0)))
     size = {0: 2, 1: 1, 2: 1, 3: COMPACT_BYTES}[int(str(changes.get("FORMAT", 0)))]
     images = int(str(changes.get("IMAGES", 2 if size < 2 else 1)))
-    shape = tile_shape(batch, head_dim=head_dim, weight_bytes=size, images=images)
+    rows = int(str(changes["R"])) if "R" in changes else None
+    shape = tile_shape(batch, rows=rows, head_dim=head_dim, weight_bytes=size, images=images)
     if shape.held and int(str(changes.get("SPLITS", 1))) > 1:
         shape = replace(shape, held=held_tiles(shape.batch, head_dim, crowded=True))
     streams = head_dim in (64, 128) and shape.tile_bytes >= TILE_BYTES and not {"PAGE", "TOKENS"} & set(changes)

@@ -122,6 +122,9 @@ VARIANTS = {
 } | {
     f"compact, {name}": variant | {"FORMAT": 3}
     for name, variant in {
+        "the block, eight rows": {"batch": 8},
+        "the block, sixteen rows": {"batch": 16, "R": 64, "SPLITS": 2},
+        "the block, 32 rows": {"batch": 32, "SPLITS": 4},
         "head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4},
         "head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8},
         "small tiles": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "IMAGES": 1},
