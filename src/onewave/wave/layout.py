@@ -93,8 +93,8 @@ DRAW_WORDS = 4
 # Shared memory of an sm_90 block, and what of it barriers, records and small buffers take; half a KiB more where tokens
 # are drawn.
 _SHARED_BYTES, _SMALL_BYTES, _DRAWING_BYTES = 227 * 1024, 2304, 2816
-# What activations may take of it: half the rest is a ring deep enough to ride out a hand-off. Where tiles of compact
-# weights are 64 rows of 32 sequences', three shorter chunks, which leave the ring a tile more.
+# What activations may take of it: half the rest is a ring deep enough to ride out a hand-off. Of 32 rows of a block on
+# compact weights less, in shorter chunks, which leaves the ring a tile more.
 _X_BYTES, _X_BYTES_OF_32 = 64 * 1024, 48 * 1024
 
 
@@ -296,7 +296,7 @@ def tile_shape(
     if width > 64:
         raise UnsupportedError("wave: rows of a tile", got=str(rows), allowed=f"{_ROWS[padded]} or more at {batch}")
     # A thread polls 16 words a chunk, or 32 where one sequence's row would take several chunks otherwise.
-    of_32 = weight_bytes == COMPACT_BYTES and padded == 32 and rows == 64
+    of_32 = weight_bytes == COMPACT_BYTES and padded == 32 and rows == 64 and head_dim == 0
     chunk = (64 if width < 32 or of_32 else 128) // width
     chunk_bytes = chunk * width * 256
     wanted = max(2 * padded * columns, _warps_bytes(head_dim))

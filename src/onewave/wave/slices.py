@@ -10,7 +10,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.tiles.builders import cuts
 from onewave.wave.layout import TileShape
 
-__all__ = ["MULTIPROCESSORS", "fitting_slices", "passes", "slice_bounds", "slices_of"]
+__all__ = ["MULTIPROCESSORS", "fitting_slices", "passes", "slice_bounds", "slices_of", "unevenness"]
 
 # Multiprocessors of today's cards, about, and how many of them must have a row block, if long sums over K of one or two
 # sequences are not to be cut in slices, which would have to be added up.
@@ -52,6 +52,13 @@ def slices_of(rows: int, cols: int, shape: TileShape, *, reading: bool = False) 
         return units * length + sums + _COST_OF_READING * bytes_passing / shape.tile_bytes
 
     return min(range(1, fitting_slices(cols, shape) + 1), key=cost)
+
+
+def unevenness(rows: int, cols: int, slices: int, shape: TileShape) -> float:
+    """How many times the mean's tiles the busiest worker has of a product so cut, on a card of today's size."""
+    blocks, tiles = cuts(rows, shape.rows), cuts(cols, shape.cols)
+    busiest = cuts(blocks * slices, MULTIPROCESSORS) * cuts(tiles, slices)
+    return busiest * MULTIPROCESSORS / (blocks * tiles)
 
 
 def fitting_slices(cols: int, shape: TileShape) -> int:

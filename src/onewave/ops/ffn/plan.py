@@ -21,7 +21,7 @@ from onewave.wave.deal import Deal, fewest_workers
 from onewave.wave.layout import COMPACT_BYTES, TileShape, tile_shape
 from onewave.wave.operations import INPUT, OUTPUT, Operation
 from onewave.wave.program import WaveProgram, build_program
-from onewave.wave.slices import MULTIPROCESSORS, fitting_slices, slice_bounds, slices_of
+from onewave.wave.slices import fitting_slices, slice_bounds, slices_of, unevenness
 
 __all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "keeps_compact", "plan_ffn", "workers_for"]
 
@@ -35,7 +35,7 @@ W_down. sequential: two launches."""
 # Rows up to which compact weights are read sooner than 16-bit ones: of more, a stream waits for activations as long as
 # either takes (docs/log.md, "Compact weights").
 _MOST_COMPACT = 32
-# How much more than the mean the busiest worker of the second product may have, for its tiles to be tall ones.
+# With tall tiles the busiest worker of the second product may have that many times the mean.
 _EVEN = 1.1
 # Partial sums of SM-local slices are exchanged whole: what that may cost in words.
 _MOST_PARTIAL_WORDS = 1 << 26
@@ -97,12 +97,10 @@ def _shape(sizes: FFNSizes, order: str, compact: bool) -> TileShape:
         return tile_shape(sizes.batch, rows=64)
     if not compact:
         return tile_shape(sizes.batch)
-    if sizes.batch == 16:  # whose activations pass half as often by tall tiles, where workers come out even with them
+    if sizes.batch == 16:  # activations pass half as often with tall tiles; only where these leave workers even
         tall = _compact_shape(sizes, 64)
-        blocks, tiles = -(-sizes.out // tall.rows), -(-sizes.intermediate // tall.cols)
         slices = slices_of(sizes.out, sizes.intermediate, tall, reading=True)
-        largest = -(-blocks * slices // MULTIPROCESSORS) * -(-tiles // slices)
-        if largest * MULTIPROCESSORS <= _EVEN * blocks * tiles:
+        if unevenness(sizes.out, sizes.intermediate, slices, tall) <= _EVEN:
             return tall
     return _compact_shape(sizes, None)
 
