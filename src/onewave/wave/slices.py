@@ -46,7 +46,7 @@ def slices_of(rows: int, cols: int, shape: TileShape, *, reading: bool = False) 
     def cost(slices: int) -> float:
         sums = _TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0
         sums *= 1 if reading else shape.batch / 32
-        units, length = cuts(blocks * slices, MULTIPROCESSORS), cuts(tiles, slices)
+        units, length = _largest_share(blocks, tiles, slices)
         passing = cuts(units, shape.group) * length if reading and passes(cols, slices, shape) else 0
         bytes_passing = passing * shape.chunk_bytes / shape.chunk
         return units * length + sums + _COST_OF_READING * bytes_passing / shape.tile_bytes
@@ -57,8 +57,13 @@ def slices_of(rows: int, cols: int, shape: TileShape, *, reading: bool = False) 
 def unevenness(rows: int, cols: int, slices: int, shape: TileShape) -> float:
     """How many times the mean's tiles the busiest worker has of a product so cut, on a card of today's size."""
     blocks, tiles = cuts(rows, shape.rows), cuts(cols, shape.cols)
-    busiest = cuts(blocks * slices, MULTIPROCESSORS) * cuts(tiles, slices)
-    return busiest * MULTIPROCESSORS / (blocks * tiles)
+    units, length = _largest_share(blocks, tiles, slices)
+    return units * length * MULTIPROCESSORS / (blocks * tiles)
+
+
+def _largest_share(blocks: int, tiles: int, slices: int) -> tuple[int, int]:
+    """Row blocks of a slice of K that the busiest worker has, and the longest slice's tiles."""
+    return cuts(blocks * slices, MULTIPROCESSORS), cuts(tiles, slices)
 
 
 def fitting_slices(cols: int, shape: TileShape) -> int:
