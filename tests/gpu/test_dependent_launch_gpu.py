@@ -141,7 +141,7 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
     up, down = randn(INNER, HIDDEN, seed=5) * 0.03, randn(HIDDEN, INNER, seed=6) * 0.03
     queries = randn(2, HEADS, DIM, seed=7)
 
-    def decode(q: Tensor, k: Tensor, backend: str) -> Tensor:
+    def decode(q: Tensor, k: Tensor, lengths: Tensor, backend: str) -> Tensor:
         attended = decode_attention(q, k, v_cache, lengths, backend=backend)
         assert isinstance(attended, Tensor)
         return attended
@@ -162,11 +162,15 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
         calls |= {
             f"decode_attention, queries, {backend}": (
                 (2, HEADS, DIM),
-                lambda x, backend=backend: decode(x, k_cache, backend),
+                lambda x, backend=backend: decode(x, k_cache, lengths, backend),
             ),
             f"decode_attention, keys, {backend}": (
                 (2, KV_HEADS, 600, DIM),
-                lambda x, backend=backend: decode(queries, x, backend),
+                lambda x, backend=backend: decode(queries, x, lengths, backend),
+            ),
+            f"decode_attention, lengths, {backend}": (
+                (2,),
+                lambda x, backend=backend: decode(queries, k_cache, x, backend),
             ),
             f"masked_multihead_attention, {backend}": (
                 (2, width * DIM),
@@ -188,7 +192,12 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
         "ffn",
         *(
             f"{what}, {backend}"
-            for what in ("decode_attention, queries", "decode_attention, keys", "masked_multihead_attention")
+            for what in (
+                "decode_attention, queries",
+                "decode_attention, keys",
+                "decode_attention, lengths",
+                "masked_multihead_attention",
+            )
             for backend in ("triton", "gluon")
         ),
     ],
@@ -196,6 +205,8 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
 def test_a_kernel_waits_for_what_is_written_late(name: str) -> None:
     shape, call = reader(name)
     sources = [randn(*shape, seed=seed) for seed in (8, 9)]
+    if "lengths" in name:
+        sources = [torch.tensor(lengths, device="cuda", dtype=torch.int32) for lengths in ([513, 600], [64, 300])]
     x = torch.empty_like(sources[0])
     expected: list[Tensor] = []
     for source in sources:

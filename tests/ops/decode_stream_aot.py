@@ -1,8 +1,9 @@
 """Compile Hopper's decode kernel without a card: `python decode_stream_aot.py`, one JSON line a case.
 
 Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), barriers (a
-tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), unwaited (what
-touches memory before the wait for the launch before), carried (values that the loader takes from one row to the
+tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), unwaited (what touches
+memory before either partition's wait for the launch before, but for loads past the first-level cache), nearer (whether
+anything is brought into the second-level cache before), carried (values that the loader takes from one row to the
 next). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
@@ -45,7 +46,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096, kv_itemsize=2,
         split_size=None, windowed=False,
     )  # fmt: skip
-    tile = stream_tile(rows, 4096, 16, in_pieces=given.get("PAGING") == 3)
+    tile = stream_tile(rows, 4096, 16)
     flags = (
         "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_FINISHED", "HAS_BIAS", "HAS_QKV_SCALE",
         "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY", "WIDE",
@@ -77,9 +78,9 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         options={"num_warps": 4, "maxnreg": tile.registers, "enable_fp_fusion": False},
     )
     registers, stack, code = machine_code(compiled)
-    before, _, _ = compiled.asm["ttgir"].partition("griddepcontrol.wait")
-    unwaited = re.findall(r"tt\.load|async_tma_copy|prefetch", before)
-    _, _, loader = compiled.asm["ttgir"].partition("partition0(")
+    worker, _, loader = compiled.asm["ttgir"].partition("partition0(")
+    before = [part[: part.index("griddepcontrol.wait")] for part in (worker, loader)]
+    touched = re.findall(r"tt\.load.*|async_tma_copy|tt\.store|tt\.atomic", "".join(before))
     rows_loop = re.search(r"scf\.for .*? iter_args\((.*?)\) ->", loader)
     assert rows_loop is not None
     products = [match.start() for match in re.finditer("HMMA", code)]
@@ -87,7 +88,8 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         "name": name, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
         "products": len(products), "copies": code.count("UTMALDG"),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
-        "lost": lost_buffers(compiled.asm["ttgir"]), "unwaited": unwaited,
+        "lost": lost_buffers(compiled.asm["ttgir"]),
+        "unwaited": [each for each in touched if "cacheModifier = cg" not in each], "nearer": "prefetch" in before[0],
         "carried": rows_loop[1].count("="),
     }  # fmt: skip
 

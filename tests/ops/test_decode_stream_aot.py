@@ -36,13 +36,15 @@ def test_it_compiles_without_spilling(name: str, reports: dict[str, Any]) -> Non
     assert report["early"] == []
     assert report["lost"] == []
     assert report["unwaited"] == []
+    assert report["nearer"] == ("pages" not in name)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_loader_takes_all_it_counts_from_row_to_row(name: str, reports: dict[str, Any]) -> None:
     # Slot, phase, the pair behind, tiles asked for, and where the row begins in the list: Triton 3.6 drops a value that
     # reaches nothing but an inner loop's bounds (docs/log.md), and all rows but the first read other keys.
-    assert reports[name]["carried"] == 6
+    # A single row goes nowhere in the list.
+    assert reports[name]["carried"] == (5 if "one row" in name else 6)
 
 
 @pytest.mark.parametrize("name", ["one row", "mmha, one row"])
@@ -51,10 +53,11 @@ def test_with_few_keys_the_next_launch_begins_beside_this_one(name: str, reports
 
 
 def test_keys_and_values_come_by_tma(reports: dict[str, Any]) -> None:
-    # Two copies of 64 columns each for keys and for values, before and in the loop; pages of 16 keys: 4 times as many.
-    assert reports["batch"]["copies"] == 6
-    assert reports["D64"]["copies"] == 4
-    assert reports["pages of 16"]["copies"] == 18
+    # A copy of 64 columns for keys and for values, by one thread of the loading warp: with 128 columns two. Pages of 16
+    # keys: 4 times as many.
+    assert reports["batch"]["copies"] == 4
+    assert reports["D64"]["copies"] == 2
+    assert reports["pages of 16"]["copies"] >= 16
 
 
 def test_a_tile_costs_three_barriers(reports: dict[str, Any]) -> None:

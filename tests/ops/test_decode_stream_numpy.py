@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -44,10 +45,16 @@ def randn(*shape: int, seed: int) -> Tensor:
 
 
 class Card:
-    """Runs the kernel in NumPy: copies its tensors in, and those that it may write out again."""
+    """Runs the kernel in NumPy: copies its tensors in, and those that it may write out again.
+
+    lengths_before: what stands in place of the lengths until the launch before has been waited for. nearer: pieces of
+    the caches that were brought into the second-level cache, (k or v, offset in bytes, bytes).
+    """
 
     def __init__(self) -> None:
         self.grids: list[tuple[int, int]] = []
+        self.lengths_before: Tensor | None = None
+        self.nearer: list[tuple[str, int, int]] = []
         self.pause: Callable[[], None] = lambda: None
         self.planted: list[Fault] = []
 
@@ -73,7 +80,18 @@ class Card:
             arguments = {name: made(value) for name, value in given.items() if name not in OPTIONS}
             assert set(arguments) == set(stream_impl.stream_kernel.arg_names)
             more: dict[str, Any] = {"modules": MODULES, "pause": self.pause, "planted": self.planted}
+            if self.lengths_before is not None:
+                at = arguments["lengths"]
+                right = memory.get(at, tuple(given["lengths"].shape))
+                memory.set(at, self.lengths_before.numpy())
+                more["before"] = lambda: memory.set(at, right)
             launch(memory, grid, arguments, name="stream_kernel", **more)
+            self.nearer = []
+            for _, address, size in memory.prefetched:
+                offsets = {name: address - int(arguments[name].address) for name in ("k", "v")}
+                found = [name for name, offset in offsets.items() if 0 <= offset <= given[name].nbytes - size]
+                assert len(found) == 1, "what was brought nearer lies in no cache"
+                self.nearer.append((found[0], offsets[found[0]], size))
             for pointer, tensor in copies.values():
                 tensor.copy_(torch.from_numpy(memory.get(pointer, tuple(tensor.shape))))
 
@@ -180,6 +198,32 @@ def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(card: Card, mon
     assert len(launches) == 1
     with pytest.raises(UnsupportedError, match=r"needs Triton 3.6's Gluon: no module named gluon"):
         attend(*case([3]))
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_first_tiles_are_brought_nearer_before_the_wait(window: int | None, card: Card) -> None:
+    lengths = [300, 1, 129, 0, 520]
+    attend(*case(lengths, dim=128), window=window)
+    found = {(name, *np.unravel_index(offset // 256, (5, 2, 520)), offset % 256) for name, offset, _ in card.nearer}
+    assert all(size == 128 for _, _, size in card.nearer)
+    assert {place for *_, place in found} == {0, 128}
+    keys = {(name, row, head, key) for name, row, head, key, _ in found}
+    assert all(key < lengths[row] for _, row, _, key in keys)
+    # One tile of 64 keys a program at most, and of the first row's each head's first ones that are seen.
+    assert len(keys) <= 2 * 64 * card.grids[0][0] * card.grids[0][1]
+    first = 0 if window is None else (300 - window) // 64 * 64
+    assert {(name, 0, head, key) for name in "kv" for head in (0, 1) for key in range(first, first + 64)} <= keys
+
+
+@pytest.mark.parametrize("before", [(0, 0, 0), (-7, 1 << 30, -(1 << 31)), (520, 519, 518), (1, 300, 64)])
+def test_what_lengths_are_before_the_wait_decides_nothing(before: tuple[int, ...], card: Card) -> None:
+    operands = case([300, 5, 520])
+    right = attend(*operands)
+    card.lengths_before = torch.tensor(before, dtype=torch.int32)
+    assert torch.equal(attend(*operands)[0], right[0])
+    alone = attend(*(part[:1] for part in operands))
+    card.lengths_before = None
+    assert torch.equal(attend(*(part[:1] for part in operands))[0], alone[0])
 
 
 def test_keys_before_a_window_may_hold_anything(card: Card) -> None:

@@ -67,13 +67,17 @@ def test_strides_that_tma_cannot_have_are_named() -> None:
 
 
 def test_a_program_with_few_keys_leaves_room_for_the_next_launchs() -> None:
-    assert stream_tile(1, 4096, 16, in_pieces=False).stages < stream_tile(1, 32768, 16, in_pieces=False).stages
+    assert stream_tile(1, 4096, 16).stages < stream_tile(1, 32768, 16).stages
 
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_a_place_is_free_beside_what_is_under_way(rows: int) -> None:
-    tile = stream_tile(rows, 4096, 16, in_pieces=False)
+    tile = stream_tile(rows, 4096, 16)
     assert 2 <= tile.flight < tile.stages
+
+
+def test_a_long_list_of_rows_has_registers_in_the_loading_warp() -> None:
+    assert stream_tile(256, 4096, 16).loader > stream_tile(128, 4096, 16).loader
 
 
 def test_explain_names_the_kernel_or_why_it_is_another() -> None:

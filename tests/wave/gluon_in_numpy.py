@@ -293,6 +293,7 @@ def _namespace(
     modules: Sequence[types.ModuleType],
     pause: Callable[[], None],
     planted: Sequence[Fault],
+    before: Callable[[], None],
 ) -> dict[str, Any]:
     """The kernel's modules with NumPy under their names."""
 
@@ -387,7 +388,7 @@ def _namespace(
     space |= {
         "gl": gl,
         "tl": gl,
-        "cuda": types.SimpleNamespace(gdc_wait=lambda: None, gdc_launch_dependents=lambda: None),
+        "cuda": types.SimpleNamespace(gdc_wait=before, gdc_launch_dependents=lambda: None),
         "poll_words": poll,
         "poll_few": poll_few,
         "load_words": lambda pointers, WORDS: loaded(pointers),
@@ -441,11 +442,13 @@ def launch(
     name: str = "wave_kernel",
     pause: Callable[[], None] = lambda: None,
     planted: Sequence[Fault] = (),
+    before: Callable[[], None] = lambda: None,
 ) -> None:
     """Run one launch of the kernel `name` of `modules`: arguments by name, constants included.
 
     workers: the grid. delays: what the kernel's own delay() does; pause: done before each wait for a barrier.
-    planted: faults that tests want found.
+    planted: faults that tests want found. before: what has been done when the launch before has been waited for; called
+    at each such wait.
     """
     grid = (workers, 1) if isinstance(workers, int) else workers
     lock = threading.Lock()
@@ -454,6 +457,6 @@ def launch(
     def block(number: int) -> None:
         happens_before.begin()
         gl = Gluon(memory, number, grid, lock)
-        _namespace(gl, delays, modules, pause, planted)[name](**arguments)
+        _namespace(gl, delays, modules, pause, planted, before)[name](**arguments)
 
     run_side_by_side([lambda number=number: block(number) for number in range(math.prod(grid))])

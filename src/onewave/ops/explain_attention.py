@@ -181,7 +181,7 @@ def decode(question: Question) -> Explanation:
     else:
         backend, kernel = "gluon", "stream_impl.py: stream_kernel"
         shares, warps = plan.shares(q[0], sms), "4 warps and a loading one"
-        stages = stream_tile(q[0], capacity, shares, in_pieces=paged and block_size < plan.block_n).stages
+        stages = stream_tile(q[0], capacity, shares).stages
         how = "a warp of its own streams keys and values by TMA, across rows; the bits are the Triton kernel's"
         reasons = (plan.why, how, _pdl(question))
     return Explanation(

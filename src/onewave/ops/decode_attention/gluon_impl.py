@@ -34,7 +34,7 @@ def launch_stream(
     elif block_table is not None:
         paging, page = 3, v_cache.shape[2]
     shares = plan.shares(rows, num_sms(k_cache.device))
-    tile = stream_tile(rows, arguments["capacity"], shares, in_pieces=page > 0)
+    tile = stream_tile(rows, arguments["capacity"], shares)
     box = (page, _ACROSS) if page else (plan.block_n, plan.block_d)
     launch_kernel(stream_kernel, (shares, k_cache.shape[1] * plan.tiles),
         describe(k_cache, *box), describe(v_cache, *box), **arguments, k=k_cache, v=v_cache,

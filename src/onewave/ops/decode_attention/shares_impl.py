@@ -50,14 +50,19 @@ def splits(
 
 
 @triton.jit
-def row_lengths(lengths_ptr, finished_ptr, row, known, extra, capacity, HAS_FINISHED: tl.constexpr):
+def row_lengths(
+    lengths_ptr, finished_ptr, row, known, extra, capacity, HAS_FINISHED: tl.constexpr, EARLY: tl.constexpr = False
+):  # fmt: skip
     """Keys of rows, the new token's (extra) included and never more than the cache has; -1 for one that is left alone.
 
-    known: whether there is such a row. A finished row is left alone whatever its length.
+    known: whether there is such a row. A finished row is left alone whatever its length. EARLY: whether what is read
+    may still be written to, and so must not stay in the first-level cache.
     """
-    length = tl.load(lengths_ptr + row, mask=known, other=-1).to(tl.int32)
+    WHERE: tl.constexpr = ".cg" if EARLY else ""
+    length = tl.load(lengths_ptr + row, mask=known, other=-1, cache_modifier=WHERE).to(tl.int32)
     if HAS_FINISHED:
-        length = tl.where(tl.load(finished_ptr + row, mask=known, other=0) != 0, -1, length)
+        finished = tl.load(finished_ptr + row, mask=known, other=0, cache_modifier=WHERE)
+        length = tl.where(finished != 0, -1, length)
     # A length beyond the cache would read what is not there.
     return tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
 
@@ -66,12 +71,13 @@ def row_lengths(lengths_ptr, finished_ptr, row, known, extra, capacity, HAS_FINI
 def row_starts(
     lengths_ptr, finished_ptr, num_rows, extra, capacity, window, num_queries, SPLIT: tl.constexpr,
     LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target, row, WIDE: tl.constexpr, HAS_FINISHED: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """(begin, end) of each row in the list of all rows' visible keys; int64 if WIDE, else int32. row: [ROWS], 0 on.
 
     A row counts from the begin of its first split and at least for one, so that a row without keys is somebody's.
     """
-    length = row_lengths(lengths_ptr, finished_ptr, row, row < num_rows, extra, capacity, HAS_FINISHED)
+    length = row_lengths(lengths_ptr, finished_ptr, row, row < num_rows, extra, capacity, HAS_FINISHED, EARLY)
     keys = listed_keys(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
     if WIDE:
         keys = keys.to(tl.int64)

@@ -3,6 +3,9 @@
 Work, splits, partial results and every rounding are those of split_kv_impl: a row gets the same bits from either
 kernel, so whoever chooses between them is free to. What differs is how the bytes come.
 
+Both partitions begin before the launch before has ended, wait for that by themselves, and find out by themselves which
+rows and keys are theirs. While the workers wait, their first tile comes into the second-level cache (bring_first).
+
 loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
                    each into one of STAGES places of shared memory as soon as it is free, at most FLIGHT tiles under
                    way. A new row, or the end of one, is nothing to it: the memory is never without a request.
@@ -34,17 +37,9 @@ from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
 from onewave.ops.decode_attention.projection_impl import projected, rotated, row_loads
-from onewave.ops.decode_attention.shares_impl import (
-    listed_keys,
-    part_of_list,
-    part_of_row,
-    row_lengths,
-    row_starts,
-    rows_of_share,
-    start_of_row,
-)
-from onewave.ops.decode_attention.stream_load_impl import ask_for_descriptor, load_tiles, next_place
-from onewave.ops.decode_attention.stream_parts_impl import Call
+from onewave.ops.decode_attention.shares_impl import listed_keys, part_of_row, row_lengths
+from onewave.ops.decode_attention.stream_load_impl import load_tiles, next_place
+from onewave.ops.decode_attention.stream_parts_impl import Call, bring_first, own_share
 
 __all__ = ["stream_kernel"]
 
@@ -53,8 +48,13 @@ _NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
 
 
 @gluon.jit
-def consume(c, first_row, last_row, first_at, first_length, share_begin, share_end, head_tile):
+def consume(c):
     """The four warps that work: see the top of this file."""
+    if c.PAGING == 0:
+        bring_first(c)
+    cuda.gdc_wait()
+    first_row, last_row, first_at, first_length, share_begin, share_end = own_share(c)
+    head_tile = gl.program_id(1)
     BLOCK_M: gl.constexpr = c.BLOCK_M
     BLOCK_N: gl.constexpr = c.BLOCK_N
     BLOCK_D: gl.constexpr = c.BLOCK_D
@@ -261,21 +261,9 @@ def consume(c, first_row, last_row, first_at, first_length, share_begin, share_e
 
 
 @gluon.jit
-def run(
-    c, first_row, last_row, first_at, first_length, share_begin, share_end, head_tile, LOADER: gl.constexpr
-):  # fmt: skip
-    """Start both partitions. first_at: where first_row begins in the list of all keys; first_length: if ROWS is 1."""
-    gl.warp_specialize(
-        [
-            (consume, (c, first_row, last_row, first_at, first_length, share_begin, share_end, head_tile)),
-            (
-                load_tiles,
-                (c, first_row, last_row, first_at, first_length, share_begin, share_end, head_tile // c.TILES),
-            ),
-        ],
-        [1],
-        [LOADER],
-    )
+def run(c, LOADER: gl.constexpr):
+    """Start both partitions, while the launch before ends: that takes as long as asking for a row's length."""
+    gl.warp_specialize([(consume, (c,)), (load_tiles, (c,))], [1], [LOADER])
 
 
 @gluon.jit(
@@ -305,55 +293,29 @@ def stream_kernel(
     k_tiles, v_tiles: descriptors [blocks, kv_heads, block_size, head_dim] of boxes [1, 1, BLOCK_N, BLOCK_D]; STAGES,
     FLIGHT: see the top; LOADER: registers of a loading thread.
     """
-    share, head_tile = gl.program_id(0), gl.program_id(1)
     RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     k_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)
     v_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)
-    # One barrier more: of the copies that only make TMA fetch its descriptors.
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     tops = gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     weights = gl.allocate_shared_memory(k_tiles.dtype, [BLOCK_N, BLOCK_M], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=1)
-    for i in gl.static_range(STAGES + 1):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
     fence_async_shared()
     gl.thread_barrier()
-    # First: behind a copy by TMA, even one of nothing, the wait does not hold (docs/log.md).
-    cuda.gdc_wait()
-    ask_for_descriptor(k_tiles, k_ring.index(0), k_full.index(STAGES))
-    ask_for_descriptor(v_tiles, v_ring.index(0), v_full.index(STAGES))
-    extra: gl.constexpr = 1 if FUSED else 0
-    # Every warp has all rows: no sum over them crosses warps.
-    LIST: gl.constexpr = gl.BlockedLayout([max(1, ROWS // 32)], [32], [gl.num_warps()], [0])
-    if ROWS == 1:
-        length = row_lengths(lengths, finished, gl.to_tensor(0), True, extra, capacity, HAS_FINISHED)
-        first_row = 0 * share
-        last_row = first_row
-        first_at = first_row
-        keys = listed_keys(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
-        share_begin, share_end = part_of_list(share, gl.num_programs(0), keys)
-    else:
-        rows = gl.arange(0, ROWS, layout=LIST)
-        starts, ends = row_starts(
-            lengths, finished, num_rows, extra, capacity, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target,
-            rows, WIDE, HAS_FINISHED,
-        )  # fmt: skip
-        first_row, last_row, share_begin, share_end = rows_of_share(share, gl.num_programs(0), starts, ends)
-        first_at = start_of_row(first_row, rows, starts)
-        length = first_row
     # Not assigned to a name first: constants would become values.
     run(Call(
-        k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, tops, weights, lengths, finished, table, sinks,
-        mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats, counters, num_queries,
+        k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, tops, weights, num_rows, lengths, finished, table,
+        sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats, counters, num_queries,
         num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window, target, half, scale_log2,
         softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query, stride_out_row,
         stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key, stride_v_block,
         stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP, TILES, SPLIT,
         LOG_SMALLEST, DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY,
         HAS_SOFTCAP, HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT,
-        HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, UNROLL,
-    ), first_row, last_row, first_at, length, share_begin, share_end, head_tile, LOADER)  # fmt: skip
+        HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE,
+    ), LOADER)  # fmt: skip

@@ -20,10 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.shares_impl import listed_keys, part_of_row, row_lengths
+from onewave.ops.decode_attention.stream_parts_impl import own_share
 
-__all__ = ["ask_for_descriptor", "load_tiles", "next_place"]
+__all__ = ["load_tiles", "next_place"]
 
-_BEYOND = gl.constexpr(1 << 30)
 # Columns in which swizzled shared memory repeats.
 _ACROSS = gl.constexpr(64)
 
@@ -38,16 +38,6 @@ def next_place(slot, phase, STAGES: gl.constexpr):
 def boxed(buffer, descriptor):
     """buffer [rows, columns] as a box of a descriptor."""
     return buffer._reinterpret(descriptor.dtype, descriptor.block_shape, descriptor.layout)
-
-
-@gluon.jit
-def ask_for_descriptor(tiles, buffer, landed):
-    """Make TMA fetch a descriptor, before there is anything to do: by a copy from beyond its bounds, all zeros."""
-    KEYS: gl.constexpr = tiles.block_shape[2]
-    COLUMNS: gl.constexpr = tiles.block_shape[3]
-    mbarrier.expect(landed, KEYS * COLUMNS * 2)
-    box = buffer._reinterpret(tiles.dtype, tiles.block_shape, tiles.layout)
-    tma.async_copy_global_to_shared(tiles, [0, 0, _BEYOND, 0], landed, box)
 
 
 @gluon.jit
@@ -83,8 +73,12 @@ def pages_of_tile(c, row, start, first_key, end):
 
 
 @gluon.jit
-def load_tiles(c, first_row, last_row, first_at, first_length, share_begin, share_end, kv_head):
+def load_tiles(c):
     """The loader: see the top of this file."""
+    # First: behind a copy by TMA, even one of nothing, the wait does not hold (docs/log.md).
+    cuda.gdc_wait()
+    first_row, last_row, first_at, first_length, share_begin, share_end = own_share(c)
+    kv_head = gl.program_id(1) // c.TILES
     extra: gl.constexpr = 1 if c.FUSED else 0
     slot = 0
     phase = 1
@@ -92,8 +86,6 @@ def load_tiles(c, first_row, last_row, first_at, first_length, share_begin, shar
     behind_phase = 0
     issued = 0
     row_at = first_at
-    mbarrier.wait(c.k_full.index(c.STAGES), 0)
-    mbarrier.wait(c.v_full.index(c.STAGES), 0)
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         length = first_length
         if c.ROWS > 1:

@@ -1,23 +1,37 @@
 """All that the partitions of stream_impl share of a call."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false, reportPrivateUsage=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportOperatorIssue=false
+# pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # (Triton ships no type information.)
 
 # No deferred annotations: an aggregate reads the types of its fields.
 
 from typing import Any, NamedTuple
 
-__all__ = ["Call"]
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from onewave.ops.decode_attention.shares_impl import (
+    listed_keys,
+    part_of_list,
+    part_of_row,
+    row_lengths,
+    row_starts,
+    rows_of_share,
+    start_of_row,
+)
+from onewave.wave.spin import prefetch_bytes
+
+__all__ = ["Call", "bring_first", "own_share"]
 
 
 class Call(NamedTuple):
     """Arguments by the kernel's names for them, its shared memory, and its constants, in the order of __init__.
 
-    k_tiles, v_tiles: descriptors of boxes of BLOCK_N keys. k_ring, v_ring: [STAGES, BLOCK_N, BLOCK_D]. k_full, v_full:
-    a mbarrier a place, and one more (see stream_kernel); empty: a mbarrier a place. tops: float32 [4, BLOCK_M], the
-    warps' maxima. weights: [BLOCK_N, BLOCK_M], a tile's.
+    k_tiles, v_tiles: descriptors of boxes of BLOCK_N keys. k_ring, v_ring: [STAGES, BLOCK_N, BLOCK_D]. k_full, v_full,
+    empty: a mbarrier a place. tops: float32 [4, BLOCK_M], the warps' maxima. weights: [BLOCK_N, BLOCK_M], a tile's.
     """
 
     k_tiles: Any
@@ -29,6 +43,7 @@ class Call(NamedTuple):
     empty: Any
     tops: Any
     weights: Any
+    num_rows: Any
     lengths: Any
     finished: Any
     table: Any
@@ -107,3 +122,68 @@ class Call(NamedTuple):
     HALF_AWAY: Any
     ROWS: Any
     UNROLL: Any
+    WIDE: Any
+
+
+@gluon.jit
+def own_share(c, EARLY: gl.constexpr = False):
+    """(first row, last row, where the first one begins in the list of all keys, its length, begin and end of the
+    program's piece of the list). The length is there if ROWS is 1, and otherwise asked for row by row.
+
+    Each partition finds out by itself: handing it over would take longer. EARLY: whether lengths may be those of
+    before the wait, which then stay out of the first-level cache.
+    """
+    share = gl.program_id(0)
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    if c.ROWS == 1:
+        length = row_lengths(c.lengths, c.finished, gl.to_tensor(0), True, extra, c.capacity, c.HAS_FINISHED, EARLY)
+        first_row = 0 * share
+        last_row = first_row
+        first_at = first_row
+        keys = listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+        share_begin, share_end = part_of_list(share, gl.num_programs(0), keys)
+    else:
+        # Every warp has all rows: no sum over them crosses warps.
+        LIST: gl.constexpr = gl.BlockedLayout([max(1, c.ROWS // 32)], [32], [gl.num_warps()], [0])
+        rows = gl.arange(0, c.ROWS, layout=LIST)
+        starts, ends = row_starts(
+            c.lengths, c.finished, c.num_rows, extra, c.capacity, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST,
+            c.DOUBLINGS, c.target, rows, c.WIDE, c.HAS_FINISHED, EARLY,
+        )  # fmt: skip
+        first_row, last_row, share_begin, share_end = rows_of_share(share, gl.num_programs(0), starts, ends)
+        first_at = start_of_row(first_row, rows, starts)
+        length = first_row
+    return first_row, last_row, first_at, length, share_begin, share_end
+
+
+@gluon.jit
+def bring_first(c):
+    """Have the program's first tile of keys and values brought into the second-level cache, if keys lie one after
+    another, while the launch before ends.
+
+    Which tile that is, lengths as they are now say. They may yet change, and so may keys and values: the second-level
+    cache is where all multiprocessors agree, and nothing is read before the wait but to know what to ask for.
+    """
+    first_row, last_row, first_at, length, share_begin, share_end = own_share(c, EARLY=True)
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    if c.ROWS > 1:
+        known = first_row <= last_row
+        length = row_lengths(c.lengths, c.finished, first_row, known, extra, c.capacity, c.HAS_FINISHED, True)
+    _, size, _, _, split, last_here, begin = part_of_row(
+        first_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
+        c.target, c.BLOCK_N, False,
+    )  # fmt: skip
+    end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+    kv_head = (gl.program_id(1) // c.TILES).to(gl.int64)
+    keys = c.k + (first_row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
+    values = c.v + (first_row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
+    # A piece of 64 columns a thread, of a key and of a value.
+    PIECES: gl.constexpr = c.BLOCK_D // 64
+    THREADS: gl.constexpr = gl.num_warps() * 32
+    thread = gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    piece = thread % PIECES
+    for at in gl.static_range(0, c.BLOCK_N * PIECES, THREADS):
+        key = begin + (at + thread) // PIECES
+        wanted = (key < end) & (piece * 64 + 64 <= c.head_dim)
+        prefetch_bytes((keys + (key.to(gl.int64) * c.stride_k_key + piece * 64)).to(gl.int64), wanted, 128)
+        prefetch_bytes((values + (key.to(gl.int64) * c.stride_v_key + piece * 64)).to(gl.int64), wanted, 128)

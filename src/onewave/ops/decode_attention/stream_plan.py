@@ -18,6 +18,8 @@ _HEAD_DIMS = (64, 128)
 _SMALLEST_PAGE = 8
 # Keys of a program that are soon read.
 _FEW_KEYS = 512
+# Rows whose list takes the loading warp more registers.
+_MANY_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,17 @@ class StreamTile:
     stages: int
     flight: int
     registers: int = 128
-    loader: int = 24
+    loader: int = 40
 
 
-def stream_tile(rows: int, capacity: int, shares: int, *, in_pieces: bool) -> StreamTile:
-    """The kernel's constants. shares: of plan.shares. in_pieces: tiles are put together from several pages."""
+def stream_tile(rows: int, capacity: int, shares: int) -> StreamTile:
+    """The kernel's constants. shares: of plan.shares."""
     # Two tiles under way keep the memory busy. With more, multiprocessors that share their way to memory with fewer
     # others end a tenth earlier, and everybody waits for the rest (docs/log.md). A third place is being worked on and a
     # fourth hides how long that takes. A program with a few tiles does without: with three places the next launch's
     # programs can begin beside this one's.
     few = rows * capacity <= shares * _FEW_KEYS
-    return StreamTile(3 if few else 4, 2, loader=40 if in_pieces else 24)
+    return StreamTile(3 if few else 4, 2, loader=56 if rows > _MANY_ROWS else 40)
 
 
 def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
