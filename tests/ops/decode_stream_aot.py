@@ -1,9 +1,9 @@
 """Compile Hopper's decode kernel without a card: `python decode_stream_aot.py`, one JSON line a case.
 
 Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), barriers (a
-tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), unwaited (what touches
-memory before either partition's wait for the launch before, but for loads past the first-level cache), nearer (whether
-anything is brought into the second-level cache before), carried (values that the loader takes from one row to the
+tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), unwaited (of the workers
+and of the loader, what touches memory before the wait for the launch before: loads past the first-level cache,
+requests of the second-level one, and anything else), carried (values that the loader takes from one row to the
 next). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import triton
@@ -27,11 +28,13 @@ from onewave.ops.decode_attention.stream_plan import stream_tile
 
 __all__: list[str] = []
 
-FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True}
+FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True, "HAS_FINISHED": True}
 CASES: dict[str, dict[str, Any]] = {
     "one row": {"rows": 1},
     "batch": {"rows": 16},
     "D64": {"rows": 16, "head_dim": 64},
+    "128 rows, pages of 16": {"rows": 128, "WIDE": True, "PAGING": 3, "PAGE": 16},
+    "256 rows": {"rows": 256, "WIDE": True},
     "256 rows, pages of 256": {"rows": 256, "WIDE": True, "PAGING": 2},
     "pages of 16": {"rows": 16, "PAGING": 3, "PAGE": 16},
     "two queries, softcap, sinks, lse": {"num_queries": 2, "HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True},
@@ -80,17 +83,16 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
     registers, stack, code = machine_code(compiled)
     worker, _, loader = compiled.asm["ttgir"].partition("partition0(")
     before = [part[: part.index("griddepcontrol.wait")] for part in (worker, loader)]
-    touched = re.findall(r"tt\.load.*|async_tma_copy|tt\.store|tt\.atomic", "".join(before))
-    rows_loop = re.search(r"scf\.for .*? iter_args\((.*?)\) ->", loader)
-    assert rows_loop is not None
+    found = [re.findall(r"tt\.load.*|prefetch|async_tma_copy|tt\.store|tt\.atomic", part) for part in before]
+    unwaited = [Counter("cg" if "cacheModifier = cg" in each else each for each in part) for part in found]
+    rows_loop = re.search(r"scf\.for %row\S* .*? iter_args\((.*?)\) ->", loader)
     products = [match.start() for match in re.finditer("HMMA", code)]
     return {
         "name": name, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
-        "products": len(products), "copies": code.count("UTMALDG"),
+        "products": len(products), "copies": compiled.asm["ptx"].count("cp.async.bulk.tensor"),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
-        "lost": lost_buffers(compiled.asm["ttgir"]),
-        "unwaited": [each for each in touched if "cacheModifier = cg" not in each], "nearer": "prefetch" in before[0],
-        "carried": rows_loop[1].count("="),
+        "lost": lost_buffers(compiled.asm["ttgir"]), "unwaited": unwaited,
+        "carried": 0 if rows_loop is None else rows_loop[1].count("="),
     }  # fmt: skip
 
 

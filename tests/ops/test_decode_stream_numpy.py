@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,9 @@ class Card:
                 at = arguments["lengths"]
                 right = memory.get(at, tuple(given["lengths"].shape))
                 memory.set(at, self.lengths_before.numpy())
-                more["before"] = lambda: memory.set(at, right)
+                # All have looked before anybody waits no more.
+                waits = threading.Barrier(2 * grid[0] * grid[1], lambda: memory.set(at, right), timeout=60)
+                more["before"] = lambda: (waits.wait(), None)[1]
             launch(memory, grid, arguments, name="stream_kernel", **more)
             self.nearer = []
             for _, address, size in memory.prefetched:
@@ -200,19 +203,44 @@ def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(card: Card, mon
         attend(*case([3]))
 
 
-@pytest.mark.parametrize("window", [None, 70])
-def test_first_tiles_are_brought_nearer_before_the_wait(window: int | None, card: Card) -> None:
-    lengths = [300, 1, 129, 0, 520]
-    attend(*case(lengths, dim=128), window=window)
-    found = {(name, *np.unravel_index(offset // 256, (5, 2, 520)), offset % 256) for name, offset, _ in card.nearer}
-    assert all(size == 128 for _, _, size in card.nearer)
-    assert {place for *_, place in found} == {0, 128}
-    keys = {(name, row, head, key) for name, row, head, key, _ in found}
+def brought(card: Card, dim: int) -> set[tuple[str, int, int, int, int]]:
+    """What was brought nearer of caches of `case`, values with heads last: (k or v, row, head, key, first column)."""
+    found = set[tuple[str, int, int, int, int]]()
+    for name, offset, size in card.nearer:
+        assert size == 128
+        shape = (5, 2, 520, dim) if name == "k" else (5, 520, 2, dim)
+        row, second, third, column = (int(at) for at in np.unravel_index(offset // 2, shape))
+        found.add((name, row, *((second, third) if name == "k" else (third, second)), column))
+    return found
+
+
+@pytest.mark.parametrize(("dim", "window"), [(128, None), (128, 70), (80, None), (64, 300)])
+def test_first_tiles_are_brought_nearer_before_the_wait(dim: int, window: int | None, card: Card) -> None:
+    lengths, tile = [300, 1, 129, 0, 520], 128 if dim == 64 else 64
+    q, k, v, seq_lens = case(lengths, dim=dim)
+    v = v.transpose(1, 2).contiguous().transpose(1, 2)
+    right = attend(q, k, v, seq_lens, window=window)
+    check(right, q, k, v, seq_lens, window=window)
+    found = brought(card, dim)
+    assert len(found) == len(card.nearer), "a piece was asked for twice"
+    keys = {place[:-1] for place in found}
+    assert found == {(*key, column) for key in keys for column in range(0, dim - 63, 64)}
+    assert {("v", *key[1:]) for key in keys if key[0] == "k"} == {key for key in keys if key[0] == "v"}
     assert all(key < lengths[row] for _, row, _, key in keys)
-    # One tile of 64 keys a program at most, and of the first row's each head's first ones that are seen.
-    assert len(keys) <= 2 * 64 * card.grids[0][0] * card.grids[0][1]
-    first = 0 if window is None else (300 - window) // 64 * 64
-    assert {(name, 0, head, key) for name in "kv" for head in (0, 1) for key in range(first, first + 64)} <= keys
+    # One tile a program at most; of the first row each head's first keys that are seen.
+    assert len(keys) <= 2 * tile * card.grids[0][0] * card.grids[0][1]
+    first = 0 if window is None else max(0, 300 - window) // tile * tile
+    assert {("k", 0, head, key) for head in (0, 1) for key in range(first, min(300, first + tile))} <= keys
+
+
+def test_pages_and_narrow_heads_are_not_brought_nearer(card: Card) -> None:
+    attend(*case([300, 5], dim=48))
+    assert card.nearer == []
+    q, k, v, lengths = case([130, 7], capacity=256)
+    table = torch.arange(8, dtype=torch.int32).view(2, 4)
+    paged = [cache.unflatten(2, (4, 64)).transpose(1, 2).flatten(0, 1).contiguous() for cache in (k, v)]
+    attend(q, *paged, lengths, block_table=table)
+    assert card.nearer == []
 
 
 @pytest.mark.parametrize("before", [(0, 0, 0), (-7, 1 << 30, -(1 << 31)), (520, 519, 518), (1, 300, 64)])
@@ -221,8 +249,14 @@ def test_what_lengths_are_before_the_wait_decides_nothing(before: tuple[int, ...
     right = attend(*operands)
     card.lengths_before = torch.tensor(before, dtype=torch.int32)
     assert torch.equal(attend(*operands)[0], right[0])
-    alone = attend(*(part[:1] for part in operands))
+    asked = {np.unravel_index(offset // 2, (3, 2, 520, 64))[0::2][:2] for name, offset, _ in card.nearer if name == "k"}
+    there = [min(max(0, length), 520) for length in before]
+    assert {row for row, _ in asked} <= {row for row, length in enumerate(there) if length > 0}
+    assert all(key < there[row] for row, key in asked)
+    assert bool(asked) == any(there)
     card.lengths_before = None
+    alone = attend(*(part[:1] for part in operands))
+    card.lengths_before = torch.tensor(before[:1], dtype=torch.int32)
     assert torch.equal(attend(*(part[:1] for part in operands))[0], alone[0])
 
 
@@ -285,6 +319,7 @@ def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], 
     caches = [(k.clone(), v.clone()) for _ in range(2)]
     dtype = torch.int8 if options["out_scale"] else torch.float16
     outs = [torch.full((6, 4, 64), 7, dtype=dtype) for _ in range(2)]
+    card.lengths_before = torch.tensor([0, 521, 1 << 30, -5, 300, 64], dtype=torch.int32)
     in_triton(outs[0], qkv, *caches[0], lengths, steps_per_block=128, backend="gluon", **options)
     in_torch(outs[1], qkv, *caches[1], lengths, **options)
     if dtype is torch.int8:

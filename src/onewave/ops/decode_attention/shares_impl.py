@@ -76,6 +76,7 @@ def row_starts(
     """(begin, end) of each row in the list of all rows' visible keys; int64 if WIDE, else int32. row: [ROWS], 0 on.
 
     A row counts from the begin of its first split and at least for one, so that a row without keys is somebody's.
+    EARLY: as row_lengths has it.
     """
     length = row_lengths(lengths_ptr, finished_ptr, row, row < num_rows, extra, capacity, HAS_FINISHED, EARLY)
     keys = listed_keys(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)

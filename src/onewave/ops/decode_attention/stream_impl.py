@@ -4,7 +4,8 @@ Work, splits, partial results and every rounding are those of split_kv_impl: a r
 kernel, so whoever chooses between them is free to. What differs is how the bytes come.
 
 Both partitions begin before the launch before has ended, wait for that by themselves, and find out by themselves which
-rows and keys are theirs. While the workers wait, their first tile comes into the second-level cache (bring_first).
+rows and keys are theirs. While the workers wait, where keys lie one after another, the program's first tile comes into
+the second-level cache (bring_first).
 
 loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
                    each into one of STAGES places of shared memory as soon as it is free, at most FLIGHT tiles under
@@ -50,8 +51,9 @@ _NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
 @gluon.jit
 def consume(c):
     """The four warps that work: see the top of this file."""
-    if c.PAGING == 0:
-        bring_first(c)
+    if c.PAGING == 0:  # noqa: SIM102 (see above)
+        if c.head_dim >= 64:
+            bring_first(c)
     cuda.gdc_wait()
     first_row, last_row, first_at, first_length, share_begin, share_end = own_share(c)
     head_tile = gl.program_id(1)

@@ -158,8 +158,8 @@ def own_share(c, EARLY: gl.constexpr = False):
 
 @gluon.jit
 def bring_first(c):
-    """Have the program's first tile of keys and values brought into the second-level cache, if keys lie one after
-    another, while the launch before ends.
+    """Have the first tile of keys and values that the program has of its first row brought into the second-level cache
+    while the launch before ends: their columns in whole pieces of 64. (None if the row's last split began before.)
 
     Which tile that is, lengths as they are now say. They may yet change, and so may keys and values: the second-level
     cache is where all multiprocessors agree, and nothing is read before the wait but to know what to ask for.
