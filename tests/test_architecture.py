@@ -226,9 +226,30 @@ def test_importing_onewave_takes_less_than_a_fifth_of_a_second():
     assert min(float(run_python(code)) for _ in range(5)) < 0.2
 
 
-def test_the_command_loads_no_torch_before_a_command_needs_it():
-    loaded = set(json.loads(run_python("import onewave.cli.main, sys, json; print(json.dumps(list(sys.modules)))")))
-    assert not loaded & {"torch", "transformers", "gguf", "tokenizers", "numba", "triton"}
+EVERY_COMMAND = """
+import json, sys, typer
+from onewave.cli.main import app
+def every(group):
+    for command in group.commands.values():
+        yield command.name
+        yield from every(command) if hasattr(command, "commands") else ()
+names = list(every(typer.main.get_command(app)))
+print(json.dumps([names, list(sys.modules)]))
+"""
+
+
+def test_no_command_loads_torch_before_it_needs_it():
+    names, loaded = json.loads(run_python(EVERY_COMMAND))
+    assert len(names) > 20
+    assert not set(loaded) & {"torch", "transformers", "gguf", "tokenizers", "numba", "triton"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["tiles", "--help"], ["bench", "waev"]])
+def test_help_imports_no_command(arguments):
+    code = f"from onewave.cli.main import run; import sys, json; run({arguments}); print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(run_python(code).splitlines()[-1])
+    ours = {name.removeprefix("onewave.cli.") for name in loaded if name.startswith("onewave.cli.")}
+    assert ours <= {"main", "commands", "bench", "tiles"}
 
 
 def test_arguments_sampling_parameters_and_the_scheduler_need_no_torch():

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.cli.main import bench
+from onewave.cli.bench import bench
 from onewave.cli.tiles import tiles
 from onewave.weights import sources
 

@@ -23,35 +23,26 @@ from typing import Annotated, Any
 import typer
 
 from onewave.base.errors import OnewaveError, UnsupportedError
-from onewave.cli.bench_latency import latency
-from onewave.cli.bench_ops import ops
-from onewave.cli.bench_peers import peers
-from onewave.cli.bench_predict import predict
-from onewave.cli.bench_startup import startup
-from onewave.cli.bench_startup import warm as time_warm
-from onewave.cli.bench_wave import wave
-from onewave.cli.chat import chat
-from onewave.cli.env import env
-from onewave.cli.generate import generate
-from onewave.cli.info import info
-from onewave.cli.lab import lab
-from onewave.cli.tiles import tiles
-from onewave.cli.warm import warm
+from onewave.cli.commands import Listed, group
 
 __all__ = ["app", "main", "run"]
 
-_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-
-app = typer.Typer(
+app = group(
+    {
+        "generate": Listed("generate:generate", "Continue a prompt, or a batch of them."),
+        "chat": Listed("chat:chat", "Talk with a model; answers are printed as they come."),
+        "info": Listed("info:info", "Print a model's configuration, tensors and sizes."),
+        "env": Listed("env:env", "Print versions, processor, cards and caches."),
+        "warm": Listed("warm:warm", "Compile attention's kernels before their first call."),
+        "lab": Listed("lab:lab", "Open the tile lab in the browser."),
+        "bench": Listed("bench:bench", "Measure speed."),
+        "tiles": Listed("tiles:tiles", "Order, simulate, search, prove and lower tile graphs."),
+    },
     name="onewave",
-    add_completion=False,
-    context_settings=_HELP_NAMES,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="LLaMA inference for small batches.",
     epilog="Any command takes --debug: show the traceback of an error. `onewave COMMAND --help` says more.",
 )
-bench = typer.Typer(context_settings=_HELP_NAMES, rich_markup_mode=None, help="Measure speed.")
 
 
 @app.callback(invoke_without_command=True)
@@ -68,24 +59,6 @@ def root(
         print(f"onewave {onewave.__version__}")
     elif context.invoked_subcommand is None:
         print(context.get_help())
-
-
-app.command("generate")(generate)
-app.command("chat")(chat)
-# Short helps where a command's first sentence would be cut off in the list.
-app.command("info", short_help="Print a model's configuration, tensors and sizes.")(info)
-app.command("env")(env)
-app.command("warm", short_help="Compile attention's kernels before their first call.")(warm)
-app.command("lab", short_help="Open the tile lab in the browser.")(lab)
-bench.command("latency", short_help="Measure prefill, decode and the memory's read ceiling.")(latency)
-bench.command("ops", short_help="Time operators one by one, beside their peers.")(ops)
-bench.command("peers", short_help="Measure this engine beside transformers and llama.cpp.")(peers)
-bench.command("predict", short_help="Predict a decode step as one launch, without a card.")(predict)
-bench.command("startup", short_help="Time a model's loading and first answer in new processes.")(startup)
-bench.command("warm", short_help="Time the first calls of attention's kernels.")(time_warm)
-bench.command("wave", short_help="Time a decode step as one launch and as a CUDA graph.")(wave)
-app.add_typer(bench, name="bench")
-app.add_typer(tiles, name="tiles")
 
 
 def main() -> None:

@@ -1,43 +1,31 @@
-"""`onewave tiles`: the table of its commands. Each file lists its commands in __all__, as functions NAME_command."""
+"""`onewave tiles`: the table of its commands."""
 
 from __future__ import annotations
 
-from importlib import import_module
-
-import typer
+from onewave.cli.commands import Listed, group
 
 __all__ = ["tiles"]
 
-FILES = ("tiles_simulate", "tiles_timeline", "tiles_verify", "tiles_lower", "tiles_search")
-# For the list of commands, where a command's first sentence would be cut off.
-SHORT = {
-    "interpret": "Run a task table in NumPy under random interleavings.",
-    "lower": "Prove a program's schedule, write it as a task table.",
-    "timeline": "Say where a launch's time goes, stage by stage.",
-    "verify": "Prove that a schedule is safe, or show how it is not.",
-}
-
-tiles = typer.Typer(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
+tiles = group(
+    {
+        "bounds": Listed("tiles_simulate:bounds_command", "Lower bounds on traffic, and every order's gap to them."),
+        "compare": Listed("tiles_simulate:compare_command", "Set two traces side by side, phase by phase."),
+        "simulate": Listed(
+            "tiles_simulate:simulate_command", "Simulate a program: traffic, time, idle, energy, gap to bounds."
+        ),
+        "staircase": Listed("tiles_simulate:staircase_command", "A product's time over M: the steps that waves make."),
+        "timeline": Listed("tiles_timeline:timeline_command", "Say where a launch's time goes, stage by stage."),
+        "interpret": Listed("tiles_verify:interpret_command", "Run a task table in NumPy under random interleavings."),
+        "verify": Listed("tiles_verify:verify_command", "Prove that a schedule is safe, or show how it is not."),
+        "lower": Listed("tiles_lower:lower_command", "Prove a program's schedule, write it as a task table."),
+        "chimera": Listed(
+            "tiles_related:chimera_command", "Block order and sizes of two chained products, by closed form."
+        ),
+        "fuse": Listed("tiles_related:fuse_command", "Which operators to fuse so that the fewest bytes move."),
+        "place": Listed("tiles_related:place_command", "On which level each intermediate should live."),
+        "reuse": Listed("tiles_related:reuse_command", "How often each tensor's bytes are used again."),
+        "search": Listed("tiles_search:search_command", "Search the order of C's tiles that loads the fewest panels."),
+        "sync": Listed("tiles_related:sync_command", "Where one launch needs a grid-wide sync, and where none."),
+    },
     help="Order, simulate, search, prove and lower tile graphs. Needs neither torch nor a GPU.",
 )
-
-
-def _mount() -> None:
-    for file in FILES:
-        place = f"onewave.cli.{file}"
-        try:
-            module = import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name != place:
-                raise
-            continue
-        for name in module.__all__:
-            function = getattr(module, name)
-            if callable(function):
-                command = name.removesuffix("_command").replace("_", "-")
-                tiles.command(command, short_help=SHORT.get(command))(function)
-
-
-_mount()

@@ -12,19 +12,11 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.cli import options
 from onewave.cli import tiles_options as given
 from onewave.cli import tiles_tables as tables
-from onewave.cli.tiles_related import chimera_command, fuse_command, place_command, reuse_command, sync_command
 
 if TYPE_CHECKING:
     from onewave.tiles.search import SearchResult
 
-__all__ = [
-    "chimera_command",
-    "fuse_command",
-    "place_command",
-    "reuse_command",
-    "search_command",
-    "sync_command",
-]
+__all__ = ["search_command"]
 
 MOST_SHOWN = 32
 

@@ -1,0 +1,20 @@
+"""`onewave bench`: the table of its commands."""
+
+from __future__ import annotations
+
+from onewave.cli.commands import Listed, group
+
+__all__ = ["bench"]
+
+bench = group(
+    {
+        "latency": Listed("bench_latency:latency", "Measure prefill, decode and the memory's read ceiling."),
+        "ops": Listed("bench_ops:ops", "Time operators one by one, beside their peers."),
+        "peers": Listed("bench_peers:peers", "Measure this engine beside transformers and llama.cpp."),
+        "predict": Listed("bench_predict:predict", "Predict a decode step as one launch, without a card."),
+        "startup": Listed("bench_startup:startup", "Time a model's loading and first answer in new processes."),
+        "warm": Listed("bench_startup:warm", "Time the first calls of attention's kernels."),
+        "wave": Listed("bench_wave:wave", "Time a decode step as one launch and as a CUDA graph."),
+    },
+    help="Measure speed.",
+)
