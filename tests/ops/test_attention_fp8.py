@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,8 +11,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention import fp8_kernel_impl
 from onewave.ops.attention.fp8_kernel_impl import turn_values
 from onewave.ops.attention.fp8_op import attention_fp8
+from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.reference import attention as in_torch
 
 FP8 = torch.float8_e4m3fn
@@ -49,6 +53,37 @@ def test_packed_sequences_are_each_attended_to_alone(backend: str) -> None:
         alone = [t.transpose(0, 1)[None] for t in (q[at : at + n], k[key_at : key_at + m], v[key_at : key_at + m])]
         one = cast("Tensor", attention_fp8(*alone, causal=True, backend=backend))
         torch.testing.assert_close(one[0].transpose(0, 1), out[at : at + n], atol=2e-2, rtol=2e-2)
+
+
+def test_a_warpgroup_takes_the_key_tiles_that_its_rows_see_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = SimpleNamespace(minimum=min, maximum=max, where=lambda condition, yes, no: yes if condition else no)
+    monkeypatch.setattr(fp8_kernel_impl, "gl", numbers)
+    draw, keys = random.Random(0), 128
+    passed = 0
+    for _ in range(300):
+        rows, num_keys = draw.choice([1, 63, 192, 300, 700]), draw.choice([1, 128, 500, 900])
+        wanted = Options(1.0, draw.choice([None, 5, 150, 400]), draw.choice([None, 0, 0, 200]), draw.random() < 0.5)
+        shift = wanted.shift(rows, num_keys)
+        seen = visible_keys(wanted, rows, num_keys, torch.device("cpu"))
+        problem = SimpleNamespace(
+            BN=keys, LEFT=wanted.left is not None, RIGHT=wanted.right is not None, left=wanted.left, right=wanted.right
+        )
+        for tile in range(0, rows, 192):
+            end = num_keys if wanted.right is None else min(num_keys, min(tile + 192, rows) + shift + wanted.right)
+            begin = 0 if wanted.left is None else max(tile + shift - wanted.left, 0) // keys
+            count = max(-(-max(end, 0) // keys) - begin, 1)
+            for first in range(tile, tile + 192, 64):
+                start, stop = fp8_kernel_impl.steps_of.fn(problem, first, rows, num_keys, shift, begin, count)
+                assert 0 <= start <= stop <= count
+                part = torch.ones(1, num_keys) if seen is None else seen[first : first + 64]
+                any_row = part[: max(rows - first, 0)].any(0).nonzero().flatten()
+                tiles = sorted({int(key) // keys for key in any_row})
+                taken = [begin + count - 1 - step for step in range(start, stop)]
+                assert set(tiles) <= set(taken)
+                if tiles:
+                    assert taken == tiles[::-1]
+                passed += count - len(taken)
+    assert passed > 500
 
 
 def test_a_compiler_sees_one_operator() -> None:

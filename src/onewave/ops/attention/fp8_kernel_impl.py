@@ -176,6 +176,35 @@ def online_softmax(problem, s, m, total, unit):
 
 
 @gluon.jit
+def steps_of(problem, first, rows, num_keys, shift, begin, count):
+    """The tile's steps, of which step i takes key tile begin + count - 1 - i, with keys that a warpgroup's rows see:
+    from the first one to the one before the second. first: its first row."""
+    beyond = gl.where(first < rows, 0, count)
+    steps = count
+    if problem.RIGHT:
+        end = gl.minimum(num_keys, gl.minimum(first + 64, rows) + shift + problem.right)
+        seen = (gl.maximum(end, 0) + problem.BN - 1) // problem.BN
+        beyond = gl.minimum(gl.maximum(beyond, begin + count - seen), count)
+    if problem.LEFT:
+        seen = gl.maximum(first + shift - problem.left, 0) // problem.BN
+        steps = gl.maximum(gl.minimum(count, begin + count - seen), beyond)
+    return beyond, steps
+
+
+@gluon.jit
+def pass_keys(problem, j, count):
+    """Let the next `count` tiles of keys and values go as they come: no row of this warpgroup sees them."""
+    KS: gl.constexpr = problem.K_STAGES
+    VS: gl.constexpr = problem.V_STAGES
+    for i in range(j, j + count):
+        mbarrier.wait(problem.bk.index(i % KS), (i // KS) & 1)
+        mbarrier.arrive(problem.bk.index(KS + i % KS), count=1)
+        mbarrier.wait(problem.bv.index(i % VS), (i // VS) & 1)
+        mbarrier.arrive(problem.bv.index(VS + i % VS), count=1)
+    return j + count
+
+
+@gluon.jit
 def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
     """Warpgroup wg. so: shared memory of the output, [warpgroups, 64, D]."""
     W: gl.constexpr = problem.WARPGROUPS
@@ -210,13 +239,15 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
             if problem.LEFT:
                 whole_start = (gl.maximum(first + 63 + shift - problem.left, 0) + BN - 1) // BN
                 whole_steps = gl.minimum(count, last + 1 - whole_start)
+            beyond, steps = steps_of(problem, first, rows, num_keys, shift, begin, count)
             m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
             o = gl.zeros([64, D], gl.float32, LO)
             total = partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
             b = tile % 2 * W + wg
             mbarrier.wait(bq.index(b), (tile // 2) & 1)
             q = problem.sq.index(b)
-            for i in range(count):
+            j = pass_keys(problem, j, beyond)
+            for i in range(beyond, steps):
                 s = j % KS
                 mbarrier.wait(bk.index(s), (j // KS) & 1)
                 z = gl.zeros([64, BN], gl.float32, LS)
@@ -237,6 +268,7 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
                 mbarrier.arrive(bv.index(VS + v), count=1)
                 o = o * gl.convert_layout(kept, gl.SliceLayout(1, LO))[:, None] + part
                 j += 1
+            j = pass_keys(problem, j, count - steps)
             mbarrier.arrive(bq.index(2 * W + b), count=1)
             sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
             # A row that sees no key gives 0 and -inf, sink or not.
