@@ -23,8 +23,9 @@ READ = Ceiling("read bandwidth", 10.0, "GB/s", "none", summarize([10.0]))
 @pytest.fixture(autouse=True)
 def _few_copies(monkeypatch):
     monkeypatch.setattr(bench, "_BYTES_IN_ROTATION", {"cpu": 1})
-    # The read ceiling's real buffer is far beyond the caches.
+    # The ceilings' real sizes take a CPU half a minute.
     monkeypatch.setattr(ceilings, "_CPU_READ_BYTES", 2**22)
+    monkeypatch.setattr(ceilings, "_CPU_MATRIX", 64)
 
 
 def operands(text="2,4/2,32,16", causal=False):

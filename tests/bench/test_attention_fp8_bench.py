@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 def _few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_BYTES_IN_ROTATION", {"cpu": 1})
     monkeypatch.setattr(ceilings, "_CPU_READ_BYTES", 2**22)
+    monkeypatch.setattr(ceilings, "_CPU_MATRIX", 64)
 
 
 def test_bytes_times_scales_are_the_wide_operands_and_fill_the_range() -> None:

@@ -20,6 +20,7 @@ CPU = torch.device("cpu")
 def _few_copies(monkeypatch):
     monkeypatch.setattr(bench, "_BYTES_IN_ROTATION", {"cpu": 1})
     monkeypatch.setattr(ceilings, "_CPU_READ_BYTES", 2**22)
+    monkeypatch.setattr(ceilings, "_CPU_MATRIX", 64)
 
 
 @pytest.mark.parametrize("text", [*attention_varlen.VARLEN_SHAPES, "4,4/2,300,64", "3,2,3,16", "5,2,3,16"])

@@ -16,6 +16,7 @@ __all__ = ["Ceiling", "matmul_rate", "read_bandwidth"]
 _CUDA_READ_BYTES = 4 * 2**30
 # Far beyond the last-level cache of any processor whose memory is worth asking about.
 _CPU_READ_BYTES = 2**30
+_CUDA_MATRIX, _CPU_MATRIX = 8192, 1024
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def matmul_rate(device: torch.device, *, size: int | None = None, reps: int = 10
 
     Random values: products of zeros draw less power and run faster. size: 8192 on CUDA, 1024 on a CPU.
     """
-    size = size or (8192 if device.type == "cuda" else 1024)
+    size = size or (_CUDA_MATRIX if device.type == "cuda" else _CPU_MATRIX)
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix() -> Tensor:
