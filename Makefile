@@ -23,8 +23,10 @@ help:
 demo: $(VENV)/.ready-demo
 	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats
 
+# A file's tests stay in one process, which compiles what they share once; more than four processes take much memory.
 test: $(VENV)/.ready-dev
-	@$(RUN) -m pytest $(PYTEST_ARGS)
+	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+		$(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-dev
 	@$(VENV)/bin/ruff check src tests
