@@ -140,13 +140,7 @@ def consume(c):
                 new_v = c.v + (block * c.stride_v_block + kv_head.to(gl.int64) * c.stride_v_head)
                 gl.store(new_k + end_cached.to(gl.int64) * c.stride_k_key + dim, k_new, mask=in_head)
                 gl.store(new_v + end_cached.to(gl.int64) * c.stride_v_key + dim, v_new.to(DTYPE), mask=in_head)
-            # As in split_kv_kernel.
-            products = q.to(gl.float64) * k_new.to(gl.float64)[None, :]
-            new_score = gl.convert_layout(gl.sum(products, axis=1).to(gl.float32), OF_ROW) * score_scale
-            if c.HAS_MASK:
-                new_mask = c.mask + (row64 * c.stride_mask_row + end_cached) + of_head * c.stride_mask_head
-                new_added = gl.load(new_mask, mask=(mine < tile_rows) & has_new, other=0.0).to(gl.float32)
-                new_score = gl.fma(new_added, one_each * _LOG2E, new_score)
+            new_score = nothing
         q_t = gl.convert_layout(gl.permute(q, (1, 0)), RIGHT)
 
         whole_top, whole_total, whole_acc = nothing, none_of, nowhere
@@ -195,6 +189,11 @@ def consume(c):
             acc = mma_v2(v_t, p, acc * keep[None, :])
             top = highest
             place, phase = next_place(place, phase, c.STAGES)
+            if c.FUSED:  # noqa: SIM102 (see above)
+                if start == begin:  # while the next tile comes
+                    new_score = score_of_new(
+                        c, q, k_new, row64, end_cached, of_head, (mine < tile_rows) & has_new, OF_ROW
+                    )  # fmt: skip
             if (start + BLOCK_N >= next_begin) & (split < last_here):
                 acc, total = acc * v_scale, gl.sum(sums, axis=0)
                 if whole:
@@ -211,6 +210,10 @@ def consume(c):
 
         total = gl.sum(sums, axis=0)
         if c.FUSED:
+            if begin >= end:
+                new_score = score_of_new(
+                    c, q, k_new, row64, end_cached, of_head, (mine < tile_rows) & has_new, OF_ROW
+                )  # fmt: skip
             highest = gl.maximum(top, gl.where(has_new, new_score, _NEGATIVE_INFINITY))
             finite = gl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
             weight = gl.where(has_new, gl.exp2(new_score - finite), 0.0)
@@ -260,6 +263,18 @@ def consume(c):
                         c.num_queries, c.head_dim, c.out_scale, c.max_bound, c.min_bound, c.HAS_SINKS, c.HAS_LSE,
                         c.HAS_SHIFT, c.HAS_SMOOTH, c.QUANTISED, c.HALF_AWAY,
                     )  # fmt: skip
+
+
+@gluon.jit
+def score_of_new(c, q, k_new, row64, end_cached, of_head, masked, OF_ROW: gl.constexpr):
+    """The new token's scores, [BLOCK_M] in OF_ROW, as in split_kv_kernel. masked: where its mask is to be added."""
+    products = q.to(gl.float64) * k_new.to(gl.float64)[None, :]
+    score = gl.convert_layout(gl.sum(products, axis=1).to(gl.float32), OF_ROW) * c.scale_log2
+    if c.HAS_MASK:
+        at = c.mask + (row64 * c.stride_mask_row + end_cached) + of_head * c.stride_mask_head
+        added = gl.load(at, mask=masked, other=0.0).to(gl.float32)
+        score = gl.fma(added, gl.full([c.BLOCK_M], _LOG2E, gl.float32, OF_ROW), score)
+    return score
 
 
 @gluon.jit
