@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["HELP_NAMES", "Listed", "group"]
+__all__ = ["Listed", "group"]
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 class Listed(NamedTuple):
@@ -30,7 +30,7 @@ def group(commands: Mapping[str, Listed], **settings: Any) -> typer.Typer:
     class Group(_Group):
         listed = commands
 
-    made = typer.Typer(cls=Group, add_completion=False, context_settings=HELP_NAMES, rich_markup_mode=None, **settings)
+    made = typer.Typer(cls=Group, add_completion=False, context_settings=_HELP_NAMES, rich_markup_mode=None, **settings)
     # Without a function of its own typer takes an app of no registered commands for a mistake.
     made.callback()(lambda: None)
     return made
@@ -74,6 +74,6 @@ def _command(name: str, place: str) -> Any:
     file, _, attribute = place.partition(":")
     found = getattr(import_module(f"onewave.cli.{file}"), attribute)
     if not isinstance(found, typer.Typer):
-        function, found = found, typer.Typer(add_completion=False, context_settings=HELP_NAMES, rich_markup_mode=None)
+        function, found = found, typer.Typer(add_completion=False, context_settings=_HELP_NAMES, rich_markup_mode=None)
         found.command(name)(function)
     return typer.main.get_command(found)
