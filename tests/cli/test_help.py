@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from onewave.cli import commands
+
 BENCH = [["bench"], ["bench", "latency"], ["bench", "ops"], ["bench", "peers"]]
 TILES = [["tiles"], ["tiles", "simulate"], ["tiles", "search"], ["tiles", "verify"], ["tiles", "lower"], ["lab"]]
 COMMANDS = [[], ["generate"], ["chat"], ["info"], ["env"], *BENCH, *TILES]
@@ -33,6 +35,15 @@ def test_the_flags_are_named_as_in_vllm(onewave, command):
     text = onewave(*command, "--help").out
     for flag in ("--model", "--dtype", "--max-model-len", "--load-format", "--revision", "--enforce-eager"):
         assert flag in text
+
+
+def test_an_error_while_a_command_is_imported_is_not_taken_for_a_wrong_name(onewave, monkeypatch):
+    def broken(name: str, place: str) -> None:
+        raise KeyError(place)
+
+    monkeypatch.setattr(commands, "_command", broken)
+    done = onewave("chat")
+    assert (done.status, "KeyError: 'chat:chat'" in done.err) == (1, True)
 
 
 def test_without_a_command_the_help_is_shown(onewave):

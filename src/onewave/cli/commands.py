@@ -46,6 +46,10 @@ class _Group(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.listed)
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        # Not .get(): it would take a KeyError of the command's own module for a name that nobody has.
+        return self.commands[cmd_name] if cmd_name in self.listed else None
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.line) for name, entry in self.listed.items()])

@@ -94,7 +94,7 @@ def _invoke(arguments: list[str]) -> int:
             except ModuleNotFoundError as error:
                 if error.name != "torch":
                     raise
-                what = f"{context.invoked_subcommand} needs PyTorch"
+                what = f"{context.invoked_subcommand or 'this command'} needs PyTorch"
                 raise UnsupportedError(what, got="not installed", next="Run `pip install torch`.") from error
     except typer.Exit as leaving:
         return leaving.exit_code
