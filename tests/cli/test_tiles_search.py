@@ -55,7 +55,7 @@ def test_people_get_the_proof_the_history_and_the_path(onewave):
     [
         ([*GRID], "--cache-panels"),
         ([*GRID, "--cache-panels", "1"], "2 or more"),
-        ([*GRID, "--cache-panels", "three"], "valid int"),
+        ([*GRID, "--cache-panels", "three"], "'three' is not a valid int"),
         ([*GRID, "--cache-panels", "3", "--policy", "fifo"], "belady, lru"),
         ([*GRID, "--cache-panels", "3", "--start", "4,0"], "inside the 4 x 4 grid"),
         ([*GRID, "--cache-panels", "3", "--start", "1"], "ROW,COLUMN"),

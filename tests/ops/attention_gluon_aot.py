@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 from lost_buffers import lost_buffers
@@ -57,12 +60,22 @@ def report(name: str, found: Resources) -> dict[str, Any]:
     return {"name": name, "programs": found.programs_an_sm} | faults | sizes | counts
 
 
+CUT = {"RIGHT": True, "TAIL": True}
+KERNELS: dict[str, Callable[[], Resources]] = {
+    **{case: partial(hopper, **arguments) for case, arguments in CASES.items()},
+    "fp8 causal": partial(fp8, RIGHT=True),
+    "fp8 packed": partial(fp8, RIGHT=True, LEFT=True, RAGGED=True, LSE=True, SOFTCAP=True),
+    "portable": partial(portable, 128),
+    "portable, softcap": partial(portable, 128, SOFTCAP=True, POSITIVE=False, **CUT),
+    "portable, scale below 0": partial(portable, 128, POSITIVE=False, **CUT),
+}
+
+
+def line(case: str) -> str:
+    return json.dumps(report(case, KERNELS[case]()))
+
+
 if __name__ == "__main__":
-    for case, arguments in CASES.items():
-        print(json.dumps(report(case, hopper(**arguments))), flush=True)
-    print(json.dumps(report("fp8 causal", fp8(RIGHT=True))), flush=True)
-    print(json.dumps(report("fp8 packed", fp8(RIGHT=True, LEFT=True, RAGGED=True, LSE=True, SOFTCAP=True))), flush=True)
-    print(json.dumps(report("portable", portable(128))), flush=True)
-    cut = {"RIGHT": True, "TAIL": True}
-    print(json.dumps(report("portable, softcap", portable(128, SOFTCAP=True, POSITIVE=False, **cut))), flush=True)
-    print(json.dumps(report("portable, scale below 0", portable(128, POSITIVE=False, **cut))), flush=True)
+    with ProcessPoolExecutor(2) as pool:
+        for each in pool.map(line, KERNELS):
+            print(each, flush=True)

@@ -26,9 +26,6 @@ from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.plan import explain_attention
 from onewave.ops.explain import explain
 
-# Whoever is first compiles all kernels: three minutes on two slow cores.
-pytestmark = pytest.mark.timeout(900)
-
 SHARED_BYTES_A_PROGRAM = 227 << 10
 REGISTERS_AN_SM = 64 << 10
 
