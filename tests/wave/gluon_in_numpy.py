@@ -90,6 +90,11 @@ class Stores(threading.local):
         self.read.clear()
 
 
+def first_of(x: Array, axis: int, size: int) -> np.ndarray:
+    """The first of every so many neighbours along an axis."""
+    return np.asarray(x).take(range(0, x.shape[axis], size), axis)
+
+
 class Gluon:
     """What the kernel calls `gl`, for one block."""
 
@@ -221,8 +226,22 @@ class Gluon:
     def convert_layout(self, x: Array, layout: Any, assert_trivial: bool = False) -> Array:
         return x
 
-    def multiple_of(self, x: Any, size: int) -> Any:
-        assert ((x.address if isinstance(x, Pointer) else x) % size == 0).all()
+    def multiple_of(self, x: Any, sizes: Any) -> Any:
+        if isinstance(sizes, int):
+            assert ((x.address if isinstance(x, Pointer) else x) % sizes == 0).all()
+        else:  # the first of every so many neighbours along each axis
+            assert all((first_of(x, axis, size) % size == 0).all() for axis, size in enumerate(sizes))
+        return x
+
+    def max_contiguous(self, x: Array, sizes: Sequence[int]) -> Array:
+        for axis, size in enumerate(sizes):
+            steps = np.arange(x.shape[axis]).reshape([-1 if at == axis else 1 for at in range(x.ndim)]) % size
+            assert (x == first_of(x, axis, size).repeat(size, axis) + steps).all()
+        return x
+
+    def max_constancy(self, x: Array, sizes: Sequence[int]) -> Array:
+        for axis, size in enumerate(sizes):
+            assert (x == first_of(x, axis, size).repeat(size, axis)).all()
         return x
 
     def expand_dims(self, x: Array, axis: int) -> Array:
@@ -233,6 +252,9 @@ class Gluon:
 
     def broadcast_to(self, x: Any, shape: Sequence[int]) -> Array:
         return wrapped(np.broadcast_to(x, shape))
+
+    def static_assert(self, holds: bool) -> None:
+        assert holds
 
     def thread_barrier(self) -> None:
         pass

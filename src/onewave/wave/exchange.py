@@ -133,8 +133,8 @@ def exchange_steps(
 ):  # fmt: skip
     """Go through the block's steps once. epoch: times it has done so before. before: groups of records (notes.py) of
     this launch so far. Returns chunks and results of this launch so far."""
-    ours = exchange + (epoch & 1).to(gl.int64) * set_words
-    theirs = exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words
+    ours = gl.multiple_of(exchange + (epoch & 1).to(gl.int64) * set_words, 16)
+    theirs = gl.multiple_of(exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words, 16)
     streamed = 0  # tiles of keys and values so far
     # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
     for step in tl.range(num_steps, disable_licm=True):

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from onewave.wave.byte_values import lowered
 from onewave.wave.choose import host_asks, show_best
-from onewave.wave.notes import noted, place_of
+from onewave.wave.notes import aligned_place, noted, place_of
 from onewave.wave.spin import ABSENT, load_words, poll_words
 from onewave.wave.words import (
     FLAG_ACTIVATE,
@@ -117,7 +117,8 @@ def addend(
     """What a decode step adds to a product: a bias, and the float32 residual stream before it."""
     extra = gl.zeros(SHAPE, gl.float32, LAYOUT)
     if bias_at > 0:
-        extra += gl.load(place_of(places, PLACE_BIASES, gl.float32) + bias_at - 1 + row, mask=shown, other=0.0)
+        bias = gl.multiple_of(place_of(places, PLACE_BIASES, gl.float32) + (bias_at - 1), 16)
+        extra += gl.load(bias + row, mask=shown, other=0.0)
     if flags & FLAG_RESIDUAL:
         if flags & FLAG_EMBEDDED:
             token = gl.load(tokens + sequence, mask=shown, other=0)
@@ -127,9 +128,7 @@ def addend(
             low, high = to_float(words, DTYPE)
             extra += gl.where(row % 2 == 0, low, high)
         else:
-            extra += gl.load(
-                place_of(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row, mask=shown, other=0.0
-            )
+            extra += gl.load(aligned_place(places, PLACE_RESIDUAL) + sequence * hidden + row, mask=shown, other=0.0)
     return extra
 
 
@@ -147,20 +146,23 @@ def load_addend(
     """What the step's row blocks from that number on will have added to them, on its way: bias, residual stream or, in
     its place, words of the embedding, [NB, G * R] each."""
     LZ: gl.constexpr = results_rows(R, G, XW)
-    sequence = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))[:, None]
+    b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
+    sequence = b[:, None]
     in_step = (number * R + gl.arange(0, G * R, layout=gl.SliceLayout(0, LZ)))[None, :]
     row = noted(record, WORD_FIRST_BLOCK) * R + in_step
     shown = (sequence < batch) & (in_step < noted(record, WORD_BLOCKS) * R) & (keep_back == 0)
-    hidden = noted(record, WORD_TARGET_STRIDE) * 2
     flags = noted(record, WORD_FLAGS)
+    # Of a slice's sums the stride is something else.
+    hidden = gl.multiple_of(gl.where((flags & FLAG_RESIDUAL) > 0, noted(record, WORD_TARGET_STRIDE) * 2, 0), 8)
     bias_at = noted(record, WORD_BIAS)
     bias = place_of(places, PLACE_BIASES, gl.float32) + bias_at - 1 + row + sequence * 0
     bias = gl.load(bias, mask=shown & (bias_at > 0), other=0)
-    stream = place_of(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row
+    stream = aligned_place(places, PLACE_RESIDUAL) + sequence * hidden + row
     EITHER: gl.constexpr = FLAG_RESIDUAL | FLAG_EMBEDDED
     stream = gl.load(stream, mask=shown & ((flags & EITHER) == FLAG_RESIDUAL), other=0)
-    embedded = shown & ((flags & EITHER) == EITHER)
-    token = gl.load(tokens + sequence + row * 0, mask=embedded, other=0)
+    starts = (flags & EITHER) == EITHER
+    embedded = shown & starts
+    token = gl.load(tokens + b, mask=(b < batch) & starts, other=0)[:, None]
     words = gl.load(place_of(places, PLACE_EMBEDDING, gl.int32) + (token * hidden + row) // 2, mask=embedded, other=0)
     return bias, stream, words
 
@@ -245,7 +247,7 @@ def finish_blocks(
                 best = gl.where(better, y, best)
                 best_row = gl.where(better, row, best_row)
         if (SPLITS > 1) and (kind == KIND_PARTIAL):
-            at = target + (row // R * stride + part) * (NB * R) + sequence * R + row % R
+            at = gl.multiple_of(target + (row // R * stride + part) * (NB * R) + sequence * R, (1, 4)) + row % R
             gl.store(ours + at, bits32(y), mask=shown)
             gl.store(theirs + at, gl.full([NB, GR], ABSENT, gl.int32, LZ), mask=sequence < NB)
         else:
@@ -255,7 +257,8 @@ def finish_blocks(
             )  # fmt: skip
         if D > 0:
             if flags & FLAG_RESIDUAL:  # after what others wait for
-                gl.store(place_of(places, PLACE_RESIDUAL, gl.float32) + sequence * (stride * 2) + row, y, mask=shown)
+                hidden = gl.multiple_of(stride * 2, 8)
+                gl.store(aligned_place(places, PLACE_RESIDUAL) + sequence * hidden + row, y, mask=shown)
         gl.thread_barrier()
         mbarrier.arrive(pempty.index(place), count=1)
         results += 1
@@ -309,33 +312,36 @@ def publish16(
             first_row, second_row = gl.split(gl.reshape(row0, FOURS))
             whose, and_whose = gl.split(gl.reshape(sequence0, FOURS))
             gated = bits16(h0, DTYPE) | (bits16(h1, DTYPE) << 16)
-            put(gated, whose, first_row // 4, to_caller, target, stride, ours, theirs, out, out_stride, batch,
-                keep_back, NB)  # fmt: skip
+            put(gated, whose, first_row, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+                ((1,) if len(FOURS) == 2 else (1, 1)), NB, 4)  # fmt: skip
     else:
         if flags & FLAG_ACTIVATE:
             y0 = activated(y0, ACT)
             y1 = activated(y1, ACT)
         words = bits16(y0, DTYPE) | (bits16(y1, DTYPE) << 16)
-        put(words, sequence0, row0 // 2, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-            NB)  # fmt: skip
+        put(words, sequence0, row0, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
+            ((2,) if len(PAIRS) == 2 else (1, 2)), NB, 2)  # fmt: skip
 
 
 @gluon.jit
 def put(
-    words, sequence, word, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back,
-    NB: gl.constexpr,
+    words, sequence, row, to_caller, target, stride, ours, theirs, out, out_stride, batch, keep_back, SIDE,
+    NB: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
-    """Store words to the caller, or show them in this token's set and clear them in the next one's.
+    """Store words, of ROWS rows each, to the caller, or show them in this token's set and clear them in the next one's.
 
     Cleared for all NB sequences, whatever this launch's batch: a launch before may have had more, and the next may.
+    SIDE: how many neighbours along each axis a thread has; they are stored together.
     """
-    shown = (sequence < batch) & (keep_back == 0)
+    word = gl.max_contiguous(gl.multiple_of(row // ROWS, SIDE), SIDE)
+    shown = gl.max_constancy(sequence < batch, SIDE) & (keep_back == 0)
     if to_caller:
-        gl.store(out + sequence.to(gl.int64) * out_stride + word, words, mask=shown)
+        line = gl.max_constancy(gl.multiple_of(sequence.to(gl.int64) * out_stride, SIDE), SIDE)
+        gl.store(out + line + word, words, mask=shown)
     else:
-        at = target + sequence * stride + word
+        at = gl.max_constancy(gl.multiple_of(target + sequence * stride, SIDE), SIDE) + word
         gl.store(ours + at, words, mask=shown)
-        gl.store(theirs + at, words | ABSENT, mask=sequence < NB)
+        gl.store(theirs + at, words | ABSENT, mask=gl.max_constancy(sequence < NB, SIDE))
 
 
 @gluon.jit
@@ -355,6 +361,7 @@ def reduce_pieces(
     first_piece = noted(record, WORD_FIRST_BLOCK)
     target = noted(record, WORD_TARGET)
     stride = noted(record, WORD_TARGET_STRIDE)
+    hidden = gl.multiple_of(stride * 2, 8)
     slices = noted(record, WORD_SLICE)
     flags = noted(record, WORD_FLAGS)
     bias_at = noted(record, WORD_BIAS)
@@ -366,7 +373,7 @@ def reduce_pieces(
         b = (v // PR) % NB
         real = (v < pieces * (NB * PR)) & (b < batch)
         if D > 0:
-            total = addend(flags, bias_at, b, row, real, stride * 2, tokens, places, DTYPE, [VALUES], LV)
+            total = addend(flags, bias_at, b, row, real, hidden, tokens, places, DTYPE, [VALUES], LV)
         else:
             total = gl.zeros([VALUES], gl.float32, LV)
         base = (row // R) * (slices * (NB * R)) + b * R + row % R
@@ -387,4 +394,4 @@ def reduce_pieces(
         if D > 0:
             if flags & FLAG_RESIDUAL:
                 shown = real & (keep_back == 0)
-                gl.store(place_of(places, PLACE_RESIDUAL, gl.float32) + b * (stride * 2) + row, total, mask=shown)
+                gl.store(aligned_place(places, PLACE_RESIDUAL) + b * hidden + row, total, mask=shown)

@@ -30,6 +30,7 @@ from onewave.wave.layout import GROUPS, POINTERS, STEP_WORDS, TOGETHER
 from onewave.wave.words import RECORD_SIZE
 
 __all__ = [
+    "aligned_place",
     "bring_first",
     "bring_next",
     "groups_of",
@@ -160,3 +161,9 @@ def place_word(places, number):
 def place_of(places, number: gl.constexpr, TYPE: gl.constexpr):
     """The pointer that stands there."""
     return place_word(places, number).to(gl.pointer_type(TYPE))
+
+
+@gluon.jit
+def aligned_place(places, number: gl.constexpr):
+    """The pointer that stands there, to float32 of a tensor of ours, which begins at a multiple of 16 bytes."""
+    return gl.multiple_of(place_word(places, number).to(gl.pointer_type(gl.float32)), 16)
