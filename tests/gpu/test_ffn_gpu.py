@@ -106,12 +106,13 @@ def test_a_thousand_runs_give_the_same_bits(rows: int) -> None:
     assert different == 0
 
 
-def test_ten_thousand_launches_under_random_delays_give_the_right_bits() -> None:
-    x, up, down, gate = operands(4, 256, 1088, 128)
-    right = finished(pack_ffn(up, down, w_gate=gate, batch=4), x)
-    options = {"activation": "silu", "order": "half_row", "policy": "data", "workers": 16}
-    packed = pack(up, down, gate, batch=4, delays=True, **options)
-    plain = finished(pack(up, down, gate, batch=4, **options), x)
+@pytest.mark.parametrize(("rows", "order", "inner"), [(4, "half_row", 1088), (32, "row", 1280)])
+def test_ten_thousand_launches_under_random_delays_give_the_right_bits(rows: int, order: str, inner: int) -> None:
+    x, up, down, gate = operands(rows, 256, inner, 128)
+    right = finished(pack_ffn(up, down, w_gate=gate, batch=rows), x)
+    options = {"activation": "silu", "order": order, "policy": "data", "workers": 16}
+    packed = pack(up, down, gate, batch=rows, delays=True, **options)
+    plain = finished(pack(up, down, gate, batch=rows, **options), x)
     assert_close(right, (x, up, down, gate), "silu")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(10_000):
@@ -120,10 +121,10 @@ def test_ten_thousand_launches_under_random_delays_give_the_right_bits() -> None
     assert int(wrong) == 0
 
 
-@pytest.mark.parametrize("policy", ["data", "tile", "none"])
-def test_a_missing_post_ends_in_wave_stalled_and_the_next_launch_works(policy: str) -> None:
-    x, up, down, gate = operands(8, 2048, 8192, 2048)
-    packed = pack_ffn(up, down, w_gate=gate, batch=8, policy=policy)
+@pytest.mark.parametrize(("rows", "policy"), [(8, "data"), (8, "tile"), (8, "none"), (32, "data")])
+def test_a_missing_post_ends_in_wave_stalled_and_the_next_launch_works(rows: int, policy: str) -> None:
+    x, up, down, gate = operands(rows, 2048, 8192, 2048)
+    packed = pack_ffn(up, down, w_gate=gate, batch=rows, policy=policy)
     right = finished(packed, x)
     victim = next(name for name in packed.waves[0].program.names if name.startswith("up"))
     began = time.perf_counter()

@@ -12,6 +12,7 @@ import json
 import linecache
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -102,6 +103,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "PAGE": 0,
         "STREAMS": int(streams),
         "DRAWS": False,
+        "MULTIPLIERS": shape.multipliers,
     } | changes
     names = wave_kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
@@ -129,23 +131,38 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "unwaited": unwaited_for(ttgir),
         "early": early_arrivals(kernel.asm["ptx"]),
         "unwritten": unwritten_barriers(kernel.asm["ptx"]),
+        "marked": places_of(kernel.asm["ptx"], r"cp\.async\.bulk\.tensor\S*L2::cache_hint"),
+        "unmarked": places_of(kernel.asm["ptx"], r"cp\.async\.bulk\.tensor\S*bytes \["),
+        "alone": places_of(kernel.asm["ptx"], r"st\.global\.b32"),
     }
     return {"registers": registers, "stack": stack, "shared": kernel.metadata.shared, **found, **counts}
 
 
 def unwritten_barriers(ptx: str) -> list[str]:
     """Where Triton puts a barrier of its own, of functions between a product's end and whoever waits for it."""
+    found = set[str]()
+    for where, _ in located(ptx, r"\bbar\.sync\s+\d"):
+        text = linecache.getline(*where).strip()
+        if (name := _function_at(*where)) in HURRIED and "thread_barrier" not in text:
+            found.add(f"{name}: {text}")
+    return sorted(found)
+
+
+def places_of(ptx: str, pattern: str) -> list[str]:
+    """The functions that have an instruction."""
+    return sorted({_function_at(*where) for where, _ in located(ptx, pattern)})
+
+
+def located(ptx: str, pattern: str) -> Iterator[tuple[tuple[str, int], str]]:
+    """Lines of PTX with a pattern, and the file and the line that each comes from."""
     # By name alone: what was compiled before, from another copy of the same source, says where that one lay.
     files = {number: str(SOURCES / name) for number, name in re.findall(r'\.file\s+(\d+)\s+".*?([^/"]+)"', ptx)}
-    found, where = set[str](), ("", 0)
+    where = ("", 0)
     for line in ptx.splitlines():
         if place := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
             where = files[place[1]], int(place[2])
-        elif re.search(r"\bbar\.sync\s+\d", line):
-            text = linecache.getline(*where).strip()
-            if (name := _function_at(*where)) in HURRIED and "thread_barrier" not in text:
-                found.add(f"{name}: {text}")
-    return sorted(found)
+        elif re.search(pattern, line):
+            yield where, line
 
 
 @lru_cache

@@ -48,7 +48,9 @@ class Shared:
     def _reinterpret(self, item: Any, shape: Sequence[int], layout: Any) -> Shared:
         return Shared(self.data, item, shape, layout, self.own)
 
-    def slice(self, start: int, length: int) -> Shared:
+    def slice(self, start: int, length: int, dim: int = 0) -> Any:
+        if dim > 0:
+            return Strided(self, start, length, dim)
         row = self.shape[1] * self.item.itemsize
         assert row == 128  # longer rows of the swizzled layout do not lie side by side
         assert start + length <= self.shape[0]
@@ -84,3 +86,17 @@ class Shared:
     def store(self, values: Any) -> None:
         happens_before.writes(*self.raw)
         self.put(values)
+
+
+class Strided:
+    """A part of plain shared memory along an axis that is not its first."""
+
+    def __init__(self, whole: Shared, start: int, length: int, dim: int):
+        assert start + length <= whole.shape[dim]
+        cells = whole.raw[0].view(whole.item).reshape(whole.shape)
+        self.cells = cells[(*[slice(None)] * dim, slice(start, start + length))]
+        self.raw = [self.cells[at] for at in np.ndindex(*whole.shape[:dim])]
+
+    def store(self, values: Any) -> None:
+        happens_before.writes(*self.raw)
+        self.cells[...] = np.asarray(values)

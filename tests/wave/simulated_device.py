@@ -64,6 +64,7 @@ class Bench:
             "XW": 8,
             "XREGS": 0,
             "LREGS": 0,
+            "MREGS": 0,
             "D": 0,
             "GP": 1,
             "CH": 1,
@@ -75,6 +76,7 @@ class Bench:
             "PAGE": 0,
             "STREAMS": 0,
             "DRAWS": False,
+            "MULTIPLIERS": program.shape.multipliers,
         } | constants
 
     def run(self, source: Pointer, source_stride: int, out: Pointer, out_stride: int, batch: int, **more: Any) -> None:

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-__all__ = ["hand_over"]
+__all__ = ["hand_over", "hand_over_one"]
 
 
 @gluon.jit
@@ -33,6 +33,21 @@ def hand_over(
     PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
     where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
+    gl.thread_barrier()
+    mbarrier.arrive(pfull.index(place), count=1)
+
+
+@gluon.jit
+def hand_over_one(
+    acc, own: gl.constexpr, parts, pfull, pempty, results, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr
+):  # fmt: skip
+    """hand_over of one of the group's row blocks, its `own`th, where other partitions give the others."""
+    result = wanted_part(acc, NB, R)
+    place = results % 2
+    mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
+    PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS).slice(own, 1, dim=2)
+    where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, 1]), (2, 0, 3, 1)))
     gl.thread_barrier()
     mbarrier.arrive(pfull.index(place), count=1)
 

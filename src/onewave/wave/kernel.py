@@ -1,11 +1,12 @@
-"""The persistent kernel that runs a task table: one block a multiprocessor, three partitions of warps.
+"""The persistent kernel that runs a task table: one block a multiprocessor, partitions of warps.
 
 loader (1 warp)      streams the block's weight tiles, packed in the order in which they are used, through a ring of
                      slots of one tile (load.py), and where a launch STREAMS attention's cached keys and values as well
                      (streamed.py). It never waits for activations.
 multiply (4 warps)   for every product step: take its first HELD tiles into registers, wait for the step's activations,
                      chunk by chunk, then for each further tile; wgmma straight from the ring, sums over K in registers;
-                     the finished row block goes to shared memory (hand_over.py).
+                     the finished row block goes to shared memory (hand_over.py). Two such partitions where one would
+                     be the bound (layout.TileShape.multipliers), each for its own row blocks of a group.
 exchange (8 warps)   brings each step's activations into shared memory, finishes and publishes row blocks, adds up
                      partial sums (exchange.py).
 
@@ -45,6 +46,7 @@ from onewave.wave.exchange import exchange_partition
 from onewave.wave.hand_over import hand_over
 from onewave.wave.load import load_first, load_partition, tiles_ahead
 from onewave.wave.notes import bring_first, notes_memory
+from onewave.wave.read_once import mark_read_once
 from onewave.wave.streamed import behind_keys, tiles_of_keys
 from onewave.wave.widen import multiply_byte_steps
 from onewave.wave.words import (
@@ -68,7 +70,8 @@ def multiply_partition(
     steps, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
-    D: gl.constexpr, FEW: gl.constexpr, TOKENS: gl.constexpr, STREAMS: gl.constexpr,
+    D: gl.constexpr, FEW: gl.constexpr, TOKENS: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr,
+    OWN: gl.constexpr,
 ):  # fmt: skip
     # Triton takes what partitions are passed for just written: without this it has a barrier before each tile's wait.
     gl.thread_barrier()
@@ -80,6 +83,7 @@ def multiply_partition(
         multiply_any(
             steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
             xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
+            MULTIPLIERS, OWN,
         )  # fmt: skip
     else:
         token = 0
@@ -88,6 +92,7 @@ def multiply_partition(
             slot, phase, chunks_before, results = multiply_any(
                 steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
                 xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
+                MULTIPLIERS, OWN,
             )  # fmt: skip
             token += 1
             goes = is_decided(decided, going, token, 4)
@@ -98,13 +103,14 @@ def multiply_any(
     steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs, xfull,
     xempty, parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
     R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
-    D: gl.constexpr, FEW: gl.constexpr, STREAMS: gl.constexpr,
+    D: gl.constexpr, FEW: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     """multiply_steps of 16-bit weights, multiply_byte_steps of others."""
     if FORMAT > 0:
         return multiply_byte_steps(
             steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
             xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, D, FEW, STREAMS,
+            MULTIPLIERS, OWN,
         )  # fmt: skip
     else:
         return multiply_steps(
@@ -323,7 +329,7 @@ def wave_kernel(
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr, LREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, FEW: gl.constexpr, KSPLITS: gl.constexpr,
     QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr,
-    DRAWS: gl.constexpr, STREAMS: gl.constexpr,
+    DRAWS: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, MREGS: gl.constexpr,
 ):  # fmt: skip
     """Run every block's steps once, or up to TOKENS times, each after the token that the one before has chosen.
 
@@ -346,6 +352,8 @@ def wave_kernel(
     PLACES: gl.constexpr = D > 0 or FORMAT > 0  # where rows' scales are found, too
     BOXES: gl.constexpr = boxes_of(FORMAT)
     BOX: gl.constexpr = 128 if FORMAT == 0 else 64 // (2 if BOXES > 1 else 1) * IMAGES
+    # Who passes others' tiles must not come so far ahead that a slot's barrier has the parity of a round before.
+    gl.static_assert(MULTIPLIERS == 1 or (MULTIPLIERS == G and S > FLIGHT + PC // IMAGES))
     ring = gl.allocate_shared_memory(DTYPE, [S * BOXES, BOX, 64], weights.layout)
     xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
     parts = gl.allocate_shared_memory(gl.float32, [2, NB, G * 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -379,9 +387,9 @@ def wave_kernel(
         mbarrier.init(empty.index(i), count=1)
     for i in gl.static_range(XS):
         mbarrier.init(xfull.index(i), count=1)
-        mbarrier.init(xempty.index(i), count=1)
+        mbarrier.init(xempty.index(i), count=MULTIPLIERS)
     for i in gl.static_range(2):
-        mbarrier.init(pfull.index(i), count=1)
+        mbarrier.init(pfull.index(i), count=MULTIPLIERS)
         mbarrier.init(pempty.index(i), count=1)
     if TOKENS > 1:
         mbarrier.init(decided.index(0), count=1)
@@ -409,6 +417,7 @@ def wave_kernel(
                 (
                     mine, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull,
                     pempty, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, TOKENS, STREAMS,
+                    MULTIPLIERS, 0,
                 ),
             ),
             (
@@ -430,7 +439,19 @@ def wave_kernel(
                     FLIGHT, D, FEW, TOKENS, STREAMS,
                 ),
             ),
-        ],
-        [XW, 1],
-        [XREGS, LREGS],
+            (
+                multiply_partition,
+                (
+                    mine, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull,
+                    pempty, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, TOKENS, STREAMS,
+                    MULTIPLIERS, 1,
+                ),
+            ),
+        ][: 2 + MULTIPLIERS],
+        [XW, 1, 4][: 1 + MULTIPLIERS],
+        [XREGS, LREGS, MREGS][: 1 + MULTIPLIERS],
     )  # fmt: skip
+
+
+# The first three descriptors are those of the stream.
+mark_read_once(wave_kernel.__name__, descriptors=3)

@@ -174,6 +174,7 @@ class Wave:
             "TOKENS": self.tokens,
             "PAGE": 0,
             "STREAMS": 0,
+            "MULTIPLIERS": self.program.shape.multipliers,
             **self._attention_constants(),
         }
 

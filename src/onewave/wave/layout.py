@@ -200,7 +200,8 @@ class TileShape:
     memory. ring: weight tiles that fit beside them. piece: rows that a reduction finishes at a time. weight_bytes: of a
     packed weight: 2, 1 of rounded ones (rounding.py), or COMPACT_BYTES. images: operands A that make up a tile, side by
     side; 2 of one-byte weights make a tile as large as one of 16-bit weights. held: tiles of a product that go to
-    registers before its activations have come, as if the ring were that much deeper; 0, 2 or 4.
+    registers before its activations have come, as if the ring were that much deeper; 0, 2 or 4. multipliers:
+    partitions that multiply, each its own row blocks of a group.
     """
 
     batch: int
@@ -211,6 +212,7 @@ class TileShape:
     weight_bytes: float = 2
     images: int = 1
     held: int = 0
+    multipliers: int = 1
 
     @property
     def tile_bytes(self) -> int:
@@ -305,7 +307,10 @@ def tile_shape(
     slots = min(most, -(-wanted // chunk_bytes))
     held = held_tiles(padded, head_dim) if weight_bytes == 2 else 0
     assert held <= chunk, "held tiles are multiplied by the first chunk"
-    shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held)
+    # What bounds 32 rows of the block is how fast one partition unpacks and multiplies. A decode step's attention
+    # leaves no registers for a second one.
+    multipliers = group_of(padded) if of_32 else 1
+    shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held, multipliers)
     return replace(shape, ring=_tiles_beside(slots * chunk_bytes + _SMALL_BYTES, padded, head_dim, shape.slot_bytes))
 
 

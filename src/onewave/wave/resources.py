@@ -12,6 +12,8 @@ __all__ = ["kernel_resources"]
 _EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 144}
 _WIDE_REGISTERS, _WIDE_REGISTERS_SEVERAL = {0: 208, 2: 176}, {0: 208, 2: 184}
 _LOADER_REGISTERS, _LOADER_REGISTERS_CROWDED = 24, 32
+# Of an exchange, a loading and a multiplying thread where two partitions multiply: five warp groups start with 96.
+_TWO_MULTIPLIERS = (112, 32, 112)
 # Of an exchange and a loading thread beside products of one-byte and compact weights, which need more themselves; where
 # tokens are drawn, what draws them needs more.
 _BYTE_REGISTERS, _BYTE_REGISTERS_DRAWING = (184, 40), (192, 32)
@@ -27,7 +29,7 @@ def kernel_resources(
     streams: bool = False,
 ) -> dict[str, int]:
     """How the kernel shares registers and shared memory: tiles held by the multiply partition, registers of an exchange
-    thread and of a loading one, and tiles of the ring.
+    thread, of a loading one and of one of a second multiply partition, and tiles of the ring.
 
     several: whether a launch makes several tokens. draws: whether it draws them, which keeps more from one token to the
     next, and leaves no room to hold tiles. paged: whether attention looks for its keys in pages, which leaves less.
@@ -42,5 +44,8 @@ def kernel_resources(
     registers, loading = exchange[held], _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
     if shape.weight_bytes < 2:
         registers, loading = _BYTE_REGISTERS_DRAWING if draws else _BYTE_REGISTERS
+    multiplying = 0
+    if shape.multipliers > 1:
+        registers, loading, multiplying = _TWO_MULTIPLIERS
     ring = drawing_ring(shape, head_dim) if draws else shape.ring
-    return {"HELD": held, "XREGS": registers, "LREGS": loading, "S": ring}
+    return {"HELD": held, "XREGS": registers, "LREGS": loading, "MREGS": multiplying, "S": ring}

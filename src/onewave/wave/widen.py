@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from onewave.wave.byte_values import widened
 from onewave.wave.compact_values import compact_numbers, listed_numbers
-from onewave.wave.hand_over import hand_over
+from onewave.wave.hand_over import hand_over, hand_over_one
 from onewave.wave.streamed import behind_keys, tiles_of_keys
 from onewave.wave.words import (
     KIND_ATTEND,
@@ -76,9 +76,10 @@ def multiply_byte_steps(
     steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs, xfull,
     xempty, parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
     R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, D: gl.constexpr,
-    FEW: gl.constexpr, STREAMS: gl.constexpr,
+    FEW: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
-    """Make all products of the block's steps once, as kernel.multiply_steps does.
+    """Make all products of the block's steps once, as kernel.multiply_steps does; of MULTIPLIERS that do so side by
+    side each group's OWNth row block.
 
     Returns the next tile's slot and phase, and chunks and results of this launch so far.
     """
@@ -110,15 +111,24 @@ def multiply_byte_steps(
                     mbarrier.wait(xfull.index(place), ((chunks_before + chunk) // XS) & 1)
                 x = xs.index(place)._reinterpret(DTYPE, [PC * 2, PARTS, N // PARTS, 64], OPERAND)
                 count = gl.minimum(tiles - chunk * (PC // IMAGES), PC // IMAGES)
-                acc0, slot, phase = multiply_bytes(
-                    acc0, count, chunk, x, slot, phase, rings, full, empty, DTYPE, FORMAT, IMAGES, S,
-                )  # fmt: skip
-                if G > 1:
+                for one in gl.static_range(G if MULTIPLIERS > 1 else 0):
+                    there = gl.where(block + one < blocks, count, 0)
+                    if one == OWN:
+                        acc0, slot, phase = multiply_bytes(
+                            acc0, there, chunk, x, slot, phase, rings, full, empty, DTYPE, FORMAT, IMAGES, S,
+                        )  # fmt: skip
+                    else:
+                        slot, phase = passed(slot, phase, there, S)
+                if MULTIPLIERS == 1:
+                    acc0, slot, phase = multiply_bytes(
+                        acc0, count, chunk, x, slot, phase, rings, full, empty, DTYPE, FORMAT, IMAGES, S,
+                    )  # fmt: skip
+                if MULTIPLIERS == 1 and G > 1:
                     acc1, slot, phase = multiply_bytes(
                         acc1, gl.where(block + 1 < blocks, count, 0), chunk, x, slot, phase, rings, full, empty, DTYPE,
                         FORMAT, IMAGES, S,
                     )  # fmt: skip
-                if G > 2:
+                if MULTIPLIERS == 1 and G > 2:
                     acc2, slot, phase = multiply_bytes(
                         acc2, gl.where(block + 2 < blocks, count, 0), chunk, x, slot, phase, rings, full, empty, DTYPE,
                         FORMAT, IMAGES, S,
@@ -131,7 +141,10 @@ def multiply_byte_steps(
                     gl.thread_barrier()
                     mbarrier.arrive(xempty.index(place), count=1, pred=block + G >= blocks)
                     gl.thread_barrier()
-            hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
+            if MULTIPLIERS == 1:
+                hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
+            else:
+                hand_over_one(acc0, OWN, parts, pfull, pempty, results, NB, R, G)
             # Behind its barrier, as somebody waits for the products; barriers behind arrivals as in kernel.py.
             last = (chunks_before + chunks - 1) % XS
             mbarrier.arrive(xempty.index(last), count=1, pred=block + G >= blocks)
@@ -139,6 +152,13 @@ def multiply_byte_steps(
             results += 1
         chunks_before += chunks
     return slot, phase, chunks_before, results
+
+
+@gluon.jit
+def passed(slot, phase, count, S: gl.constexpr):
+    """The slot and phase of the tile behind `count` more, at most S, that others multiply."""
+    wraps = slot + count >= S
+    return gl.where(wraps, slot + count - S, slot + count), gl.where(wraps, phase ^ 1, phase)
 
 
 @gluon.jit

@@ -70,7 +70,7 @@ def row_kernel(
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for start in tl.static_range(0, cols, BLOCK_K):
         if start + BLOCK_K <= cols:
-            w = tl.load(w_at + start, cache_modifier=".cg")
+            w = tl.load(w_at + start, eviction_policy="evict_first")
             x = tl.load(x_ptr + start + k)
         else:
             inside = start + k < cols
@@ -107,7 +107,7 @@ def tile_kernel(
     acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
     for start in range(0, cols, BLOCK_K):
         if EVEN:
-            w = tl.load(w_at + start, cache_modifier=".cg")
+            w = tl.load(w_at + start, eviction_policy="evict_first")
             x = tl.load(x_at + start)
         else:
             inside = start + k < cols
