@@ -90,6 +90,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
     return {
         "name": name, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
         "products": len(products), "copies": compiled.asm["ptx"].count("cp.async.bulk.tensor"),
+        "marked": len(re.findall(r"cp\.async\.bulk\.tensor\S*L2::cache_hint", compiled.asm["ptx"])),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
         "lost": lost_buffers(compiled.asm["ttgir"]), "unwaited": unwaited,
         "carried": 0 if rows_loop is None else rows_loop[1].count("="),

@@ -35,6 +35,7 @@ def test_it_compiles_without_spilling(name: str, reports: dict[str, Any]) -> Non
     assert report["products"] > 0
     assert report["early"] == []
     assert report["lost"] == []
+    assert report["marked"] == report["copies"] > 0  # keys and values are read once
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -41,6 +41,7 @@ from onewave.ops.decode_attention.projection_impl import projected, rotated, row
 from onewave.ops.decode_attention.shares_impl import listed_keys, part_of_row, row_lengths
 from onewave.ops.decode_attention.stream_load_impl import load_tiles, next_place
 from onewave.ops.decode_attention.stream_parts_impl import Call, bring_first, own_share
+from onewave.wave.read_once import mark_read_once
 
 __all__ = ["stream_kernel"]
 
@@ -336,3 +337,7 @@ def stream_kernel(
         HAS_SOFTCAP, HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT,
         HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE,
     ), LOADER)  # fmt: skip
+
+
+# Of keys and values.
+mark_read_once(stream_kernel.__name__, descriptors=2)
