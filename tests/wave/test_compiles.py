@@ -166,8 +166,8 @@ VARIANTS = {
     }.items()
 }
 # 16 warps (rounded up from 4 + 8 + 1) share 65,536 registers when the kernel starts; with a second partition that
-# multiplies, 20.
-REGISTERS_AT_START = 128
+# multiplies 20 do.
+REGISTERS_AT_START, REGISTERS_OF_TWO = 128, 96
 SHARED_BYTES = 227 * 1024
 # A word, mostly of predicates, that ptxas keeps there from one token to the next.
 SPILLED_BYTES = {
@@ -189,7 +189,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
     assert len(reports) == len(variants)
     for name, report in zip(variants, reports, strict=True):
         assert report["stack"] <= SPILLED_BYTES.get(name, 0), f"{name} spills: {report}"
-        assert report["registers"] <= REGISTERS_AT_START, name
+        assert report["registers"] == (REGISTERS_OF_TWO if "the block, 32 rows" in name else REGISTERS_AT_START), name
         assert report["shared"] <= SHARED_BYTES, name
         assert not report["torn"], f"{name}: {report['torn']}"
         assert not report["lost"], f"{name}: {report['lost']}"
@@ -203,7 +203,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         assert "ask_for_tile" not in report["unmarked"], name
         # Neighbouring words are stored together: slices' sums and the residual stream by fours, hidden values by twos.
         assert not {"finish_blocks", "reduce_pieces"} & {*report["alone"]}, name
-        assert variants[name].get("GATED", True) or "put" not in report["alone"], name
+        assert ("put" in report["alone"]) == variants[name].get("GATED", True), name
         # One-byte and compact weights become numbers in registers, multiplied by mma.sync, beside attention's own.
         if "FORMAT" in variants[name]:
             assert report["HGMMA"] == 0, name

@@ -128,7 +128,8 @@ def addend(
             low, high = to_float(words, DTYPE)
             extra += gl.where(row % 2 == 0, low, high)
         else:
-            extra += gl.load(aligned_place(places, PLACE_RESIDUAL) + sequence * hidden + row, mask=shown, other=0.0)
+            stream = aligned_place(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row
+            extra += gl.load(stream, mask=shown, other=0.0)
     return extra
 
 
@@ -157,7 +158,7 @@ def load_addend(
     bias_at = noted(record, WORD_BIAS)
     bias = place_of(places, PLACE_BIASES, gl.float32) + bias_at - 1 + row + sequence * 0
     bias = gl.load(bias, mask=shown & (bias_at > 0), other=0)
-    stream = aligned_place(places, PLACE_RESIDUAL) + sequence * hidden + row
+    stream = aligned_place(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row
     EITHER: gl.constexpr = FLAG_RESIDUAL | FLAG_EMBEDDED
     stream = gl.load(stream, mask=shown & ((flags & EITHER) == FLAG_RESIDUAL), other=0)
     starts = (flags & EITHER) == EITHER
@@ -258,7 +259,7 @@ def finish_blocks(
         if D > 0:
             if flags & FLAG_RESIDUAL:  # after what others wait for
                 hidden = gl.multiple_of(stride * 2, 8)
-                gl.store(aligned_place(places, PLACE_RESIDUAL) + sequence * hidden + row, y, mask=shown)
+                gl.store(aligned_place(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row, y, mask=shown)
         gl.thread_barrier()
         mbarrier.arrive(pempty.index(place), count=1)
         results += 1
@@ -331,7 +332,7 @@ def put(
     """Store words, of ROWS rows each, to the caller, or show them in this token's set and clear them in the next one's.
 
     Cleared for all NB sequences, whatever this launch's batch: a launch before may have had more, and the next may.
-    SIDE: how many neighbours along each axis a thread has; they are stored together.
+    SIDE: how many neighbours along each axis are stored together; a tuple, as hints take no list here.
     """
     word = gl.max_contiguous(gl.multiple_of(row // ROWS, SIDE), SIDE)
     shown = gl.max_constancy(sequence < batch, SIDE) & (keep_back == 0)
@@ -394,4 +395,4 @@ def reduce_pieces(
         if D > 0:
             if flags & FLAG_RESIDUAL:
                 shown = real & (keep_back == 0)
-                gl.store(aligned_place(places, PLACE_RESIDUAL) + b * hidden + row, total, mask=shown)
+                gl.store(aligned_place(places, PLACE_RESIDUAL, gl.float32) + b * hidden + row, total, mask=shown)

@@ -352,8 +352,10 @@ def wave_kernel(
     PLACES: gl.constexpr = D > 0 or FORMAT > 0  # where rows' scales are found, too
     BOXES: gl.constexpr = boxes_of(FORMAT)
     BOX: gl.constexpr = 128 if FORMAT == 0 else 64 // (2 if BOXES > 1 else 1) * IMAGES
-    # Who passes others' tiles must not come so far ahead that a slot's barrier has the parity of a round before.
-    gl.static_assert(MULTIPLIERS == 1 or (MULTIPLIERS == G and S > FLIGHT + PC // IMAGES))
+    # Who passes others' tiles must not come so far ahead that a slot's barrier has the parity of a round before. Within
+    # a chunk the ring's depth sees to that; beyond it that a step's activations come when the one before is finished.
+    TWO: gl.constexpr = MULTIPLIERS == 2 and G == 2 and FORMAT > 0 and S > FLIGHT + PC // IMAGES
+    gl.static_assert(MULTIPLIERS == 1 or TWO)
     ring = gl.allocate_shared_memory(DTYPE, [S * BOXES, BOX, 64], weights.layout)
     xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
     parts = gl.allocate_shared_memory(gl.float32, [2, NB, G * 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))

@@ -164,6 +164,6 @@ def place_of(places, number: gl.constexpr, TYPE: gl.constexpr):
 
 
 @gluon.jit
-def aligned_place(places, number: gl.constexpr):
-    """The pointer that stands there, to float32 of a tensor of ours, which begins at a multiple of 16 bytes."""
-    return gl.multiple_of(place_word(places, number).to(gl.pointer_type(gl.float32)), 16)
+def aligned_place(places, number: gl.constexpr, TYPE: gl.constexpr):
+    """The pointer that stands there, of a tensor that begins at a multiple of 16 bytes."""
+    return gl.multiple_of(place_word(places, number).to(gl.pointer_type(TYPE)), 16)

@@ -1,27 +1,33 @@
-"""Marks the wave kernel's copies of weights as the first that the second-level cache lets go.
+"""Marks copies of what a kernel reads once as the first that the second-level cache lets go (decision 0008).
 
-A step reads every weight once, and all of them are many times what that cache holds. Unmarked they push out what is
-read again: hand-offs' words, before they are read or, dirty, to memory; activations; records; cached keys and values.
-PTX's copies take such a mark, but Gluon, as of Triton 3.6, has no word for it. So the PTX is completed between two
-stages of the compilation, through Triton's own hook for these. A mark changes no result, only what is cached.
+The wave reads every weight once a step, and all of them are many times what that cache holds. Unmarked they push out
+what is read again: hand-offs' words, before they are read or, dirty, to memory; activations; records; cached keys and
+values. PTX's copies take such a mark, but Gluon, as of Triton 3.6, has no word for it. So the PTX is completed between
+two stages of the compilation, through Triton's own hook for these. A mark changes no result, only what is cached.
 """
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # (Triton ships no type information.)
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from triton import knobs
 
-__all__ = ["mark_read_once", "marked"]
+__all__ = ["completed", "mark_read_once", "marked"]
 
+# Triton 3.6 keeps compiled kernels by their source alone: a change here compiles none anew by itself.
 _COPY = re.compile(
     r"(@!?%p\d+ )?(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\.global\.mbarrier::complete_tx::bytes)"
     r"( \[[^\]]+\], \[(%rd\d+), [^;]+);"
 )
+
+_descriptors: dict[str, int] = {}
 
 
 def marked(ptx: str, descriptors: int) -> str:
@@ -41,19 +47,37 @@ def marked(ptx: str, descriptors: int) -> str:
 
 
 def mark_read_once(kernel: str, descriptors: int) -> None:
-    """From now on have kernels of that name compiled with `marked`; other kernels, and hooks, stay as they are."""
-    before = knobs.runtime.add_stages_inspection_hook
+    """From now on have Gluon kernels of that name compiled with `marked`; all others stay as they are."""
+    _descriptors[kernel] = descriptors
 
-    def complete(backend: Any, stages: dict[str, Callable[..., Any]], *others: Any) -> None:
+
+def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Triton's hook for a compilation's stages (knobs.runtime.add_stages_inspection_hook), behind the one before."""
+
+    def hook(
+        backend: Any = None, stages: dict[str, Callable[..., Any]] | None = None, options: Any = None,
+        language: Any = None, capability: Any = None,
+    ) -> tuple[str, str] | None:  # fmt: skip
+        if stages is None:
+            # From Triton 3.7 on it is asked what it does to a kernel, for the name under which that is kept.
+            key, digest = ("", "") if before is None else before()
+            own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+            return f"{key} onewave.wave.read_once", f"{digest}{own}"
         if before is not None:
-            before(backend, stages, *others)
-        if (make := stages.get("ptx")) is None:
-            return
+            before(backend, stages, options, language, capability)
+        make = stages.get("ptx")
+        if make is not None and getattr(language, "name", "") == "GLUON":
 
-        def make_marked(source: Any, metadata: dict[str, Any]) -> str:
-            ptx = make(source, metadata)
-            return marked(ptx, descriptors) if metadata.get("name") == kernel else ptx
+            def make_marked(source: Any, metadata: dict[str, Any]) -> str:
+                ptx = make(source, metadata)
+                name = metadata.get("name", "")
+                return marked(ptx, _descriptors[name]) if name in _descriptors else ptx
 
-        stages["ptx"] = make_marked
+            stages["ptx"] = make_marked
+        return None
 
-    knobs.runtime.add_stages_inspection_hook = complete
+    return hook
+
+
+# Once, when the first of these kernels' modules is imported.
+knobs.runtime.add_stages_inspection_hook = completed(knobs.runtime.add_stages_inspection_hook)
