@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,11 @@ def mark_read_once(kernel: str, descriptors: int) -> None:
     _descriptors[kernel] = descriptors
 
 
+@lru_cache
+def _own_digest() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
 def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
     """Triton's hook for a compilation's stages (knobs.runtime.add_stages_inspection_hook), behind the one before."""
 
@@ -59,10 +65,9 @@ def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
         language: Any = None, capability: Any = None,
     ) -> tuple[str, str] | None:  # fmt: skip
         if stages is None:
-            # From Triton 3.7 on it is asked what it does to a kernel, for the name under which that is kept.
+            # Triton from 3.7 on asks before each launch what the hook does to a kernel, which is kept under that name.
             key, digest = ("", "") if before is None else before()
-            own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-            return f"{key} onewave.wave.read_once", f"{digest}{own}"
+            return f"{key} onewave.wave.read_once", f"{digest}{_own_digest()}"
         if before is not None:
             before(backend, stages, options, language, capability)
         make = stages.get("ptx")
