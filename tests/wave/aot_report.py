@@ -49,6 +49,7 @@ HURRIED = (
     "word_of_list",
     "add_listed",
     "hand_over",
+    "give",
     "publish16",
     "load_activations",
     "load_merged",

@@ -49,7 +49,7 @@ FAULTS = {
         Fault("load_activations", "fence_async_shared()", "pass"), "products of multi.* reads what exchange.* wrote"
     ),
     "results are written over ones that nobody has read": (
-        Fault("hand_over", "mbarrier.wait(pempty", "mbarrier.luck(pempty"), "multi.* writes what exchange.* read"
+        Fault("give", "mbarrier.wait(pempty", "mbarrier.luck(pempty"), "multi.* writes what exchange.* read"
     ),
     "results are read too early": (
         Fault("finish_blocks", "mbarrier.wait(pfull", "mbarrier.luck(pfull"), "exchange.* reads what multi.* wrote"

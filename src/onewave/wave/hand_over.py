@@ -28,13 +28,7 @@ def hand_over(
     if G == 4:
         last = gl.join(wanted_part(acc1, NB, R), wanted_part(acc3, NB, R))
         result = gl.join(gl.join(result, wanted_part(acc2, NB, R)), last)
-    place = results % 2
-    mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
-    PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-    where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
-    where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, G]), (2, 0, 3, 1)))
-    gl.thread_barrier()
-    mbarrier.arrive(pfull.index(place), count=1)
+    give(result, 0, parts, pfull, pempty, results, NB, R, G)
 
 
 @gluon.jit
@@ -42,12 +36,23 @@ def hand_over_one(
     acc, own: gl.constexpr, parts, pfull, pempty, results, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr
 ):  # fmt: skip
     """hand_over of one of the group's row blocks, its `own`th, where other partitions give the others."""
-    result = wanted_part(acc, NB, R)
+    give(wanted_part(acc, NB, R), own, parts, pfull, pempty, results, NB, R, G)
+
+
+@gluon.jit
+def give(
+    result, first: gl.constexpr, parts, pfull, pempty, results, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr
+):  # fmt: skip
+    """Store what is wanted of the group's row blocks from `first` on, [64, NB] of one or [64, NB, ..] of all, and tell
+    the exchange partition."""
+    COUNT: gl.constexpr = 1 if len(result.shape) == 2 else G
     place = results % 2
     mbarrier.wait(pempty.index(place), ((results // 2) & 1) ^ 1)
     PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-    where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS).slice(own, 1, dim=2)
-    where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, 1]), (2, 0, 3, 1)))
+    where = parts.index(place)._reinterpret(gl.float32, [NB, 64 // R, G, R], PARTS)
+    if COUNT < G:
+        where = where.slice(first, COUNT, dim=2)
+    where.store(gl.permute(gl.reshape(result, [64 // R, R, NB, COUNT]), (2, 0, 3, 1)))
     gl.thread_barrier()
     mbarrier.arrive(pfull.index(place), count=1)
 
