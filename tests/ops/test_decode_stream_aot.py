@@ -26,6 +26,11 @@ def reports() -> dict[str, Any]:
     return {line["name"]: line for line in lines}
 
 
+def guesses(name: str) -> bool:
+    """Whether the loader asks for its first tiles by the lengths of before the wait."""
+    return "pages" not in name and "mmha" not in name
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_it_compiles_without_spilling(name: str, reports: dict[str, Any]) -> None:
     report = reports[name]
@@ -45,15 +50,15 @@ def test_nothing_but_what_to_ask_for_is_read_before_the_wait(name: str, reports:
     workers, loader = reports[name]["unwaited"]
     assert workers.pop("prefetch", 0) == (0 if "pages" in name else 2)
     assert workers == ({} if "pages" in name else {"cg": loads})
-    assert loader == {}
+    assert loader == ({"cg": loads} if guesses(name) else {})
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_loader_takes_all_it_counts_from_row_to_row(name: str, reports: dict[str, Any]) -> None:
     # Slot, phase, the pair behind, tiles asked for, and where the row begins in the list: Triton 3.6 drops a value that
-    # reaches nothing but an inner loop's bounds (docs/log.md), and all rows but the first read other keys.
-    # With a single row there is no such loop.
-    assert reports[name]["carried"] == (0 if "one row" in name else 6)
+    # reaches nothing but an inner loop's bounds (docs/log.md), and all rows but the first read other keys. And how many
+    # tiles were guessed. With a single row there is no such loop.
+    assert reports[name]["carried"] == (0 if "one row" in name else 7 if guesses(name) else 6)
 
 
 @pytest.mark.parametrize("name", ["one row", "mmha, one row"])
@@ -62,9 +67,11 @@ def test_with_few_keys_the_next_launch_begins_beside_this_one(name: str, reports
 
 
 def test_keys_and_values_come_by_tma(reports: dict[str, Any]) -> None:
-    # A copy for every 64 columns of keys and of values; pages of 16 keys: 4 times as many.
-    assert reports["batch"]["copies"] == 4
-    assert reports["D64"]["copies"] == 2
+    # A copy for every 64 columns of keys and of values, as well of the two tiles that are guessed; pages of 16 keys: 4
+    # times as many.
+    assert reports["batch"]["copies"] == 3 * 4
+    assert reports["D64"]["copies"] == 3 * 2
+    assert reports["mmha"]["copies"] == 4
     assert reports["pages of 16"]["copies"] == 16
 
 

@@ -260,6 +260,15 @@ def test_what_lengths_are_before_the_wait_decides_nothing(before: tuple[int, ...
     assert torch.equal(attend(*(part[:1] for part in operands))[0], alone[0])
 
 
+def test_a_wrong_guess_would_show(card: Card) -> None:
+    operands = case([300, 5, 520], dim=128)
+    right = attend(*operands)
+    card.lengths_before = torch.tensor([0, 300, 130], dtype=torch.int32)
+    assert torch.equal(attend(*operands)[0], right[0])
+    card.planted = [Fault("settle", "if not right:", "right = True\n    if False:")]
+    assert not torch.equal(attend(*operands)[0], right[0])
+
+
 def test_keys_before_a_window_may_hold_anything(card: Card) -> None:
     q, k, v, lengths = case([300, 5, 520], queries=2)
     right = attend(q, k, v, lengths, window=70)

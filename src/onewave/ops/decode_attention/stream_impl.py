@@ -9,7 +9,9 @@ the second-level cache (bring_first).
 
 loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
                    each into one of STAGES places of shared memory as soon as it is free, at most FLIGHT tiles under
-                   way. A new row, or the end of one, is nothing to it: the memory is never without a request.
+                   way. A new row, or the end of one, is nothing to it: the memory is never without a request. The first
+                   FLIGHT tiles, where keys lie one after another and nothing is fused, are those of lengths as they are
+                   before the wait (fetch_guessed), and asked for before the lengths of after it have come ("sure").
 consume (4 warps)  for each tile: S^T = K q^T (m16n8k16, keys as the tall side) straight from the ring, the running
                    maximum, P, and O^T = V^T P^T; at a split's and a row's end what split_kv_impl does there.
 
@@ -144,6 +146,8 @@ def consume(c):
             new_score = nothing
         q_t = gl.convert_layout(gl.permute(q, (1, 0)), RIGHT)
 
+        if c.GUESSES:
+            mbarrier.wait(c.sure.index(0), 0)
         whole_top, whole_total, whole_acc = nothing, none_of, nowhere
         top, acc = nothing, nowhere
         sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
@@ -317,25 +321,30 @@ def stream_kernel(
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # Where nothing is guessed no barrier for it: one that nobody waits for would be taken for another's memory.
+    GUESSES: gl.constexpr = PAGING == 0 and not FUSED
+    sure = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout()) if GUESSES else empty
     tops = gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     weights = gl.allocate_shared_memory(k_tiles.dtype, [BLOCK_N, BLOCK_M], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=1)
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
+    if GUESSES:
+        mbarrier.init(sure.index(0), count=1)
     fence_async_shared()
     gl.thread_barrier()
     # Not assigned to a name first: constants would become values.
     run(Call(
-        k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, tops, weights, num_rows, lengths, finished, table,
-        sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats, counters, num_queries,
-        num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window, target, half, scale_log2,
-        softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query, stride_out_row,
+        k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, sure, tops, weights, num_rows, lengths, finished,
+        table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats, counters,
+        num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window, target, half,
+        scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query, stride_out_row,
         stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key, stride_v_block,
         stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP, TILES, SPLIT,
         LOG_SMALLEST, DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY,
         HAS_SOFTCAP, HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT,
-        HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE,
+        HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE, GUESSES,
     ), LOADER)  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.shares_impl import listed_keys, part_of_row, row_lengths
-from onewave.ops.decode_attention.stream_parts_impl import own_share
+from onewave.ops.decode_attention.stream_parts_impl import early_part, own_share
 
 __all__ = ["load_tiles", "next_place"]
 
@@ -73,10 +73,47 @@ def pages_of_tile(c, row, start, first_key, end):
 
 
 @gluon.jit
+def fetch_guessed(c, row, begin, end, kv_head):
+    """Have the first tiles, FLIGHT at most, of a row's keys from begin to end brought to the first places; returns how
+    many."""
+    guessed = gl.minimum((gl.maximum(end - begin, 0) + c.BLOCK_N - 1) // c.BLOCK_N, c.FLIGHT)
+    for i in gl.static_range(c.FLIGHT):
+        if i < guessed:
+            key = begin + i * c.BLOCK_N
+            fetch(c, c.k_tiles, row, kv_head, key, c.k_ring.index(i), c.k_full.index(i))
+            fetch(c, c.v_tiles, row, kv_head, key, c.v_ring.index(i), c.v_full.index(i))
+    return guessed
+
+
+@gluon.jit
+def settle(c, right, guessed):
+    """Let the workers begin, with what was guessed if it was right; if not, when it has come and all places are as if
+    nothing had. Returns how many tiles need not be asked for any more."""
+    if not right:
+        for i in gl.static_range(c.STAGES):
+            if i < guessed:
+                mbarrier.wait(c.k_full.index(i), 0)
+                mbarrier.wait(c.v_full.index(i), 0)
+            else:
+                mbarrier.arrive(c.k_full.index(i), count=1)
+                mbarrier.arrive(c.v_full.index(i), count=1)
+            # With a second phase behind it the next one has the parity of the first.
+            mbarrier.arrive(c.k_full.index(i), count=1)
+            mbarrier.arrive(c.v_full.index(i), count=1)
+    mbarrier.arrive(c.sure.index(0), count=1)
+    return gl.where(right, guessed, 0)
+
+
+@gluon.jit
 def load_tiles(c):
     """The loader: see the top of this file."""
-    # First: behind a copy by TMA, even one of nothing, the wait does not hold (docs/log.md).
+    early_row, early_begin, early_end, guessed = 0, 0, 0, 0
+    if c.GUESSES:
+        early_row, early_begin, early_end = early_part(c)
+    # Copies by TMA after it only: behind one, even one of nothing, the wait does not hold (docs/log.md).
     cuda.gdc_wait()
+    if c.GUESSES:
+        guessed = fetch_guessed(c, early_row, early_begin, early_end, gl.program_id(1) // c.TILES)
     first_row, last_row, first_at, first_length, share_begin, share_end = own_share(c)
     kv_head = gl.program_id(1) // c.TILES
     extra: gl.constexpr = 1 if c.FUSED else 0
@@ -99,6 +136,10 @@ def load_tiles(c):
         block = row
         if c.PAGING == 1:
             block = gl.load(c.table + row.to(gl.int64) * c.stride_table).to(gl.int32)
+        if c.GUESSES:  # noqa: SIM102 (see the top of stream_impl)
+            if row == first_row:
+                right = (early_row == row) & (early_begin == begin) & (early_end == end)
+                guessed = settle(c, right, guessed)
         for start in range(begin, end, c.BLOCK_N):
             if (row == last_row) & (start + c.BLOCK_N >= end):
                 cuda.gdc_launch_dependents()
@@ -108,21 +149,26 @@ def load_tiles(c):
                 key = start % c.block_size
             if c.PAGING == 3:
                 pages = pages_of_tile(c, row, start, first_key, end)
-            mbarrier.wait(c.empty.index(slot), phase)
+            # A guessed tile has its place, which may be free again by now: the wait would be for the round after.
+            if issued >= guessed:
+                mbarrier.wait(c.empty.index(slot), phase)
             # Keys after keys and values after values, so that never more than FLIGHT tiles' bytes are under way.
             old = issued >= c.FLIGHT
             if old:
                 mbarrier.wait(c.k_full.index(behind), behind_phase)
             if c.PAGING == 3:
                 fetch_pages(c, c.k_tiles, pages, kv_head, c.k_ring.index(slot), c.k_full.index(slot))
-            else:
+            elif issued >= guessed:
                 fetch(c, c.k_tiles, block, kv_head, key, c.k_ring.index(slot), c.k_full.index(slot))
             if old:
                 mbarrier.wait(c.v_full.index(behind), behind_phase)
                 behind, behind_phase = next_place(behind, behind_phase, c.STAGES)
             if c.PAGING == 3:
                 fetch_pages(c, c.v_tiles, pages, kv_head, c.v_ring.index(slot), c.v_full.index(slot))
-            else:
+            elif issued >= guessed:
                 fetch(c, c.v_tiles, block, kv_head, key, c.v_ring.index(slot), c.v_full.index(slot))
             issued += 1
             slot, phase = next_place(slot, phase, c.STAGES)
+    if c.GUESSES:  # noqa: SIM102
+        if first_row > last_row:
+            settle(c, first_row < 0, guessed)

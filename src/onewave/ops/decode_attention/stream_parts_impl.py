@@ -3,7 +3,7 @@
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportOperatorIssue=false
-# pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
+# pyright: reportFunctionMemberAccess=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # (Triton ships no type information.)
 
 # No deferred annotations: an aggregate reads the types of its fields.
@@ -24,14 +24,15 @@ from onewave.ops.decode_attention.shares_impl import (
 )
 from onewave.wave.spin import prefetch_bytes
 
-__all__ = ["Call", "bring_first", "own_share"]
+__all__ = ["Call", "bring_first", "early_part", "own_share"]
 
 
 class Call(NamedTuple):
     """Arguments by the kernel's names for them, its shared memory, and its constants, in the order of __init__.
 
     k_tiles, v_tiles: descriptors of boxes of BLOCK_N keys. k_ring, v_ring: [STAGES, BLOCK_N, BLOCK_D]. k_full, v_full,
-    empty: a mbarrier a place. tops: float32 [4, BLOCK_M], the warps' maxima. weights: [BLOCK_N, BLOCK_M], a tile's.
+    empty: a mbarrier a place. sure: [1], a mbarrier: whether what was guessed is right is known; if GUESSES.
+    tops: float32 [4, BLOCK_M], the warps' maxima. weights: [BLOCK_N, BLOCK_M], a tile's.
     """
 
     k_tiles: Any
@@ -41,6 +42,7 @@ class Call(NamedTuple):
     k_full: Any
     v_full: Any
     empty: Any
+    sure: Any
     tops: Any
     weights: Any
     num_rows: Any
@@ -123,6 +125,7 @@ class Call(NamedTuple):
     ROWS: Any
     UNROLL: Any
     WIDE: Any
+    GUESSES: Any
 
 
 @gluon.jit
@@ -157,13 +160,9 @@ def own_share(c, EARLY: gl.constexpr = False):
 
 
 @gluon.jit
-def bring_first(c):
-    """Have the first tile of keys and values that the program has of its first row brought into the second-level cache
-    while the launch before ends: their columns in whole pieces of 64. (None if the row's last split began before.)
-
-    Which tile that is, lengths as they are now say. They may yet change, and so may keys and values: the second-level
-    cache is where all multiprocessors agree, and nothing is read before the wait but to know what to ask for.
-    """
+def early_part(c):
+    """(row, begin, end) of the keys that the program has of its first row, if lengths stay as they are before the wait
+    for the launch before. Nothing if the row's last split began before, or if there is no row."""
     first_row, last_row, first_at, length, share_begin, share_end = own_share(c, EARLY=True)
     extra: gl.constexpr = 1 if c.FUSED else 0
     if c.ROWS > 1:
@@ -173,7 +172,18 @@ def bring_first(c):
         first_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
         c.target, c.BLOCK_N, False,
     )  # fmt: skip
-    end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+    return first_row, begin, gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+
+
+@gluon.jit
+def bring_first(c):
+    """Have the first tile of keys and values that the program has of its first row brought into the second-level cache
+    while the launch before ends: their columns in whole pieces of 64.
+
+    Which tile that is, lengths as they are now say. They may yet change, and so may keys and values: the second-level
+    cache is where all multiprocessors agree, and nothing is read before the wait but to know what to ask for.
+    """
+    first_row, begin, end = early_part(c)
     kv_head = (gl.program_id(1) // c.TILES).to(gl.int64)
     keys = c.k + (first_row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
     values = c.v + (first_row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
