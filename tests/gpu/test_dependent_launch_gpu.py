@@ -147,7 +147,20 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
         return attended
 
     width = HEADS + 2 * KV_HEADS
+    many = [randn(64, KV_HEADS, 600, DIM, seed=seed) for seed in (10, 11)]
+    asked = randn(64, HEADS, DIM, seed=12)
+
+    def of_lengths(rows: int) -> Callable[[Tensor], Tensor]:
+        def call(lengths: Tensor) -> Tensor:
+            attended = decode_attention(asked[:rows], many[0][:rows], many[1][:rows], lengths, backend="gluon")
+            assert isinstance(attended, Tensor)
+            return attended
+
+        return call
+
     calls: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+        # What the last lengths say is asked for before these have come.
+        **{f"decode_attention, lengths of {rows}": ((rows,), of_lengths(rows)) for rows in (1, 16, 64)},
         "linear": ((1, HIDDEN), lambda x: linear(x, weight)),
         "linear, eight tokens": ((8, HIDDEN), lambda x: linear(x, weight, out_dtype=torch.float32)),
         "rms_norm": ((3, HIDDEN), lambda x: rms_norm(x, gain, 1e-5)),
@@ -190,6 +203,7 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
         "swiglu",
         "append_kv",
         "ffn",
+        *(f"decode_attention, lengths of {rows}" for rows in (1, 16, 64)),
         *(
             f"{what}, {backend}"
             for what in (
@@ -206,7 +220,11 @@ def test_a_kernel_waits_for_what_is_written_late(name: str) -> None:
     shape, call = reader(name)
     sources = [randn(*shape, seed=seed) for seed in (8, 9)]
     if "lengths" in name:
-        sources = [torch.tensor(lengths, device="cuda", dtype=torch.int32) for lengths in ([513, 600], [64, 300])]
+        # Two of each: many keys and few, and programs without any.
+        both = {(2,): ([513, 600], [64, 300]), (1,): ([600], [130])}.get(
+            shape, ([600] * shape[0], [1, *[0] * (shape[0] - 1)])
+        )
+        sources = [torch.tensor(lengths, device="cuda", dtype=torch.int32) for lengths in both]
     x = torch.empty_like(sources[0])
     expected: list[Tensor] = []
     for source in sources:

@@ -4,7 +4,8 @@ Each line: name, registers, stack and shared (bytes), products (tensor core inst
 tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), unwaited (of the workers
 and of the loader, what touches memory before the wait for the launch before: loads past the first-level cache,
 requests of the second-level one, and anything else), carried (values that the loader takes from one row to the
-next). Not under Triton's interpreter: TRITON_INTERPRET must be unset.
+next), prompt (the loader's instructions from that wait to its first copy). Not under Triton's interpreter:
+TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -86,6 +87,10 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
     found = [re.findall(r"tt\.load.*|prefetch|async_tma_copy|tt\.store|tt\.atomic", part) for part in before]
     unwaited = [Counter("cg" if "cacheModifier = cg" in each else each for each in part) for part in found]
     rows_loop = re.search(r"scf\.for %row\S* .*? iter_args\((.*?)\) ->", loader)
+    steps = re.findall(r"ACQBULK|UTMALDG|^\s*/\*[0-9a-f]{4,}\*/", code, re.MULTILINE)
+    prompt = min(
+        steps[at:].index("UTMALDG") for at, step in enumerate(steps) if step == "ACQBULK" and "UTMALDG" in steps[at:]
+    )
     products = [match.start() for match in re.finditer("HMMA", code)]
     return {
         "name": name, "registers": registers, "stack": stack, "shared": compiled.metadata.shared,
@@ -93,7 +98,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         "marked": len(re.findall(r"cp\.async\.bulk\.tensor\S*L2::cache_hint", compiled.asm["ptx"])),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
         "lost": lost_buffers(compiled.asm["ttgir"]), "unwaited": unwaited,
-        "carried": 0 if rows_loop is None else rows_loop[1].count("="),
+        "prompt": prompt, "carried": 0 if rows_loop is None else rows_loop[1].count("="),
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from onewave.ops.masked_multihead_attention.triton_impl import masked_multihead_
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from gluon_in_numpy import Boxes, Fault, Memory, Pointer, launch
-from happens_before import Race
+from happens_before import Race, partition
 
 MODULES = (merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_load_impl, stream_impl)
 OPTIONS = {"num_warps", "maxnreg", "launch_pdl", "enable_fp_fusion"}
@@ -49,13 +49,15 @@ class Card:
     """Runs the kernel in NumPy: copies its tensors in, and those that it may write out again.
 
     lengths_before: what stands in place of the lengths until the launch before has been waited for. nearer: pieces of
-    the caches that were brought into the second-level cache, (k or v, offset in bytes, bytes).
+    the caches that were brought into the second-level cache, (k or v, offset in bytes, bytes). copies: boxes that TMA
+    brought.
     """
 
     def __init__(self) -> None:
         self.grids: list[tuple[int, int]] = []
         self.lengths_before: Tensor | None = None
         self.nearer: list[tuple[str, int, int]] = []
+        self.copies = 0
         self.pause: Callable[[], None] = lambda: None
         self.planted: list[Fault] = []
 
@@ -64,6 +66,12 @@ class Card:
             self.grids.append(grid)
             given = dict(zip(stream_impl.stream_kernel.arg_names, positional, strict=False)) | named
             memory, copies = Memory(1 << 25), {}
+            card, self.copies = self, 0
+
+            class Counted(Boxes):
+                def box(self, at: Sequence[Any]) -> np.ndarray:
+                    card.copies += 1
+                    return super().box(at)
 
             def place(tensor: Tensor) -> Pointer:
                 whole = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
@@ -75,7 +83,7 @@ class Card:
                 if isinstance(value, Tensor):
                     return place(value)
                 if hasattr(value, "block_shape"):
-                    return Boxes(memory, place(value.base), value.shape, value.strides, list(value.block_shape))
+                    return Counted(memory, place(value.base), value.shape, value.strides, list(value.block_shape))
                 return value
 
             arguments = {name: made(value) for name, value in given.items() if name not in OPTIONS}
@@ -258,6 +266,31 @@ def test_what_lengths_are_before_the_wait_decides_nothing(before: tuple[int, ...
     alone = attend(*(part[:1] for part in operands))
     card.lengths_before = torch.tensor(before[:1], dtype=torch.int32)
     assert torch.equal(attend(*(part[:1] for part in operands))[0], alone[0])
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_no_tile_comes_twice_if_lengths_stay(dim: int, card: Card) -> None:
+    lengths, tile = [300, 5, 520], 128 if dim == 64 else 64
+    attend(*case(lengths, dim=dim))
+    # Of keys and of values of two heads; splits are whole tiles.
+    assert card.copies == 2 * 2 * sum(-(-length // tile) for length in lengths)
+
+
+@pytest.mark.parametrize("lengths", [(-1, -1, -1), (1, -1, -1), (0, 0, 0)])
+def test_programs_without_rows_let_what_they_guessed_come(lengths: tuple[int, ...], card: Card) -> None:
+    operands = case(list(lengths))
+    card.lengths_before = torch.tensor([520, 300, 200], dtype=torch.int32)
+    check(attend(*operands), *operands)
+    assert card.copies > 4 * sum(length > 0 for length in lengths)
+
+
+@pytest.mark.parametrize("before", [(300, 5, 520), (300, 520, 64)])
+def test_a_loader_that_comes_late_to_its_own_guess(before: tuple[int, ...], card: Card) -> None:
+    operands = case([300, 5, 520])
+    right = attend(*operands)
+    card.lengths_before = torch.tensor(before, dtype=torch.int32)
+    card.pause = lambda: time.sleep(0.03 if partition().startswith("load_tiles") else 0)
+    assert torch.equal(attend(*operands)[0], right[0])
 
 
 def test_a_wrong_guess_would_show(card: Card) -> None:

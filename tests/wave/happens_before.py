@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Heard", "Race", "Units", "agents_of", "allocate", "begin", "bring", "fence", "reads", "writes"]
+__all__ = ["Heard", "Race", "Units", "agents_of", "allocate", "begin", "bring", "fence", "partition", "reads", "writes"]
 
 LIMIT = 256
 THREADS, UNITS = 0, 1
@@ -190,6 +190,12 @@ def writes(*parts: np.ndarray) -> None:
     agent = _agent()
     if agent is not None:
         agent.block.touch(agent.number, agent.clock, parts, THREADS, writing=True)
+
+
+def partition() -> str:
+    """The name of the partition whose thread this is."""
+    agent = _agent()
+    return "" if agent is None else agent.name
 
 
 def fence() -> None:

@@ -130,13 +130,14 @@ def merged(
     stats = stats_ptr + first_at * (2 * BLOCK_H) + slot
     parts = part_ptr + first_at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
     for begin in range(0, count, UNROLL):
+        stats_here, parts_here = stats + begin * (2 * BLOCK_H), parts + begin * (BLOCK_H * BLOCK_D)
         loaded = ()
         for ahead in tl.static_range(UNROLL):
-            at = begin + ahead
+            # Constants apart, so that they end up in the loads: addresses would take longer than all of them.
             loaded += (
-                tl.load(stats + at * (2 * BLOCK_H), cache_modifier=".cg"),
-                tl.load(stats + at * (2 * BLOCK_H) + BLOCK_H, cache_modifier=".cg"),
-                tl.load(parts + at * (BLOCK_H * BLOCK_D), cache_modifier=".cg"),
+                tl.load(stats_here + ahead * (2 * BLOCK_H), cache_modifier=".cg"),
+                tl.load(stats_here + (ahead * (2 * BLOCK_H) + BLOCK_H), cache_modifier=".cg"),
+                tl.load(parts_here + ahead * (BLOCK_H * BLOCK_D), cache_modifier=".cg"),
             )
         for ahead in tl.static_range(UNROLL):
             here = begin + ahead < count

@@ -14,11 +14,10 @@ __all__ = ["projected", "rotated", "row_loads"]
 
 
 @triton.jit
-def _loads(
-    qkv_ptr, bias_ptr, scale_ptr, row_at, head, dim, inside, head_dim, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr
-):
-    """(elements of the fused projection, their scales, their biases) as stored. head, dim and inside broadcast."""
-    at = head * head_dim + dim
+def _loads(qkv_ptr, bias_ptr, scale_ptr, row_at, head_at, dim, inside, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr):
+    """(elements of the fused projection, their scales, their biases) as stored. head_at: where a head begins in a row;
+    it, dim and inside broadcast."""
+    at = head_at + dim
     value = tl.load(qkv_ptr + row_at + at, mask=inside, other=0)
     scale, bias = value, value
     if HAS_SCALE:
@@ -52,13 +51,13 @@ def _rotation(dim, half, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def _rotated_loads(
-    qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, row_at, row64, head, dim, inside, head_dim, half, HAS_BIAS: tl.constexpr,
+    qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, row_at, row64, head_at, dim, inside, half, HAS_BIAS: tl.constexpr,
     HAS_SCALE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """All that `rotated` needs. The partner of an element is read again, from L1."""
     _, partner, angle = _rotation(dim, half, INTERLEAVED)
-    own = _loads(qkv_ptr, bias_ptr, scale_ptr, row_at, head, dim, inside, head_dim, HAS_BIAS, HAS_SCALE)
-    other = _loads(qkv_ptr, bias_ptr, scale_ptr, row_at, head, partner, inside, head_dim, HAS_BIAS, HAS_SCALE)
+    own = _loads(qkv_ptr, bias_ptr, scale_ptr, row_at, head_at, dim, inside, HAS_BIAS, HAS_SCALE)
+    other = _loads(qkv_ptr, bias_ptr, scale_ptr, row_at, head_at, partner, inside, HAS_BIAS, HAS_SCALE)
     turns, angles = (dim < 2 * half) & inside, rotary_ptr + row64 * 2 * half + angle
     return own, other, tl.load(angles, mask=turns, other=1.0), tl.load(angles + half, mask=turns, other=0.0)
 
@@ -83,17 +82,20 @@ def row_loads(
 ):  # fmt: skip
     """What a row brings besides its keys: (query, -, -), or with FUSED the loads of query, new key and new value."""
     if FUSED:
-        at = row64 * (num_heads + 2 * num_kv_heads) * head_dim
+        # head_dim is a multiple of 8, and with it whatever begins a head.
+        at = tl.multiple_of(row64 * (num_heads + 2 * num_kv_heads) * head_dim, 8)
+        q_at = tl.multiple_of(head * head_dim, 8)[:, None]
+        k_at = tl.multiple_of((num_heads + kv_head) * head_dim, 8)
+        v_at = tl.multiple_of((num_heads + num_kv_heads + kv_head) * head_dim, 8)
         q = _rotated_loads(
-            qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, at, row64, head[:, None], dim[None, :], inside, head_dim, half,
+            qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, at, row64, q_at, dim[None, :], inside, half,
             HAS_BIAS, HAS_SCALE, INTERLEAVED,
         )  # fmt: skip
         k = _rotated_loads(
-            qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, at, row64, num_heads + kv_head, dim, in_head, head_dim, half,
+            qkv_ptr, bias_ptr, scale_ptr, rotary_ptr, at, row64, k_at, dim, in_head, half,
             HAS_BIAS, HAS_SCALE, INTERLEAVED,
         )  # fmt: skip
-        v_head = num_heads + num_kv_heads + kv_head
-        v = _loads(qkv_ptr, bias_ptr, scale_ptr, at, v_head, dim, in_head, head_dim, HAS_BIAS, HAS_SCALE)
+        v = _loads(qkv_ptr, bias_ptr, scale_ptr, at, v_at, dim, in_head, HAS_BIAS, HAS_SCALE)
         return q, k, v
     else:  # noqa: RET505 - one of the two is compiled
         q_at = row64 * stride_q_row + head.to(tl.int64) * stride_q_head + query * stride_q_query

@@ -10,8 +10,7 @@ the second-level cache (bring_first).
 loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
                    each into one of STAGES places of shared memory as soon as it is free, at most FLIGHT tiles under
                    way. A new row, or the end of one, is nothing to it: the memory is never without a request. The first
-                   FLIGHT tiles, where keys lie one after another and nothing is fused, are those of lengths as they are
-                   before the wait (fetch_guessed), and asked for before the lengths of after it have come ("sure").
+                   FLIGHT tiles are guessed where that is possible (stream_load_impl).
 consume (4 warps)  for each tile: S^T = K q^T (m16n8k16, keys as the tall side) straight from the ring, the running
                    maximum, P, and O^T = V^T P^T; at a split's and a row's end what split_kv_impl does there.
 
@@ -89,7 +88,8 @@ def consume(c):
     member = tile * BLOCK_M + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, ROWS_OF))
     head, query = kv_head * c.GROUP + member % c.GROUP, member // c.GROUP
     dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, ROWS_OF))
-    in_head = dim < c.head_dim
+    # head_dim is a multiple of 8: so that a thread's eight are loaded and stored at once.
+    in_head = gl.max_constancy(dim < c.head_dim, [PER_LANE])
     inside = (member < tile_rows)[:, None] & in_head[None, :]
     slots = gl.arange(0, BLOCK_M, layout=OF_ROW)
     mine = tile * BLOCK_M + slots
@@ -258,7 +258,7 @@ def consume(c):
                     TURNED: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
                     kept = tile * BLOCK_M + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(1, TURNED))
                     kept_dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, TURNED))
-                    kept_in = (kept < tile_rows)[:, None] & (kept_dim < c.head_dim)[None, :]
+                    kept_in = (kept < tile_rows)[:, None] & gl.max_constancy(kept_dim < c.head_dim, [4])[None, :]
                     finish(
                         gl.convert_layout(gl.permute(all_acc, (1, 0)), TURNED),
                         gl.convert_layout(all_top, gl.SliceLayout(1, TURNED)),

@@ -3,6 +3,10 @@
 Keys lie one after another, in blocks that a table names and that hold whole tiles, or in smaller pages: then a tile is
 put together from pieces of a page by 64 columns, each to where the whole tile has it. Which pages those are is asked
 for before the wait for a free place, so that the answer is there when the place is.
+
+Where keys lie one after another and nothing is fused, the first tiles are guessed: from the lengths of before the wait
+for the launch before, and asked for right behind it. When the real ones have come they are kept or, if those differ,
+waited for and asked for anew (settle). The workers wait for that verdict: `sure`.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -73,33 +77,42 @@ def pages_of_tile(c, row, start, first_key, end):
 
 
 @gluon.jit
-def fetch_guessed(c, row, begin, end, kv_head):
-    """Have the first tiles, FLIGHT at most, of a row's keys from begin to end brought to the first places; returns how
-    many."""
-    guessed = gl.minimum((gl.maximum(end - begin, 0) + c.BLOCK_N - 1) // c.BLOCK_N, c.FLIGHT)
+def worked_out(number):
+    """The first lane's number, int32, worked out here: ptxas would do that where somebody needs it, and so put most of
+    what finds a program's share behind the wait for the launch before."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; shfl.sync.idx.b32 $0, $1, 0, 31, -1; setp.eq.s32 p, $0, -7; @p nanosleep.u32 0; }",
+        "=r,r",
+        [number],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def fetch_guessed(c, guessed, row, begin, kv_head):
+    """Have so many tiles, FLIGHT at most, of a row's keys from begin on brought to the first places."""
+    gl.static_assert(c.FLIGHT <= c.STAGES)
     for i in gl.static_range(c.FLIGHT):
         if i < guessed:
             key = begin + i * c.BLOCK_N
             fetch(c, c.k_tiles, row, kv_head, key, c.k_ring.index(i), c.k_full.index(i))
             fetch(c, c.v_tiles, row, kv_head, key, c.v_ring.index(i), c.v_full.index(i))
-    return guessed
 
 
 @gluon.jit
 def settle(c, right, guessed):
-    """Let the workers begin, with what was guessed if it was right; if not, when it has come and all places are as if
+    """Let the workers begin, with what was guessed if it was right; if not, when it has come and its places are as if
     nothing had. Returns how many tiles need not be asked for any more."""
     if not right:
-        for i in gl.static_range(c.STAGES):
+        for i in gl.static_range(c.FLIGHT):
             if i < guessed:
                 mbarrier.wait(c.k_full.index(i), 0)
                 mbarrier.wait(c.v_full.index(i), 0)
-            else:
+                # With a second phase behind it the next one has the parity of the first.
                 mbarrier.arrive(c.k_full.index(i), count=1)
                 mbarrier.arrive(c.v_full.index(i), count=1)
-            # With a second phase behind it the next one has the parity of the first.
-            mbarrier.arrive(c.k_full.index(i), count=1)
-            mbarrier.arrive(c.v_full.index(i), count=1)
     mbarrier.arrive(c.sure.index(0), count=1)
     return gl.where(right, guessed, 0)
 
@@ -107,15 +120,18 @@ def settle(c, right, guessed):
 @gluon.jit
 def load_tiles(c):
     """The loader: see the top of this file."""
+    kv_head = gl.program_id(1) // c.TILES
     early_row, early_begin, early_end, guessed = 0, 0, 0, 0
     if c.GUESSES:
         early_row, early_begin, early_end = early_part(c)
+        guessed = gl.minimum((gl.maximum(early_end - early_begin, 0) + c.BLOCK_N - 1) // c.BLOCK_N, c.FLIGHT)
+        guessed, early_row = worked_out(guessed), worked_out(early_row)
+        early_begin, early_end = worked_out(early_begin), worked_out(early_end)
     # Copies by TMA after it only: behind one, even one of nothing, the wait does not hold (docs/log.md).
     cuda.gdc_wait()
     if c.GUESSES:
-        guessed = fetch_guessed(c, early_row, early_begin, early_end, gl.program_id(1) // c.TILES)
+        fetch_guessed(c, guessed, early_row, early_begin, kv_head)
     first_row, last_row, first_at, first_length, share_begin, share_end = own_share(c)
-    kv_head = gl.program_id(1) // c.TILES
     extra: gl.constexpr = 1 if c.FUSED else 0
     slot = 0
     phase = 1
@@ -150,7 +166,8 @@ def load_tiles(c):
             if c.PAGING == 3:
                 pages = pages_of_tile(c, row, start, first_key, end)
             # A guessed tile has its place, which may be free again by now: the wait would be for the round after.
-            if issued >= guessed:
+            asks = True if not c.GUESSES else issued >= guessed
+            if asks:
                 mbarrier.wait(c.empty.index(slot), phase)
             # Keys after keys and values after values, so that never more than FLIGHT tiles' bytes are under way.
             old = issued >= c.FLIGHT
@@ -158,17 +175,18 @@ def load_tiles(c):
                 mbarrier.wait(c.k_full.index(behind), behind_phase)
             if c.PAGING == 3:
                 fetch_pages(c, c.k_tiles, pages, kv_head, c.k_ring.index(slot), c.k_full.index(slot))
-            elif issued >= guessed:
+            elif asks:
                 fetch(c, c.k_tiles, block, kv_head, key, c.k_ring.index(slot), c.k_full.index(slot))
             if old:
                 mbarrier.wait(c.v_full.index(behind), behind_phase)
                 behind, behind_phase = next_place(behind, behind_phase, c.STAGES)
             if c.PAGING == 3:
                 fetch_pages(c, c.v_tiles, pages, kv_head, c.v_ring.index(slot), c.v_full.index(slot))
-            elif issued >= guessed:
+            elif asks:
                 fetch(c, c.v_tiles, block, kv_head, key, c.v_ring.index(slot), c.v_full.index(slot))
             issued += 1
             slot, phase = next_place(slot, phase, c.STAGES)
-    if c.GUESSES:  # noqa: SIM102
+    if c.GUESSES:  # noqa: SIM102 (see the top of stream_impl)
         if first_row > last_row:
-            settle(c, first_row < 0, guessed)
+            # No row, so nobody waits; but what was guessed must have come before the program ends.
+            settle(c, gl.to_tensor(False), guessed)
