@@ -49,7 +49,7 @@ class Card:
     """Runs the kernel in NumPy: copies its tensors in, and those that it may write out again.
 
     lengths_before: what stands in place of the lengths until the launch before has been waited for. nearer: pieces of
-    the caches that were brought into the second-level cache, (k or v, offset in bytes, bytes). copies: boxes that TMA
+    the caches that were brought into the second-level cache, (k or v, offset in bytes, bytes). boxes: how many TMA
     brought.
     """
 
@@ -57,7 +57,7 @@ class Card:
         self.grids: list[tuple[int, int]] = []
         self.lengths_before: Tensor | None = None
         self.nearer: list[tuple[str, int, int]] = []
-        self.copies = 0
+        self.boxes = 0
         self.pause: Callable[[], None] = lambda: None
         self.planted: list[Fault] = []
 
@@ -66,11 +66,11 @@ class Card:
             self.grids.append(grid)
             given = dict(zip(stream_impl.stream_kernel.arg_names, positional, strict=False)) | named
             memory, copies = Memory(1 << 25), {}
-            card, self.copies = self, 0
+            card, self.boxes = self, 0
 
             class Counted(Boxes):
                 def box(self, at: Sequence[Any]) -> np.ndarray:
-                    card.copies += 1
+                    card.boxes += 1
                     return super().box(at)
 
             def place(tensor: Tensor) -> Pointer:
@@ -273,7 +273,7 @@ def test_no_tile_comes_twice_if_lengths_stay(dim: int, card: Card) -> None:
     lengths, tile = [300, 5, 520], 128 if dim == 64 else 64
     attend(*case(lengths, dim=dim))
     # Of keys and of values of two heads; splits are whole tiles.
-    assert card.copies == 2 * 2 * sum(-(-length // tile) for length in lengths)
+    assert card.boxes == 2 * 2 * sum(-(-length // tile) for length in lengths)
 
 
 @pytest.mark.parametrize("lengths", [(-1, -1, -1), (1, -1, -1), (0, 0, 0)])
@@ -281,7 +281,7 @@ def test_programs_without_rows_let_what_they_guessed_come(lengths: tuple[int, ..
     operands = case(list(lengths))
     card.lengths_before = torch.tensor([520, 300, 200], dtype=torch.int32)
     check(attend(*operands), *operands)
-    assert card.copies > 4 * sum(length > 0 for length in lengths)
+    assert card.boxes > 4 * sum(length > 0 for length in lengths)
 
 
 @pytest.mark.parametrize("before", [(300, 5, 520), (300, 520, 64)])

@@ -340,12 +340,11 @@ def stream_kernel(
         table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats, counters,
         num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window, target, half,
         scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query,
-        stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key,
-        stride_v_block, stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP,
-        TILES, SPLIT,
-        LOG_SMALLEST, DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY,
-        HAS_SOFTCAP, HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT,
-        HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE, GUESSES,
+        stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key, stride_v_block,
+        stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP, TILES, SPLIT, LOG_SMALLEST,
+        DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY, HAS_SOFTCAP, HAS_SINKS,
+        HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT, HAS_SMOOTH, QUANTISED,
+        HALF_AWAY, ROWS, UNROLL, WIDE, GUESSES,
     ), LOADER)  # fmt: skip
 
 
