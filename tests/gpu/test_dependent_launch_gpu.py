@@ -158,7 +158,24 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
 
         return call
 
+    # A row in pages of 8, and one whose new token is in the cache already, so that no call changes it.
+    paged = [cache[:1].unflatten(2, (-1, 8)).transpose(1, 2).flatten(0, 1).contiguous() for cache in many]
+    table = torch.arange(75, device="cuda", dtype=torch.int32)[None]
+    projection = randn(1, width * DIM, seed=13)
+
+    def in_pages(lengths: Tensor) -> Tensor:
+        attended = decode_attention(asked[:1], *paged, lengths, block_table=table, backend="gluon")
+        assert isinstance(attended, Tensor)
+        return attended
+
+    def masked(lengths: Tensor) -> Tensor:
+        return masked_multihead_attention(projection, k_cache[:1], v_cache[:1], lengths, backend="gluon")
+
+    for length in (1, 599):
+        masked(torch.tensor([length], device="cuda"))
     calls: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+        "decode_attention, lengths of a row in pages": ((1,), in_pages),
+        "masked_multihead_attention, lengths of a row": ((1,), masked),
         # What the last lengths say is asked for before these have come.
         **{f"decode_attention, lengths of {rows}": ((rows,), of_lengths(rows)) for rows in (1, 16, 64)},
         "linear": ((1, HIDDEN), lambda x: linear(x, weight)),
@@ -204,6 +221,8 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
         "append_kv",
         "ffn",
         *(f"decode_attention, lengths of {rows}" for rows in (1, 16, 64)),
+        "decode_attention, lengths of a row in pages",
+        "masked_multihead_attention, lengths of a row",
         *(
             f"{what}, {backend}"
             for what in (
@@ -222,7 +241,7 @@ def test_a_kernel_waits_for_what_is_written_late(name: str) -> None:
     if "lengths" in name:
         rows = shape[0]
         # The second ones leave programs without keys.
-        both = ([513, 600], [64, 300]) if rows == 2 else ([600] * rows, [1] + [0] * (rows - 1))
+        both = ([513, 600], [64, 300]) if rows == 2 else ([599] * rows, [1] + [0] * (rows - 1))
         sources = [torch.tensor(lengths, device="cuda", dtype=torch.int32) for lengths in both]
     x = torch.empty_like(sources[0])
     expected: list[Tensor] = []

@@ -90,7 +90,7 @@ def report(
         "ROWS": plan.rows_looked_at(rows),
         "PDL": capability >= 90, "AHEAD": plan.ahead if several else 0, "AT_ONCE": 8,
         "WIDE": False, "NARROW": True, "TRIGGER": plan.trigger, "UNROLL": plan.unroll_by_triton,
-        "UNIT": 8 if aligned == 8 else 1,
+        "UNIT": 8 if aligned == 8 else 1, "IN_EIGHTS": not given.get("INTERLEAVED", False),
     } | given  # fmt: skip
     pointers = {
         "lengths_ptr": "*i64",

@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "128 rows, pages of 16": {"rows": 128, "WIDE": True, "PAGING": 3, "PAGE": 16},
     "256 rows": {"rows": 256, "WIDE": True},
     "256 rows, pages of 256": {"rows": 256, "WIDE": True, "PAGING": 2},
+    "one row, pages of 16": {"rows": 1, "PAGING": 3, "PAGE": 16},
     "pages of 16": {"rows": 16, "PAGING": 3, "PAGE": 16},
     "two queries, softcap, sinks, lse": {"num_queries": 2, "HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True},
     "mmha": FUSED,
@@ -60,6 +61,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d,
         "BLOCK_H": plan.block_h, "STAGES": tile.stages, "FLIGHT": tile.flight, "LOADER": tile.loader, "PAGING": 0,
         "PAGE": 0, "ONE_QUERY": num_queries == 1, "ROWS": plan.rows_looked_at(rows), "UNROLL": plan.unroll,
+        "IN_EIGHTS": not given.get("INTERLEAVED", False),
     } | given  # fmt: skip
     page = constants["PAGE"]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)

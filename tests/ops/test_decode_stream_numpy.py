@@ -26,6 +26,7 @@ from onewave.ops.decode_attention import (
     shares_impl,
     stream_impl,
     stream_load_impl,
+    stream_merge_impl,
     stream_parts_impl,
     triton_impl,
 )
@@ -37,7 +38,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from gluon_in_numpy import Boxes, Fault, Memory, Pointer, launch
 from happens_before import Race, partition
 
-MODULES = (merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_load_impl, stream_impl)
+MODULES = (
+    merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_load_impl, stream_merge_impl, stream_impl,
+)  # fmt: skip
 OPTIONS = {"num_warps", "maxnreg", "launch_pdl", "enable_fp_fusion"}
 
 
@@ -345,11 +348,14 @@ def test_a_rows_bits_do_not_depend_on_its_batch(card: Card) -> None:
     [
         {},
         {"rotary": torch.rand(6, 32, generator=torch.Generator().manual_seed(7)), "interleaved": True},
+        {"rotary": torch.rand(6, 64, generator=torch.Generator().manual_seed(7))},
+        {"rotary": torch.rand(6, 32, generator=torch.Generator().manual_seed(7))},
+        {"rotary": torch.rand(6, 24, generator=torch.Generator().manual_seed(7))},
         {"bias": randn(8, 64, seed=8), "finished": torch.tensor([False, True, False, False, False, True])},
         {"src_mask": torch.randn(6, 4, 1, 521, generator=torch.Generator().manual_seed(9))},
         {"out_scale": 0.5, "out_shift": randn(4, 64, seed=5), "out_smooth": randn(4, 64, seed=6), "half_away": True},
     ],
-    ids=["plain", "rotary", "bias, finished", "mask", "int8"],
+    ids=["plain", "interleaved", "rotary", "partial rotary", "rotary of 12", "bias, finished", "mask", "int8"],
 )
 def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], card: Card) -> None:
     options: dict[str, Any] = dict.fromkeys(
@@ -370,6 +376,40 @@ def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], 
         torch.testing.assert_close(outs[0], outs[1], atol=4e-3, rtol=4e-3)
     for found, right in zip(*caches, strict=True):
         torch.testing.assert_close(found, right, atol=2e-3, rtol=2e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("before", [300, 299, 0, -1, 520])
+@pytest.mark.parametrize("paged", [False, True])
+def test_of_an_only_row_the_length_of_before_the_wait_decides_nothing(before: int, paged: bool, card: Card) -> None:
+    """Its share is worked out from that, and again if the length has changed."""
+    q, k, v, lengths = case([300], dim=128, capacity=528)
+    options: dict[str, Any] = {}
+    if paged:
+        k, v = (cache.unflatten(2, (33, 16)).transpose(1, 2).flatten(0, 1).contiguous() for cache in (k, v))
+        options["block_table"] = torch.arange(33, dtype=torch.int32)[None]
+    right = attend(q, k, v, lengths, **options)
+    check(right, q, k, v, lengths, **options)
+    card.lengths_before = torch.tensor([before], dtype=torch.int32)
+    assert torch.equal(attend(q, k, v, lengths, **options)[0], right[0])
+    if not paged:
+        given: dict[str, Any] = dict.fromkeys(
+            ("bias", "src_mask", "finished", "rotary", "qkv_out_scale", "out_shift", "out_smooth", "out_scale", "scale")
+        )
+        given |= {"interleaved": False, "half_away": False, "max_bound": 127.0, "min_bound": -127.0}
+        qkv, outs = randn(1, 8, 128, seed=4), [torch.full((1, 4, 128), 7, dtype=torch.float16) for _ in range(2)]
+        in_triton(outs[0], qkv, k.clone(), v.clone(), lengths, steps_per_block=128, backend="gluon", **given)
+        in_torch(outs[1], qkv, k.clone(), v.clone(), lengths, **given)
+        torch.testing.assert_close(outs[0], outs[1], atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("splits", [2, 7, 8, 9, 16, 17])
+def test_a_row_of_any_number_of_splits_is_merged(splits: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight at a time, and whatever lies behind the last one does not count."""
+    monkeypatch.setattr(triton_impl, "scratch", lambda device, floats: torch.full((floats,), float("nan")))
+    operands = case([splits * 64 - 3], heads=16, dim=128, capacity=17 * 64)
+    check(attend(*operands, split_size=64), *operands)
+    card.planted = [Fault("folded", "gl.where(ahead < left, outputs[ahead], 0.0)", "outputs[ahead]")]
+    assert bool(attend(*operands, split_size=64)[0].isfinite().all()) == (splits % 8 == 0)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["finish", "fold", "merged", "store_partial"]
+__all__ = ["finish", "fold", "merged", "store_output", "store_stats"]
 
 _LN2 = tl.constexpr(0.6931471805599453)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -91,13 +91,18 @@ def finish(
 
 
 @triton.jit
-def store_partial(part_ptr, stats_ptr, at, top, total, acc, slot, dim, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keep a split's maxima, sums and output [dims, rows of the tile] as partial number `at`. slot: [rows of it]."""
+def store_output(part_ptr, at, acc, slot, dim, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Keep a split's output [dims, rows of the tile] as partial number `at`. slot: [rows of it]."""
+    part_at = at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
+    tl.store(part_ptr + part_at, acc, mask=(slot < BLOCK_H)[None, :] & (dim >= 0)[:, None])
+
+
+@triton.jit
+def store_stats(stats_ptr, at, top, total, slot, BLOCK_H: tl.constexpr):
+    """Keep its maxima and sums."""
     stats = stats_ptr + at * (2 * BLOCK_H) + slot
     tl.store(stats, top, mask=slot < BLOCK_H)
     tl.store(stats + BLOCK_H, total, mask=slot < BLOCK_H)
-    part_at = at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
-    tl.store(part_ptr + part_at, acc, mask=(slot < BLOCK_H)[None, :] & (dim >= 0)[:, None])
 
 
 @triton.jit
@@ -131,7 +136,7 @@ def merged(
     parts = part_ptr + first_at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
     for begin in range(0, count, UNROLL):
         stats_here, parts_here = stats + begin * (2 * BLOCK_H), parts + begin * (BLOCK_H * BLOCK_D)
-        loaded = ()
+        loaded, left = (), count - begin
         for ahead in tl.static_range(UNROLL):
             # Constants apart, so that they end up in the loads: addresses would take longer than all of them.
             loaded += (
@@ -140,7 +145,7 @@ def merged(
                 tl.load(parts_here + ahead * (BLOCK_H * BLOCK_D), cache_modifier=".cg"),
             )
         for ahead in tl.static_range(UNROLL):
-            here = begin + ahead < count
+            here = ahead < left
             top_2 = tl.where(here, loaded[3 * ahead], _NEGATIVE_INFINITY)
             total_2 = tl.where(here, loaded[3 * ahead + 1], 0.0)
             acc_2 = tl.where(here, loaded[3 * ahead + 2], 0.0)

@@ -36,8 +36,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
-from onewave.ops.decode_attention.projection_impl import projected, rotated, row_loads
+from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_output, store_stats
+from onewave.ops.decode_attention.projection_impl import projected_row, row_loads
 from onewave.ops.decode_attention.shares_impl import (
     ask_for,
     part_of_row,
@@ -131,6 +131,7 @@ def split_kv_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_QKV_SCALE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    IN_EIGHTS: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
     HAS_SMOOTH: tl.constexpr,
     QUANTISED: tl.constexpr,
@@ -180,7 +181,7 @@ def split_kv_kernel(
         only_loads = row_loads(
             q_ptr, qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, tl.cast(0, tl.int64), head, query, kv_head, dim,
             inside, in_head, num_heads, num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query,
-            FUSED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED,
+            FUSED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, IN_EIGHTS,
         )  # fmt: skip
         tl.debug_barrier()
     if MANY:  # more rows than a program wants to look at: each is one share
@@ -203,7 +204,7 @@ def split_kv_kernel(
             loads = row_loads(
                 q_ptr, qkv_ptr, bias_ptr, qkv_scale_ptr, rotary_ptr, row64, head, query, kv_head, dim, inside, in_head,
                 num_heads, num_kv_heads, head_dim, half, stride_q_row, stride_q_head, stride_q_query, FUSED, HAS_BIAS,
-                HAS_QKV_SCALE, INTERLEAVED,
+                HAS_QKV_SCALE, INTERLEAVED, IN_EIGHTS,
             )  # fmt: skip
         row_at = share if MANY else start_of_row(row, tl.arange(0, ROWS), starts)
         first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
@@ -223,12 +224,10 @@ def split_kv_kernel(
         block = row64
         if PAGING == 1:
             block = tl.load(table_ptr + row64 * stride_table).to(tl.int64)
-        q = loads[0]
+        q = loads
         if FUSED:
             # Every program reads the new key and value, so that no load waits for the length.
-            q = rotated(q, dim[None, :], half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED).to(k_ptr.dtype.element_ty)
-            k_new = rotated(loads[1], dim, half, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED).to(k_ptr.dtype.element_ty)
-            v_new = projected(loads[2][0], loads[2][1], loads[2][2], HAS_BIAS, HAS_QKV_SCALE)
+            q, k_new, v_new = projected_row(loads, k_ptr.dtype.element_ty, HAS_BIAS, HAS_QKV_SCALE)
             has_new = some & (last_here == last_split)
             v_new = tl.where(has_new, v_new, 0.0)
             if has_new & (tile == 0):
@@ -330,7 +329,8 @@ def split_kv_kernel(
                 if whole:
                     whole_top, whole_total, whole_acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
                 else:
-                    store_partial(part_ptr, stats_ptr, partials + split, top, total, acc, slots, dim, BLOCK_H, BLOCK_D)
+                    store_output(part_ptr, partials + split, acc, slots, dim, BLOCK_H, BLOCK_D)
+                    store_stats(stats_ptr, partials + split, top, total, slots, BLOCK_H)
                 top, acc = empty, nowhere
                 sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
                 split += 1
@@ -356,7 +356,8 @@ def split_kv_kernel(
                     out_scale, max_bound, min_bound, HAS_SINKS, HAS_LSE, HAS_SHIFT, HAS_SMOOTH, QUANTISED, HALF_AWAY,
                 )  # fmt: skip
             else:
-                store_partial(part_ptr, stats_ptr, partials + split, top, total, acc, slots, dim, BLOCK_H, BLOCK_D)
+                store_output(part_ptr, partials + split, acc, slots, dim, BLOCK_H, BLOCK_D)
+                store_stats(stats_ptr, partials + split, top, total, slots, BLOCK_H)
                 count = last_split - first_split + 1
                 arrived_ptr = counters_ptr + row64 * head_tiles + head_tile
                 tl.debug_barrier()  # one thread counts for all

@@ -4,8 +4,9 @@ Work, splits, partial results and every rounding are those of split_kv_impl: a r
 kernel, so whoever chooses between them is free to. What differs is how the bytes come.
 
 Both partitions begin before the launch before has ended, wait for that by themselves, and find out by themselves which
-rows and keys are theirs. While the workers wait, where keys lie one after another, the program's first tile comes into
-the second-level cache (bring_first).
+rows and keys are theirs. Of a call's only row everything follows from its length: it is worked out from the length of
+before the wait, and behind it only if that has changed. While the workers wait, where keys lie one after another, the
+program's first tile comes into the second-level cache (bring_nearer).
 
 loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
                    each into one of STAGES places of shared memory as soon as it is free, at most FLIGHT tiles under
@@ -26,6 +27,7 @@ Roofline: the bytes of keys and values, each read once.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
 # pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false, reportOperatorIssue=false
+# pyright: reportFunctionMemberAccess=false, reportPossiblyUnboundVariable=false
 # (Triton ships no type information.)
 
 # No deferred annotations: an aggregate reads the types of its fields.
@@ -37,11 +39,20 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra import cuda
 
-from onewave.ops.decode_attention.merge_impl import finish, fold, merged, store_partial
-from onewave.ops.decode_attention.projection_impl import projected, rotated, row_loads
-from onewave.ops.decode_attention.shares_impl import listed_keys, part_of_row, row_lengths
+from onewave.ops.decode_attention.merge_impl import finish, fold, store_output, store_stats
+from onewave.ops.decode_attention.projection_impl import projected_row, row_loads
+from onewave.ops.decode_attention.shares_impl import listed_keys
 from onewave.ops.decode_attention.stream_load_impl import load_tiles, next_place
-from onewave.ops.decode_attention.stream_parts_impl import Call, bring_first, own_share
+from onewave.ops.decode_attention.stream_merge_impl import merged_by_lanes
+from onewave.ops.decode_attention.stream_parts_impl import (
+    Call,
+    bring_nearer,
+    early_part,
+    length_of,
+    own_share,
+    part_here,
+    part_of_only_row,
+)
 from onewave.wave.read_once import mark_read_once
 
 __all__ = ["stream_kernel"]
@@ -53,11 +64,13 @@ _NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
 @gluon.jit
 def consume(c):
     """The four warps that work: see the top of this file."""
+    if c.ROWS == 1:
+        early_row, early_length, early = early_part(c)
     if c.PAGING == 0:  # noqa: SIM102 (see above)
         if c.head_dim >= 64:
-            bring_first(c)
-    cuda.gdc_wait()
-    first_row, last_row, first_at, first_length, share_begin, share_end = own_share(c)
+            if c.ROWS > 1:
+                early_row, early_length, early = early_part(c)
+            bring_nearer(c, early_row, early[6], early[7])
     head_tile = gl.program_id(1)
     BLOCK_M: gl.constexpr = c.BLOCK_M
     BLOCK_N: gl.constexpr = c.BLOCK_N
@@ -95,47 +108,47 @@ def consume(c):
     mine = tile * BLOCK_M + slots
     lane = gl.arange(0, BLOCK_N, layout=OF_KEY)
     lane_of_values = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LEFT))
-    score_scale, v_scale = c.scale_log2, 1.0
+    dims = gl.arange(0, BLOCK_D, layout=OF_KEY)
     nothing = gl.full([BLOCK_M], _NEGATIVE_INFINITY, gl.float32, OF_ROW)
     none_of = gl.zeros([BLOCK_M], gl.float32, OF_ROW)
     one_each = none_of + 1.0
     of_head = (kv_head * c.GROUP + mine % c.GROUP).to(gl.int64)
     nowhere = gl.zeros([BLOCK_D, BLOCK_M], gl.float32, MMA)
 
+    cuda.gdc_wait()
+    if c.ROWS == 1:
+        first_row, last_row, row_at = early_row, early_row, 0
+        loads = loads_of(c, early_row.to(gl.int64), head, query, kv_head, dim, inside, in_head)
+        first_key, size, first_split, last_split, split, last_here, begin, end = early
+        length = length_of(c, early_row, True)
+        if length != early_length:
+            first_key, size, first_split, last_split, split, last_here, begin, end = part_of_only_row(c, length)
+    else:
+        first_row, last_row, row_at, share_begin, share_end = own_share(c)
     place = 0
     phase = 0
-    row_at = first_at
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         row64 = row.to(gl.int64)
-        length = first_length
         if c.ROWS > 1:
-            length = row_lengths(c.lengths, c.finished, row64, row >= 0, extra, c.capacity, c.HAS_FINISHED)
-        loads = row_loads(
-            c.q, c.qkv, c.bias, c.qkv_scale, c.rotary, row64, head, query, kv_head, dim, inside, in_head, c.num_heads,
-            c.num_kv_heads, c.head_dim, c.half, c.stride_q_row, c.stride_q_head, c.stride_q_query, c.FUSED, c.HAS_BIAS,
-            c.HAS_QKV_SCALE, c.INTERLEAVED,
-        )  # fmt: skip
-        first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
-            row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
-            c.target, BLOCK_N, False,
-        )  # fmt: skip
-        row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+            length = length_of(c, row64, row >= 0)
+            loads = loads_of(c, row64, head, query, kv_head, dim, inside, in_head)
+            first_key, size, first_split, last_split, split, last_here, begin, end = part_here(
+                c, row_at, length, share_begin, share_end
+            )
+            row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
         some = split <= last_here
         whole = (split == first_split) & (last_here == last_split)
         splits_here = last_here - split + 1
         partials = (row64 * head_tiles + head_tile) * c.max_splits - first_split
         end_cached = length - extra
         limit = length - (c.num_queries - 1) + mine // c.GROUP
-        end = gl.where(some, gl.minimum((last_here + 1) * size, end_cached), begin)
         next_begin = (split + 1) * size
-        q = loads[0]
+        q = loads
         if c.FUSED:
             block = row64
             if c.PAGING == 1:
                 block = gl.load(c.table + row64 * c.stride_table).to(gl.int64)
-            q = rotated(q, dim[None, :], c.half, c.HAS_BIAS, c.HAS_QKV_SCALE, c.INTERLEAVED).to(DTYPE)
-            k_new = rotated(loads[1], dim, c.half, c.HAS_BIAS, c.HAS_QKV_SCALE, c.INTERLEAVED).to(DTYPE)
-            v_new = projected(loads[2][0], loads[2][1], loads[2][2], c.HAS_BIAS, c.HAS_QKV_SCALE)
+            q, k_new, v_new = projected_row(loads, DTYPE, c.HAS_BIAS, c.HAS_QKV_SCALE)
             has_new = some & (last_here == last_split)
             v_new = gl.where(has_new, v_new, 0.0)
             if has_new & (tile == 0):
@@ -143,7 +156,8 @@ def consume(c):
                 new_v = c.v + (block * c.stride_v_block + kv_head.to(gl.int64) * c.stride_v_head)
                 gl.store(new_k + end_cached.to(gl.int64) * c.stride_k_key + dim, k_new, mask=in_head)
                 gl.store(new_v + end_cached.to(gl.int64) * c.stride_v_key + dim, v_new.to(DTYPE), mask=in_head)
-            new_score = nothing
+            new_score = score_of_new(c, q, k_new, row64, end_cached, of_head, (mine < tile_rows) & has_new, OF_ROW)
+            new = gl.convert_layout(v_new.to(DTYPE).to(gl.float32), OF_KEY)
         q_t = gl.convert_layout(gl.permute(q, (1, 0)), RIGHT)
 
         if c.GUESSES:
@@ -159,7 +173,7 @@ def consume(c):
                 added = gl.load(c.mask + mask_at, mask=(mine < tile_rows)[None, :] & present[:, None], other=0.0)
             mbarrier.wait(c.k_full.index(place), phase)
             k = c.k_ring.index(place).load(LEFT)
-            scores = mma_v2(k, q_t, gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)) * score_scale
+            scores = mma_v2(k, q_t, gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)) * c.scale_log2
             mbarrier.wait(c.v_full.index(place), phase)
             v_t = c.v_ring.index(place).permute((1, 0)).load(LEFT)
             if c.HAS_SOFTCAP:
@@ -194,42 +208,34 @@ def consume(c):
             acc = mma_v2(v_t, p, acc * keep[None, :])
             top = highest
             place, phase = next_place(place, phase, c.STAGES)
-            if c.FUSED:  # noqa: SIM102 (see above)
-                if start == begin:  # while the next tile comes
-                    new_score = score_of_new(
-                        c, q, k_new, row64, end_cached, of_head, (mine < tile_rows) & has_new, OF_ROW
-                    )  # fmt: skip
             if (start + BLOCK_N >= next_begin) & (split < last_here):
-                acc, total = acc * v_scale, gl.sum(sums, axis=0)
+                if not whole:
+                    store_output(c.part, partials + split, acc, slots, dims, BLOCK_H, BLOCK_D)
+                total = sum_over_warps(c, sums, OF_WARPS, OF_ROW)
                 if whole:
                     whole_top, whole_total, whole_acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
                 else:
-                    dims = gl.arange(0, BLOCK_D, layout=OF_KEY)
-                    store_partial(
-                        c.part, c.stats, partials + split, top, total, acc, slots, dims, BLOCK_H, BLOCK_D
-                    )  # fmt: skip
+                    store_stats(c.stats, partials + split, top, total, slots, BLOCK_H)
                 top, acc = nothing, nowhere
                 sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
                 split += 1
                 next_begin += size
 
-        total = gl.sum(sums, axis=0)
         if c.FUSED:
-            if begin >= end:
-                new_score = score_of_new(
-                    c, q, k_new, row64, end_cached, of_head, (mine < tile_rows) & has_new, OF_ROW
-                )  # fmt: skip
             highest = gl.maximum(top, gl.where(has_new, new_score, _NEGATIVE_INFINITY))
             finite = gl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
             weight = gl.where(has_new, gl.exp2(new_score - finite), 0.0)
             keep = gl.exp2(top - finite)
-            total = gl.fma(total, keep, weight)
             rounded = weight.to(DTYPE).to(gl.float32)
-            new = gl.convert_layout(v_new.to(DTYPE).to(gl.float32), OF_KEY)
             every_keep, acc = gl.broadcast(keep[None, :], acc)
             acc = gl.fma(acc, every_keep, new[:, None] * rounded[None, :])
             top = highest
-        acc *= v_scale
+        # Outputs are on their way to memory while the warps' sums are added up.
+        if some & (whole == 0):
+            store_output(c.part, partials + split, acc, slots, dims, BLOCK_H, BLOCK_D)
+        total = sum_over_warps(c, sums, OF_WARPS, OF_ROW)
+        if c.FUSED:
+            total = gl.fma(total, keep, weight)
         if some:
             if whole:
                 top, total, acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
@@ -242,19 +248,14 @@ def consume(c):
                     c.HAS_SHIFT, c.HAS_SMOOTH, c.QUANTISED, c.HALF_AWAY,
                 )  # fmt: skip
             else:
-                dims = gl.arange(0, BLOCK_D, layout=OF_KEY)
-                store_partial(c.part, c.stats, partials + split, top, total, acc, slots, dims, BLOCK_H, BLOCK_D)
+                store_stats(c.stats, partials + split, top, total, slots, BLOCK_H)
                 count = last_split - first_split + 1
                 arrived_ptr = c.counters + row64 * head_tiles + head_tile
                 gl.thread_barrier()  # one thread counts for all
                 arrived = gl.atomic_add(arrived_ptr, splits_here, sem="acq_rel", scope="gpu") + splits_here
                 if arrived == count:
                     gl.store(arrived_ptr, 0)  # for the next launch
-                    slot = gl.arange(0, BLOCK_H, layout=gl.SliceLayout(0, PARTS))
-                    slot_dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(1, PARTS))
-                    all_top, all_total, all_acc = merged(
-                        c.part, c.stats, partials + first_split, slot, slot_dim, count, BLOCK_H, BLOCK_D, c.UNROLL
-                    )
+                    all_top, all_total, all_acc = merged_by_lanes(c, partials + first_split, count, PARTS)
                     TURNED: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
                     kept = tile * BLOCK_M + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(1, TURNED))
                     kept_dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, TURNED))
@@ -268,6 +269,27 @@ def consume(c):
                         c.num_queries, c.head_dim, c.out_scale, c.max_bound, c.min_bound, c.HAS_SINKS, c.HAS_LSE,
                         c.HAS_SHIFT, c.HAS_SMOOTH, c.QUANTISED, c.HALF_AWAY,
                     )  # fmt: skip
+
+
+@gluon.jit
+def loads_of(c, row64, head, query, kv_head, dim, inside, in_head):
+    """row_loads of a row."""
+    return row_loads(
+        c.q, c.qkv, c.bias, c.qkv_scale, c.rotary, row64, head, query, kv_head, dim, inside, in_head, c.num_heads,
+        c.num_kv_heads, c.head_dim, c.half, c.stride_q_row, c.stride_q_head, c.stride_q_query, c.FUSED, c.HAS_BIAS,
+        c.HAS_QKV_SCALE, c.INTERLEAVED, c.IN_EIGHTS,
+    )  # fmt: skip
+
+
+@gluon.jit
+def sum_over_warps(c, sums, OF_WARPS: gl.constexpr, OF_ROW: gl.constexpr):
+    """Sums of weights over keys, [BLOCK_M] in OF_ROW, in the order of gl.sum(sums, axis=0), but with one barrier."""
+    parts = gl.reshape(sums, [c.BLOCK_N // 64, 4, 16, c.BLOCK_M])
+    of_warp = gl.sum(gl.reshape(gl.permute(parts, (1, 0, 2, 3)), [4, c.BLOCK_N // 4, c.BLOCK_M]), axis=1)
+    c.totals.store(of_warp)
+    gl.thread_barrier()
+    pairs = gl.sum(gl.reshape(c.totals.load(OF_WARPS), [2, 2, c.BLOCK_M]), axis=0)
+    return gl.convert_layout(gl.sum(pairs, axis=0), OF_ROW, assert_trivial=True)
 
 
 @gluon.jit
@@ -304,11 +326,10 @@ def stream_kernel(
     DOUBLINGS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
     BLOCK_H: gl.constexpr, STAGES: gl.constexpr, FLIGHT: gl.constexpr, PAGING: gl.constexpr,
     PAGE: gl.constexpr, ONE_QUERY: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
-    HAS_MASK: gl.constexpr,
-    HAS_LSE: gl.constexpr, FUSED: gl.constexpr, HAS_FINISHED: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_QKV_SCALE: gl.constexpr, INTERLEAVED: gl.constexpr, HAS_SHIFT: gl.constexpr, HAS_SMOOTH: gl.constexpr,
-    QUANTISED: gl.constexpr, HALF_AWAY: gl.constexpr, ROWS: gl.constexpr, UNROLL: gl.constexpr, WIDE: gl.constexpr,
-    LOADER: gl.constexpr,
+    HAS_MASK: gl.constexpr, HAS_LSE: gl.constexpr, FUSED: gl.constexpr, HAS_FINISHED: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_QKV_SCALE: gl.constexpr, INTERLEAVED: gl.constexpr, IN_EIGHTS: gl.constexpr,
+    HAS_SHIFT: gl.constexpr, HAS_SMOOTH: gl.constexpr, QUANTISED: gl.constexpr, HALF_AWAY: gl.constexpr,
+    ROWS: gl.constexpr, UNROLL: gl.constexpr, WIDE: gl.constexpr, LOADER: gl.constexpr,
 ):  # fmt: skip
     """One program: see the top of this file. Arguments and constants: as split_kv_kernel's of the same names.
 
@@ -325,6 +346,8 @@ def stream_kernel(
     GUESSES: gl.constexpr = PAGING == 0 and not FUSED
     sure = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout()) if GUESSES else empty
     tops = gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    totals = gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    folds = gl.allocate_shared_memory(gl.float32, [UNROLL, BLOCK_H, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     weights = gl.allocate_shared_memory(k_tiles.dtype, [BLOCK_N, BLOCK_M], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=1)
@@ -336,15 +359,15 @@ def stream_kernel(
     gl.thread_barrier()
     # Not assigned to a name first: constants would become values.
     run(Call(
-        k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, sure, tops, weights, num_rows, lengths, finished,
-        table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats, counters,
-        num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window, target, half,
-        scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query,
+        k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, sure, tops, totals, folds, weights, num_rows, lengths,
+        finished, table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats,
+        counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window, target,
+        half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query,
         stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key, stride_v_block,
         stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP, TILES, SPLIT, LOG_SMALLEST,
         DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY, HAS_SOFTCAP, HAS_SINKS,
-        HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, HAS_SHIFT, HAS_SMOOTH, QUANTISED,
-        HALF_AWAY, ROWS, UNROLL, WIDE, GUESSES,
+        HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, IN_EIGHTS, HAS_SHIFT, HAS_SMOOTH,
+        QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE, GUESSES,
     ), LOADER)  # fmt: skip
 
 

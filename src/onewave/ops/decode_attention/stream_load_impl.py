@@ -13,6 +13,7 @@ waited for and asked for anew (settle). The workers wait for that verdict: `sure
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
 # pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 # (Triton ships no type information.)
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra import cuda
 
-from onewave.ops.decode_attention.shares_impl import listed_keys, part_of_row, row_lengths
-from onewave.ops.decode_attention.stream_parts_impl import early_part, own_share
+from onewave.ops.decode_attention.shares_impl import listed_keys
+from onewave.ops.decode_attention.stream_parts_impl import (
+    early_part,
+    length_of,
+    own_share,
+    part_here,
+    part_of_only_row,
+)
 
 __all__ = ["load_tiles", "next_place"]
 
@@ -121,40 +128,48 @@ def settle(c, right, guessed):
 def load_tiles(c):
     """The loader: see the top of this file."""
     kv_head = gl.program_id(1) // c.TILES
-    early_row, early_begin, early_end, guessed = 0, 0, 0, 0
-    if c.GUESSES:
-        early_row, early_begin, early_end = early_part(c)
+    guessed = 0
+    if c.GUESSES or c.ROWS == 1:
+        early_row, early_length, early = early_part(c)
+        early_begin, early_end = early[6], early[7]
         guessed = gl.minimum((gl.maximum(early_end - early_begin, 0) + c.BLOCK_N - 1) // c.BLOCK_N, c.FLIGHT)
-        guessed, early_row = worked_out(guessed), worked_out(early_row)
+        if c.GUESSES:
+            guessed = worked_out(guessed)
+        if c.ROWS == 1:
+            early_length = worked_out(early_length)
+        else:
+            early_row = worked_out(early_row)
         early_begin, early_end = worked_out(early_begin), worked_out(early_end)
     # Copies by TMA after it only: behind one, even one of nothing, the wait does not hold (docs/log.md).
     cuda.gdc_wait()
     if c.GUESSES:
         fetch_guessed(c, guessed, early_row, early_begin, kv_head)
-    first_row, last_row, first_at, first_length, share_begin, share_end = own_share(c)
-    extra: gl.constexpr = 1 if c.FUSED else 0
+    if c.ROWS == 1:
+        first_row, last_row, row_at = early_row, early_row, 0
+        first_key, begin, end = early[0], early_begin, early_end
+        length = length_of(c, first_row, True)
+        right = length == early_length
+        if not right:
+            first_key, _, _, _, _, _, begin, end = part_of_only_row(c, length)
+    else:
+        first_row, last_row, row_at, share_begin, share_end = own_share(c)
     slot = 0
     phase = 1
     behind = 0
     behind_phase = 0
     issued = 0
-    row_at = first_at
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
-        length = first_length
         if c.ROWS > 1:
-            length = row_lengths(c.lengths, c.finished, row.to(gl.int64), row >= 0, extra, c.capacity, c.HAS_FINISHED)
-        first_key, size, _, _, split, last_here, begin = part_of_row(
-            row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
-            c.target, c.BLOCK_N, False,
-        )  # fmt: skip
-        row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
-        end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+            length = length_of(c, row.to(gl.int64), row >= 0)
+            first_key, _, _, _, _, _, begin, end = part_here(c, row_at, length, share_begin, share_end)
+            row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
         block = row
         if c.PAGING == 1:
             block = gl.load(c.table + row.to(gl.int64) * c.stride_table).to(gl.int32)
         if c.GUESSES:  # noqa: SIM102 (see the top of stream_impl)
             if row == first_row:
-                right = (early_row == row) & (early_begin == begin) & (early_end == end)
+                if c.ROWS > 1:
+                    right = (early_row == row) & (early_begin == begin) & (early_end == end)
                 guessed = settle(c, right, guessed)
         for start in range(begin, end, c.BLOCK_N):
             if (row == last_row) & (start + c.BLOCK_N >= end):

@@ -24,7 +24,7 @@ from onewave.ops.decode_attention.shares_impl import (
 )
 from onewave.wave.spin import prefetch_bytes
 
-__all__ = ["Call", "bring_first", "early_part", "own_share"]
+__all__ = ["Call", "bring_nearer", "early_part", "length_of", "own_share", "part_here", "part_of_only_row"]
 
 
 class Call(NamedTuple):
@@ -32,7 +32,8 @@ class Call(NamedTuple):
 
     k_tiles, v_tiles: descriptors of boxes of BLOCK_N keys. k_ring, v_ring: [STAGES, BLOCK_N, BLOCK_D]. k_full, v_full,
     empty: a mbarrier a place. sure: [1], a mbarrier: whether what was guessed is right is known; if GUESSES.
-    tops: float32 [4, BLOCK_M], the warps' maxima. weights: [BLOCK_N, BLOCK_M], a tile's.
+    tops, totals: float32 [4, BLOCK_M], the warps' maxima and sums. folds: float32 [UNROLL, BLOCK_H, 4], what partial
+    results weigh. weights: [BLOCK_N, BLOCK_M], a tile's.
     """
 
     k_tiles: Any
@@ -44,6 +45,8 @@ class Call(NamedTuple):
     empty: Any
     sure: Any
     tops: Any
+    totals: Any
+    folds: Any
     weights: Any
     num_rows: Any
     lengths: Any
@@ -118,6 +121,7 @@ class Call(NamedTuple):
     HAS_BIAS: Any
     HAS_QKV_SCALE: Any
     INTERLEAVED: Any
+    IN_EIGHTS: Any
     HAS_SHIFT: Any
     HAS_SMOOTH: Any
     QUANTISED: Any
@@ -130,63 +134,77 @@ class Call(NamedTuple):
 
 @gluon.jit
 def own_share(c, EARLY: gl.constexpr = False):
-    """(first row, last row, where the first one begins in the list of all keys, its length, begin and end of the
-    program's piece of the list). The length is there if ROWS is 1, and otherwise asked for row by row.
+    """(first row, last row, where the first one begins in the list of all keys, begin and end of the program's piece of
+    the list), of several rows.
 
     Each partition finds out by itself: handing it over would take longer. EARLY: whether lengths may be those of
     before the wait, which then stay out of the first-level cache.
     """
-    share = gl.program_id(0)
     extra: gl.constexpr = 1 if c.FUSED else 0
-    if c.ROWS == 1:
-        length = row_lengths(c.lengths, c.finished, gl.to_tensor(0), True, extra, c.capacity, c.HAS_FINISHED, EARLY)
-        first_row = 0 * share
-        last_row = first_row
-        first_at = first_row
-        keys = listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
-        share_begin, share_end = part_of_list(share, gl.num_programs(0), keys)
-    else:
-        # Every warp has all rows: no sum over them crosses warps.
-        LIST: gl.constexpr = gl.BlockedLayout([max(1, c.ROWS // 32)], [32], [gl.num_warps()], [0])
-        rows = gl.arange(0, c.ROWS, layout=LIST)
-        starts, ends = row_starts(
-            c.lengths, c.finished, c.num_rows, extra, c.capacity, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST,
-            c.DOUBLINGS, c.target, rows, c.WIDE, c.HAS_FINISHED, EARLY,
-        )  # fmt: skip
-        first_row, last_row, share_begin, share_end = rows_of_share(share, gl.num_programs(0), starts, ends)
-        first_at = start_of_row(first_row, rows, starts)
-        length = first_row
-    return first_row, last_row, first_at, length, share_begin, share_end
+    # Every warp has all rows: no sum over them crosses warps.
+    LIST: gl.constexpr = gl.BlockedLayout([max(1, c.ROWS // 32)], [32], [gl.num_warps()], [0])
+    rows = gl.arange(0, c.ROWS, layout=LIST)
+    starts, ends = row_starts(
+        c.lengths, c.finished, c.num_rows, extra, c.capacity, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST,
+        c.DOUBLINGS, c.target, rows, c.WIDE, c.HAS_FINISHED, EARLY,
+    )  # fmt: skip
+    first_row, last_row, share_begin, share_end = rows_of_share(gl.program_id(0), gl.num_programs(0), starts, ends)
+    return first_row, last_row, start_of_row(first_row, rows, starts), share_begin, share_end
+
+
+@gluon.jit
+def length_of(c, row, known, EARLY: gl.constexpr = False):
+    """A row's keys, as row_lengths has them."""
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    return row_lengths(c.lengths, c.finished, row, known, extra, c.capacity, c.HAS_FINISHED, EARLY)
+
+
+@gluon.jit
+def part_here(c, row_at, length, share_begin, share_end):
+    """What part_of_row says of a share, and the key before which what is read here ends: its begin if that is nothing,
+    as the new token's key is not in the cache."""
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
+        row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
+        c.target, c.BLOCK_N, False,
+    )  # fmt: skip
+    end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+    return first_key, size, first_split, last_split, split, last_here, begin, end
+
+
+@gluon.jit
+def part_of_only_row(c, length):
+    """part_here of a call's only row, of which everything follows from its length."""
+    keys = listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+    share_begin, share_end = part_of_list(gl.program_id(0), gl.num_programs(0), keys)
+    return part_here(c, 0, length, share_begin, share_end)
 
 
 @gluon.jit
 def early_part(c):
-    """(row, begin, end) of the keys that the program has of its first row, if lengths stay as they are before the wait
-    for the launch before. Nothing if the row's last split began before, or if there is no row."""
-    first_row, last_row, first_at, length, share_begin, share_end = own_share(c, EARLY=True)
-    extra: gl.constexpr = 1 if c.FUSED else 0
-    if c.ROWS > 1:
-        known = first_row <= last_row
-        length = row_lengths(c.lengths, c.finished, first_row, known, extra, c.capacity, c.HAS_FINISHED, True)
-    _, size, _, _, split, last_here, begin = part_of_row(
-        first_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
-        c.target, c.BLOCK_N, False,
-    )  # fmt: skip
-    return first_row, begin, gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+    """(row, its length, part_here) of the program's first row, if lengths stay as they are before the wait for the
+    launch before. Nothing to read if the row's last split began before, or if there is no row."""
+    if c.ROWS == 1:
+        row = 0 * gl.program_id(0)
+        length = length_of(c, row, True, True)
+        return row, length, part_of_only_row(c, length)
+    else:  # noqa: RET505 - one of the two is compiled
+        row, last_row, row_at, share_begin, share_end = own_share(c, EARLY=True)
+        length = length_of(c, row, row <= last_row, True)
+        return row, length, part_here(c, row_at, length, share_begin, share_end)
 
 
 @gluon.jit
-def bring_first(c):
-    """Have the first tile of keys and values that the program has of its first row brought into the second-level cache
-    while the launch before ends: their columns in whole pieces of 64.
+def bring_nearer(c, row, begin, end):
+    """Have the first tile of a row's keys and values from `begin` on, but none from `end` on, brought into the
+    second-level cache while the launch before ends: their columns in whole pieces of 64.
 
-    Which tile that is, lengths as they are now say. They may yet change, and so may keys and values: the second-level
-    cache is where all multiprocessors agree, and nothing is read before the wait but to know what to ask for.
+    Lengths may yet change, and so may keys and values: the second-level cache is where all multiprocessors agree, and
+    nothing is read before the wait but to know what to ask for.
     """
-    first_row, begin, end = early_part(c)
     kv_head = (gl.program_id(1) // c.TILES).to(gl.int64)
-    keys = c.k + (first_row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
-    values = c.v + (first_row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
+    keys = c.k + (row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
+    values = c.v + (row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
     # A piece of 64 columns a thread, of a key and of a value.
     PIECES: gl.constexpr = c.BLOCK_D // 64
     THREADS: gl.constexpr = gl.num_warps() * 32

@@ -1,0 +1,104 @@
+"""The merge of a row's partial results in stream_impl: merge_impl's `merged`, its folds worked out side by side.
+
+What a partial result weighs, and what is kept of those before it, follows from their maxima alone: a lane each, instead
+of every thread all of them one after another. Maxima have no order to keep, and the folds then are the same: the bits
+are those of `fold`.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+__all__ = ["merged_by_lanes"]
+
+_NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
+
+
+@gluon.jit
+def higher(a, b):
+    return gl.maximum(a, b)
+
+
+@gluon.jit
+def fold_of(c, ahead: gl.constexpr, OF_SLOT: gl.constexpr):
+    """(what is kept of those before, what is added to their sum, what its output is multiplied by) of a partial."""
+    FOUR: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    four = c.folds.index(ahead).load(FOUR)
+    sums, outputs = gl.split(gl.reshape(four, [c.BLOCK_H, 2, 2]))
+    kept, added = gl.split(sums)
+    factor, _ = gl.split(outputs)
+    return (
+        gl.convert_layout(kept, OF_SLOT, assert_trivial=True),
+        gl.convert_layout(added, OF_SLOT, assert_trivial=True),
+        gl.convert_layout(factor, OF_SLOT, assert_trivial=True),
+    )
+
+
+@gluon.jit
+def folded(c, total, acc, outputs, left, OF_SLOT: gl.constexpr, ALL: gl.constexpr):
+    """(sums, outputs) with UNROLL partial results folded into them: all, or so many, and then no number of the others
+    counts, whatever it is."""
+    for ahead in gl.static_range(c.UNROLL):
+        kept, added, factor = fold_of(c, ahead, OF_SLOT)
+        output = outputs[ahead] if ALL else gl.where(ahead < left, outputs[ahead], 0.0)
+        total = gl.fma(total, kept, added)
+        every_one, acc = gl.broadcast(kept[None, :], acc)
+        acc = gl.fma(acc, every_one, output * factor[None, :])
+    return total, acc
+
+
+@gluon.jit
+def merged_by_lanes(c, first_at, count, PARTS: gl.constexpr):
+    """(maxima [BLOCK_H], sums [BLOCK_H], outputs [BLOCK_D, BLOCK_H] in PARTS) of `count` partial results from number
+    first_at on, folded in order, UNROLL of them loaded at a time: see merge_impl.merged."""
+    UNROLL: gl.constexpr = c.UNROLL
+    BLOCK_H: gl.constexpr = c.BLOCK_H
+    BLOCK_D: gl.constexpr = c.BLOCK_D
+    # Of PARTS every warp has its own slots, a thread four dims: here its lanes have a partial result each.
+    LANES: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, 4], [0, 1])
+    OF_SLOT: gl.constexpr = gl.SliceLayout(0, PARTS)
+    partial = gl.arange(0, UNROLL, layout=gl.SliceLayout(1, LANES))
+    stats = c.stats + first_at * (2 * BLOCK_H)
+    stats += partial[:, None] * (2 * BLOCK_H) + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(0, LANES))[None, :]
+    slot = gl.arange(0, BLOCK_H, layout=OF_SLOT)
+    dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(1, PARTS))
+    parts = c.part + first_at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
+    so_far = gl.full([BLOCK_H], _NEGATIVE_INFINITY, gl.float32, gl.SliceLayout(0, LANES))
+    total = gl.zeros([BLOCK_H], gl.float32, OF_SLOT)
+    acc = gl.zeros([BLOCK_D, BLOCK_H], gl.float32, PARTS)
+    left = count
+    while left > 0:
+        here = (partial < left)[:, None]
+        top = gl.load(stats, mask=here, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
+        before = gl.load(
+            stats - 2 * BLOCK_H, mask=here & (partial > 0)[:, None], other=_NEGATIVE_INFINITY, cache_modifier=".cg"
+        )
+        weighed = gl.load(stats + BLOCK_H, mask=here, other=0.0, cache_modifier=".cg")
+        outputs = ()
+        for ahead in gl.static_range(UNROLL):
+            # Constants apart, so that they end up in the loads; without a condition, which ptxas would wait for.
+            outputs += (gl.load(parts + ahead * (BLOCK_H * BLOCK_D), cache_modifier=".cg"),)
+        before = gl.maximum(gl.associative_scan(before, 0, higher), so_far[None, :])
+        highest = gl.maximum(before, top)
+        so_far = gl.max(highest, axis=0)
+        finite = gl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
+        keep, weight = gl.exp2(before - finite), gl.exp2(top - finite)
+        folds = gl.join(gl.join(keep, weighed * weight), gl.join(weight, weight))
+        c.folds._reinterpret(gl.float32, [UNROLL * BLOCK_H, 4], c.folds.layout).store(
+            gl.reshape(folds, [UNROLL * BLOCK_H, 4])
+        )
+        gl.thread_barrier()
+        if left >= UNROLL:
+            total, acc = folded(c, total, acc, outputs, UNROLL, OF_SLOT, ALL=True)
+        else:
+            total, acc = folded(c, total, acc, outputs, left, OF_SLOT, ALL=False)
+        stats += UNROLL * (2 * BLOCK_H)
+        parts += UNROLL * (BLOCK_H * BLOCK_D)
+        left -= UNROLL
+    return gl.convert_layout(so_far, OF_SLOT), total, acc
