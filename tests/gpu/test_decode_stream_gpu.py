@@ -83,6 +83,12 @@ def test_masks_queries_and_splits_have_the_triton_kernels_bits(shape: dict[str, 
     check(*operands(RAGGED, **shape), **options)
 
 
+@pytest.mark.parametrize(("length", "window", "queries"), [(104, 40, 2), (65, 1, 2), (3000, 70, 4), (4096, 2000, 8)])
+def test_of_a_rows_splits_all_but_the_last_may_be_empty(length: int, window: int, queries: int) -> None:
+    """One query of several sees keys that another does not."""
+    check(*operands([length], heads=8, queries=queries), window=window)
+
+
 @pytest.mark.parametrize("dim", [128, 64])
 @pytest.mark.parametrize("size", [8, 16, 64, 256, 512])
 def test_pages_have_the_bits_of_rows_in_one_piece(size: int, dim: int) -> None:
@@ -129,17 +135,19 @@ def test_a_graph_follows_lengths_that_change_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize("extras", ["none", "rotary, bias", "mask", "bfloat16 mask", "shift", "int8"])
+@pytest.mark.parametrize("extras", ["none", "rotary, bias", "mask", "bfloat16 mask", "hidden keys", "shift", "int8"])
 def test_masked_attention_has_the_triton_kernels_bits_and_cache(rows: int, extras: str) -> None:
     lengths = [4000] if rows == 1 else [0, 127, 128, 129, 1, -1, 64, 4095, *RAGGED[:8]]
     lengths = [min(length, 4095) for length in lengths]
     _, k, v, seq_lens = operands(lengths)
     qkv = randn(rows, 48, 128, seed=4)
+    hidden = torch.where(torch.arange(4096, device="cuda") < 3900, float("-inf"), 0.0)
     options: dict[str, Any] = {
         "none": {},
         "rotary, bias": {"rotary": randn(rows, 128, seed=5).float(), "bias": randn(48, 128, seed=6)},
         "mask": {"src_mask": randn(rows, 32, 1, 4096, seed=7).float()},
         "bfloat16 mask": {"src_mask": randn(rows, 32, 1, 4096, seed=7)},
+        "hidden keys": {"src_mask": hidden[None, None, None].expand(rows, 1, 1, 4096)},
         "shift": {"out_shift": randn(32, 128, seed=8), "bias": randn(48, 128, seed=6)},
         "int8": {"out_scale": 0.5, "out_shift": randn(32, 128, seed=8), "out_smooth": randn(32, 128, seed=9)},
     }[extras]

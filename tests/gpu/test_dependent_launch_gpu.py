@@ -171,8 +171,9 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
     def masked(lengths: Tensor) -> Tensor:
         return masked_multihead_attention(projection, k_cache[:1], v_cache[:1], lengths, backend="gluon")
 
-    for length in (1, 599):
-        masked(torch.tensor([length], device="cuda"))
+    if name == "masked_multihead_attention, lengths of a row":
+        for length in (1, 599):
+            masked(torch.tensor([length], device="cuda"))
     calls: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
         "decode_attention, lengths of a row in pages": ((1,), in_pages),
         "masked_multihead_attention, lengths of a row": ((1,), masked),
@@ -240,7 +241,7 @@ def test_a_kernel_waits_for_what_is_written_late(name: str) -> None:
     sources = [randn(*shape, seed=seed) for seed in (8, 9)]
     if "lengths" in name:
         rows = shape[0]
-        # The second ones leave programs without keys.
+        # The second ones leave programs without keys; 599, as masked attention adds one to a cache of 600.
         both = ([513, 600], [64, 300]) if rows == 2 else ([599] * rows, [1] + [0] * (rows - 1))
         sources = [torch.tensor(lengths, device="cuda", dtype=torch.int32) for lengths in both]
     x = torch.empty_like(sources[0])

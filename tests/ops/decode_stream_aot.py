@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "batch": {"rows": 16},
     "D64": {"rows": 16, "head_dim": 64},
     "128 rows, pages of 16": {"rows": 128, "WIDE": True, "PAGING": 3, "PAGE": 16},
+    "128 rows": {"rows": 128, "WIDE": True},
     "256 rows": {"rows": 256, "WIDE": True},
     "256 rows, pages of 256": {"rows": 256, "WIDE": True, "PAGING": 2},
     "one row, pages of 16": {"rows": 1, "PAGING": 3, "PAGE": 16},
@@ -42,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "two queries, softcap, sinks, lse": {"num_queries": 2, "HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True},
     "mmha": FUSED,
     "mmha, one row": {"rows": 1, "FUSED": True},
+    "mmha, one row that may be finished": FUSED | {"rows": 1},
+    "mmha, 128 rows": FUSED | {"rows": 128, "WIDE": True},
     "mmha int8": {"QUANTISED": True, "HALF_AWAY": True, "INTERLEAVED": True} | FUSED,
 }
 

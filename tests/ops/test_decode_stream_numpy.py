@@ -44,6 +44,11 @@ MODULES = (
 OPTIONS = {"num_warps", "maxnreg", "launch_pdl", "enable_fp_fusion"}
 
 
+NO_OPTIONS: dict[str, Any] = dict.fromkeys(
+    ("bias", "src_mask", "finished", "rotary", "qkv_out_scale", "out_shift", "out_smooth", "out_scale", "scale")
+) | {"interleaved": False, "half_away": False, "max_bound": 127.0, "min_bound": -127.0}
+
+
 def randn(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
 
@@ -51,7 +56,7 @@ def randn(*shape: int, seed: int) -> Tensor:
 class Card:
     """Runs the kernel in NumPy: copies its tensors in, and those that it may write out again.
 
-    lengths_before: what stands in place of the lengths until the launch before has been waited for. nearer: pieces of
+    lengths_before, finished_before: what stands there until the launch before has been waited for. nearer: pieces of
     the caches that were brought into the second-level cache, (k or v, offset in bytes, bytes). boxes: how many TMA
     brought.
     """
@@ -59,6 +64,7 @@ class Card:
     def __init__(self) -> None:
         self.grids: list[tuple[int, int]] = []
         self.lengths_before: Tensor | None = None
+        self.finished_before: Tensor | None = None
         self.nearer: list[tuple[str, int, int]] = []
         self.boxes = 0
         self.pause: Callable[[], None] = lambda: None
@@ -92,12 +98,17 @@ class Card:
             arguments = {name: made(value) for name, value in given.items() if name not in OPTIONS}
             assert set(arguments) == set(stream_impl.stream_kernel.arg_names)
             more: dict[str, Any] = {"modules": MODULES, "pause": self.pause, "planted": self.planted}
-            if self.lengths_before is not None:
-                at = arguments["lengths"]
-                right = memory.get(at, tuple(given["lengths"].shape))
-                memory.set(at, self.lengths_before.numpy())
+            changes = [("lengths", self.lengths_before), ("finished", self.finished_before)]
+            late: list[tuple[Any, np.ndarray]] = []
+            for name, before in changes:
+                if before is not None:
+                    late.append((arguments[name], memory.get(arguments[name], tuple(given[name].shape))))
+                    memory.set(arguments[name], before.numpy().view(late[-1][1].dtype))
+            if late:
                 # All have looked before anybody waits no more.
-                waits = threading.Barrier(2 * grid[0] * grid[1], lambda: memory.set(at, right), timeout=60)
+                waits = threading.Barrier(
+                    2 * grid[0] * grid[1], lambda: [memory.set(at, right) for at, right in late], timeout=60
+                )
                 more["before"] = lambda: (waits.wait(), None)[1]
             launch(memory, grid, arguments, name="stream_kernel", **more)
             self.nearer = []
@@ -287,9 +298,9 @@ def test_programs_without_rows_let_what_they_guessed_come(lengths: tuple[int, ..
     assert card.boxes > 4 * sum(length > 0 for length in lengths)
 
 
-@pytest.mark.parametrize("before", [(300, 5, 520), (300, 520, 64)])
+@pytest.mark.parametrize("before", [(300, 5, 520), (300, 520, 64), (300,), (64,)])
 def test_a_loader_that_comes_late_to_its_own_guess(before: tuple[int, ...], card: Card) -> None:
-    operands = case([300, 5, 520])
+    operands = case([300, 5, 520][: len(before)])
     right = attend(*operands)
     card.lengths_before = torch.tensor(before, dtype=torch.int32)
     card.pause = lambda: time.sleep(0.03 if partition().startswith("load_tiles") else 0)
@@ -358,10 +369,7 @@ def test_a_rows_bits_do_not_depend_on_its_batch(card: Card) -> None:
     ids=["plain", "interleaved", "rotary", "partial rotary", "rotary of 12", "bias, finished", "mask", "int8"],
 )
 def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], card: Card) -> None:
-    options: dict[str, Any] = dict.fromkeys(
-        ("bias", "src_mask", "finished", "rotary", "qkv_out_scale", "out_shift", "out_smooth", "out_scale", "scale")
-    )
-    options |= {"interleaved": False, "half_away": False, "max_bound": 127.0, "min_bound": -127.0} | extras
+    options = NO_OPTIONS | extras
     _, k, v, lengths = case([300, 5, 0, 519, -1, 128], capacity=521)
     qkv = randn(6, 8, 64, seed=4)
     caches = [(k.clone(), v.clone()) for _ in range(2)]
@@ -379,27 +387,53 @@ def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], 
 
 
 @pytest.mark.parametrize("before", [300, 299, 0, -1, 520])
-@pytest.mark.parametrize("paged", [False, True])
-def test_of_an_only_row_the_length_of_before_the_wait_decides_nothing(before: int, paged: bool, card: Card) -> None:
+@pytest.mark.parametrize("page", [None, 16, 192, 576])
+def test_of_an_only_row_the_length_of_before_the_wait_decides_nothing(
+    before: int, page: int | None, card: Card
+) -> None:
     """Its share is worked out from that, and again if the length has changed."""
-    q, k, v, lengths = case([300], dim=128, capacity=528)
+    q, k, v, lengths = case([300], dim=128, capacity=576)
     options: dict[str, Any] = {}
-    if paged:
-        k, v = (cache.unflatten(2, (33, 16)).transpose(1, 2).flatten(0, 1).contiguous() for cache in (k, v))
-        options["block_table"] = torch.arange(33, dtype=torch.int32)[None]
+    if page is not None:
+        k, v = (cache.unflatten(2, (-1, page)).transpose(1, 2).flatten(0, 1).contiguous() for cache in (k, v))
+        options["block_table"] = torch.arange(576 // page, dtype=torch.int32)[None]
     right = attend(q, k, v, lengths, **options)
     check(right, q, k, v, lengths, **options)
     card.lengths_before = torch.tensor([before], dtype=torch.int32)
     assert torch.equal(attend(q, k, v, lengths, **options)[0], right[0])
-    if not paged:
-        given: dict[str, Any] = dict.fromkeys(
-            ("bias", "src_mask", "finished", "rotary", "qkv_out_scale", "out_shift", "out_smooth", "out_scale", "scale")
-        )
-        given |= {"interleaved": False, "half_away": False, "max_bound": 127.0, "min_bound": -127.0}
-        qkv, outs = randn(1, 8, 128, seed=4), [torch.full((1, 4, 128), 7, dtype=torch.float16) for _ in range(2)]
-        in_triton(outs[0], qkv, k.clone(), v.clone(), lengths, steps_per_block=128, backend="gluon", **given)
-        in_torch(outs[1], qkv, k.clone(), v.clone(), lengths, **given)
-        torch.testing.assert_close(outs[0], outs[1], atol=4e-3, rtol=4e-3)
+
+
+def masked(length: int, **given: Any) -> None:
+    """Masked attention of a row beside the reference, and the caches with its new token."""
+    _, k, v, lengths = case([length], dim=128, capacity=576)
+    qkv, options = randn(1, 8, 128, seed=4), NO_OPTIONS | given
+    found, right = ([torch.full((1, 4, 128), 7, dtype=torch.float16), k.clone(), v.clone()] for _ in range(2))
+    in_triton(found[0], qkv, *found[1:], lengths, steps_per_block=128, backend="gluon", **options)
+    in_torch(right[0], qkv, *right[1:], lengths, **options)
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one, other, atol=4e-3, rtol=4e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("length", [300, 0, -1])
+@pytest.mark.parametrize("before", [300, 299, 0, -1, 575])
+def test_nor_with_masked_attention(length: int, before: int, card: Card) -> None:
+    card.lengths_before = torch.tensor([before], dtype=torch.int32)
+    masked(length)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_nor_does_whether_a_row_was_finished_before_the_wait(finished: bool, card: Card) -> None:
+    card.finished_before = torch.tensor([not finished])
+    masked(300, finished=torch.tensor([finished]))
+
+
+# The merge of merge_impl in place of stream_merge_impl's.
+IN_ORDER = Fault(
+    "consume",
+    "merged_by_lanes(c, partials + first_split, count)",
+    "merged(c.part, c.stats, partials + first_split, gl.arange(0, BLOCK_H, layout=None), "
+    "gl.arange(0, BLOCK_D, layout=None), count, BLOCK_H, BLOCK_D, c.UNROLL)",
+)
 
 
 @pytest.mark.parametrize("splits", [2, 7, 8, 9, 16, 17])
@@ -407,9 +441,31 @@ def test_a_row_of_any_number_of_splits_is_merged(splits: int, card: Card, monkey
     """Eight at a time, and whatever lies behind the last one does not count."""
     monkeypatch.setattr(triton_impl, "scratch", lambda device, floats: torch.full((floats,), float("nan")))
     operands = case([splits * 64 - 3], heads=16, dim=128, capacity=17 * 64)
-    check(attend(*operands, split_size=64), *operands)
+    found = attend(*operands, split_size=64)
+    check(found, *operands)
+    card.planted = [IN_ORDER]
+    for one, other in zip(attend(*operands, split_size=64), found, strict=True):
+        assert torch.equal(one, other)
     card.planted = [Fault("folded", "gl.where(ahead < left, outputs[ahead], 0.0)", "outputs[ahead]")]
     assert bool(attend(*operands, split_size=64)[0].isfinite().all()) == (splits % 8 == 0)
+
+
+@pytest.mark.parametrize(("length", "window", "queries"), [(104, 40, 2), (65, 1, 2), (200, 70, 4), (576, 63, 3)])
+def test_of_a_rows_splits_all_but_the_last_may_be_empty(length: int, window: int, queries: int, card: Card) -> None:
+    """One query of several sees keys that another does not."""
+    operands = case([length], dim=128, queries=queries, capacity=576)
+    found = attend(*operands, window=window)
+    check(found, *operands, window=window)
+    card.planted = [IN_ORDER]
+    for one, other in zip(attend(*operands, window=window), found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("hidden", [64, 130, 270, 299, 300, 301])
+def test_a_mask_may_hide_any_number_of_first_keys(hidden: int, card: Card) -> None:
+    src_mask = torch.randn(1, 4, 1, 576, generator=torch.Generator().manual_seed(9))
+    src_mask[..., :hidden] = float("-inf")
+    masked(300, src_mask=src_mask)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -260,10 +260,8 @@ class Gluon:
         pass
 
     def associative_scan(self, x: Array, axis: int, combine: Callable[..., Any]) -> Array:
-        if combine.__name__ == "higher":
-            return wrapped(np.maximum.accumulate(x, axis=axis))
-        assert combine.__name__ == "added"
-        return wrapped(np.cumsum(x, axis=axis, dtype=x.dtype))
+        scan = {"added": np.add, "higher": np.maximum}[combine.__name__]
+        return wrapped(scan.accumulate(np.asarray(x), axis=axis, dtype=x.dtype))
 
     def maximum(self, a: Any, b: Any) -> Array:
         return wrapped(np.maximum(a, b))

@@ -99,7 +99,7 @@ def store_output(part_ptr, at, acc, slot, dim, BLOCK_H: tl.constexpr, BLOCK_D: t
 
 @triton.jit
 def store_stats(stats_ptr, at, top, total, slot, BLOCK_H: tl.constexpr):
-    """Keep its maxima and sums."""
+    """Keep a split's maxima and sums as partial number `at`. slot: [rows of the tile]."""
     stats = stats_ptr + at * (2 * BLOCK_H) + slot
     tl.store(stats, top, mask=slot < BLOCK_H)
     tl.store(stats + BLOCK_H, total, mask=slot < BLOCK_H)

@@ -70,7 +70,7 @@ def consume(c):
         if c.head_dim >= 64:
             if c.ROWS > 1:
                 early_row, early_length, early = early_part(c)
-            bring_nearer(c, early_row, early[6], early[7])
+            bring_nearer(c, early_row, early.begin, early.end)
     head_tile = gl.program_id(1)
     BLOCK_M: gl.constexpr = c.BLOCK_M
     BLOCK_N: gl.constexpr = c.BLOCK_N
@@ -83,8 +83,6 @@ def consume(c):
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     # Rows of queries and of outputs, 16 bytes a thread.
     ROWS_OF: gl.constexpr = gl.BlockedLayout([1, PER_LANE], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
-    # Outputs of partial results, 16 bytes a thread, turned.
-    PARTS: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
     # The warps' maxima, each thread all four of its columns.
     OF_WARPS: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [1, 0], [2, 0]], lane_bases=[[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]],
@@ -119,10 +117,10 @@ def consume(c):
     if c.ROWS == 1:
         first_row, last_row, row_at = early_row, early_row, 0
         loads = loads_of(c, early_row.to(gl.int64), head, query, kv_head, dim, inside, in_head)
-        first_key, size, first_split, last_split, split, last_here, begin, end = early
         length = length_of(c, early_row, True)
+        part = early
         if length != early_length:
-            first_key, size, first_split, last_split, split, last_here, begin, end = part_of_only_row(c, length)
+            part = part_of_only_row(c, length)
     else:
         first_row, last_row, row_at, share_begin, share_end = own_share(c)
     place = 0
@@ -132,12 +130,11 @@ def consume(c):
         if c.ROWS > 1:
             length = length_of(c, row64, row >= 0)
             loads = loads_of(c, row64, head, query, kv_head, dim, inside, in_head)
-            first_key, size, first_split, last_split, split, last_here, begin, end = part_here(
-                c, row_at, length, share_begin, share_end
-            )
+            part = part_here(c, row_at, length, share_begin, share_end)
             row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+        first_key, size, first_split, last_split, split, last_here, begin, end = part
         some = split <= last_here
-        whole = (split == first_split) & (last_here == last_split)
+        partial = (split != first_split) | (last_here != last_split)
         splits_here = last_here - split + 1
         partials = (row64 * head_tiles + head_tile) * c.max_splits - first_split
         end_cached = length - extra
@@ -209,13 +206,13 @@ def consume(c):
             top = highest
             place, phase = next_place(place, phase, c.STAGES)
             if (start + BLOCK_N >= next_begin) & (split < last_here):
-                if not whole:
+                if partial:
                     store_output(c.part, partials + split, acc, slots, dims, BLOCK_H, BLOCK_D)
                 total = sum_over_warps(c, sums, OF_WARPS, OF_ROW)
-                if whole:
-                    whole_top, whole_total, whole_acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
-                else:
+                if partial:
                     store_stats(c.stats, partials + split, top, total, slots, BLOCK_H)
+                else:
+                    whole_top, whole_total, whole_acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
                 top, acc = nothing, nowhere
                 sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
                 split += 1
@@ -231,13 +228,13 @@ def consume(c):
             acc = gl.fma(acc, every_keep, new[:, None] * rounded[None, :])
             top = highest
         # Outputs are on their way to memory while the warps' sums are added up.
-        if some & (whole == 0):
+        if some & partial:
             store_output(c.part, partials + split, acc, slots, dims, BLOCK_H, BLOCK_D)
         total = sum_over_warps(c, sums, OF_WARPS, OF_ROW)
         if c.FUSED:
             total = gl.fma(total, keep, weight)
         if some:
-            if whole:
+            if not partial:
                 top, total, acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
                 finish(
                     gl.convert_layout(gl.permute(acc, (1, 0)), ROWS_OF),
@@ -255,7 +252,7 @@ def consume(c):
                 arrived = gl.atomic_add(arrived_ptr, splits_here, sem="acq_rel", scope="gpu") + splits_here
                 if arrived == count:
                     gl.store(arrived_ptr, 0)  # for the next launch
-                    all_top, all_total, all_acc = merged_by_lanes(c, partials + first_split, count, PARTS)
+                    all_top, all_total, all_acc = merged_by_lanes(c, partials + first_split, count)
                     TURNED: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
                     kept = tile * BLOCK_M + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(1, TURNED))
                     kept_dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, TURNED))
@@ -283,7 +280,10 @@ def loads_of(c, row64, head, query, kv_head, dim, inside, in_head):
 
 @gluon.jit
 def sum_over_warps(c, sums, OF_WARPS: gl.constexpr, OF_ROW: gl.constexpr):
-    """Sums of weights over keys, [BLOCK_M] in OF_ROW, in the order of gl.sum(sums, axis=0), but with one barrier."""
+    """Sums of weights over keys, [BLOCK_M] in OF_ROW, in the order of gl.sum(sums, axis=0), which has three barriers.
+
+    (Where the last ones may still be read Triton puts a barrier before the store, too.)
+    """
     parts = gl.reshape(sums, [c.BLOCK_N // 64, 4, 16, c.BLOCK_M])
     of_warp = gl.sum(gl.reshape(gl.permute(parts, (1, 0, 2, 3)), [4, c.BLOCK_N // 4, c.BLOCK_M]), axis=1)
     c.totals.store(of_warp)

@@ -13,7 +13,7 @@ waited for and asked for anew (settle). The workers wait for that verdict: `sure
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
 # pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false, reportOperatorIssue=false
-# pyright: reportPossiblyUnboundVariable=false
+# pyright: reportFunctionMemberAccess=false, reportPossiblyUnboundVariable=false
 # (Triton ships no type information.)
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ def load_tiles(c):
     guessed = 0
     if c.GUESSES or c.ROWS == 1:
         early_row, early_length, early = early_part(c)
-        early_begin, early_end = early[6], early[7]
-        guessed = gl.minimum((gl.maximum(early_end - early_begin, 0) + c.BLOCK_N - 1) // c.BLOCK_N, c.FLIGHT)
+        early_begin, early_end = early.begin, early.end
         if c.GUESSES:
-            guessed = worked_out(guessed)
+            guessed = (gl.maximum(early_end - early_begin, 0) + c.BLOCK_N - 1) // c.BLOCK_N
+            guessed = worked_out(gl.minimum(guessed, c.FLIGHT))
         if c.ROWS == 1:
             early_length = worked_out(early_length)
         else:
@@ -146,11 +146,12 @@ def load_tiles(c):
         fetch_guessed(c, guessed, early_row, early_begin, kv_head)
     if c.ROWS == 1:
         first_row, last_row, row_at = early_row, early_row, 0
-        first_key, begin, end = early[0], early_begin, early_end
+        first_key, begin, end = early.first_key, early_begin, early_end
         length = length_of(c, first_row, True)
         right = length == early_length
         if not right:
-            first_key, _, _, _, _, _, begin, end = part_of_only_row(c, length)
+            part = part_of_only_row(c, length)
+            first_key, begin, end = part.first_key, part.begin, part.end
     else:
         first_row, last_row, row_at, share_begin, share_end = own_share(c)
     slot = 0
@@ -161,7 +162,8 @@ def load_tiles(c):
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         if c.ROWS > 1:
             length = length_of(c, row.to(gl.int64), row >= 0)
-            first_key, _, _, _, _, _, begin, end = part_here(c, row_at, length, share_begin, share_end)
+            part = part_here(c, row_at, length, share_begin, share_end)
+            first_key, begin, end = part.first_key, part.begin, part.end
             row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
         block = row
         if c.PAGING == 1:

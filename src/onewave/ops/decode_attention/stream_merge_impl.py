@@ -28,11 +28,11 @@ def higher(a, b):
 @gluon.jit
 def fold_of(c, ahead: gl.constexpr, OF_SLOT: gl.constexpr):
     """(what is kept of those before, what is added to their sum, what its output is multiplied by) of a partial."""
-    FOUR: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    four = c.folds.index(ahead).load(FOUR)
-    sums, outputs = gl.split(gl.reshape(four, [c.BLOCK_H, 2, 2]))
-    kept, added = gl.split(sums)
-    factor, _ = gl.split(outputs)
+    NUMBERS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    numbers = c.folds.index(ahead).load(NUMBERS)
+    of_sum, of_output = gl.split(gl.reshape(numbers, [c.BLOCK_H, 2, 2]))
+    kept, added = gl.split(of_sum)
+    factor, _ = gl.split(of_output)
     return (
         gl.convert_layout(kept, OF_SLOT, assert_trivial=True),
         gl.convert_layout(added, OF_SLOT, assert_trivial=True),
@@ -54,13 +54,15 @@ def folded(c, total, acc, outputs, left, OF_SLOT: gl.constexpr, ALL: gl.constexp
 
 
 @gluon.jit
-def merged_by_lanes(c, first_at, count, PARTS: gl.constexpr):
-    """(maxima [BLOCK_H], sums [BLOCK_H], outputs [BLOCK_D, BLOCK_H] in PARTS) of `count` partial results from number
-    first_at on, folded in order, UNROLL of them loaded at a time: see merge_impl.merged."""
+def merged_by_lanes(c, first_at, count):
+    """(maxima [BLOCK_H], sums [BLOCK_H], outputs [BLOCK_D, BLOCK_H]) of `count` partial results from number first_at
+    on, folded in order, UNROLL of them loaded at a time: see merge_impl.merged."""
     UNROLL: gl.constexpr = c.UNROLL
     BLOCK_H: gl.constexpr = c.BLOCK_H
     BLOCK_D: gl.constexpr = c.BLOCK_D
-    # Of PARTS every warp has its own slots, a thread four dims: here its lanes have a partial result each.
+    # Outputs, 16 bytes a thread, turned: every warp has slots of its own. Of their maxima and sums a lane has one of
+    # each partial result.
+    PARTS: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
     LANES: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, 4], [0, 1])
     OF_SLOT: gl.constexpr = gl.SliceLayout(0, PARTS)
     partial = gl.arange(0, UNROLL, layout=gl.SliceLayout(1, LANES))
@@ -76,9 +78,9 @@ def merged_by_lanes(c, first_at, count, PARTS: gl.constexpr):
     while left > 0:
         here = (partial < left)[:, None]
         top = gl.load(stats, mask=here, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
-        before = gl.load(
-            stats - 2 * BLOCK_H, mask=here & (partial > 0)[:, None], other=_NEGATIVE_INFINITY, cache_modifier=".cg"
-        )
+        # Of the one before; the first lane behind the last partial result has that, so that it takes nothing away.
+        follows = ((partial > 0) & (partial <= left))[:, None]
+        before = gl.load(stats - 2 * BLOCK_H, mask=follows, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
         weighed = gl.load(stats + BLOCK_H, mask=here, other=0.0, cache_modifier=".cg")
         outputs = ()
         for ahead in gl.static_range(UNROLL):
@@ -90,6 +92,7 @@ def merged_by_lanes(c, first_at, count, PARTS: gl.constexpr):
         finite = gl.where(highest == _NEGATIVE_INFINITY, 0.0, highest)
         keep, weight = gl.exp2(before - finite), gl.exp2(top - finite)
         folds = gl.join(gl.join(keep, weighed * weight), gl.join(weight, weight))
+        # (Where the last ones may still be read Triton puts a barrier before this, too.)
         c.folds._reinterpret(gl.float32, [UNROLL * BLOCK_H, 4], c.folds.layout).store(
             gl.reshape(folds, [UNROLL * BLOCK_H, 4])
         )

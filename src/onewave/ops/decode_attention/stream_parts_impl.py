@@ -24,7 +24,7 @@ from onewave.ops.decode_attention.shares_impl import (
 )
 from onewave.wave.spin import prefetch_bytes
 
-__all__ = ["Call", "bring_nearer", "early_part", "length_of", "own_share", "part_here", "part_of_only_row"]
+__all__ = ["Call", "Part", "bring_nearer", "early_part", "length_of", "own_share", "part_here", "part_of_only_row"]
 
 
 class Call(NamedTuple):
@@ -32,8 +32,9 @@ class Call(NamedTuple):
 
     k_tiles, v_tiles: descriptors of boxes of BLOCK_N keys. k_ring, v_ring: [STAGES, BLOCK_N, BLOCK_D]. k_full, v_full,
     empty: a mbarrier a place. sure: [1], a mbarrier: whether what was guessed is right is known; if GUESSES.
-    tops, totals: float32 [4, BLOCK_M], the warps' maxima and sums. folds: float32 [UNROLL, BLOCK_H, 4], what partial
-    results weigh. weights: [BLOCK_N, BLOCK_M], a tile's.
+    tops, totals: float32 [4, BLOCK_M], the warps' maxima and sums. folds: float32 [UNROLL, BLOCK_H, 4], of a partial
+    result: what is kept of those before, what its output weighs, what it adds to their sum. weights: [BLOCK_N,
+    BLOCK_M], a tile's.
     """
 
     k_tiles: Any
@@ -132,10 +133,24 @@ class Call(NamedTuple):
     GUESSES: Any
 
 
+class Part(NamedTuple):
+    """What a program has of a row, as shares_impl.part_of_row says: keys from `begin` on, but none from `end` on, which
+    is `begin` if it has none in the cache."""
+
+    first_key: Any
+    size: Any
+    first_split: Any
+    last_split: Any
+    split: Any
+    last_here: Any
+    begin: Any
+    end: Any
+
+
 @gluon.jit
 def own_share(c, EARLY: gl.constexpr = False):
-    """(first row, last row, where the first one begins in the list of all keys, begin and end of the program's piece of
-    the list), of several rows.
+    """Of a call with several rows: (first row, last row, where the first one begins in the list of all keys, begin and
+    end of the program's piece of the list).
 
     Each partition finds out by itself: handing it over would take longer. EARLY: whether lengths may be those of
     before the wait, which then stay out of the first-level cache.
@@ -161,20 +176,19 @@ def length_of(c, row, known, EARLY: gl.constexpr = False):
 
 @gluon.jit
 def part_here(c, row_at, length, share_begin, share_end):
-    """What part_of_row says of a share, and the key before which what is read here ends: its begin if that is nothing,
-    as the new token's key is not in the cache."""
+    """The program's Part of a row of `length` keys, from row_at on in the list."""
     extra: gl.constexpr = 1 if c.FUSED else 0
     first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
         row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
         c.target, c.BLOCK_N, False,
     )  # fmt: skip
     end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
-    return first_key, size, first_split, last_split, split, last_here, begin, end
+    return Part(first_key, size, first_split, last_split, split, last_here, begin, end)
 
 
 @gluon.jit
 def part_of_only_row(c, length):
-    """part_here of a call's only row, of which everything follows from its length."""
+    """The program's Part of a call's only row, of which everything follows from its length."""
     keys = listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
     share_begin, share_end = part_of_list(gl.program_id(0), gl.num_programs(0), keys)
     return part_here(c, 0, length, share_begin, share_end)
@@ -182,10 +196,10 @@ def part_of_only_row(c, length):
 
 @gluon.jit
 def early_part(c):
-    """(row, its length, part_here) of the program's first row, if lengths stay as they are before the wait for the
-    launch before. Nothing to read if the row's last split began before, or if there is no row."""
+    """(row, its length, Part) of the program's first row, if lengths stay as they are before the wait for the launch
+    before. Nothing to read if the row's last split began before, or if there is no row."""
     if c.ROWS == 1:
-        row = 0 * gl.program_id(0)
+        row = gl.to_tensor(0)
         length = length_of(c, row, True, True)
         return row, length, part_of_only_row(c, length)
     else:  # noqa: RET505 - one of the two is compiled

@@ -18,8 +18,8 @@ _HEAD_DIMS = (64, 128)
 _SMALLEST_PAGE = 8
 # Keys of a program that are soon read.
 _FEW_KEYS = 512
-# Rows up to which the loading warp works out its share in 40 registers: with 256 it spills in 64 (8 bytes), in 72 not.
-_MANY_ROWS = 128
+# Registers in which the loading warp works out its share of so many rows without a spill (64 are too few for 256).
+_LOADER = ((64, 40), (128, 48), (MOST_ROWS_LOOKED_AT, 72))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def stream_tile(rows: int, capacity: int, shares: int) -> StreamTile:
     # fourth hides how long that takes. A program with a few tiles does without: with three places the next launch's
     # programs can begin beside this one's.
     few = rows * capacity <= shares * _FEW_KEYS
-    return StreamTile(3 if few else 4, 2, loader=72 if rows > _MANY_ROWS else 40)
+    return StreamTile(3 if few else 4, 2, loader=next(registers for most, registers in _LOADER if rows <= most))
 
 
 def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
