@@ -23,14 +23,20 @@ SCRIPT = """
 import json, os, sys, threading, time
 import torch
 from triton import knobs
+from triton.runtime import build
 from onewave import LLM
 from onewave.engine import wave_ahead, wave_decode
 
-main, phase, compiled, memory = os.getpid(), ["before"], [], {}
+main, phase, compiled, built, memory, by_hand = os.getpid(), ["before"], [], [], {}, build._build
 
 def listener(*, src, cache_hit, **others):
     if os.getpid() == main:
         compiled.append((phase[0], src.fn.__name__, cache_hit))
+
+def building(name, *given):
+    if os.getpid() == main:
+        built.append(name)
+    return by_hand(name, *given)
 
 def during(module, name):
     right = getattr(module, name)
@@ -50,6 +56,7 @@ def during(module, name):
 
 if __name__ == "__main__":
     knobs.compilation.listener = listener
+    build._build = building
     during(wave_decode, "plan_and_compile")
     during(wave_decode, "self_check")
     start = time.perf_counter()
@@ -57,7 +64,7 @@ if __name__ == "__main__":
     llm = LLM(sys.argv[1], load_format="dummy", device="cuda", max_model_len=512, **options)
     seconds = time.perf_counter() - start
     prefixes = {thread.name.split("-")[0].split("_")[0] for thread in threading.enumerate()}
-    told = {"path": llm.decode_path, "compiled": compiled, "memory": memory, "seconds": seconds}
+    told = {"path": llm.decode_path, "compiled": compiled, "built": built, "memory": memory, "seconds": seconds}
     print(json.dumps(told | {"threads": sorted(prefixes)}))
 """
 
@@ -81,6 +88,8 @@ def test_the_load_compiles_nothing_after_the_program_is_planned(options: dict[st
     assert [entry for entry in found["compiled"] if entry[0] != "plan_and_compile"] == []
     # What it launched came from the cache: the processes had compiled it.
     assert [name for _, name, from_cache in found["compiled"] if not from_cache] == []
+    # And what launches it, in C: they had made that, too.
+    assert "__triton_launcher" not in found["built"]
     # Workspaces of the matrix products and kernels' scratch are all that stays.
     assert found["memory"]["plan_and_compile"] < 192 << 20
     assert found["threads"] == ["MainThread"]

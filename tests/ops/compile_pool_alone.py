@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,14 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.runtime import driver
 
 from onewave.ops.compile_pool_impl import compile_in, processes
+
+LAUNCHERS = Path(os.environ["TRITON_CACHE_DIR"]) / "launchers"
 
 
 @triton.jit
@@ -57,7 +61,15 @@ def run(count: int, kills: bool, gives_up: bool) -> dict[str, Any]:
     def listener(*, src: Any, cache_hit: bool, **others: Any) -> None:
         found[src.fn.__name__] = "found" if cache_hit else "compiled"
 
+    def launcher(source: Any, metadata: Any) -> None:
+        assert metadata.num_ctas == 1
+        assert metadata.profile_scratch_align
+        assert not metadata.tensordesc_meta
+        (LAUNCHERS / source.fn.__name__).touch()
+
     knobs.compilation.listener = listener
+    nvidia.CudaLauncher = launcher
+    LAUNCHERS.mkdir()
     with processes(count) as pool, compile_in(pool) as give_up:
         found["pool"] = pool is not None
         if gives_up:
@@ -76,6 +88,7 @@ def run(count: int, kills: bool, gives_up: bool) -> dict[str, Any]:
         except triton.CompilationError as error:
             found["refused"] = "too few" in str(error)
     found["hook"] = knobs.runtime.jit_cache_hook is None
+    found["launchers"] = sorted(made.name for made in LAUNCHERS.iterdir())
     return found
 
 

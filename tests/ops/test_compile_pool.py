@@ -32,12 +32,16 @@ def compiled(count: int, cache: Path, *more: str) -> dict[str, Any]:
 
 def test_triton_finds_what_the_pool_has_compiled(tmp_path: Path) -> None:
     kernels = {"doubled": "found", "tripled": "found"}
-    assert compiled(2, tmp_path) == {"pool": True, **kernels, "refused": True, "hook": True}
+    found = compiled(2, tmp_path)
+    assert found.pop("launchers") == ["doubled", "tripled"]  # made beside them
+    assert found == {"pool": True, **kernels, "refused": True, "hook": True}
 
 
 def test_without_a_pool_triton_compiles_itself(tmp_path: Path) -> None:
     kernels = {"doubled": "compiled", "tripled": "compiled"}
-    assert compiled(1, tmp_path) == {"pool": False, **kernels, "refused": True, "hook": True}
+    found = compiled(1, tmp_path)
+    assert found.pop("launchers") == []  # by Triton, where it launches
+    assert found == {"pool": False, **kernels, "refused": True, "hook": True}
 
 
 def test_when_one_of_its_processes_dies_triton_compiles_itself(tmp_path: Path) -> None:

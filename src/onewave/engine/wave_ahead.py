@@ -39,7 +39,7 @@ _log = logging.getLogger("onewave")
 # Planning, the two kernels that take longest, and the others.
 _PROCESSES = 5
 # Imported once, before there are several processes.
-_MODULES = ("onewave.models.llama_plan", "onewave.wave.kernel", "onewave.ops.attention.gluon_impl")
+_MODULES = ("onewave.models.warm_wave", "onewave.wave.kernel", "onewave.ops.attention.gluon_impl")
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WavePr
         with compile_in(pool) as give_up, ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
             compiling = thread.submit(_compile, config, how)
             try:
-                program = job() if pool is None else _done_by(pool, job)
+                program = _done_by(pool, job)
                 wait([compiling])
             except KeyboardInterrupt:
                 give_up()
@@ -93,7 +93,9 @@ def _plan(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float)
     return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
 
 
-def _done_by(pool: ProcessPoolExecutor, job: Callable[[], WaveProgram]) -> WaveProgram:
+def _done_by(pool: ProcessPoolExecutor | None, job: Callable[[], WaveProgram]) -> WaveProgram:
+    if pool is None:
+        return job()
     try:
         return pool.submit(job).result()
     except OnewaveError:
@@ -146,9 +148,11 @@ def _launch_on_a_stream(config: ModelConfig, how: WaveLoad) -> None:
     from onewave.models import warm_wave
 
     sequences, device = how.max_num_seqs, how.device
+    # Planned elsewhere, as the thread that asks for prompts' attention, which takes longest, wants Python's lock.
     stream = warm_wave.blank_stream(
-        config, batch=sequences, dtype=how.dtype, device=device, weight_format=how.weight_format
-    )
+        config, batch=sequences, dtype=how.dtype, device=device, weight_format=how.weight_format,
+        planned=partial(_done_by, how.compilers),
+    )  # fmt: skip
     model = warm_wave.PlainSketch(config, stream, max_model_len=min(how.max_model_len, CHECKED_CAPACITY))
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -7,7 +7,9 @@ planned: Triton then finds its kernel compiled. Plain operators run on a layer o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -148,13 +150,19 @@ def blank_stream(
     dtype: torch.dtype,
     device: torch.device,
     weight_format: WeightFormat | None = None,
+    planned: Callable[[Callable[[], WaveProgram]], WaveProgram] = lambda plan: plan(),
 ) -> WeightStream:
-    """A stream for one layer of the model in which there is nothing but zeros, in next to no memory."""
+    """A stream for one layer of the model in which there is nothing but zeros, in next to no memory. planned: makes the
+    plan, here or in another process."""
     from onewave.wave.launch import co_resident
 
     width = dtype.itemsize if weight_format is None else weight_format.weight_bytes
-    program = plan_decode(one_layer(config), batch=batch, workers=co_resident(device), weight_bytes=width).program
-    return _NoWeights(program, dtype, device, weight_format)
+    plan = partial(_planned, one_layer(config), batch=batch, workers=co_resident(device), weight_bytes=width)
+    return _NoWeights(planned(plan), dtype, device, weight_format)
+
+
+def _planned(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float) -> WaveProgram:
+    return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -141,4 +142,47 @@ def compile_kernel(
     hash_in_order(kernel)
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    triton.compile(source, target=target, options=given)
+    with _launcher_beside(source):
+        triton.compile(source, target=target, options=given)
+
+
+@contextmanager
+def _launcher_beside(source: Any) -> Generator[None]:
+    """Meanwhile, have a C compiler make what launches the kernel, too, as soon as its compilation knows the arguments:
+    whoever launches it first would wait for that, half a second of it."""
+    from triton import knobs
+
+    before: Callable[..., Any] | None = knobs.runtime.add_stages_inspection_hook
+    threads: list[threading.Thread] = []
+
+    def hook(*given: Any) -> Any:
+        said = None if before is None else before(*given)
+        stages: dict[str, Callable[..., Any]] = given[1] if len(given) > 1 else {}  # Triton 3.7 asks for a key, too
+        make = stages.get("llir")
+        if make is not None:
+
+            def make_beside(module: Any, metadata: dict[str, Any]) -> Any:
+                threads.append(threading.Thread(target=_make_launcher, args=(source, dict(metadata))))
+                threads[-1].start()
+                return make(module, metadata)
+
+            stages["llir"] = make_beside
+        return said
+
+    knobs.runtime.add_stages_inspection_hook = hook
+    try:
+        yield
+    finally:
+        knobs.runtime.add_stages_inspection_hook = before
+        for thread in threads:
+            thread.join()
+
+
+def _make_launcher(source: Any, metadata: Mapping[str, Any]) -> None:
+    """Triton's launcher of a kernel, into Triton's cache. metadata: as far as the compilation knows it."""
+    # What fails here, or is another Triton's, is made by whoever launches, with its own words.
+    with suppress(Exception):
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        later = dict.fromkeys(("global_scratch_size", "global_scratch_align", "profile_scratch_size"), 0)
+        CudaLauncher(source, SimpleNamespace(**later | {"profile_scratch_align": 1} | dict(metadata)))
