@@ -98,9 +98,8 @@ class Card:
             arguments = {name: made(value) for name, value in given.items() if name not in OPTIONS}
             assert set(arguments) == set(stream_impl.stream_kernel.arg_names)
             more: dict[str, Any] = {"modules": MODULES, "pause": self.pause, "planted": self.planted}
-            changes = [("lengths", self.lengths_before), ("finished", self.finished_before)]
             late: list[tuple[Any, np.ndarray]] = []
-            for name, before in changes:
+            for name, before in (("lengths", self.lengths_before), ("finished", self.finished_before)):
                 if before is not None:
                     late.append((arguments[name], memory.get(arguments[name], tuple(given[name].shape))))
                     memory.set(arguments[name], before.numpy().view(late[-1][1].dtype))
@@ -188,21 +187,26 @@ def test_masks_and_splits(options: dict[str, Any], card: Card) -> None:
     check(attend(*operands, **options), *operands, **options)
 
 
+class Portable:
+    """A kernel that only keeps what it is launched with."""
+
+    def __init__(self) -> None:
+        self.launches: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda **given: self.launches.append(given)
+
+
 def test_scales_of_a_16_bit_cache_go_to_the_kernel_that_has_them(card: Card) -> None:
     operands, scales = case([300, 5, 520]), {"k_scale": torch.tensor([0.5, 2.0]), "v_scale": torch.tensor([3.0, 0.25])}
     with pytest.raises(UnsupportedError, match="scales of keys and values"):
         attend(*operands, **scales)
-    launches: list[Any] = []
-
-    class Portable:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda **given: launches.append(given)
-
+    portable = Portable()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_impl, "split_kv_kernel", Portable())
+        patch.setattr(triton_impl, "split_kv_kernel", portable)
         attend(*operands, **scales, backend="auto")
         attend(*operands, backend="auto")
-    assert [given["k_scale_ptr"] is scales["k_scale"] for given in launches] == [True]
+    assert [given["k_scale_ptr"] is scales["k_scale"] for given in portable.launches] == [True]
     assert len(card.grids) == 1
 
 
@@ -210,17 +214,12 @@ def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(card: Card, mon
     def load(*_: str) -> Any:
         raise ImportError("no module named gluon")
 
-    launches: list[Any] = []
-
-    class Portable:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda **given: launches.append(given)
-
-    monkeypatch.setattr(triton_impl, "split_kv_kernel", Portable())
+    portable = Portable()
+    monkeypatch.setattr(triton_impl, "split_kv_kernel", portable)
     monkeypatch.setattr(triton_impl, "load", load)
     monkeypatch.setattr(triton_impl, "_without_gluon", triton_impl._without_gluon.__wrapped__)
     attend(*case([3]), backend="auto")
-    assert len(launches) == 1
+    assert len(portable.launches) == 1
     with pytest.raises(UnsupportedError, match=r"needs Triton 3.6's Gluon: no module named gluon"):
         attend(*case([3]))
 
@@ -388,9 +387,7 @@ def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], 
 
 @pytest.mark.parametrize("before", [300, 299, 0, -1, 520])
 @pytest.mark.parametrize("page", [None, 16, 192, 576])
-def test_of_an_only_row_the_length_of_before_the_wait_decides_nothing(
-    before: int, page: int | None, card: Card
-) -> None:
+def test_an_only_rows_length_of_before_the_wait_decides_nothing(before: int, page: int | None, card: Card) -> None:
     """Its share is worked out from that, and again if the length has changed."""
     q, k, v, lengths = case([300], dim=128, capacity=576)
     options: dict[str, Any] = {}
