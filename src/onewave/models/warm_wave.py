@@ -162,6 +162,7 @@ def blank_stream(
 
 
 def _planned(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float) -> WaveProgram:
+    """Of a plan, what another process hands back: not its graph and its proof."""
     return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
 
 
