@@ -80,7 +80,7 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor, **options: Any) ->
     """The Triton kernel, wherever it runs."""
     from onewave.ops.decode_attention import triton_impl
 
-    out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
+    out = options.pop("out", torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device))
     lse = torch.full(q.shape[:3], float("nan"), device=q.device)
     names = ("block_table", "k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
     triton_impl.decode_attention(out, lse, q, k, v, seq_lens, **{name: options.get(name) for name in names})
@@ -381,3 +381,15 @@ def test_a_row_has_the_same_bits_however_many_programs_share_the_keys(
     for out, lse in results[1:]:
         assert torch.equal(out.nan_to_num(7), results[0][0].nan_to_num(7))
         assert torch.equal(lse.nan_to_num(7), results[0][1].nan_to_num(7))
+
+
+def test_offsets_beyond_32_bits_are_those_of_the_tensors() -> None:
+    """Heads of the output and a row's queries, the third of which lies 2^31 numbers and more behind the first: only
+    what is used is ever touched."""
+    case = Case([70], 3, 3, queries=3)
+    expected, _ = case.run()
+    far = 2**30 + 64
+    q, out = (torch.empty(3 * far, dtype=case.dtype, device=DEVICE) for _ in range(2))
+    q = q.as_strided(case.q.shape, (0, 64, far, 1)).copy_(case.q)
+    out = out.as_strided(case.q.shape, (0, far, 64, 1))
+    assert torch.equal(case.run(q=q, out=out)[0], expected)

@@ -83,7 +83,8 @@ def finish(
         value += tl.load(shift_ptr + channel, mask=inside, other=0.0).to(tl.float32)
     if HAS_SMOOTH:
         value *= tl.load(smooth_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    at = out_ptr + row64 * stride_out_row + (head * stride_out_head + query * stride_out_query)[:, None] + dim[None, :]
+    first = head.to(tl.int64) * stride_out_head + query.to(tl.int64) * stride_out_query
+    at = out_ptr + row64 * stride_out_row + first[:, None] + dim[None, :]
     if QUANTISED:
         tl.store(at, _quantised(max_bound * out_scale * value, max_bound, min_bound, HALF_AWAY), mask=inside)
     else:

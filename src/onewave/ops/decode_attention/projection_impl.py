@@ -101,5 +101,5 @@ def row_loads(
         sin = tl.load(angles + half, mask=turns & in_head, other=0.0)
         return q, q_other, k, k_other, v, first, cos, sin
     else:  # noqa: RET505 - one of the two is compiled
-        q_at = row64 * stride_q_row + head.to(tl.int64) * stride_q_head + query * stride_q_query
+        q_at = row64 * stride_q_row + head.to(tl.int64) * stride_q_head + query.to(tl.int64) * stride_q_query
         return tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
