@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from onewave.ops.compile_pool_impl import processes
+from onewave.ops.compile_pool_impl import _launcher_beside, processes
 
 SCRIPT = Path(__file__).parent / "compile_pool_alone.py"
 
@@ -78,6 +78,31 @@ with processes(2) as pool, compile_in(pool) as give_up:
     give_up()
 """
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+@pytest.mark.parametrize("others", [None, lambda *given: None if given else ("a key", "a digest")])
+def test_a_later_tritons_question_what_the_hook_does_is_answered(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton from 3.7 on calls the hook of a compilation's stages without arguments, for (key, digest)."""
+    knobs = pytest.importorskip("triton").knobs
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", others)
+    with _launcher_beside(None):
+        stages = {"llir": lambda module, metadata: module}
+        assert knobs.runtime.add_stages_inspection_hook(None, stages, None, None, None) is None
+        assert knobs.runtime.add_stages_inspection_hook() == (("", "") if others is None else ("a key", "a digest"))
+        assert stages["llir"]("module", {}) == "module"
+    assert knobs.runtime.add_stages_inspection_hook is others
+
+
+def test_without_another_thread_a_kernel_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    knobs = pytest.importorskip("triton").knobs
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with _launcher_beside(None):
+        stages = {"llir": lambda module, metadata: module}
+        knobs.runtime.add_stages_inspection_hook(None, stages, None, None, None)
+        assert stages["llir"]("module", {}) == "module"
 
 
 def test_without_a_pool_there_is_nothing_to_give_up(tmp_path: Path) -> None:
