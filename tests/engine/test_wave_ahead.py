@@ -88,7 +88,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(warm_wave, "compile_ahead", lambda *arguments, **named: seen.append("the wave alone"))
     monkeypatch.setattr(warm_wave, "compile_step", noting("the wave", warm_wave.compile_step))
     monkeypatch.setattr(warm_wave, "compile_packing", noting("packing", warm_wave.compile_packing))
-    monkeypatch.setattr(llama_plan, "plan_decode", noting("planned", plan_decode))
+
+    def planned(config: ModelConfig, **given: Any) -> llama_plan.DecodePlan:
+        seen.append("planned" if config.num_layers > 1 else "one layer planned")
+        return plan_decode(config, **given)
+
+    monkeypatch.setattr(llama_plan, "plan_decode", planned)
     return seen
 
 
@@ -156,7 +161,7 @@ def test_with_processes_everything_is_launched_and_one_of_them_plans(made: list[
         found = plan_and_compile(BASE, how(tmp_path, compilers=pool), 3)
     expected = plan_decode(BASE, batch=3, workers=3).program
     assert (found.steps == expected.steps).all()
-    assert sorted(made) == ["packing", "planned", "sampler", "self-check", "the wave"]
+    assert sorted(made) == ["one layer planned", "packing", "planned", "sampler", "self-check", "the wave"]
 
 
 def test_without_processes_only_the_wave_is_compiled(made: list[str], tmp_path: Path) -> None:
@@ -284,7 +289,7 @@ def test_ctrl_c_does_not_wait_for_a_plan() -> None:
     code = """
 import os, signal, threading, time
 import torch
-import onewave.models.llama_plan
+from onewave.models import llama_plan
 from onewave.base.settings import Settings
 from onewave.engine import wave_ahead
 from onewave.engine.wave_decode import WaveLoad
@@ -300,7 +305,7 @@ def interrupt():
     asked = time.monotonic()
     os.kill(os.getpid(), signal.SIGINT)
 
-wave_ahead._plan, wave_ahead._compile = plan, lambda config, how: None
+llama_plan.plan_program, wave_ahead._compile = plan, lambda config, how: None
 settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
 with processes(3) as pool:

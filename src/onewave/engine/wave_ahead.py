@@ -1,8 +1,7 @@
 """What a model's first load does at once: planning the program of its decode step, and compiling all kernels that the
 load then launches.
 
-Both are Python, seconds of it each. So processes do the work: one plans, the others compile what threads of this one
-ask for, which launch on zeros what the self-check and the sampler are going to launch. Where there are no such
+Both are Python, seconds of it each. So processes do the work: they plan, and compile what threads of this one ask for, which launch on zeros what the self-check and the sampler are going to launch. Where there are no such
 processes only the step's own kernel compiles in a thread, beside planning in this one: more would delay both.
 """
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["compilers", "plan_and_compile"]
 
 _log = logging.getLogger("onewave")
-# Planning, the two kernels that take longest, and the others.
+# Planning, of the model and of one layer, the two kernels that take longest, and the others.
 _PROCESSES = 5
 # Imported once, before there are several processes.
 _MODULES = ("onewave.models.warm_wave", "onewave.wave.kernel", "onewave.ops.attention.gluon_impl")
@@ -70,7 +69,9 @@ def _may_plan(path: str, config: ModelConfig, how: WaveLoad) -> bool:
 def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WaveProgram:
     """Plan a model's step for so many workers, and meanwhile compile its kernel, with how.compilers also what the
     self-check and the sampler launch. What fails to compile is compiled when it is needed. Raises UnsupportedError."""
-    job = partial(_plan, config, batch=how.max_num_seqs, workers=workers, weight_bytes=how.weight_bytes)
+    from onewave.models.llama_plan import plan_program
+
+    job = partial(plan_program, config, batch=how.max_num_seqs, workers=workers, weight_bytes=how.weight_bytes)
     pool = how.compilers
     try:
         with compile_in(pool) as give_up, ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
@@ -85,12 +86,6 @@ def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WavePr
     finally:
         if pool is not None and how.device.type == "cuda":
             torch.cuda.empty_cache()  # which has kept memory for the threads' streams
-
-
-def _plan(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float) -> WaveProgram:
-    from onewave.models.llama_plan import plan_decode
-
-    return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
 
 
 def _done_by(pool: ProcessPoolExecutor | None, job: Callable[[], WaveProgram]) -> WaveProgram:

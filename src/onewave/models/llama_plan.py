@@ -39,6 +39,7 @@ __all__ = [
     "hand_offs",
     "packed_bytes",
     "plan_decode",
+    "plan_program",
     "unsupported_because",
     "wave_weights",
     "workers_for",
@@ -191,6 +192,11 @@ def plan_decode(
     return DecodePlan(graph, table, build_program(graph, table, operations, shape), groups)
 
 
+def plan_program(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2) -> WaveProgram:
+    """The program of plan_decode alone: what another process hands back, without the graph and its proof."""
+    return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
+
+
 def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: float = 2) -> int:
     """Times that a step of `batch` sequences of `context` tokens waits for what other workers make: before attention,
     the output projection, gate_up, down and the next layer, and where splits are combined or slices of K added up."""
@@ -303,7 +309,7 @@ class DecodeWave:
         scales = lists = None
         if stream is None:
             count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
-            program = plan_decode(config, batch=batch, workers=count).program
+            program = plan_program(config, batch=batch, workers=count)
             tiles = pack_stream(program, wave_weights(model), model.device, progress=told)
         else:
             program, tiles, scales, lists = stream.program, stream.tensor, stream.scales, stream.lists

@@ -18,7 +18,7 @@ from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
-from onewave.models.llama_plan import DecodeWave, plan_decode
+from onewave.models.llama_plan import DecodeWave, plan_program
 from onewave.models.streamed import layer_matrices
 from onewave.wave.layout import BLOCK_KEYS, Word
 from onewave.wave.pack import StreamMatrix, WeightStream
@@ -157,13 +157,8 @@ def blank_stream(
     from onewave.wave.launch import co_resident
 
     width = dtype.itemsize if weight_format is None else weight_format.weight_bytes
-    plan = partial(_planned, one_layer(config), batch=batch, workers=co_resident(device), weight_bytes=width)
+    plan = partial(plan_program, one_layer(config), batch=batch, workers=co_resident(device), weight_bytes=width)
     return _NoWeights(planned(plan), dtype, device, weight_format)
-
-
-def _planned(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float) -> WaveProgram:
-    """Of a plan, what another process hands back: not its graph and its proof."""
-    return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
 
 
 @torch.inference_mode()
