@@ -27,7 +27,7 @@ def higher(a, b):
 
 @gluon.jit
 def fold_of(c, ahead: gl.constexpr, OF_SLOT: gl.constexpr):
-    """(what is kept of those before, what is added to their sum, what its output is multiplied by) of a partial."""
+    """Of a partial result: (what is kept of those before, what is added to their sum, what its output weighs)."""
     NUMBERS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     numbers = c.folds.index(ahead).load(NUMBERS)
     of_sum, of_output = gl.split(gl.reshape(numbers, [c.BLOCK_H, 2, 2]))
@@ -65,9 +65,9 @@ def merged_by_lanes(c, first_at, count):
     PARTS: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
     LANES: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, 4], [0, 1])
     OF_SLOT: gl.constexpr = gl.SliceLayout(0, PARTS)
-    partial = gl.arange(0, UNROLL, layout=gl.SliceLayout(1, LANES))
+    number = gl.arange(0, UNROLL, layout=gl.SliceLayout(1, LANES))
     stats = c.stats + first_at * (2 * BLOCK_H)
-    stats += partial[:, None] * (2 * BLOCK_H) + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(0, LANES))[None, :]
+    stats += number[:, None] * (2 * BLOCK_H) + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(0, LANES))[None, :]
     slot = gl.arange(0, BLOCK_H, layout=OF_SLOT)
     dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(1, PARTS))
     parts = c.part + first_at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
@@ -76,10 +76,10 @@ def merged_by_lanes(c, first_at, count):
     acc = gl.zeros([BLOCK_D, BLOCK_H], gl.float32, PARTS)
     left = count
     while left > 0:
-        here = (partial < left)[:, None]
+        here = (number < left)[:, None]
         top = gl.load(stats, mask=here, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
         # Of the one before; the first lane behind the last partial result has that, so that it takes nothing away.
-        follows = ((partial > 0) & (partial <= left))[:, None]
+        follows = ((number > 0) & (number <= left))[:, None]
         before = gl.load(stats - 2 * BLOCK_H, mask=follows, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
         weighed = gl.load(stats + BLOCK_H, mask=here, other=0.0, cache_modifier=".cg")
         outputs = ()

@@ -28,13 +28,13 @@ __all__ = ["Call", "Part", "bring_nearer", "early_part", "length_of", "own_share
 
 
 class Call(NamedTuple):
-    """Arguments by the kernel's names for them, its shared memory, and its constants, in the order of __init__.
+    """Arguments by the kernel's names for them, its shared memory, and its constants.
 
     k_tiles, v_tiles: descriptors of boxes of BLOCK_N keys. k_ring, v_ring: [STAGES, BLOCK_N, BLOCK_D]. k_full, v_full,
     empty: a mbarrier a place. sure: [1], a mbarrier: whether what was guessed is right is known; if GUESSES.
     tops, totals: float32 [4, BLOCK_M], the warps' maxima and sums. folds: float32 [UNROLL, BLOCK_H, 4], of a partial
-    result: what is kept of those before, what its output weighs, what it adds to their sum. weights: [BLOCK_N,
-    BLOCK_M], a tile's.
+    result: what is kept of those before, what it adds to their sum, and twice what its output weighs. weights:
+    [BLOCK_N, BLOCK_M], a tile's.
     """
 
     k_tiles: Any

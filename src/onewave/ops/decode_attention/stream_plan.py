@@ -18,7 +18,7 @@ _HEAD_DIMS = (64, 128)
 _SMALLEST_PAGE = 8
 # Keys of a program that are soon read.
 _FEW_KEYS = 512
-# Registers in which the loading warp works out its share of so many rows without a spill (64 are too few for 256).
+# (rows, registers in which the loading warp works out its share of so many without a spill; 64 are too few for 256).
 _LOADER = ((64, 40), (128, 48), (MOST_ROWS_LOOKED_AT, 72))
 
 
