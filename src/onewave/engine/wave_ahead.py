@@ -1,8 +1,9 @@
 """What a model's first load does at once: planning the program of its decode step, and compiling all kernels that the
 load then launches.
 
-Both are Python, seconds of it each. So processes do the work: they plan, and compile what threads of this one ask for, which launch on zeros what the self-check and the sampler are going to launch. Where there are no such
-processes only the step's own kernel compiles in a thread, beside planning in this one: more would delay both.
+Both are Python, seconds of it each. So processes do the work: they plan, and compile what threads of this one ask for,
+which launch on zeros what the self-check and the sampler are going to launch. Where there are no such processes only
+the step's own kernel compiles in a thread, beside planning in this one: more would delay both.
 """
 
 from __future__ import annotations
