@@ -51,13 +51,18 @@ FAULTS = {
     "the loading warp does not wait for a free place of K": (
         Fault("load_all", "mbarrier.wait(bk", LUCK + "bk"), "a copy by TMA writes what products of consume"
     ),
-    "a warpgroup does not wait for K": (
-        Fault("consume", "mbarrier.wait(bk.index((j + 2)", LUCK + "bk.index((j + 2)"),
-        "products of consume .* reads what a copy by TMA wrote",
-    ),
-    "a warpgroup does not wait for V": (
-        Fault("consume", "mbarrier.wait(bv", LUCK + "bv"), "products of consume .* reads what a copy by TMA wrote"
-    ),
+    **{
+        f"a warpgroup does not wait for K, in {step}": (
+            Fault(step, "mbarrier.wait(bk", LUCK + "bk"), "products of consume .* reads what a copy by TMA wrote"
+        )
+        for step in ("step_with_max", "whole_step")
+    },
+    **{
+        f"a warpgroup does not wait for V, in {step}": (
+            Fault(step, f"mbarrier.wait({bv}", LUCK + bv), "products of consume .* reads what a copy by TMA wrote"
+        )
+        for step, bv in (("both_products", "problem.bv"), ("consume", "bv"))
+    },
     "V goes before its product has ended": (
         Fault("consume", WAITED + GONE, GONE + WAITED),
         "a copy by TMA writes what products of consume",
@@ -70,14 +75,14 @@ FAULTS = {
         Fault("store_all", "tma.store_wait(0)", "pass"), "a copy by TMA writes what stores of store_all"
     ),
     "a post is read after its slot went back": (
-        Fault("store_all", "        tile += 1\n", "        posted(problem, slot, ROWS, 1)\n        tile += 1\n"),
+        Fault("store_all", "        tile += 1\n", "        posted(problem.posts, slot, ROWS, 1)\n        tile += 1\n"),
         r"load_all \(2\) writes what store_all|store_all .* reads what load_all",
     ),
     "an output that was not fenced": (
         Fault("hand_over", "fence_async_shared()", "pass"), "stores of store_all .* reads what consume .* wrote"
     ),
     "a post that is written after the arrival": (
-        Fault("post_next", "found = 1\n", "found = 1\n            post(problem, slot, ROWS, rows)\n"),
+        Fault("post_next", "found = 1\n", "found = 1\n            post(problem.posts, slot, ROWS, rows)\n"),
         r"load_all \(2\) writes what|reads what load_all \(2\) wrote",
     ),
 }  # fmt: skip
@@ -89,7 +94,7 @@ def test_a_planted_fault_is_found(name: str, kernels: dict[str, NumpyKernel]) ->
     kernel = kernels["attention_kernel"]
     kernel.planted.append(fault)
     with pytest.raises(Race, match=complaint):
-        attend(128)
+        attend(128, window=300)  # steps whose keys it cuts, and whole ones
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -83,6 +83,97 @@ _FIRST_BARRIER = gl.constexpr(13)
 
 
 @gluon.jit
+def values_in_turn(wg: gl.constexpr, problem, p, v, o):
+    """P times the values at place v, on top of o, the turn passed on amid it: the other warpgroup begins to issue
+    before this one's products have ended."""
+    HALF: gl.constexpr = problem.BN // 2
+    LP: gl.constexpr = p.type.layout
+    early, late = halves(p)
+    o = warpgroup_mma(gl.convert_layout(early, LP), problem.sv.index(v).slice(0, HALF), o, is_async=True)
+    barrier_arrive(_FIRST_BARRIER + (wg + 1) % problem.WARPGROUPS)
+    return warpgroup_mma(gl.convert_layout(late, LP), problem.sv.index(v).slice(HALF, HALF), o, is_async=True)
+
+
+@gluon.jit
+def both_products(wg: gl.constexpr, problem, q, p, o, j):
+    """Q times the keys of place j + 1, and P, of those at j, times their values on top of o.
+
+    Returns (the scores, capped, which have come; the output, which has not).
+    """
+    BN: gl.constexpr = problem.BN
+    KS: gl.constexpr = problem.K_STAGES
+    VS: gl.constexpr = problem.V_STAGES
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    keys = problem.sk.index((j + 1) % KS).permute([1, 0])
+    if problem.PING_PONG:
+        barrier_sync(_FIRST_BARRIER + wg)
+    sn = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
+    v = j % VS
+    mbarrier.wait(problem.bv.index(v), (j // VS) & 1)
+    if problem.PING_PONG:
+        oa = values_in_turn(wg, problem, p, v, o)
+        sn = warpgroup_mma_wait(2, deps=[sn])
+    else:
+        oa = warpgroup_mma(p, problem.sv.index(v), o, is_async=True)
+        sn = warpgroup_mma_wait(1, deps=[sn])
+    return capped(problem, sn), oa
+
+
+@gluon.jit
+def step_with_max(
+    wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys, row_place,
+    lane,
+):  # fmt: skip
+    """Step i, whatever its keys; m may move. Returns (o, m, total, the step's P)."""
+    KS: gl.constexpr = problem.K_STAGES
+    VS: gl.constexpr = problem.V_STAGES
+    bk = problem.bk
+    sn, oa = both_products(wg, problem, q, p, o, j)
+    if (i < cut_right) | (i >= whole_steps):
+        sn = hidden(problem, sn, row_place, (last - i) * problem.BN + lane, num_keys)
+    pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, problem.BN)
+    mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
+    o = warpgroup_mma_wait(0, deps=[oa])
+    mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
+    mbarrier.arrive(problem.bv.index(VS + j % VS), count=1)
+    o = o * gl.convert_layout(kept, gl.SliceLayout(1, o.type.layout))[:, None]
+    return o, m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
+
+
+@gluon.jit
+def whole_step(wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps):
+    """Step i, of keys that every row sees. Returns (o, m, total, the step's P, whether any row exceeded its m)."""
+    BN: gl.constexpr = problem.BN
+    KS: gl.constexpr = problem.K_STAGES
+    VS: gl.constexpr = problem.V_STAGES
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    # Half of 2^HEADROOM: where the loop with a max, which rounds another way, would move m, sums must be beyond it, or
+    # a row's bits depended on its neighbours. A vote for nothing is harmless (a sum of 32 may well cause one).
+    TOO_MUCH: gl.constexpr = 2.0 ** (problem.HEADROOM - 1)
+    bk = problem.bk
+    sn, oa = both_products(wg, problem, q, p, o, j)
+    pn = gl.exp2(sn * unit - m[:, None])
+    sums = partial_sums(pn, BN)
+    # Rows r and r + 8 of a warp's 16 belong to one thread.
+    most = gl.max(sums.reshape([4, 2, 8, 4]), 1)
+    exceeded = any_in_warpgroup(wg, (most > TOO_MUCH).to(gl.int32))
+    # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
+    mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
+    o = warpgroup_mma_wait(0, deps=[oa])
+    if exceeded != 0:
+        keys = problem.sk.index((j + 1) % KS).permute([1, 0])
+        sn = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
+        sn = capped(problem, warpgroup_mma_wait(0, deps=[sn]))
+        pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, BN)
+        o = o * gl.convert_layout(kept, gl.SliceLayout(1, o.type.layout))[:, None]
+    else:
+        total = total + sums
+    mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
+    mbarrier.arrive(problem.bv.index(VS + j % VS), count=1)
+    return o, m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout), exceeded
+
+
+@gluon.jit
 def consume(wg: gl.constexpr, problem):
     """Warpgroup wg."""
     W: gl.constexpr = problem.WARPGROUPS
@@ -95,7 +186,6 @@ def consume(wg: gl.constexpr, problem):
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     LP: gl.constexpr = gl.DotOperandLayout(0, LO, 2)
     LQ: gl.constexpr = gl.DotOperandLayout(0, LS, 2)
-    HALF: gl.constexpr = BN // 2
     # A tile's first product runs under the last one's end, unless that end has Q's only buffer. Where warpgroups take
     # turns, so do its first exponentials: the turn should not wait for a tile's end. Elsewhere that was slower.
     CHAIN: gl.constexpr = QS > 1
@@ -103,11 +193,7 @@ def consume(wg: gl.constexpr, problem):
     # With a limit to the right a warpgroup may see no more than half of its last key tile. Of two warpgroups the last
     # sees all of it, unless lengths are odd.
     NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
-    dtype: gl.constexpr = problem.q.dtype
-    # Half of 2^HEADROOM: where the loop with a max, which rounds another way, would move m, sums must be beyond it, or
-    # a row's bits depended on its neighbours. A vote for nothing is harmless (a sum of 32 may well cause one).
-    TOO_MUCH: gl.constexpr = 2.0 ** (problem.HEADROOM - 1)
-    bk, bv, sk, sv = problem.bk, problem.bv, problem.sk, problem.sv
+    bk, bv, sv = problem.bk, problem.bv, problem.sv
     unit = problem.scale_log2
     if problem.SOFTCAP:
         unit = problem.outer
@@ -135,11 +221,11 @@ def consume(wg: gl.constexpr, problem):
         else:
             q = problem.sq.index(slot * W + wg)
         # Rounded only here: bfloat16 carried from one turn of this loop to the next is taken apart and put together.
-        p = gl.convert_layout(pn.to(dtype), LP)
+        p = gl.convert_layout(pn.to(problem.q.dtype), LP)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
         lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
         i = 1
-        if first >= posted(problem, slot, ROWS, 4):
+        if first >= posted(problem.posts, slot, ROWS, 4):
             # Rows beyond the last query: nothing more to compute.
             while i < steps:
                 if problem.PING_PONG:
@@ -154,74 +240,15 @@ def consume(wg: gl.constexpr, problem):
         slow = gl.minimum(slow, steps)
         for _ in range(problem.phases):
             while i < slow:
-                s = (j + 1) % KS
-                if problem.PING_PONG:
-                    barrier_sync(_FIRST_BARRIER + wg)
-                z = gl.zeros([64, BN], gl.float32, LS)
-                sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
-                v = j % VS
-                mbarrier.wait(bv.index(v), (j // VS) & 1)
-                if problem.PING_PONG:
-                    # The other one begins to issue before this one's products have ended.
-                    early, late = halves(p)
-                    oa = warpgroup_mma(gl.convert_layout(early, LP), sv.index(v).slice(0, HALF), o, is_async=True)
-                    barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
-                    oa = warpgroup_mma(gl.convert_layout(late, LP), sv.index(v).slice(HALF, HALF), oa, is_async=True)
-                    sn = warpgroup_mma_wait(2, deps=[sn])
-                else:
-                    oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
-                    sn = warpgroup_mma_wait(1, deps=[sn])
-                sn = capped(problem, sn)
-                if (i < cut_right) | (i >= whole_steps):
-                    sn = hidden(problem, sn, row_place, (last - i) * BN + lane, num_keys)
-                pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, BN)
-                mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
-                o = warpgroup_mma_wait(0, deps=[oa])
-                mbarrier.arrive(bk.index(KS + s), count=1)
-                mbarrier.arrive(bv.index(VS + v), count=1)
-                o = o * gl.convert_layout(kept, gl.SliceLayout(1, LO))[:, None]
-                p = gl.convert_layout(pn.to(dtype), LP)
+                o, m, total, p = step_with_max(
+                    wg, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys,
+                    row_place, lane,
+                )  # fmt: skip
                 j += 1
                 i += 1
             exceeded = 0
             while (i < whole_steps) & (exceeded == 0):
-                s = (j + 1) % KS
-                if problem.PING_PONG:
-                    barrier_sync(_FIRST_BARRIER + wg)
-                z = gl.zeros([64, BN], gl.float32, LS)
-                sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
-                v = j % VS
-                mbarrier.wait(bv.index(v), (j // VS) & 1)
-                if problem.PING_PONG:
-                    # The other one begins to issue before this one's products have ended.
-                    early, late = halves(p)
-                    oa = warpgroup_mma(gl.convert_layout(early, LP), sv.index(v).slice(0, HALF), o, is_async=True)
-                    barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
-                    oa = warpgroup_mma(gl.convert_layout(late, LP), sv.index(v).slice(HALF, HALF), oa, is_async=True)
-                    sn = warpgroup_mma_wait(2, deps=[sn])
-                else:
-                    oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
-                    sn = warpgroup_mma_wait(1, deps=[sn])
-                sn = capped(problem, sn)
-                pn = gl.exp2(sn * unit - m[:, None])
-                sums = partial_sums(pn, BN)
-                # Rows r and r + 8 of a warp's 16 belong to one thread.
-                most = gl.max(sums.reshape([4, 2, 8, 4]), 1)
-                exceeded = any_in_warpgroup(wg, (most > TOO_MUCH).to(gl.int32))
-                # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
-                mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
-                o = warpgroup_mma_wait(0, deps=[oa])
-                if exceeded != 0:
-                    z = gl.zeros([64, BN], gl.float32, LS)
-                    sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
-                    sn = capped(problem, warpgroup_mma_wait(0, deps=[sn]))
-                    pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, BN)
-                    o = o * gl.convert_layout(kept, gl.SliceLayout(1, LO))[:, None]
-                else:
-                    total = total + sums
-                mbarrier.arrive(bk.index(KS + s), count=1)
-                mbarrier.arrive(bv.index(VS + v), count=1)
-                p = gl.convert_layout(pn.to(dtype), LP)
+                o, m, total, p, exceeded = whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps)
                 j += 1
                 i += 1
             slow = steps
@@ -237,10 +264,7 @@ def consume(wg: gl.constexpr, problem):
         if TURNS:
             barrier_sync(_FIRST_BARRIER + wg)
             sf = first_product(wg, problem, NARROW, after, j)
-            early, late = halves(p)
-            oa = warpgroup_mma(gl.convert_layout(early, LP), sv.index(v).slice(0, HALF), o, is_async=True)
-            barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
-            oa = warpgroup_mma(gl.convert_layout(late, LP), sv.index(v).slice(HALF, HALF), oa, is_async=True)
+            oa = values_in_turn(wg, problem, p, v, o)
             sf = warpgroup_mma_wait(2, deps=[sf])
         else:
             if problem.PING_PONG:

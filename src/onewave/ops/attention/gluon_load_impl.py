@@ -113,17 +113,17 @@ def post_next(problem, turn, tile):
         if exists:
             for w in gl.static_range(W):
                 mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
-            post(problem, slot, EXISTS, 1)
-            post(problem, slot, BATCH, batch)
-            post(problem, slot, HEAD, head)
-            post(problem, slot, FIRST, first)
-            post(problem, slot, START_Q, start_q)
-            post(problem, slot, ROWS, rows)
-            post(problem, slot, START_K, start_k)
-            post(problem, slot, NUM_KEYS, num_keys)
-            post(problem, slot, SHIFT, shift)
-            post(problem, slot, BEGIN, begin)
-            post(problem, slot, COUNT, count)
+            post(problem.posts, slot, EXISTS, 1)
+            post(problem.posts, slot, BATCH, batch)
+            post(problem.posts, slot, HEAD, head)
+            post(problem.posts, slot, FIRST, first)
+            post(problem.posts, slot, START_Q, start_q)
+            post(problem.posts, slot, ROWS, rows)
+            post(problem.posts, slot, START_K, start_k)
+            post(problem.posts, slot, NUM_KEYS, num_keys)
+            post(problem.posts, slot, SHIFT, shift)
+            post(problem.posts, slot, BEGIN, begin)
+            post(problem.posts, slot, COUNT, count)
             gl.thread_barrier()
             for w in gl.static_range(W):
                 mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
@@ -138,13 +138,13 @@ def post_next(problem, turn, tile):
     if found == 0:
         for w in gl.static_range(W):
             mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
-        post(problem, slot, EXISTS, 0)
+        post(problem.posts, slot, EXISTS, 0)
         # Nobody shall have to ask whether the other words mean anything.
-        post(problem, slot, FIRST, 0)
-        post(problem, slot, NUM_KEYS, 0)
-        post(problem, slot, SHIFT, 0)
-        post(problem, slot, BEGIN, 0)
-        post(problem, slot, COUNT, 1)
+        post(problem.posts, slot, FIRST, 0)
+        post(problem.posts, slot, NUM_KEYS, 0)
+        post(problem.posts, slot, SHIFT, 0)
+        post(problem.posts, slot, BEGIN, 0)
+        post(problem.posts, slot, COUNT, 1)
         gl.thread_barrier()
         for w in gl.static_range(W):
             mbarrier.arrive(bq.index(b + w), count=1)
@@ -165,17 +165,17 @@ def load_all(problem):
     cleared = 0
     turn = 0
     turn = post_next(problem, turn, tile)
-    while posted(problem, tile % QS, EXISTS, 1) != 0:
+    while posted(problem.posts, tile % QS, EXISTS, 1) != 0:
         slot = tile % QS
-        batch = posted(problem, slot, BATCH, 1)
-        kv_head = posted(problem, slot, HEAD, 1) // problem.group
-        start_k = posted(problem, slot, START_K, 1)
-        num_keys = posted(problem, slot, NUM_KEYS, 1)
-        begin = posted(problem, slot, BEGIN, 1)
-        count = posted(problem, slot, COUNT, 1)
+        batch = posted(problem.posts, slot, BATCH, 1)
+        kv_head = posted(problem.posts, slot, HEAD, 1) // problem.group
+        start_k = posted(problem.posts, slot, START_K, 1)
+        num_keys = posted(problem.posts, slot, NUM_KEYS, 1)
+        begin = posted(problem.posts, slot, BEGIN, 1)
+        count = posted(problem.posts, slot, COUNT, 1)
         first_key = batch * 0
         if problem.RAGGED:
-            first_key = first_seen(problem, posted(problem, slot, SHIFT, 1), num_keys)
+            first_key = first_seen(problem, posted(problem.posts, slot, SHIFT, 1), num_keys)
         for i in range(count + 1):
             if i < count:
                 s = jk % KS
@@ -227,14 +227,14 @@ def store_all(problem):
     QS: gl.constexpr = problem.Q_STAGES
     tile = 0
     mbarrier.wait(problem.bq.index(0), 0)
-    exists = posted(problem, 0, EXISTS, 1)
+    exists = posted(problem.posts, 0, EXISTS, 1)
     while exists != 0:
         slot = tile % QS
-        batch = posted(problem, slot, BATCH, 1)
-        head = posted(problem, slot, HEAD, 1)
-        first = posted(problem, slot, FIRST, 1)
-        start_q = posted(problem, slot, START_Q, 1)
-        rows = posted(problem, slot, ROWS, 1)
+        batch = posted(problem.posts, slot, BATCH, 1)
+        head = posted(problem.posts, slot, HEAD, 1)
+        first = posted(problem.posts, slot, FIRST, 1)
+        start_q = posted(problem.posts, slot, START_Q, 1)
+        rows = posted(problem.posts, slot, ROWS, 1)
         for w in gl.static_range(W):
             b = slot * W + w
             mbarrier.wait(problem.bo.index(b), (tile // QS) & 1)
@@ -246,4 +246,4 @@ def store_all(problem):
             mbarrier.arrive(problem.bq.index(QS * W + slot * W + w), count=1)
         tile += 1
         mbarrier.wait(problem.bq.index(tile % QS * W), (tile // QS) & 1)
-        exists = posted(problem, tile % QS, EXISTS, 1)
+        exists = posted(problem.posts, tile % QS, EXISTS, 1)

@@ -53,9 +53,10 @@ def key_tiles_beyond(wg: gl.constexpr, problem, slot):
     beyond = problem.shift * 0
     # Only with more rows than keys in a tile. Ping-pong wants equal steps.
     if problem.RIGHT and 64 * problem.WARPGROUPS > problem.BN and not problem.PING_PONG:
-        begin = posted(problem, slot, BEGIN, 4)
-        last = begin + posted(problem, slot, COUNT, 4) - 1
-        end = posted(problem, slot, FIRST, 4) + wg * 64 + 63 + posted(problem, slot, SHIFT, 4) + problem.right
+        begin = posted(problem.posts, slot, BEGIN, 4)
+        last = begin + posted(problem.posts, slot, COUNT, 4) - 1
+        last_row = posted(problem.posts, slot, FIRST, 4) + wg * 64 + 63
+        end = last_row + posted(problem.posts, slot, SHIFT, 4) + problem.right
         own_last = gl.maximum(gl.minimum(last, gl.maximum(end, 0) // problem.BN), begin)
         beyond = last - own_last
     return beyond
@@ -73,7 +74,7 @@ def tile_comes(wg: gl.constexpr, problem, tile, j):
     bk = problem.bk
     slot = tile % QS
     mbarrier.wait(problem.bq.index(slot * W + wg), (tile // QS) & 1)
-    exists = posted(problem, slot, EXISTS, 4)
+    exists = posted(problem.posts, slot, EXISTS, 4)
     for _ in range(key_tiles_beyond(wg, problem, slot)):
         mbarrier.wait(bk.index(j % KS), (j // KS) & 1)
         mbarrier.arrive(bk.index(KS + j % KS), count=1)
@@ -116,12 +117,12 @@ def first_step(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, s, j, unit
     HALF: gl.constexpr = BN // 2
     KS: gl.constexpr = problem.K_STAGES
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    first = posted(problem, slot, FIRST, 4) + wg * 64
-    num_keys = posted(problem, slot, NUM_KEYS, 4)
-    shift = posted(problem, slot, SHIFT, 4)
-    steps = posted(problem, slot, COUNT, 4)
+    first = posted(problem.posts, slot, FIRST, 4) + wg * 64
+    num_keys = posted(problem.posts, slot, NUM_KEYS, 4)
+    shift = posted(problem.posts, slot, SHIFT, 4)
+    steps = posted(problem.posts, slot, COUNT, 4)
     beyond = key_tiles_beyond(wg, problem, slot)
-    last = posted(problem, slot, BEGIN, 4) + steps - 1 - beyond
+    last = posted(problem.posts, slot, BEGIN, 4) + steps - 1 - beyond
     steps -= beyond
     whole_end = num_keys // BN
     if problem.RIGHT:
@@ -208,7 +209,7 @@ def finish(wg: gl.constexpr, problem, slot, o, m, total):
     share = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, LS))
     if problem.SINKS:
         # One more key, of this score and with a value of zero.
-        sink = gl.load(problem.sinks + posted(problem, slot, HEAD, 4)).to(gl.float32) * _LOG2E
+        sink = gl.load(problem.sinks + posted(problem.posts, slot, HEAD, 4)).to(gl.float32) * _LOG2E
         higher = gl.where(empty, 0.0, gl.maximum(m, sink))
         share = gl.exp2(m - higher)
         sum_of_row = sum_of_row * share + gl.exp2(sink - higher)
@@ -216,13 +217,13 @@ def finish(wg: gl.constexpr, problem, slot, o, m, total):
     share = gl.where(empty, 0.0, share / gl.where(empty, 1.0, sum_of_row))
     if problem.LSE:
         lse = gl.where(empty, -float("inf"), (m + gl.log2(gl.where(empty, 1.0, sum_of_row))) * _LN2)
-        base = posted(problem, slot, HEAD, 4).to(gl.int64) * problem.lse_head
+        base = posted(problem.posts, slot, HEAD, 4).to(gl.int64) * problem.lse_head
         if problem.RAGGED:
-            base += posted(problem, slot, START_Q, 4)
+            base += posted(problem.posts, slot, START_Q, 4)
         else:
-            base += posted(problem, slot, BATCH, 4).to(gl.int64) * problem.lse_batch
-        row = posted(problem, slot, FIRST, 4) + wg * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
-        gl.store(problem.lse + base + row, lse, mask=row < posted(problem, slot, ROWS, 4))
+            base += posted(problem.posts, slot, BATCH, 4).to(gl.int64) * problem.lse_batch
+        row = posted(problem.posts, slot, FIRST, 4) + wg * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
+        gl.store(problem.lse + base + row, lse, mask=row < posted(problem.posts, slot, ROWS, 4))
     share = gl.convert_layout(share, gl.SliceLayout(1, o.type.layout))
     problem.sq.index(slot * problem.WARPGROUPS + wg).store((o * share[:, None]).to(problem.q.dtype))
 

@@ -161,17 +161,17 @@ def allocate_posts(SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def post(problem, slot, word: gl.constexpr, value):
+def post(posts, slot, word: gl.constexpr, value):
     """Written by the loading warp before it arrives at Q's barriers; free again with Q's buffer."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    problem.posts.index(slot * _WORDS + word).store(gl.full([1], value, gl.int32, layout))
+    posts.index(slot * _WORDS + word).store(gl.full([1], value, gl.int32, layout))
 
 
 @gluon.jit
-def posted(problem, slot, word: gl.constexpr, WARPS: gl.constexpr):
+def posted(posts, slot, word: gl.constexpr, WARPS: gl.constexpr):
     """What the post in a slot says, for a partition of WARPS warps that has waited for Q."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    return gl.max(problem.posts.index(slot * _WORDS + word).load(layout), 0)
+    return gl.max(posts.index(slot * _WORDS + word).load(layout), 0)
 
 
 # One lane asks, for the warp: 32 would take 32 places.
