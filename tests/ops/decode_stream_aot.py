@@ -60,7 +60,7 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         "INTERLEAVED", "HAS_SHIFT", "HAS_SMOOTH", "QUANTISED", "HALF_AWAY", "WIDE",
     )  # fmt: skip
     constants: dict[str, Any] = dict.fromkeys(flags, False) | {
-        "GROUP": 4, "TILES": plan.tiles, "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1,
+        "GROUP": 4, "SPLIT": plan.split, "LOG_SMALLEST": plan.smallest.bit_length() - 1,
         "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d,
         "BLOCK_H": plan.block_h, "STAGES": tile.stages, "FLIGHT": tile.flight, "LOADER": tile.loader, "PAGING": 0,
         "PAGE": 0, "ONE_QUERY": num_queries == 1, "ROWS": plan.rows_looked_at(rows), "UNROLL": plan.unroll,

@@ -36,7 +36,7 @@ def launch_stream(
     shares = plan.shares(rows, num_sms(k_cache.device))
     tile = stream_tile(rows, arguments["capacity"], shares)
     box = (page, _ACROSS) if page else (plan.block_n, plan.block_d)
-    launch_kernel(stream_kernel, (shares, k_cache.shape[1] * plan.tiles),
+    launch_kernel(stream_kernel, (shares, k_cache.shape[1]),
         describe(k_cache, *box), describe(v_cache, *box), **arguments, k=k_cache, v=v_cache,
         stride_k_block=k_cache.stride(0), stride_k_head=k_cache.stride(1), stride_k_key=k_cache.stride(2),
         stride_v_block=v_cache.stride(0), stride_v_head=v_cache.stride(1), stride_v_key=v_cache.stride(2),

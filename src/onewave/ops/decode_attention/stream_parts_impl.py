@@ -100,7 +100,6 @@ class Call(NamedTuple):
     stride_mask_head: Any
     stride_table: Any
     GROUP: Any
-    TILES: Any
     SPLIT: Any
     LOG_SMALLEST: Any
     DOUBLINGS: Any
@@ -216,7 +215,7 @@ def bring_nearer(c, row, begin, end):
     Lengths may yet change, and so may keys and values: the second-level cache is where all multiprocessors agree, and
     nothing is read before the wait but to know what to ask for.
     """
-    kv_head = (gl.program_id(1) // c.TILES).to(gl.int64)
+    kv_head = gl.program_id(1).to(gl.int64)
     keys = c.k + (row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
     values = c.v + (row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
     # A piece of 64 columns a thread, of a key and of a value.

@@ -200,7 +200,7 @@ def launch(
     }  # fmt: skip
     tensors = {name: seq_lens if tensor is None else tensor for name, tensor in tensors.items()}
     if streams:
-        del constants["MANY"], constants["PDL"]
+        del constants["TILES"], constants["MANY"], constants["PDL"]
         load("decode_attention", "gluon_impl").launch_stream(
             plan, rows, k_cache, v_cache, block_table, {**tensors, **numbers, **constants}
         )
