@@ -265,6 +265,30 @@ def test_a_triton_without_gluon_is_left_to_the_load(
     assert forked == [0]
 
 
+def test_the_processes_do_not_wait_for_the_waves_kernel_to_be_imported() -> None:
+    code = """
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+import torch
+from onewave.base.settings import Settings
+from onewave.engine import wave_ahead
+from onewave.engine.wave_decode import WaveLoad
+from onewave.models.loading import load_config
+from onewave.weights.sources import resolve
+
+settings = Settings.from_env()
+config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
+how = WaveLoad(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=1, max_model_len=64,
+               cache_dir=Path("nowhere"))
+wave_ahead.processes = nullcontext
+with wave_ahead.compilers("wave", config, how) as count:
+    print(count, *(name in sys.modules for name in ("onewave.ops.attention.gluon_impl", "onewave.wave.kernel")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == [str(wave_ahead._PROCESSES), "True", "False"], done.stderr[-2000:]
+
+
 def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before, pool, seen = threading.active_count(), object(), list[Any]()
 

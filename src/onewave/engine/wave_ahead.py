@@ -38,8 +38,10 @@ __all__ = ["compilers", "plan_and_compile"]
 _log = logging.getLogger("onewave")
 # Planning, of the model and of one layer, the two kernels that take longest, and the others.
 _PROCESSES = 5
-# Imported once, before there are several processes.
-_MODULES = ("onewave.models.warm_wave", "onewave.wave.kernel", "onewave.ops.attention.gluon_impl")
+# Imported once, before there are several processes: what prompts' attention, the last to be compiled, needs.
+_MODULES = ("onewave.models.warm_wave", "onewave.ops.attention.gluon_impl")
+# Half a second and more, as Triton has Python cut each function's source out token by token.
+_LATER_MODULE = "onewave.wave.kernel"
 
 
 @contextmanager
@@ -89,11 +91,15 @@ def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WavePr
             torch.cuda.empty_cache()  # which has kept memory for the threads' streams
 
 
-def _done_by(pool: ProcessPoolExecutor | None, job: Callable[[], WaveProgram]) -> WaveProgram:
+def _done_by(
+    pool: ProcessPoolExecutor | None, job: Callable[[], WaveProgram], meanwhile: Callable[[], object] = lambda: None
+) -> WaveProgram:
     if pool is None:
         return job()
     try:
-        return pool.submit(job).result()
+        planning = pool.submit(job)
+        meanwhile()
+        return planning.result()
     except OnewaveError:
         raise
     except Exception as error:
@@ -144,10 +150,10 @@ def _launch_on_a_stream(config: ModelConfig, how: WaveLoad) -> None:
     from onewave.models import warm_wave
 
     sequences, device = how.max_num_seqs, how.device
-    # Planned elsewhere, as the thread that asks for prompts' attention, which takes longest, wants Python's lock.
+    # Planned elsewhere, as the thread that asks for prompts' attention wants Python's lock.
     stream = warm_wave.blank_stream(
         config, batch=sequences, dtype=how.dtype, device=device, weight_format=how.weight_format,
-        planned=partial(_done_by, how.compilers),
+        planned=partial(_done_by, how.compilers, meanwhile=partial(import_module, _LATER_MODULE)),
     )  # fmt: skip
     model = warm_wave.PlainSketch(config, stream, max_model_len=min(how.max_model_len, CHECKED_CAPACITY))
     if device.type == "cuda":
