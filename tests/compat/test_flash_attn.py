@@ -385,3 +385,35 @@ def test_a_call_whose_switches_or_tables_are_refused_has_appended_nothing(wrong,
     with pytest.raises(InvalidArgumentError, match=says):
         flash_attn_with_kvcache(torch.ones(1, 1, 4, 16), *cache, new, new, cache_seqlens=3, **{**angles, **wrong})
     assert not cache.any()
+
+
+@pytest.mark.parametrize("num_queries", [1, 4, 12])
+def test_a_cache_whose_heads_do_not_lie_together_is_refused_before_anything_is_appended(num_queries):
+    q, k = randn(2, num_queries, 4, 32), randn(2, num_queries, 2, 32, seed=1)
+    caches = [randn(2, 40, 2, 64, seed=seed)[..., ::2] for seed in (2, 3)]
+    before = [cache.clone() for cache in caches]
+    with pytest.raises(ShapeError, match=r"k_cache: strides .* a contiguous last axis"):
+        flash_attn_with_kvcache(q, *caches, k, k, cache_seqlens=torch.tensor([3, 5]), causal=True)
+    assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("num_queries", [1, 4, 12])
+def test_a_table_may_have_any_strides(num_queries, dtype):
+    q, k = randn(2, num_queries, 4, 32), randn(2, num_queries, 2, 32, seed=1)
+    table = torch.tensor([[0, 2], [1, 3]]).to(dtype)
+    results = []
+    for each in (table, table.T.contiguous().T):
+        pages = [randn(4, 16, 2, 32, seed=seed) for seed in (2, 3)]
+        lengths = torch.tensor([3, 5], dtype=torch.int32)
+        results.append(flash_attn_with_kvcache(q, *pages, k, k, cache_seqlens=lengths, block_table=each, causal=True))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(("batch", "num_new"), [(0, 1), (0, 12), (2, 0)])
+def test_nothing_can_be_rotated_and_appended(batch, num_new):
+    q, k = randn(batch, num_new, 4, 32), randn(batch, num_new, 2, 32)
+    caches, angles = [randn(batch, 40, 2, 32) for _ in "kv"], randn(64, 8)
+    lengths = torch.zeros(batch, dtype=torch.int32)
+    given = {"rotary_cos": angles, "rotary_sin": angles, "cache_seqlens": lengths, "causal": True}
+    assert flash_attn_with_kvcache(q, *caches, k, k, **given).shape == q.shape

@@ -13,6 +13,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.plan import explain_attention
+from onewave.ops.decode_attention.op import decode_attention
 
 NAN = float("nan")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -260,7 +261,9 @@ BAD: list[tuple[str, Any, type[OnewaveError], str]] = [
     ("out", lambda q, k, v: attention(q, k, v, out=q[:, :, :5].clone()), ShapeError, "out"),
     ("window", lambda q, k, v: attention(q, k, v, window=0), InvalidArgumentError, "at least 1"),
     ("sides", lambda q, k, v: attention(q, k, v, window=(3, -2)), InvalidArgumentError, "-1 for no limit"),
-    ("softcap", lambda q, k, v: attention(q, k, v, softcap=0.0), InvalidArgumentError, "greater than 0"),
+    ("softcap", lambda q, k, v: attention(q, k, v, softcap=0.0), InvalidArgumentError, "from 1e-06 to 10,000"),
+    ("large softcap", lambda q, k, v: attention(q, k, v, softcap=1e6), InvalidArgumentError, "None changes no score"),
+    ("nested", lambda q, k, v: attention(torch.nested.nested_tensor([q[0]]), k, v), UnsupportedError, "nested"),
     ("align", lambda q, k, v: attention(q, k, v, align="left"), InvalidArgumentError, "bottom-right, top-left"),
     ("backend", lambda q, k, v: attention(q, k, v, backend="cudnn"), InvalidArgumentError, "auto, triton, gluon"),
     ("triton", lambda q, k, v: attention(q, k, v, backend="triton"), UnsupportedError, "tensors on a CPU"),
@@ -305,3 +308,18 @@ def test_the_plan_depends_on_the_row_alone_where_bits_do() -> None:
             ]
             assert len({(plan.block_n, plan.width) for plan in plans}) == 1
             assert all(plan.tiles * plan.block_m >= 1 for plan in plans)
+
+
+def test_autocast_changes_no_result() -> None:
+    """It once had float32 queries give bfloat16, and the reference's sums rounded."""
+    q, k, v = qkv(20, 30)
+    calls = [
+        lambda: attention(q, k, v, causal=True),
+        lambda: attention(q, k, v, return_lse=True),
+        lambda: attention(q.half(), k.half(), v.half(), window=7),
+        lambda: decode_attention(q[:, :, :2], k, v, torch.tensor([30, 9])),
+    ]
+    for call in calls:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = call()
+        torch.testing.assert_close(found, call(), atol=0, rtol=0)

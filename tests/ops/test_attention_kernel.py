@@ -60,8 +60,11 @@ def run_varlen(
     starts = [torch.tensor([0, *(n[i] for n in lengths)], device=q.device).cumsum(0).int() for i in (0, 1)]
     out, lse = torch.full_like(q, NAN), torch.full((q.shape[1], q.shape[0]), NAN, device=q.device)
     rows = [tensor.transpose(0, 1)[None] for tensor in (out, q, k, v)]
-    plan = planned(*rows[1:], wanted, len(lengths), longest or max(n for n, _ in lengths))
-    triton_impl.attention(rows[0], lse[None], *rows[1:], wanted, plan, starts_q=starts[0], starts_k=starts[1])
+    longest = longest or max(n for n, _ in lengths)
+    plan = planned(*rows[1:], wanted, len(lengths), longest)
+    triton_impl.attention(
+        rows[0], lse[None], *rows[1:], wanted, plan, starts_q=starts[0], starts_k=starts[1], longest=longest
+    )
     return out, lse
 
 
@@ -217,6 +220,27 @@ def test_scores_far_below_zero_and_far_apart_stay_exact() -> None:
     check(q.abs(), -k.abs(), v, scale=1.0)
 
 
+@pytest.mark.parametrize("most", [torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min, 2.5e38])
+def test_a_finite_bias_hides_nothing_however_large(most: float) -> None:
+    """Whoever masks with the least finite number gets the mean of all values for a row that is masked as a whole."""
+    q, (k, v) = randn(1, 2, 20, 32), (randn(1, 2, 70, 32, seed=seed) for seed in (1, 2))
+    bias = torch.zeros(1, 1, 20, 70, device=DEVICE)
+    bias[..., 3, :] = most
+    bias[..., 4, 10:] = most
+    out, lse = run(q, k, v, bias=bias)
+    torch.testing.assert_close(out[:, :, 3].float(), v.float().mean(2), atol=2e-3, rtol=0)
+    exact, _ = oracle(q.double(), k.double(), v.double(), bias=bias.double())
+    others = [row for row in range(20) if row != 3]
+    torch.testing.assert_close(out[:, :, others].double(), exact[:, :, others], atol=4e-3, rtol=0)
+    assert lse.isfinite().all()
+
+
+def test_a_scale_that_float32_has_as_0_is_0() -> None:
+    q, (k, v) = randn(1, 1, 20, 16), (randn(1, 1, 40, 16, seed=seed) for seed in (1, 2))
+    for causal in (False, True):
+        assert torch.equal(run(q, k, v, scale=1e-50, causal=causal)[0], run(q, k, v, scale=0.0, causal=causal)[0])
+
+
 def test_strides_are_honoured() -> None:
     """Tokens before heads (descriptors can have them), rows 65 apart and expanded heads (they can't)."""
     bshd = [randn(2, 70, 4, 64, seed=seed).transpose(1, 2) for seed in (0, 1, 2)]
@@ -262,14 +286,18 @@ def test_packed_sequences_equal_each_alone_bit_for_bit(mask: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("mask", MASKS[:2])
-def test_of_a_sequence_longer_than_was_said_the_first_rows_are_right(mask: dict[str, Any]) -> None:
-    lengths, longest = [(200, 200), (30, 40)], 64
+@pytest.mark.parametrize("longest", [64, 70])
+def test_of_a_sequence_longer_than_was_said_the_first_rows_are_right_and_the_others_untouched(
+    longest: int, mask: dict[str, Any]
+) -> None:
+    lengths = [(200, 200), (30, 40)]
     q, (k, v) = randn(230, 2, 64), (randn(240, 2, 64, seed=seed) for seed in (1, 2))
     right, _ = run_varlen(q, k, v, lengths, **mask)
-    out, _ = run_varlen(q, k, v, lengths, longest, **mask)
+    out, lse = run_varlen(q, k, v, lengths, longest, **mask)
     assert torch.equal(out[:longest], right[:longest])
     assert torch.equal(out[200:], right[200:])
-    assert out[128:200].isnan().all()
+    assert out[longest:200].isnan().all()
+    assert lse[:, longest:200].isnan().all()
 
 
 def test_a_neighbours_nan_does_not_reach_a_packed_sequence() -> None:

@@ -253,3 +253,12 @@ def test_tables_are_kept_a_shape_and_dropped_when_there_are_many(monkeypatch: py
     assert order.shape == (plan.programs, rounds)
     dealt = order[order >= 0]
     assert torch.equal(dealt.sort().values, torch.arange(32 * 64, dtype=torch.int32))
+
+
+def test_pages_are_checked_whatever_the_default_device_is() -> None:
+    q, pages = randn(10, 4, 32, seed=0), randn(5, 4, 2, 32, seed=1)
+    table = torch.tensor([[0, 1, 2], [3, 3, 0]], dtype=torch.int32)
+    given = starts_of([4, 6]), starts_of([9, 7]), 6, 9
+    expected = attention_varlen(q, pages, pages, *given, block_table=table)
+    with torch.device("meta"):
+        assert torch.equal(attention_varlen(q, pages, pages, *given, block_table=table), expected)

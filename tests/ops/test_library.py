@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from onewave.base.errors import UnsupportedError
@@ -287,6 +288,33 @@ def test_backward_is_refused_by_name_when_it_is_asked_for(case: Case) -> None:
         (UnsupportedError, RuntimeError), match=rf"({case.name}: backward.*no_grad)|through .*{case.name}"
     ):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autograd_is_refused_where_out_is_given(compiled: bool) -> None:
+    """A compiled call that wrote out= once lost the gradients of its inputs without a word."""
+    q, k, v = (randn(1, 4, 9, 16, seed=seed) for seed in range(3))
+
+    def call(q: Tensor, out: Tensor) -> Tensor:
+        return attention(q, k, v, out=out) * 1
+
+    run = torch.compile(call, backend="aot_eager") if compiled else call
+    with torch.no_grad():
+        expected = run(q.requires_grad_(), torch.empty_like(q))
+    with pytest.raises(UnsupportedError, match=r"out=: tensors that require grad.*no_grad"):
+        run(q, torch.empty_like(q))
+    torch.testing.assert_close(run(q.detach(), torch.empty_like(q)), expected)
+
+
+def test_forward_mode_differentiation_is_refused() -> None:
+    """Its tangents were once zeros, or none."""
+    q, k, v = (randn(1, 4, 9, 16, seed=seed) for seed in range(3))
+    with pytest.raises(UnsupportedError, match="a tensor with a tangent"):
+        torch.func.jvp(lambda q: attention(q, k, v), (q,), (q,))
+    with forward_ad.dual_level():
+        attention(q, k, v)
+        with pytest.raises(UnsupportedError, match="a tensor with a tangent"):
+            attention(q, forward_ad.make_dual(k, v), v)
 
 
 def test_a_plain_eager_call_does_not_go_through_the_dispatcher() -> None:

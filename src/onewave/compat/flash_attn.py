@@ -274,6 +274,10 @@ def _check_attends(name: str, q: Tensor, cache: FlashCache, wanted: dict[str, An
     if cache.k.dtype is not cache.v.dtype or cache.k.dtype not in kinds:
         got, allowed = f"{cache.k.dtype}, {cache.v.dtype}", ", ".join(map(str, kinds))
         raise UnsupportedError(f"{name}: dtypes of k_cache, v_cache", got=got, allowed=f"twice one of {allowed}")
+    for label, tensor in (("k_cache", cache.k), ("v_cache", cache.v)):
+        if tensor.stride(3) != 1 and tensor.shape[3] > 1:
+            got = f"strides {tensor.stride()}"
+            raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis")
     numbers = {key: wanted[key] for key in ("causal", "scale", "window", "softcap")}
     check_options(name, head_dim=head_dim, align="bottom-right", **numbers)
     check_extras(name, q.transpose(1, 2), None, wanted["alibi_slopes"], None, batch=q.shape[0], scores=(0, 0))

@@ -74,7 +74,10 @@ class FlashCache:
             raise ShapeError(
                 f"{name}: rows of the cache", got=str(k.shape[0]), allowed=str(batch), next="Or pass cache_batch_idx."
             )
-        return cls(k, v, None if cache_batch_idx is None else cache_batch_idx.long(), block_table)
+        rows = None if cache_batch_idx is None else cache_batch_idx.long()
+        if block_table is not None and block_table.shape[1] > 1 and block_table.stride(1) != 1:
+            block_table = block_table.contiguous()  # as kernels read it
+        return cls(k, v, rows, block_table)
 
     @property
     def capacity(self) -> int:
@@ -116,7 +119,7 @@ class FlashCache:
         positions = (past.long()[:, None] + torch.arange(num_new, device=q.device)).flatten()
         rows = torch.arange(batch, device=q.device) if self.rows is None else self.rows
         rotated = append_kv(
-            torch.cat((q, k, v), dim=2).view(batch * num_new, -1),
+            torch.cat((q, k, v), dim=2).flatten(2).flatten(0, 1),
             torch.cat([values[positions].float() for values in angles], dim=1),
             self.k.transpose(1, 2),
             self.v.transpose(1, 2),

@@ -11,13 +11,14 @@ of times; plain eager inference therefore calls the implementation directly, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage] (nothing public tells)
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.base.settings import Settings
@@ -28,10 +29,15 @@ __all__ = [
     "check_tensors",
     "checks_contents",
     "is_watched",
+    "outside_autocast",
     "refuse_grad",
     "register",
     "shares_elements",
 ]
+
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()) -> None:
@@ -55,9 +61,14 @@ def is_watched(*tensors: Tensor | None) -> bool:
     """Whether a compiler, a dispatch mode, a transform (vmap), a tensor subclass or autograd must see this call as one
     registered operator.
 
-    And whether the first tensor has a shape alone (device meta): then the registered operator answers, too.
+    And whether the first tensor has a shape alone (device meta): then the registered operator answers, too. Raises
+    UnsupportedError for a tensor with a tangent, which no operator would follow.
     """
-    if torch.compiler.is_compiling() or _len_torch_dispatch_stack() or peek_interpreter_stack():
+    if torch.compiler.is_compiling() or _len_torch_dispatch_stack():
+        return True
+    if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage] (asking each tensor takes microseconds)
+        _refuse_tangents(tensors)
+    if peek_interpreter_stack():
         return True
     grad = torch.is_grad_enabled()
     # Not any(...): a generator takes twice as long, and a layer asks seven times.
@@ -68,10 +79,33 @@ def is_watched(*tensors: Tensor | None) -> bool:
     return first is not None and first.is_meta
 
 
+def _refuse_tangents(tensors: Iterable[Tensor | None]) -> None:
+    if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise UnsupportedError(
+            "forward-mode differentiation", got="a tensor with a tangent", next="Pass the tensor without it, detached."
+        )
+
+
+def outside_autocast(
+    function: Callable[Concatenate[Tensor, _Given], _Result],
+) -> Callable[Concatenate[Tensor, _Given], _Result]:
+    """The function as it is outside torch.autocast, which would have its products, and so its result, rounded."""
+
+    @wraps(function)
+    def call(first: Tensor, *given: _Given.args, **named: _Given.kwargs) -> _Result:
+        kind = first.device.type
+        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+            return function(first, *given, **named)
+        with torch.autocast(kind, enabled=False):
+            return function(first, *given, **named)
+
+    return call
+
+
 def refuse_grad(what: str, *tensors: Tensor | None) -> None:
     """Raises UnsupportedError where autograd would have to follow a call that is no registered operator, or writes to
     out=."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled():
         return
     if any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise UnsupportedError(what, got="tensors that require grad", next="Run it under torch.no_grad().")
@@ -83,14 +117,15 @@ def check_optional(operator: str, tensors: Mapping[str, object]) -> None:
 
 
 def check_tensors(operator: str, **tensors: object) -> None:
-    """Raises InvalidArgumentError for the first that is no tensor, UnsupportedError for a sparse one."""
+    """Raises InvalidArgumentError for the first that is no tensor, UnsupportedError for a sparse or nested one."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             plain = tensor is None or isinstance(tensor, (int, float, str))
             got = shown(tensor) if plain else type(tensor).__name__
             raise InvalidArgumentError(f"{operator}: {name}", got=got, allowed="a torch.Tensor")
-        if tensor.layout is not torch.strided:
-            raise UnsupportedError(f"{operator}: {name}", got=str(tensor.layout), allowed="a dense tensor")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            got = "a nested tensor" if tensor.is_nested else str(tensor.layout)
+            raise UnsupportedError(f"{operator}: {name}", got=got, allowed="a dense tensor")
 
 
 def shares_elements(tensor: Tensor) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "Options",
     "Window",
     "as_whole",
+    "check_softcap",
     "check_switch",
     "is_finite",
     "is_whole",
@@ -28,6 +29,10 @@ __all__ = [
 
 ALIGNMENTS = ("bottom-right", "top-left")
 _LARGEST = 3.4028234663852886e38
+# Nearer to 0 than this is 0 in float32.
+_SMALLEST = 1.1754943508222875e-38
+# A tanh near 1 of float32 is off by 6e-8: scores by as much of the cap.
+_SOFTCAPS = (1e-6, 1e4)
 # Beyond any sequence: as good as no limit.
 _MOST_KEYS = 1 << 40
 
@@ -71,16 +76,23 @@ def options(
     if align not in ALIGNMENTS:
         raise InvalidArgumentError(f"{operator}: align", got=shown(align), allowed=", ".join(ALIGNMENTS))
     check_switch(f"{operator}: causal", causal, next="A mask of your own is a bias.")
-    for name, number in (("scale", scale), ("softcap", softcap)):
-        if number is not None and not is_finite(number):
-            raise InvalidArgumentError(f"{operator}: {name}", got=shown(number), allowed="a finite number, or None")
-    if softcap is not None and not softcap > 0:
-        raise InvalidArgumentError(f"{operator}: softcap", got=str(softcap), allowed="greater than 0, or None")
+    if scale is not None and not is_finite(scale):
+        raise InvalidArgumentError(f"{operator}: scale", got=shown(scale), allowed="a finite number, or None")
+    check_softcap(f"{operator}: softcap", softcap)
     left, right = _sides(operator, window)
     if causal:
         right = 0 if right is None else min(right, 0)
     factor = head_dim**-0.5 if scale is None else float(scale)
+    factor = factor if abs(factor) >= _SMALLEST else 0.0
     return Options(factor, left, right, align == "top-left", None if softcap is None else float(softcap))
+
+
+def check_softcap(what: str, softcap: object) -> None:
+    """Raises InvalidArgumentError for what is no cap, or one so large that scores would lose more than they are cut."""
+    least, most = _SOFTCAPS
+    if softcap is not None and not (is_finite(softcap) and least <= cast("float", softcap) <= most):
+        allowed = f"a number from {least:g} to {most:,.0f}, or None"
+        raise InvalidArgumentError(what, got=shown(softcap), allowed=allowed, next="None changes no score.")
 
 
 def check_switch(what: str, value: object, next: str | None = None) -> None:

@@ -372,7 +372,7 @@ def _ragged(
         return
     plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, bias, sequences=sequences, longest=max_seqlen_q)
     load(_NAME, "triton_impl").attention(
-        rows[0], row_lse, *rows[1:], wanted, plan, alibi_slopes=alibi_slopes, bias=bias, **packed
+        rows[0], row_lse, *rows[1:], wanted, plan, alibi_slopes=alibi_slopes, bias=bias, **packed, longest=max_seqlen_q
     )
 
 

@@ -44,7 +44,7 @@ def check_table(name: str, k: Tensor, block_table: Tensor, starts_k: Tensor) -> 
     if len(needed) and int(needed.max()) > most:
         got, allowed = f"{int(lengths.max())} keys in one sequence", f"at most {most * size}"
         raise InvalidArgumentError(f"{name}: block_table", got=got, allowed=allowed)
-    used = block_table.cpu()[torch.arange(most) < needed[:, None]]
+    used = block_table.cpu()[torch.arange(most, device="cpu") < needed[:, None]]
     wrong = used[(used < 0) | (used >= pages)]
     if len(wrong):
         raise InvalidArgumentError(f"{name}: block_table", got=str(int(wrong[0])), allowed=f"0 to {pages - 1}")

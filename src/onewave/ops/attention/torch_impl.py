@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onewave.ops.attention.masks import Options, visible_keys
+from onewave.ops.library import outside_autocast
 
 __all__ = ["attention"]
 
 
+@outside_autocast
 def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | None = None) -> Tensor:
     """See op.attention; Sq and Sk at least 1, a bias bool or alone and of q's dtype.
 

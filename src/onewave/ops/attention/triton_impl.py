@@ -41,6 +41,7 @@ from onewave.wave.launch_kernel import launch_kernel
 __all__ = ["allows_descriptors", "attention", "attention_kernel"]
 
 _LOG2E = math.log2(math.e)
+_GREATEST = tl.constexpr(3.4028234663852886e38)
 _ALIGNED = 16
 _MOST_STRIDE = 1 << 40
 # A place plus a side stays inside 32 bits.
@@ -114,9 +115,13 @@ def attend(
         if BIAS == 1:
             s = tl.where(bias != 0, s, float("-inf"))
         elif BIAS == 2:
-            added = bias.to(tl.float32) * 1.4426950408889634
+            given = bias.to(tl.float32)
+            added = given * 1.4426950408889634
+            # The least and the greatest finite number hide nothing, as whoever masks with the least relies on.
+            added = tl.where((given > float("-inf")) & (added < -_GREATEST), -_GREATEST, added)
+            added = tl.where((given < float("inf")) & (added > _GREATEST), _GREATEST, added)
             # A hidden key may hold NaN.
-            s = tl.where(added == float("-inf"), added, s + added)
+            s = tl.where(given == float("-inf"), given, s + added)
         if CUT or UNCLEAR:
             visible = (key < num_keys)[None, :]
             if RIGHT:
@@ -167,17 +172,19 @@ def attention_kernel(
     kv_head = head // group
     start_q, start_k, page = 0, 0, batch
     if RAGGED:
+        longest = num_queries
         start_q, start_k = tl.load(starts_q_ptr + batch), tl.load(starts_k_ptr + batch)
         num_queries = tl.load(starts_q_ptr + batch + 1) - start_q
         num_keys = tl.load(starts_k_ptr + batch + 1) - start_k
-        # The grid has tiles for max_seqlen_q, which a sequence may exceed.
-        tiles = tl.minimum(tiles, tl.cdiv(num_queries * PACK, BLOCK_M))
-        if tile >= tiles:
-            return
         if not TOP_LEFT:
             shift = num_keys - num_queries
         if RIGHT:
             num_keys = tl.maximum(tl.minimum(num_keys, num_queries + shift + right), 0)
+        # Those beyond max_seqlen_q, for which the grid has no tiles either, are not computed.
+        num_queries = tl.minimum(num_queries, longest)
+        tiles = tl.minimum(tiles, tl.cdiv(num_queries * PACK, BLOCK_M))
+        if tile >= tiles:
+            return
         page = 0
     if RIGHT:
         tile = tiles - 1 - tile
@@ -298,10 +305,12 @@ def attention(
     bias: Tensor | None = None,
     starts_q: Tensor | None = None,
     starts_k: Tensor | None = None,
+    longest: int = 0,
 ) -> None:
     """Write out (like q) and lse (float32 [B, H, Sq]); what op.attention has checked and planned.
 
-    starts_q, starts_k: int32 [sequences + 1]; then batch is 1 in q, k, v, out and lse, and Sq, Sk count all tokens.
+    starts_q, starts_k: int32 [sequences + 1]; then batch is 1 in q, k, v, out and lse, and Sq, Sk count all tokens;
+    longest: rows of a sequence that are written at most.
     """
     if q.numel() == 0:
         return
@@ -342,7 +351,7 @@ def attention(
         _broadcast_strides(full_bias, 4),
         num_heads,
         num_heads // num_kv_heads,
-        num_queries,
+        longest if ragged else num_queries,
         num_keys,
         plan.tiles,
         shift,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.masks import as_whole, is_finite, is_whole
+from onewave.ops.attention.masks import as_whole, check_softcap, is_finite, is_whole
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_lengths
 from onewave.ops.decode_attention.plan import MAX_QUERIES
@@ -252,11 +252,11 @@ def _check(
     if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
         got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
         raise ShapeError(f"{_NAME}: seq_lens", got=got, allowed=f"int32 or int64 [{rows}]")
-    numbers = (("window", window, is_whole), ("split_size", split_size, is_whole), ("softcap", softcap, is_finite))
-    for name, value, fits in numbers:
-        if value is not None and not (fits(value) and value > 0):
-            kind = "a whole number" if fits is is_whole else "a number"
-            raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=f"{kind} greater than 0, or None")
+    for name, value in (("window", window), ("split_size", split_size)):
+        if value is not None and not (is_whole(value) and value > 0):
+            allowed = "a whole number greater than 0, or None"
+            raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=allowed)
+    check_softcap(f"{_NAME}: softcap", softcap)
     return shape
 
 

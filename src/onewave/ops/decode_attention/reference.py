@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from onewave.ops.decode_attention.caches import cached_rows
+from onewave.ops.library import outside_autocast
 
 __all__ = ["decode_attention"]
 
 
+@outside_autocast
 def decode_attention(
     q: Tensor,
     k_cache: Tensor,
