@@ -48,9 +48,10 @@ def attention(
     align: query i stands at key i + Sk - Sq ("bottom-right": the last query at the last key) or at key i ("top-left").
     causal: a query sees no key beyond its place. window: a number of keys, the query's place and those to its left (the
     right is open unless causal), or (left, right) as flash-attn has it: keys place - left .. place + right, -1 or None
-    for no limit. scale: default 1/sqrt(head_dim). Scores then take, in this order: softcap * tanh(score / softcap);
-    ALiBi, - slope * |place - key| with alibi_slopes float32 [heads] or [batch, heads]; bias, float (added) or bool
-    (True is seen), broadcastable to [batch, heads, Sq, Sk]. sinks: [heads], a logit that carries no value.
+    for no limit. scale: default 1/sqrt(head_dim). Scores then take, in this order: softcap * tanh(score / softcap), for
+    caps from 1e-6 to 10,000; ALiBi, - slope * |place - key| with alibi_slopes float32 [heads] or [batch, heads]; bias,
+    float (added; only -inf hides) or bool (True is seen), broadcastable to [batch, heads, Sq, Sk]. sinks: [heads], a
+    logit that carries no value.
 
     Returns [batch, heads, Sq, head_dim] in q's dtype and order of axes in memory, or out, which is written; with
     return_lse also the natural-log sum of exponentials, float32 [batch, heads, Sq], sinks included. A row that sees no

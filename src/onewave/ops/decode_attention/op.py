@@ -56,7 +56,8 @@ def decode_attention(
     seq_lens: [rows] int32|int64 on the device: keys of each row; query i of n sees the first seq_len - (n - 1 - i). A
     row of length 0 gives 0 and -inf. A negative length leaves the row's output as it is.
     scale: default 1/sqrt(head_dim). window: a query sees at most the last `window` of its keys. softcap: scores become
-    softcap * tanh(score / softcap). sinks: [heads], logits that take part in the softmax and carry no value.
+    softcap * tanh(score / softcap), with a softcap from 1e-6 to 10,000. sinks: [heads], logits that take part in the
+    softmax and carry no value.
     split_size: keys of a partial result, rounded up to whole tiles of 64 or 128; default: by the row's length.
     out: written and returned. backend: "auto", or without any falling back "gluon" (Hopper's kernel, which takes what
     stream_plan.refusal says and gives the same bits), "triton", "cpu" or "reference".
