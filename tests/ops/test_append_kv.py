@@ -264,6 +264,25 @@ def bad_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
         "k and v dtypes": ({"k_cache": torch.zeros(2, 2, 8, 32, **wide)}, UnsupportedError, "cache dtypes"),
         "last axis": ({"v_cache": torch.zeros(2, 2, 8, 64, **LOW)[..., ::2]}, ShapeError, "contiguous last axis"),
         "packed": ({"k_cache": torch.zeros(2, 2, 8, 8, 4, **LOW)}, ShapeError, "k_cache"),
+        "packed, head_dim": (
+            {
+                "qkv": torch.zeros(3, 8 * 40, **LOW), "rotary": None,
+                "k_cache": torch.zeros(2, 2, 2, 8, 16, **wide).char(),
+                "v_cache": torch.zeros(2, 2, 8, 40, **wide).char(),
+            },
+            ShapeError,
+            "k_cache: packed, head_dim 40 in torch.int8; allowed: a head_dim that is a multiple of 16",
+        ),
+        "no keys in a block": (
+            {
+                "k_cache": torch.zeros(2, 2, 0, 32, **LOW), "v_cache": torch.zeros(2, 2, 0, 32, **LOW),
+                "block_table": torch.zeros(2, 2, **index),
+            },
+            ShapeError,
+            "block_size: 0; allowed: at least 1",
+        ),
+        "float8 bias": ({"bias": torch.zeros(256, **wide).to(FP8)}, UnsupportedError, "dtype of bias: torch.float8"),
+        "float8 norm": ({"k_norm": torch.ones(32, **wide).to(FP8)}, UnsupportedError, "dtype of k_norm: torch.float8"),
         "slots": ({"slots": torch.zeros(2, **index)}, ShapeError, "slots, positions"),
         "slots' dtype": ({"slots": torch.zeros(3, **wide)}, UnsupportedError, "int64, int32"),
         "rotary": ({"rotary": torch.zeros(3, 34, **wide)}, ShapeError, "an even rotary_dim up to 32"),
@@ -276,7 +295,7 @@ def bad_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
         "backend": ({"backend": "cuda"}, InvalidArgumentError, "backend"),
         "wrong backend": ({"backend": "cpu"}, UnsupportedError, 'Use backend="auto"'),
         "devices": ({"slots": torch.zeros(3, device="meta").long()}, UnsupportedError, "one device"),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "error", "words"), bad_calls().values(), ids=bad_calls().keys())
@@ -290,6 +309,15 @@ def test_bad_input_says_what_is_allowed(changes, error, words):
     append_kv(**arguments)  # right, and remembered as right
     with pytest.raises(error, match=words):
         append_kv(**(arguments | changes))
+
+
+@pytest.mark.parametrize("per_row", [0, 2])
+def test_no_tokens_fit_blocks_of_no_keys(monkeypatch, per_row):
+    monkeypatch.setattr(op, "checks_contents", lambda: True)
+    caches = [torch.zeros(2, 2, 0, 32, **LOW) for _ in "kv"]
+    none, table = torch.zeros(0, device=DEVICE).long(), torch.zeros(2, per_row, device=DEVICE).long()
+    q = append_kv(torch.zeros(0, 256, **LOW), None, *caches, none, none, num_heads=4, block_table=table)
+    assert q.shape == (0, 4, 32)
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,13 @@ def test_an_odd_head_dim_is_refused_by_name() -> None:
         decode_attention(case.q, case.k, case.v, case.seq_lens)
 
 
+def test_packed_keys_that_leave_a_part_of_a_head_are_refused() -> None:
+    q = torch.zeros(2, 4, 40, dtype=LOW_DTYPES[0], device=DEVICE)
+    k, v = (torch.zeros(shape, dtype=torch.int8, device=DEVICE) for shape in ((2, 2, 2, 8, 16), (2, 2, 8, 40)))
+    with pytest.raises(ShapeError, match=r"head_dim 40 in torch\.int8; allowed: .* a multiple of 16\. Use the plain"):
+        decode_attention(q, k, v, torch.ones(2, device=DEVICE, dtype=torch.int64))
+
+
 def test_a_strided_head_is_refused() -> None:
     case = Case([5], head_dim=32)
     q = torch.zeros(1, 4, 1, 64, dtype=case.dtype, device=DEVICE)[..., ::2]

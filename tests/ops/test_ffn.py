@@ -303,6 +303,11 @@ def test_a_packed_block_takes_rows_that_begin_anywhere_and_no_others() -> None:
         with pytest.raises(error, match="ffn: "):
             packed(wrong)
     assert len(launched) == 4
+    right = torch.zeros(4, 64, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="PackedFFN: tensors that require grad"):
+        packed(right)
+    with torch.no_grad():
+        assert packed(right).shape == (4, 128)
 
 
 def test_packing_needs_a_card_that_runs_the_wave() -> None:

@@ -132,6 +132,13 @@ def test_a_call_launches_what_computes_the_block(monkeypatch: pytest.MonkeyPatch
         assert all(options["launch_cooperative_grid"] for _, _, options in device.launches)
 
 
+def test_two_streams_compute_the_block_in_half_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(monkeypatch)
+    for rows in (130, 1):
+        given = operands(rows)
+        assert_close(chain_impl.ffn(*given, "silu", "half_row", "auto", True), given, "silu")
+
+
 def test_a_graph_may_be_recorded_once_plan_and_buffers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch)
     x, up, down, gate = operands(130)

@@ -193,6 +193,15 @@ def test_two_streams_leave_a_place_for_the_watcher_and_cut_nothing_along_k() -> 
         plan_chain(SIZES, workers=9, streams=True, tile=ChainTile(1, 128, 4, 1, 2))
 
 
+@pytest.mark.parametrize("rows", [64, 700, 4096])
+def test_two_streams_take_half_a_row_at_a_time_uncut(rows: int) -> None:
+    plan = plan_chain(ChainSizes(rows, 64, 448, 192, True), workers=5, order="half_row", streams=True)
+    assert plan.tile.splits == 1
+    verify_table(plan.table)
+    assert sorted(plan.records[:, 11]) == list(range(len(plan.graph.tasks)))
+    run_out_of_order(plan, seed=rows)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [

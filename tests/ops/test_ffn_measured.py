@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.base.errors import UnsupportedError
 from onewave.ops.explain import explain
 from onewave.ops.ffn import chain_impl, ffn, op, wave_impl
 from onewave.ops.ffn import measured as table
@@ -199,11 +200,41 @@ def test_auto_keeps_no_order_from_being_asked_for_and_takes_products_where_its_c
         (256, {"policy": "data"}, "torch"),
         (1, {"order": "rows:2"}, "torch"),
         (1, {"order": "sm_local"}, "pack wave"),
+        # A hidden row of one tile has no halves.
+        (1, {"order": "half_row"}, "torch"),
+        (1, {"order": "half_row", "backend": "wave"}, "pack wave"),
     ):
         found = ffn(rows(count), up, down, **change)
         assert card.took() == expected
         if expected == "torch":
             assert torch.equal(found, in_torch(rows(count), up, down, None, "silu"))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_auto_and_explain_take_products_for_rows_that_an_order_has_no_plan_for(
+    card: Card, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "MEASURED", MEASURED)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(wave_impl, "co_resident", lambda device: 132)
+    up, down = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((14336, 4096), (4096, 14336)))
+    for count, expected in ((8, "wave"), (9, "torch"), (32, "torch")):
+        x = up.new_empty(count, 4096)
+        assert op._chosen(x, up, down, up if gated else None, "silu", "auto", "auto", "auto") == "wave"
+        assert op._chosen(x, up, down, up if gated else None, "silu", "sm_local", "auto", "auto") == expected
+        shapes = (x.shape, up.shape, down.shape)
+        answer = explain("ffn", *shapes, device="cuda:sm_90", order="sm_local", gated=gated)
+        assert answer.backend == expected
+        assert any("no plan for so many rows in order sm_local" in why for why in answer.why) is (expected == "torch")
+    with pytest.raises(UnsupportedError, match="Use row"):
+        explain("ffn", *shapes, device="cuda:sm_90", order="sm_local", gated=gated, backend="wave")
+
+
+def test_the_same_memory_in_another_dtype_is_packed_again(card: Card) -> None:
+    up, down = block()
+    ffn(rows(1), up, down, backend="wave")
+    ffn(rows(1).half(), up.view(torch.float16), down.view(torch.float16), backend="wave")
+    assert card.took() == "pack wave pack wave"
 
 
 def test_a_model_of_many_blocks_is_not_packed_again_at_every_step(card: Card) -> None:

@@ -119,6 +119,7 @@ def test_swiglu_kernel_equals_the_reference(rows: int, width: int, dtype: torch.
     gate, up = gate_up.double().chunk(2, -1)
     exact = torch.nn.functional.silu(gate) * up
     assert close(triton_impl.swiglu(gate_up), exact, swiglu_reference.swiglu(gate_up))
+    assert triton_impl.swiglu(gate_up[:, :0]).shape == (rows, 0)
 
 
 @pytest.mark.parametrize("dtype", LOW_DTYPES)

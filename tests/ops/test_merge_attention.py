@@ -147,6 +147,16 @@ def test_no_queries_give_an_empty_result(merge):
     assert lse.shape == (1, 2, 0)
 
 
+@pytest.mark.parametrize("merge", [merge_attention, kernel])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_outputs_without_numbers_have_a_sum_of_exponentials(merge, stacked):
+    outs, lses = randn(3, 1, 2, 5, 0), randn(3, 1, 2, 5, seed=1)
+    lses[:, :, :, 0] = -INF
+    out, lse = merge(outs, lses) if stacked else merge(list(outs), list(lses))
+    assert out.shape == (1, 2, 5, 0)
+    torch.testing.assert_close(lse, lses.logsumexp(0))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [

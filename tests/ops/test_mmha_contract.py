@@ -140,6 +140,21 @@ def bad_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
             UnsupportedError,
             "head_dim: 84; allowed: multiples of 8",
         ),
+        "no head_dim": (
+            {"qkv": torch.zeros(2, 0, **LOW), "cache_k": odd[..., :0], "cache_v": odd[..., :0]},
+            UnsupportedError,
+            "head_dim: 0; allowed: multiples of 8",
+        ),
+        "float8 bias": (
+            {"bias": torch.zeros(10, 32, **wide).to(torch.float8_e4m3fn)},
+            UnsupportedError,
+            "dtype of bias: torch.float8_e4m3fn; allowed: bfloat16",
+        ),
+        "float8 src_mask": (
+            {"src_mask": torch.zeros(2, 1, 1, 8, **wide).to(torch.float8_e4m3fn)},
+            UnsupportedError,
+            "dtype of src_mask: torch.float8_e4m3fn; allowed: bfloat16",
+        ),
         "dtype": ({"qkv": torch.zeros(2, 10, 32, **wide).double()}, UnsupportedError, "dtype of qkv: torch.float64"),
         "mixed": ({"qkv": torch.zeros(2, 10, 32, **wide).bfloat16()}, UnsupportedError, "float16 as the cache"),
         "int8 cache": ({"cache_k": int8, "cache_v": int8}, UnsupportedError, "cache dtype: torch.int8"),

@@ -149,6 +149,17 @@ def test_a_tile_that_reads_back_otherwise_is_noticed(program: WaveProgram) -> No
         assert stream.differs("up", weights["up"])
 
 
+def test_weights_that_are_no_numbers_read_back_as_they_were(program: WaveProgram) -> None:
+    stream, weights = filled(program)
+    down = weights["down"].matrices[0]
+    down[0, 0], down[127, 500] = torch.nan, torch.inf
+    assert stream.differs("down", weights["down"])
+    stream.put("down", weights["down"])
+    assert not stream.differs("down", weights["down"])
+    down[0, 0] = 1
+    assert stream.differs("down", weights["down"])
+
+
 def test_a_matrix_of_another_shape_than_planned_is_refused(program: WaveProgram) -> None:
     stream = WeightStream(program, torch.float16, CPU)
     with pytest.raises(ShapeError, match="72 x 1 tiles"):

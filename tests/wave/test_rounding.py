@@ -167,6 +167,9 @@ def test_a_rounded_matrix_comes_back_as_its_rounded_rows(program: WaveProgram, r
     assert stream.images.nbytes == program.stream_tiles * 8192
     stream.scales[5] *= 2  # type: ignore[index] # rounded
     assert stream.differs("down", down)
+    down.matrices[0][5, 5] = torch.inf  # a row of no numbers, in the stream as outside
+    stream.put("down", down)
+    assert not stream.differs("down", down)
 
 
 @BOTH

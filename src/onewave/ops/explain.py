@@ -23,7 +23,7 @@ from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
 from onewave.ops.ffn.op import check_choices, check_sizes, of_the_wave
 from onewave.ops.ffn.op import suits as ffn_suits
-from onewave.ops.ffn.plan import FFNSizes, keeps_compact, plan_ffn, workers_for
+from onewave.ops.ffn.plan import FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
 from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, check_numbers, dtype_of, elsewhere
 from onewave.wave.layout import MOST_BATCH
 
@@ -159,17 +159,18 @@ def _ffn(question: Question) -> Explanation:
         backend = fastest(rows, *sizes, dtype, card=question.card) if asked else "torch"
         if not ffn_suits(backend, order, policy):
             backend, known = "torch", (f"{backend} has no such order or policy", *known)
+        elif backend == "wave" and (order, policy) != ("auto", "auto"):
+            padded, how = _wave_plan(question, rows, sizes)
+            if not has_plan(padded, **how):
+                backend, known = "torch", (f"wave has no plan for so many rows in order {how['order']}", *known)
     if backend == "torch":
         reasons = known if suits else ("both products in one launch need 16-bit types on sm_90",)
         return Explanation("ffn", question.text(), "torch", "ffn/reference.py: products one by one", reasons)
     if backend != "wave":
         return _many_rows(question, ChainSizes(rows, *sizes), backend, known)
-    order, policy = of_the_wave(order, policy)
-    padded = FFNSizes(1 << (rows - 1).bit_length(), *sizes)
-    compact = keeps_compact(dtype, padded.batch, order, policy)
-    chosen = workers_for(padded, order=order, available=SMS_OF_AN_H200, compact=compact)
-    workers = int(options.get("workers", chosen))
-    made = plan_ffn(padded, workers=workers, order=order, policy=policy, compact=compact)
+    padded, how = _wave_plan(question, rows, sizes)
+    order, policy, workers, compact = (how[name] for name in ("order", "policy", "workers", "compact"))
+    made = plan_ffn(padded, **how)
     shape = made.programs[0].shape
     lanes = [[int(count) for count in program.lanes[:, 0]] for program in made.programs]
     tiles = [sum(counts) for counts in zip(*lanes, strict=True)]
@@ -186,6 +187,17 @@ def _ffn(question: Question) -> Explanation:
         "ffn", question.text(), "wave", "wave/kernel.py: wave_kernel", why,
         tile=f"{shape.rows} rows x {shape.cols}, ring of {shape.ring}", split=split, programs=str(workers),
     )  # fmt: skip
+
+
+def _wave_plan(question: Question, rows: int, sizes: tuple[int, int, int, bool]) -> tuple[FFNSizes, dict[str, Any]]:
+    """The sizes and options that a wave for so many rows is planned with."""
+    options = question.options
+    order, policy = of_the_wave(options.get("order", "auto"), options.get("policy", "auto"))
+    padded = FFNSizes(1 << (rows - 1).bit_length(), *sizes)
+    compact = keeps_compact(question.dtype, padded.batch, order, policy)
+    chosen = workers_for(padded, order=order, available=SMS_OF_AN_H200, compact=compact)
+    workers = int(options.get("workers", chosen))
+    return padded, {"workers": workers, "order": order, "policy": policy, "compact": compact}
 
 
 def _in_bits(compact: bool) -> str:

@@ -272,7 +272,7 @@ def merge(question: Question) -> Explanation:
     if not question.cuda:
         return elsewhere(question, "reference", None)
     head_dim, queries = outs[-1], outs[-2]
-    block_d = 1 << (head_dim - 1).bit_length()
+    block_d = 1 << max(0, head_dim - 1).bit_length()
     block_s = max(1, min(1 << (queries - 1).bit_length(), 2048 // block_d))
     programs = -(-queries // block_s)
     for size in outs[1:-2]:

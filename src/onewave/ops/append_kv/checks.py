@@ -57,7 +57,7 @@ def check_arguments(
             allowed="[tokens, (heads + 2 * kv_heads) * head_dim], [slots, kv_heads, capacity, head_dim]",
         )
     tokens, width = qkv.shape
-    num_blocks, num_kv_heads, _, head_dim = v_cache.shape
+    num_blocks, num_kv_heads, block_size, head_dim = v_cache.shape
     is_usual = (
         k_cache.shape == v_cache.shape
         and k_cache.dtype is v_cache.dtype is qkv.dtype
@@ -69,6 +69,8 @@ def check_arguments(
     if not is_usual:
         rows = num_blocks if block_table is None else block_table.shape[0] if block_table.ndim else 0
         cache_shape(_NAME, k_cache, v_cache, block_table, rows)
+        if block_table is not None and block_size == 0 and tokens:
+            raise ShapeError(f"{_NAME}: block_size", got="0", allowed="at least 1, with block_table")
     _check_heads(qkv, k_cache, num_heads, num_kv_heads, head_dim)
     if slots.shape != (tokens,) or positions.shape != (tokens,):
         got = f"{tuple(slots.shape)}, {tuple(positions.shape)}"
@@ -120,8 +122,9 @@ def _check_vector(name: str, tensor: Tensor, length: int, k_cache: Tensor) -> No
     if tensor.shape != (length,):
         raise ShapeError(f"{_NAME}: {name}", got=str(tuple(tensor.shape)), allowed=f"[{length}]")
     is_scale = name.endswith("scale")
-    if tensor.dtype is not torch.float32 if is_scale else not tensor.dtype.is_floating_point:
-        allowed = "float32" if is_scale else "a float dtype"
+    if tensor.dtype not in ((torch.float32,) if is_scale else _CPU_DTYPES):
+        # No float8: PyTorch adds it to nothing.
+        allowed = "float32" if is_scale else "bfloat16, float16, float32, float64"
         raise UnsupportedError(f"{_NAME}: dtype of {name}", got=str(tensor.dtype), allowed=allowed)
     if is_scale and k_cache.dtype not in _QUANTISED:
         raise InvalidArgumentError(

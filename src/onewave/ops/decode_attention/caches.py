@@ -45,6 +45,10 @@ def cache_shape(operator: str, k_cache: Tensor, v_cache: Tensor, block_table: Te
     chunk = head_dim if k_cache.ndim == 4 else 16 // k_cache.element_size()
     right = (blocks, num_kv_heads, block_size, head_dim)
     if k_cache.ndim == 5:
+        if head_dim % chunk:
+            got = f"packed, head_dim {head_dim} in {k_cache.dtype}"
+            allowed = f"a head_dim that is a multiple of {chunk}"
+            raise ShapeError(f"{operator}: k_cache", got=got, allowed=allowed, next="Use the plain layout.")
         right = (blocks, num_kv_heads, head_dim // chunk, block_size, chunk)
     if tuple(k_cache.shape) != right:
         raise ShapeError(f"{operator}: k_cache", got=str(tuple(k_cache.shape)), allowed=f"{right}, to go with v_cache")

@@ -300,7 +300,7 @@ def plan_chain(
     """
     _check(sizes, workers, policy, streams)
     if tile is None:
-        tile = default_tile(sizes, workers, 2 if order == "half_row" else 1 if streams else None)
+        tile = default_tile(sizes, workers, 1 if streams else 2 if order == "half_row" else None)
     if streams and tile.splits > 1:
         raise UnsupportedError("ffn (backend=streams): slices of K", got=str(tile.splits), allowed="1")
     order = "skewed" if order == "auto" else order

@@ -53,9 +53,10 @@ def ffn(
     every run gives the same bits.
     "torch" or "reference": products one after the other, each rounded. "auto": what measured.py has seen to be fastest
     on this card, for this dtype and block; the products where it has seen nothing, where the backend does not know the
-    order or policy asked for, and instead of a wave that would have to drop a packed copy in use, fill more than half
-    of the free memory, or pack inference tensors, which tell nobody when they are written to. (Writes to weights by
-    way of .data or of other libraries go unnoticed, too: where there are such, name a backend, or use pack_ffn.)
+    order or policy asked for or has no plan in it for so many rows, and instead of a wave that would have to drop a
+    packed copy in use, fill more than half of the free memory, or pack inference tensors, which tell nobody when they
+    are written to. (Writes to weights by way of .data or of other libraries go unnoticed, too: where there are such,
+    name a backend, or use pack_ffn.)
     order and policy: "auto" leaves them to the backend. order (wave): "row", "half_row", "sm_local", "sequential" (two
     launches). order (chain, streams): "row", "rows:R", "skewed:R", "sequential:R" (bands of R row blocks), "half_row",
     or any of tiles.orders. policy (wave): "data", every word its own flag. policy (all): counters as in tiles.policies:
@@ -216,7 +217,9 @@ def _chosen(
         elif wanted == "wave":
             from onewave.ops.ffn import wave_impl
 
-            if not wave_impl.has_room(rows, w_up, w_down, w_gate, activation, *of_the_wave(order, policy)):
+            given = (rows, w_up, w_down, w_gate, activation, *of_the_wave(order, policy))
+            asked = (order, policy) != ("auto", "auto")
+            if not wave_impl.has_room(*given) or (asked and not wave_impl.is_planned(*given)):
                 wanted = "torch"
     if wanted == "torch" or not torch.cuda.is_current_stream_capturing():
         return wanted

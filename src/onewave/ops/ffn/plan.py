@@ -23,7 +23,7 @@ from onewave.wave.operations import INPUT, OUTPUT, Operation
 from onewave.wave.program import WaveProgram, build_program
 from onewave.wave.slices import fitting_slices, slice_bounds, slices_of, unevenness
 
-__all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "keeps_compact", "plan_ffn", "workers_for"]
+__all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "has_plan", "keeps_compact", "plan_ffn", "workers_for"]
 
 DATA = "data"
 """The policy by which every word of a hidden activation is its own flag."""
@@ -90,6 +90,16 @@ def plan_ffn(
     graphs, tables, programs = zip(*made, strict=True)
     slices = {name: operation.slices for each in operations for name, operation in each.items()}
     return FFNPlan(graphs, tables, programs, (slices["up"], slices["down"]))
+
+
+@lru_cache(maxsize=256)
+def has_plan(sizes: FFNSizes, *, workers: int, order: str, policy: str, compact: bool) -> bool:
+    """Whether plan_ffn makes one, which it then keeps, of an order and a policy that it knows."""
+    try:
+        plan_ffn(sizes, workers=workers, order=order, policy=policy, compact=compact)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def _shape(sizes: FFNSizes, order: str, compact: bool) -> TileShape:

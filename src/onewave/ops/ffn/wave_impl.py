@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, keeps_compact, plan_ffn, workers_for
-from onewave.ops.library import check_tensors
+from onewave.ops.ffn.plan import DATA, FFNPlan, FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
+from onewave.ops.library import check_tensors, refuse_grad
 from onewave.wave.launch import Wave, co_resident
 from onewave.wave.pack import Weight, WeightStream
 from onewave.wave.weight_formats import COMPACT
 
-__all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "pack"]
+__all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "is_planned", "pack"]
 
 # Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.
 # What a CUDA graph has recorded is kept beside them, for good: nobody says when the graph is gone.
@@ -86,6 +86,7 @@ class PackedFFN:
             raise UnsupportedError("ffn: x", got=f"{x.dtype} on {x.device}", allowed=allowed)
         if not 1 <= len(x) <= self.batch:
             raise InvalidArgumentError("ffn: rows of x", got=str(len(x)), allowed=f"1 to {self.batch}, as packed for")
+        refuse_grad("PackedFFN", x)
         if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
             x = x.clone(memory_format=torch.contiguous_format)
         for at, wave in enumerate(self.waves):
@@ -161,7 +162,7 @@ def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
 
 
 def _key(tensors: tuple[Tensor, ...], choice: _Choice) -> tuple[object, ...]:
-    return (*((tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors), choice)
+    return (*((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors), choice)
 
 
 def _choice(x: Tensor, activation: str | None, order: str, policy: str) -> _Choice:
@@ -199,6 +200,17 @@ def has_room(
     free, _ = torch.cuda.mem_get_info(x.device)
     free += torch.cuda.memory_reserved(x.device) - torch.cuda.memory_allocated(x.device)
     return 2 * sum(tensor.nbytes for tensor in tensors) <= free
+
+
+def is_planned(
+    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
+) -> bool:
+    """Whether there is a plan for x's rows in this order and policy; it is the one that ffn() packs for."""
+    batch = _choice(x, activation, order, policy).batch
+    sizes = FFNSizes(batch, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
+    compact = keeps_compact(w_up.dtype, batch, order, policy)
+    workers = workers_for(sizes, order=order, available=co_resident(x.device), compact=compact)
+    return has_plan(sizes, workers=workers, order=order, policy=policy, compact=compact)
 
 
 def _drop_dead() -> None:

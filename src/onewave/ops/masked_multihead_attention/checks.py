@@ -15,6 +15,9 @@ __all__ = ["check_arguments", "check_lengths"]
 _NAME = "masked_multihead_attention"
 _CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _CUDA_DTYPES = (torch.float16, torch.bfloat16)
+# Of biases, scales and masks: float8 is neither promoted nor read everywhere.
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_FLOAT_NAMES = "bfloat16, float16, float32, float64"
 
 
 def check_arguments(
@@ -86,6 +89,8 @@ def check_arguments(
 
 def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
     """How many query heads qkv holds besides the cache's key and value heads."""
+    if head_dim % 8 or not 16 <= head_dim <= 256:
+        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 from 16 to 256")
     width = qkv.shape[1] // head_dim if qkv.ndim == 2 else qkv.shape[-2]
     fits = qkv.shape[1] == width * head_dim if qkv.ndim == 2 else qkv.shape[-1] == head_dim
     num_heads = width - 2 * num_kv_heads
@@ -95,8 +100,6 @@ def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
             got=str(tuple(qkv.shape)),
             allowed=f"a multiple of {num_kv_heads} query heads + {2 * num_kv_heads} for k and v, each of {head_dim}",
         )
-    if head_dim % 8 or not 16 <= head_dim <= 256:
-        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 from 16 to 256")
     return num_heads
 
 
@@ -121,17 +124,17 @@ def _check_channels(name: str, tensor: Tensor, shape: tuple[int, int]) -> None:
     """A scale, bias or offset of every channel."""
     if tuple(tensor.shape) != shape:
         raise ShapeError(f"{_NAME}: {name}", got=str(tuple(tensor.shape)), allowed=str(shape))
-    if not tensor.dtype.is_floating_point:
-        raise UnsupportedError(f"{_NAME}: dtype of {name}", got=str(tensor.dtype), allowed="a float dtype")
+    if tensor.dtype not in _FLOATS:
+        raise UnsupportedError(f"{_NAME}: dtype of {name}", got=str(tensor.dtype), allowed=_FLOAT_NAMES)
 
 
 def _check_mask(src_mask: Tensor, rows: int, num_heads: int) -> None:
     if src_mask.ndim != 4 or src_mask.shape[:3] not in ((rows, 1, 1), (rows, num_heads, 1)) or src_mask.shape[3] == 0:
         allowed = f"[{rows}, 1 or {num_heads}, 1, keys]"
         raise ShapeError(f"{_NAME}: src_mask", got=str(tuple(src_mask.shape)), allowed=allowed)
-    if not src_mask.dtype.is_floating_point:
+    if src_mask.dtype not in _FLOATS:
         raise UnsupportedError(
-            f"{_NAME}: dtype of src_mask", got=str(src_mask.dtype), allowed="a float dtype, added to the scores"
+            f"{_NAME}: dtype of src_mask", got=str(src_mask.dtype), allowed=f"{_FLOAT_NAMES}, added to the scores"
         )
     if src_mask.stride(3) != 1 and src_mask.shape[3] > 1:
         raise ShapeError(f"{_NAME}: strides of src_mask", got=str(src_mask.stride()), allowed="a contiguous last axis")

@@ -89,9 +89,9 @@ def merge_attention(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Ten
     num_stacked, batch, heads, queries, head_dim = outs[0].shape
     result = torch.empty((batch, heads, queries, head_dim), dtype=outs[0].dtype, device=outs[0].device)
     lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=outs[0].device)
-    if result.numel() == 0:
-        return result, lse.fill_(float("-inf"))
-    block_d = triton.next_power_of_2(head_dim)
+    if lse.numel() == 0:
+        return result, lse
+    block_d = triton.next_power_of_2(max(1, head_dim))
     block_s = max(1, min(triton.next_power_of_2(queries), _FLOATS_IN_FLIGHT // block_d))
     launch_kernel(
         merge_kernel,

@@ -36,7 +36,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
-    rows = gate_up.numel() // (2 * width)
+    rows = out.numel() // max(1, width)
     if rows:
         grid = (rows, triton.cdiv(width, _BLOCK))
         launch_kernel(swiglu_kernel, grid, gate_up, out, width, BLOCK=_BLOCK, num_warps=4, **dependent_launch(out))
