@@ -35,3 +35,13 @@ def test_the_home_of_nobody_is_a_name_like_any_other():
 def test_debugging_takes_nothing_else():
     with pytest.raises(InvalidArgumentError, match="ONEWAVE_DEBUG: 'yes'; allowed: 0 or 1"):
         settings.Settings.from_env({"ONEWAVE_DEBUG": "yes"})
+
+
+def test_without_a_home_the_cache_has_to_be_named(monkeypatch: pytest.MonkeyPatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(settings.Path, "home", no_home)
+    with pytest.raises(InvalidArgumentError, match=r"no home\. Set ONEWAVE_CACHE"):
+        settings.Settings.from_env({})
+    assert settings.Settings.from_env({"ONEWAVE_CACHE": "/models"}).cache_dir == Path("/models")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,19 @@ def test_an_unreadable_config_file_is_one_line_naming_it(
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_pipe_and_a_link_that_leads_nowhere_are_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA2))
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=rf"{name}: can't be read"):
+        load_config(ModelLocation("hf", tmp_path, "broken"))
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"{name}: not a file"):
+        load_config(ModelLocation("hf", tmp_path, "broken"))
 
 
 def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:

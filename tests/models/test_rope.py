@@ -10,6 +10,8 @@ from tiny_models import CPU, ROPES, config_of
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from onewave.base.errors import CapacityError
+from onewave.models import rope
 from onewave.models.config import ModelConfig
 from onewave.models.config_hf import from_hf
 from onewave.models.rope import RotaryTable, inv_freq
@@ -104,3 +106,12 @@ def test_rows_at_long_context_turn_by_the_same_angle_as_transformers() -> None:
 def test_a_short_table_of_a_dynamic_model_is_the_plain_one() -> None:
     plain, dynamic = (both(rope, 64, 80)[1] for rope in ({"rope_theta": 1e4}, CASES["dynamic"][0]))
     assert torch.equal(RotaryTable(dynamic, 64, CPU).decode, RotaryTable(plain, 64, CPU).decode)
+
+
+def test_positions_that_no_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that promised a context of 2^31 tokens had the system end the process."""
+    monkeypatch.setattr(rope, "available_bytes", lambda: 1 << 20)
+    ours = both(*CASES["linear"])[1]
+    RotaryTable(ours, 800, CPU)
+    with pytest.raises(CapacityError, match=r"rotary angles of 2147483647 positions.*Lower max_model_len"):
+        RotaryTable(ours, 2**31 - 1, CPU)

@@ -175,6 +175,25 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
         SafetensorsStore.open(tmp_path)
 
 
+def test_a_pipe_in_place_of_an_index_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(WeightsError, match="not a file"):
+        SafetensorsStore.open(tmp_path)
+
+
+def test_a_shard_whose_name_no_system_takes_is_missing(tmp_path):
+    write_shards(tmp_path, {"a": "a" * 300 + ".safetensors"}, {})
+    with pytest.raises(WeightsError, match=r"missing.*'a'"):
+        SafetensorsStore.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_link_that_leads_nowhere_is_there_and_can_not_be_read(tmp_path, name):
+    (tmp_path / name).symlink_to(tmp_path / "gone")
+    with pytest.raises(WeightsError, match=rf"{name}: (no such file|not a file|can't be read)"):
+        SafetensorsStore.open(tmp_path)
+
+
 def test_an_unknown_tensor_is_refused_by_name(tmp_path):
     store = SafetensorsStore.open(write(tmp_path, small_safetensors()))
     with pytest.raises(WeightsError, match="no tensor 'c'"):

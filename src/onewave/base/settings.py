@@ -44,7 +44,10 @@ class Settings:
         """Read the ONEWAVE_* variables of `env` (os.environ by default). Raises InvalidArgumentError."""
         env = os.environ if env is None else env
         cache = env.get("ONEWAVE_CACHE")
-        cache_dir = Path(os.path.expanduser(cache)) if cache else _platform_cache_dir(env)
+        try:
+            cache_dir = Path(os.path.expanduser(cache)) if cache else _platform_cache_dir(env)
+        except RuntimeError as error:  # Path.home() of a user whom nobody knows, as in containers
+            raise InvalidArgumentError("cache directory", got="no home", next="Set ONEWAVE_CACHE.") from error
         return cls(
             cache_dir=cache_dir,
             num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")),

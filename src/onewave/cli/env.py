@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,10 @@ def _torch_cuda() -> str | None:
 
 def _size(directory: Path) -> int:
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.lstat().st_size if path.is_file() else 0
-        except OSError:
-            continue
+    with suppress(OSError):  # a name that the system does not take
+        for path in directory.rglob("*"):
+            with suppress(OSError):
+                total += path.lstat().st_size if path.is_file() else 0
     return total
 
 

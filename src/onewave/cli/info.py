@@ -101,6 +101,8 @@ def _tokenizer(location: ModelLocation, metadata: Mapping[str, object]) -> str |
 
 def _hf_tokenizer(path: Path) -> str | None:
     try:
+        if path.exists() and not path.is_file():
+            return f"unreadable ({path.name})"  # a pipe would be waited for
         document: Any = json.loads(path.read_bytes())
         model = document["model"]
         return f"{model.get('type') or 'BPE'} (tokenizer.json), {len(model['vocab'])} tokens"

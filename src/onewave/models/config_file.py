@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -40,13 +41,14 @@ def load_config(location: ModelLocation) -> ModelConfig:
         finally:
             store.close()
     config, generation = location.path / "config.json", location.path / "generation_config.json"
-    if not config.exists():
+    # lexists: a link to where one may not look is there, and reading it says why it can't be read.
+    if not os.path.lexists(config):
         raise ConfigError(
             str(config), got="missing", next="Give a directory with config.json and *.safetensors, or a GGUF file."
         )
     return from_hf(
         _read_json(config),
-        _read_json(generation) if generation.exists() else None,
+        _read_json(generation) if os.path.lexists(generation) else None,
         source=str(config),
         generation_source=str(generation),
     )
@@ -59,9 +61,10 @@ def _read_gguf(store: GGUFStore) -> ModelConfig:
 
 
 def _read_json(path: Path) -> Mapping[str, object]:
-    if path.is_dir():
-        raise ConfigError(str(path), got="a directory", allowed="a JSON file")
     try:
+        if path.exists() and not path.is_file():
+            got = "a directory" if path.is_dir() else "not a file"
+            raise ConfigError(str(path), got=got, allowed="a JSON file")
         with path.open("rb") as file:
             text = file.read(_MAX_CONFIG_BYTES + 1)
     except OSError as error:

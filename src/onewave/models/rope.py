@@ -13,9 +13,14 @@ import math
 import torch
 from torch import Tensor
 
+from onewave.base.errors import CapacityError
+from onewave.memory.host import available_bytes
 from onewave.models.config import ModelConfig, RopeConfig
 
 __all__ = ["RotaryTable", "inv_freq"]
+
+# Of each of a position's rotary_dim numbers: a float32, and what it is made from.
+_BYTES_WHILE_MADE = 10
 
 
 def inv_freq(rope: RopeConfig, *, seq_len: int, max_position: int) -> tuple[Tensor, float]:
@@ -41,11 +46,19 @@ class RotaryTable:
     """Cosines and sines of every position up to max_len.
 
     decode: float32 [max_len, rotary_dim] on `device`; row p is rotary_dim / 2 cosines, then as many sines, attention
-    scaling multiplied in. With dynamic NTK row p is meant for a sequence of p + 1 tokens.
+    scaling multiplied in. With dynamic NTK row p is meant for a sequence of p + 1 tokens. Raises CapacityError.
     """
 
     def __init__(self, config: ModelConfig, max_len: int, device: torch.device):
         self._config, self._device = config, device
+        needed = int(_BYTES_WHILE_MADE * max_len * config.rope.rotary_dim)
+        room = available_bytes() if device.type == "cpu" else None
+        if room is not None and needed > room:
+            raise CapacityError(
+                f"rotary angles of {max_len} positions",
+                got=f"{needed / 2**30:.1f} GiB on a CPU with {room / 2**30:.1f} GiB of memory left",
+                next="Lower max_model_len.",
+            )
         self._varies = config.rope.kind == "dynamic" and max_len > config.max_position
         angles, scaling = self._angles(0, max_len, seq_len=max_len if not self._varies else config.max_position)
         if self._varies:

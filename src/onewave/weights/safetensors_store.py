@@ -44,9 +44,10 @@ class SafetensorsStore:
         Raises WeightsError, also for a directory that has only pickled weights: those are never opened.
         """
         directory = Path(directory)
-        if (directory / _SINGLE).exists():
+        # lexists: a link to where one may not look is there, and reading it says why it can't be read.
+        if os.path.lexists(directory / _SINGLE):
             return cls(directory, read_header(directory / _SINGLE))
-        if (directory / _INDEX).exists():
+        if os.path.lexists(directory / _INDEX):
             return cls(directory, _read_shards(directory))
         return cls(directory, read_header(_lone_file(directory)))
 
@@ -91,7 +92,7 @@ def _read_shards(directory: Path) -> dict[str, TensorInfo]:
     weight_map = _weight_map(index)
     tensors: dict[str, TensorInfo] = {}
     for shard in sorted(set(weight_map.values())):
-        if not (directory / shard).exists():
+        if not os.path.lexists(directory / shard):
             first = next(name for name, owner in weight_map.items() if owner == shard)
             _fail(
                 directory / shard,
@@ -111,6 +112,8 @@ def _read_shards(directory: Path) -> dict[str, TensorInfo]:
 def _weight_map(index: Path) -> dict[str, str]:
     """Return the index's table of tensor name -> shard, every shard a plain file name."""
     try:
+        if not index.is_file():
+            _fail(index, "not a file")
         if index.stat().st_size > _MAX_INDEX_BYTES:
             _fail(index, f"longer than {_MAX_INDEX_BYTES} bytes")
         text = index.read_bytes()
