@@ -54,8 +54,9 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
 def talk(onewave, monkeypatch):
     """Chat over a pipe that says these lines."""
 
-    def run(text: str, *arguments: str):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    def run(text: str | bytes, *arguments: Any):
+        data = text.encode() if isinstance(text, str) else text
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
         return onewave("chat", *arguments)
 
     return run
@@ -179,14 +180,36 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_ctrl_d_leaves(onewave, llm, mon
     assert not said
 
 
-def test_a_pipe_that_is_not_utf_8_is_refused(onewave, llm, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
-    assert "UTF-8" in onewave("chat").error()
+def test_a_pipe_that_is_not_utf_8_is_refused(talk, llm):
+    assert "UTF-8" in talk(b"caf\xe9\n").error()
 
 
-def test_a_real_model_answers_over_a_pipe(onewave, tiny_model, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nagain\n"))
-    done = onewave("chat", "--model", tiny_model, "--max-tokens", "4", "--stats")
+def test_lines_beside_one_that_is_not_utf_8_are_answered_whatever_the_locale(talk, llm):
+    done = talk("café\r\n".encode() + b"caf\xe9\ntwo")
+    assert done.status == 2
+    assert done.out == "answer to café\nanswer to two\n"
+    assert done.err == "error: standard input: a line that is not UTF-8\n"
+    assert contents(llm.asked[1]) == ["café", "answer to café", "two"]
+
+
+class Unreadable(io.RawIOBase):
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        raise OSError(9, "Bad file descriptor")
+
+
+def test_a_standard_input_that_is_closed_or_can_not_be_read_is_bad_input(onewave, llm, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed" in onewave("chat").error()
+    assert onewave("chat", "--message", "hello").out == "answer to hello\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Unreadable())))
+    assert "standard input: can't be read (Bad file descriptor)" in onewave("chat").error()
+
+
+def test_a_real_model_answers_over_a_pipe(talk, tiny_model):
+    done = talk("hi\nagain\n", "--model", tiny_model, "--max-tokens", "4", "--stats")
     assert done.status == 0
     assert done.err.count("tokens/s") == 2
     assert done.out

@@ -55,6 +55,12 @@ def test_prompts_come_from_standard_input(run, monkeypatch):
     assert [json.loads(line)["prompt"] for line in lines] == ["eins", "zwölf"]
 
 
+@pytest.mark.parametrize("arguments", [[], ["--prompt-file", "-"], ["Hello", "--prompt-file", "-"]])
+def test_a_closed_standard_input_is_an_error(run, monkeypatch, arguments):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed" in run(*arguments).error()
+
+
 def test_an_empty_standard_input_is_an_error(run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Pipe(b""))
     assert "standard input" in run().error()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
+import fake_model
 import numpy as np
 import pytest
 import torch
@@ -276,6 +278,24 @@ def test_a_neighbours_logprobs_do_not_leak_and_minus_one_means_the_vocabulary() 
         logprobs = request.output().outputs[0].logprobs
         assert logprobs is not None
         assert all(low <= len(entries) <= high for entries in logprobs)
+
+
+def test_logprobs_that_tie_are_the_same_beside_a_neighbour_that_asks_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_model, "hash_logits", lambda sequence: np.round(hash_logits(sequence)))
+    asked = SamplingParams(logprobs=3, seed=1, max_tokens=12, ignore_eos=True)
+    found: list[Any] = []
+    for others in ([], [replace(asked, logprobs=40)]):
+        engine = make_engine(FakeRunner())
+        request, *_ = [engine.add(None, PROMPT, params) for params in (asked, *others)]
+        run_all(engine)
+        found.append(request.output().outputs[0])
+    alone, beside = found
+    for i, (mine, same) in enumerate(zip(alone.logprobs, beside.logprobs, strict=True)):
+        assert list(mine.items()) == list(same.items())
+        logits = np.round(hash_logits(PROMPT + alone.token_ids[:i]))
+        likeliest = np.argsort(-logits, kind="stable")[:3].tolist()
+        assert list(mine) == [alone.token_ids[i], *[other for other in likeliest if other != alone.token_ids[i]]]
+        assert all(entry.rank == (logits > logits[other]).sum() + 1 for other, entry in mine.items())
 
 
 def test_prompt_logprobs_equal_the_reference_and_change_no_token() -> None:

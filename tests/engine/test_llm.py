@@ -297,8 +297,11 @@ def test_a_bad_prompt_is_refused_in_one_line_before_anything_runs(llm: LLM, prom
 def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="unknown sampling parameter: 'best_of'"):
         llm.generate("Hello", {"best_of": 2})
-    with pytest.raises(InvalidArgumentError, match="messages"):
-        llm.chat([])
+    for messages, got in (([], "an empty list; "), ([[], 3], r"a list with \[\]"), ([3, "x" * 500], "a list with 3")):
+        with pytest.raises(InvalidArgumentError, match=f"messages: {got}"):
+            llm.chat(messages)  # type: ignore[arg-type] (that is the point)
+    with pytest.raises(InvalidArgumentError, match=r"messages: a list with 'x{199}\.\.\.; "):
+        llm.chat(["x" * 500])  # type: ignore[list-item]
     for name, value in (("device", "tpu"), ("device", "cpu:0"), ("device", "cuda:x"), ("dtype", "int8")):
         with pytest.raises(UnsupportedError, match=f"{name}: '{value}'"):
             LLM(checkpoint, **{name: value})

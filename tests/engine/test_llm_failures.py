@@ -73,10 +73,13 @@ def test_threads_get_an_error_not_an_empty_answer(monkeypatch: pytest.MonkeyPatc
             found[i] = error
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    with llm._turns.alone():  # nobody steps before all have come  # pyright: ignore[reportPrivateUsage]
+
+    def come() -> None:
         for thread in threads:
             thread.start()
         started.wait()
+
+    llm._turns.alone(come)  # nobody steps before all have come  # pyright: ignore[reportPrivateUsage]
     for thread in threads:
         thread.join(60)
     errors = [each for each in found.values() if isinstance(each, Exception)]

@@ -32,6 +32,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("repetition_penalty", 1e-46, "a finite number above 0"),
     ("repetition_penalty", 1e39, "a finite number above 0"),
     ("temperature", 10**400, "a finite number from 0"),
+    ("temperature", 3.5e38, "a finite number from 0, in float32"),  # which would be infinity there
     ("top_k", 2**63, "a whole number from -1"),
     ("top_k", 10**5000, "a whole number from -1"),
     ("n", 2**70, "a whole number from 1 to 16384"),

@@ -60,6 +60,14 @@ def test_anything_else_is_refused_in_one_line(prompts: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_error_shows_the_beginning_of_a_huge_value() -> None:
+    for prompts in ([1, "x" * 500], [[1, "x" * 500]], {"x" * 500: 1}):
+        with pytest.raises(InvalidArgumentError, match=r"'x{199}\.\.\.; allowed"):
+            parse_prompts(prompts)  # type: ignore[arg-type] (that is the point)
+    with pytest.raises(InvalidArgumentError, match="a list with a number of thousands of digits"):
+        parse_prompts([1, [10**5000]])  # type: ignore[list-item]
+
+
 def test_parameters_come_once_or_once_a_prompt() -> None:
     one = SamplingParams(n=2)
     assert parse_params(None, 2) == [SamplingParams()] * 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_tokenizers import (
     CONTROL,
     CONTROL_TOKENS,
@@ -217,6 +218,19 @@ def test_an_id_out_of_range_is_refused_by_decode() -> None:
     for bad in (-1, tokenizer.vocab_size):
         with pytest.raises(InvalidArgumentError, match=f"token id: {bad}; allowed: 0 to {tokenizer.vocab_size - 1}"):
             tokenizer.decode([1, bad])
+
+
+def test_what_is_no_list_of_whole_numbers_is_refused_by_decode() -> None:
+    tokenizer = build(TINY["gpt-2"])
+    for ids in (5, "ab", b"ab", {1: 2}, None, np.array(5), torch.tensor([1]).to_sparse()):
+        with pytest.raises(InvalidArgumentError, match=r"token ids: .*; allowed: a list of token ids"):
+            tokenizer.decode(ids)  # type: ignore[arg-type] (that is the point)
+    for item, shown in (("a", "'a'"), (None, "None"), (1.5, "1.5"), (True, "True"), (10**5000, "a number of")):
+        with pytest.raises(InvalidArgumentError, match=f"token id: {shown}.*; allowed: 0 to "):
+            tokenizer.decode([1, item])  # type: ignore[list-item]
+    forms: list[Any] = [[1, 2], (1, 2), iter([1, 2]), np.array([1, 2]), list(np.array([1, 2])), torch.tensor([1, 2])]
+    assert {tokenizer.decode(form) for form in forms} == {tokenizer.decode([1, 2])}
+    assert tokenizer.decode([]) == ""
 
 
 def test_text_that_is_not_unicode_is_refused() -> None:

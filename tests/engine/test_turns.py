@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from fake_model import PIECES, FakeRunner, make_engine, run_all
 
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams
 from onewave.engine import request as request_module
+from onewave.engine import turns as turns_module
 from onewave.engine.request import Sample
 from onewave.engine.turns import Turns
 
@@ -52,6 +56,28 @@ def in_threads(*works: Any) -> None:
         assert not thread.is_alive()
     if errors:
         raise errors[0]
+
+
+def is_interrupted(work: Callable[[], object], place: int) -> bool:
+    """Do the work, with Ctrl-C at the place-th of the moments in turns.py when it can come: where a function begins,
+    and after a call. Returns whether there was such a moment."""
+    left = place
+
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code.co_filename == turns_module.__file__:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    try:
+        sys.setprofile(look)
+        work()
+    except KeyboardInterrupt:
+        assert left == 0
+    finally:
+        sys.setprofile(None)
+    return left <= 0
 
 
 def in_line(turns: Turns, count: int) -> None:
@@ -167,11 +193,13 @@ def test_one_thread_at_a_time_steps_and_all_come_to_their_end() -> None:
         for wanted in range(1, last + 1):
             turns.until(lambda wanted=wanted: len(steps) >= wanted, step)
 
+    def meanwhile() -> None:
+        assert inside.acquire(blocking=False), "a step meanwhile"
+        inside.release()
+
     def be_alone() -> None:
         for _ in range(50):
-            with turns.alone():
-                assert inside.acquire(blocking=False), "a step meanwhile"
-                inside.release()
+            turns.alone(meanwhile)
 
     in_threads(*[lambda last=last: wait_for_each(last) for last in (50, 200, 300)], be_alone, be_alone)
     assert len(steps) == 300
@@ -186,11 +214,13 @@ def test_who_wants_the_engine_alone_comes_next() -> None:
         if len(steps) == 1:
             in_line(turns, 1)
 
+    def meanwhile() -> None:
+        assert len(steps) == 1
+        done.set()
+
     def be_alone() -> None:
         began.wait()
-        with turns.alone():
-            assert len(steps) == 1
-            done.set()
+        turns.alone(meanwhile)
 
     in_threads(lambda: turns.until(done.is_set, step), be_alone)
     assert len(steps) == 1
@@ -219,8 +249,7 @@ def test_a_posted_job_that_fails_and_a_step_that_fails_leave_the_turn_to_others(
     for call in (lambda: turns.post(fail), lambda: turns.until(lambda: False, fail)):
         with pytest.raises(ValueError, match="boom"):
             call()
-    with turns.alone():
-        pass
+    assert turns.alone(lambda: "mine") == "mine"
 
 
 def test_a_call_from_within_a_step_is_refused() -> None:
@@ -251,3 +280,51 @@ def test_who_is_interrupted_in_the_line_leaves_it() -> None:
     interrupted.set()
     other.join(60)
     assert not other.is_alive()
+
+
+def test_whenever_ctrl_c_comes_the_turn_is_given_back() -> None:
+    def post_and_step(turns: Turns) -> None:
+        steps = list[int]()
+        turns.post(lambda: None)
+        turns.until(lambda: len(steps) == 2, lambda: turns.post(lambda: steps.append(0)))
+
+    def interrupted(work: Callable[[Turns], object], place: int) -> bool:
+        turns = Turns()
+        came = is_interrupted(lambda: work(turns), place)
+        in_threads(lambda: turns.alone(lambda: None))
+        return came
+
+    works: list[Callable[[Turns], object]] = [lambda turns: turns.alone(lambda: None), post_and_step]
+    for work in works:
+        place = next(place for place in count(1) if not interrupted(work, place))
+        assert place > 10
+
+
+def test_whenever_ctrl_c_comes_those_in_line_come_to_their_end() -> None:
+    def first_is_interrupted(place: int) -> bool:
+        turns, steps, began, interrupted = Turns(), list[int](), threading.Event(), list[bool]()
+
+        def step() -> None:
+            steps.append(0)
+            if len(steps) == 1:
+                began.set()
+                in_line(turns, 3)
+
+        def wait_for(wanted: int) -> None:
+            began.wait()
+            turns.until(lambda: len(steps) >= wanted, step)
+
+        def be_alone() -> None:
+            began.wait()
+            turns.alone(lambda: None)
+
+        def be_first() -> None:
+            interrupted.append(is_interrupted(lambda: turns.until(lambda: len(steps) >= 2, step), place))
+            if not steps:  # the others wait for one
+                turns.until(lambda: len(steps) >= 1, step)
+
+        in_threads(be_first, be_alone, lambda: wait_for(1), lambda: wait_for(3))
+        return interrupted[0]
+
+    place = next(place for place in count(1) if not first_is_interrupted(place))
+    assert place > 20

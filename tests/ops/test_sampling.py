@@ -243,6 +243,22 @@ def test_logprobs_equal_the_reference() -> None:
         np.testing.assert_allclose(found.top[i].numpy(), expected[order[:5]], rtol=1e-5)
 
 
+def test_equal_logprobs_are_in_the_order_of_their_ids_however_many_are_asked_for() -> None:
+    logits = torch.randint(0, 40, (3, 3000), generator=torch.Generator().manual_seed(0)).float() / 2
+    logits[0, ::2] = 0.0
+    logits[0, 1::2] = -0.0
+    logits[1, 5:] = -torch.inf
+    logits[2] = -torch.inf
+    logits[2, [7, 2999]] = torch.tensor([4.0, -300.0])
+    tokens = torch.zeros(3, dtype=torch.int64)
+    expected = np.argsort(-logits.numpy(), axis=1, kind="stable")
+    logprobs = torch.log_softmax(logits, dim=1)
+    for k in (1, 2, 17, 2999, 3000, 5000):
+        found = token_logprobs(logits, tokens, k)
+        assert np.array_equal(found.top_ids.numpy(), expected[:, :k])
+        assert torch.equal(found.top, logprobs.gather(1, found.top_ids))
+
+
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ShapeError, match="sample: logits"):
         sample(torch.zeros(2, 5), torch.zeros(2).double(), parameters([CASES[1]]))

@@ -4,10 +4,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
 
 import numpy as np
 import pytest
 
+from onewave.ops import numba_team_impl
 from onewave.ops.numba_math_impl import doubles, integers
 from onewave.ops.numba_team_impl import kernel, run
 from onewave.ops.precompile import precompile
@@ -19,6 +24,12 @@ def add_to_each(table_at, first, last):  # type: ignore[no-untyped-def]  # compi
     out = integers(table[1], table[2])
     for i in range(first, last):
         out[i] += table[18] + np.int64(doubles(table_at, 1)[0])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
 
 
 def arguments(out: np.ndarray, value: int) -> tuple[int, ...]:
@@ -55,6 +66,64 @@ def test_several_callers_at_once_do_not_mix_their_jobs() -> None:
         thread.join()
     for i, out in enumerate(outs):
         assert (out == 2_000 * (i + 1)).all()
+
+
+def test_whenever_ctrl_c_comes_others_still_get_their_jobs_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = numba_team_impl._Team(3)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(numba_team_impl, "_team", lambda: team)
+    modules = [numba_team_impl.__file__, threading.__file__]
+    out = np.zeros(37, np.int64)
+
+    def is_interrupted(place: int) -> bool:
+        """Run a job while a worker sleeps, with Ctrl-C at the place-th moment when it can come: where a function
+        begins, and after a call."""
+        left = place
+
+        def look(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal left
+            if event in ("call", "c_return") and frame.f_code.co_filename in modules:
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+
+        wait_until(lambda: any(team.asleep))
+        try:
+            sys.setprofile(look)
+            run(add_to_each, 37, arguments(out, 1))
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    place = 1
+    while is_interrupted(place):
+        wait_until(lambda: all(team.asleep))
+        other = threading.Thread(target=lambda: run(add_to_each, 37, arguments(out, 1)), daemon=True)
+        other.start()
+        other.join(60)
+        assert not other.is_alive()
+        place += 1
+    assert place > 5
+    wait_until(lambda: all(team.asleep))  # nobody's bell rings without end
+
+
+def test_a_job_wakes_all_who_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_awake = Counter[int]()
+
+    def find_nothing_to_do(state_at: int, job: int) -> int:
+        times_awake[threading.get_ident()] += 1
+        return job
+
+    monkeypatch.setattr(numba_team_impl, "_work", find_nothing_to_do)
+    team = numba_team_impl._Team(4)  # pyright: ignore[reportPrivateUsage]
+    wait_until(lambda: all(team.asleep))
+    for _ in range(20):
+        before = times_awake.copy()
+        team.chunk_for(10)
+        wait_until(lambda before=before: all(times_awake[each] > before[each] for each in before))
+        wait_until(lambda: all(team.asleep))
+    assert len(times_awake) == 3
 
 
 def test_precompiling_finds_every_kernel() -> None:

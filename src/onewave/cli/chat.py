@@ -76,6 +76,10 @@ def chat(
     )
     if message is not None and not message.strip():
         raise InvalidArgumentError("--message", got="empty", allowed="at least one character")
+    if message is None and sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # closed by the shell
+        raise InvalidArgumentError(
+            "chat", got="standard input is closed", next="Give --message, or messages on standard input."
+        )
     opened = open_llm(
         model,
         load_format=load_format,
@@ -150,7 +154,8 @@ class Conversation:
 
 
 def _talk(conversation: Conversation) -> bool:
-    """Read and answer messages until the end. Returns False when a line from a pipe was no command and not answered."""
+    """Read and answer messages until the end. Returns False when a line from a pipe was no command and not answered.
+    Raises InvalidArgumentError for a pipe that can't be read."""
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):
@@ -165,6 +170,9 @@ def _talk(conversation: Conversation) -> bool:
                 return all_answered
             if line and not _obey(conversation, line):
                 all_answered = interactive
+        except UnicodeDecodeError:
+            print(f"error: {InvalidArgumentError('standard input', got='a line that is not UTF-8')}", file=sys.stderr)
+            all_answered = interactive
         except EOFError:
             if interactive:
                 print()
@@ -195,16 +203,15 @@ def _obey(conversation: Conversation, line: str) -> bool:
 
 
 def _read_line() -> str:
-    """The next line of a pipe. Raises EOFError at its end, InvalidArgumentError for what is not UTF-8."""
+    """The next line of a pipe. Raises EOFError at its end, UnicodeDecodeError for what is not UTF-8,
+    InvalidArgumentError for a pipe that can't be read."""
     try:
-        line = sys.stdin.readline()
-        # What is no UTF-8 may come as surrogates, depending on the locale.
-        line.encode()
-    except UnicodeError:
-        raise InvalidArgumentError("standard input", got="not UTF-8") from None
+        line = sys.stdin.buffer.readline()
+    except OSError as error:
+        raise InvalidArgumentError("standard input", got=f"can't be read ({error.strerror or error})") from None
     if not line:
         raise EOFError
-    return line.strip()
+    return line.decode().strip()
 
 
 @contextmanager

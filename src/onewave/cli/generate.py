@@ -132,7 +132,7 @@ def _gather(prompt: str | None, more: list[str], file: Path | None) -> list[str]
     if file is not None:
         prompts += _lines(file)
     elif not prompts:
-        if sys.stdin.isatty():
+        if sys.stdin is not None and sys.stdin.isatty():
             raise InvalidArgumentError(
                 "no prompt", next="Write one after `onewave generate`, give --prompt-file, or pipe prompts in."
             )
@@ -145,6 +145,8 @@ def _lines(file: Path) -> list[str]:
     name = "standard input" if str(file) == "-" else str(file)
     try:
         if str(file) == "-":
+            if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # so it is where the shell closed it
+                raise OSError("standard input is closed")
             data = sys.stdin.buffer.read(_MOST_PROMPT_BYTES + 1)
         else:
             with file.open("rb") as source:

@@ -462,10 +462,12 @@ class Engine:
         own = logprobs.sampled[row]
         entries: Logprobs = {token_id: Logprob(own, logprobs.rank[row], text(token_id))}
         count = len(logprobs.top_ids[row]) if wanted == -1 else wanted
-        for place in range(min(count, len(logprobs.top_ids[row]))):
-            other = logprobs.top_ids[row][place]
+        rank, before = 0, None
+        for place, (other, value) in enumerate(zip(logprobs.top_ids[row][:count], logprobs.top[row], strict=False)):
+            if value != before:  # equals share a rank
+                rank, before = place + 1, value
             if other not in entries:
-                entries[other] = Logprob(logprobs.top[row][place], place + 1, text(other))
+                entries[other] = Logprob(value, rank, text(other))
         return own, entries
 
     def _prompt_logprobs(self, logits: Tensor, prompt: Sequence[int], wanted: int) -> list[Logprobs | None]:

@@ -243,11 +243,14 @@ class LLM:
 
     def close(self) -> None:
         """End what runs and free the model; calling it again does nothing."""
-        with self._turns.alone():
+
+        def free() -> None:
             engine, self._engine = self._engine, None
             if engine is not None:
                 del self.runner
                 engine.abort_all()  # last, since it may fail
+
+        self._turns.alone(free)
 
     def __enter__(self) -> LLM:
         return self
@@ -317,11 +320,14 @@ class LLM:
 
     def _run(self, jobs: list[_Job], show_progress: bool) -> list[RequestOutput]:
         requests: list[Request] = []
+
+        def add_all() -> None:
+            for job in jobs:
+                requests.append(self._open_engine().add(*job))
+
         with _progress_bar(len(jobs), show_progress) as show:
             try:
-                with self._turns.alone():
-                    for job in jobs:
-                        requests.append(self._open_engine().add(*job))
+                self._turns.alone(add_all)
                 while (left := _num_running(requests)) > 0:
                     show(len(jobs) - left)
                     self._turns.until(lambda left=left: _num_running(requests) < left, self._step)
@@ -334,9 +340,8 @@ class LLM:
     def _stream(self, job: _Job) -> Iterator[RequestOutput]:
         requests: list[Request] = []
         try:
-            with self._turns.alone():
-                request = self._open_engine().add(*job, streaming=True)
-            requests.append(request)
+            self._turns.alone(lambda: requests.append(self._open_engine().add(*job, streaming=True)))
+            request = requests[0]
             states = request.states
 
             def ready() -> bool:
@@ -376,14 +381,16 @@ def _num_running(requests: Sequence[Request]) -> int:
 def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     given = cast("object", messages)
     allowed = 'a list of {"role": ..., "content": ...}, or a list of such lists'
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise InvalidArgumentError("messages", got=type(cast("object", given)).__name__, allowed=allowed)
+    if not given:
+        raise InvalidArgumentError("messages", got="an empty list", allowed=allowed)
     items = list(cast("Sequence[object]", given))
     if isinstance(items[0], Mapping):
         return [cast("Conversation", items)]
     for item in items:
         if not isinstance(item, Sequence) or isinstance(item, (str, bytes)) or not item:
-            raise InvalidArgumentError("messages", got=f"a list with {item!r}", allowed=allowed)
+            raise InvalidArgumentError("messages", got=f"a list with {shown(cast('object', item))}", allowed=allowed)
     return cast("list[Conversation]", items)
 
 

@@ -72,7 +72,8 @@ class SamplingParams:
         if self.max_tokens is not None:
             put("max_tokens", _whole("max_tokens", self.max_tokens, 1, _MOST, note=", or None"))
         put("min_tokens", _whole("min_tokens", self.min_tokens, 0, _MOST))
-        put("temperature", _number("temperature", self.temperature, 0.0, math.inf, "a finite number from 0"))
+        from_0 = "a finite number from 0, in float32"
+        put("temperature", _number("temperature", self.temperature, 0.0, _LARGEST, from_0))
         put("top_k", _whole("top_k", self.top_k, -1, _MOST, note=" (-1 and 0: off)"))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "a number above 0, up to 1", open_low=True))
         put("min_p", _number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1"))

@@ -91,7 +91,7 @@ def _one(prompt: object) -> RawPrompt:
     fields = cast("Mapping[object, object]", prompt)
     unknown = [key for key in fields if key not in ("prompt", "prompt_token_ids")]
     if unknown:
-        raise InvalidArgumentError("prompt", got=f"unknown key {unknown[0]!r}", allowed="prompt, prompt_token_ids")
+        raise InvalidArgumentError("prompt", got=f"unknown key {shown(unknown[0])}", allowed="prompt, prompt_token_ids")
     text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):
         raise InvalidArgumentError("prompt", got=type(text).__name__, allowed="text")
@@ -104,7 +104,7 @@ def _token_ids(ids: object) -> tuple[int, ...]:
     found = _list("prompt", ids)
     for token_id in found:
         if not _is_id(token_id):
-            raise InvalidArgumentError("prompt", got=f"a list with {token_id!r}", allowed=_FORMS)
+            raise InvalidArgumentError("prompt", got=f"a list with {shown(token_id)}", allowed=_FORMS)
     return tuple(int(cast("int", token_id)) for token_id in found)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import PreTokenizer, Whitespace
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError
+from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 
 if TYPE_CHECKING:
     from onewave.engine.chat_template import ChatTemplate
@@ -99,11 +100,27 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD. Raises InvalidArgumentError for an id out of
-        range."""
-        for token_id in ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidArgumentError("token id", got=str(token_id), allowed=f"0 to {self.vocab_size - 1}")
-        return self.decode_lenient(ids, skip_special_tokens)
+        range and for what is no list of whole numbers."""
+        return self.decode_lenient(self._checked(ids), skip_special_tokens)
+
+    def _checked(self, ids: object) -> list[int]:
+        allowed = "a list of token ids"
+        if hasattr(ids, "tolist"):  # of an array or a tensor; one without axes is a number then
+            try:
+                ids = cast("Any", ids).tolist()
+            except Exception as error:  # whose tensor it is nobody knows: sparse, nested, without data
+                raise InvalidArgumentError("token ids", got=type(ids).__name__, allowed=allowed) from error
+        if isinstance(ids, (str, bytes, bytearray, Mapping)) or not isinstance(ids, Iterable):
+            raise InvalidArgumentError("token ids", got=shown(cast("object", ids)), allowed=allowed)
+        found = list(cast("Iterable[Any]", ids))
+        # Of a long list these three loops run in C; what they don't let through is looked at one by one.
+        if not found or (set(map(type, found)) == {int} and min(found) >= 0 and max(found) < self.vocab_size):
+            return found
+        for token_id in found:
+            is_id = not isinstance(token_id, bool) and isinstance(token_id, Integral)
+            if not is_id or not 0 <= int(token_id) < self.vocab_size:
+                raise InvalidArgumentError("token id", got=shown(token_id), allowed=f"0 to {self.vocab_size - 1}")
+        return [int(token_id) for token_id in found]
 
     def decode_lenient(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """As decode, but an id without a token is no text."""

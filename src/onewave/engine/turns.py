@@ -3,18 +3,25 @@
 The first to come has the turn and steps until it has what it waits for. Those who come meanwhile line up and sleep.
 After every step it wakes all whose wait is over; when it leaves, the next in line goes on. Who wants the engine to
 itself goes before those who wait for tokens, so nobody is passed over for as long as others have something to do.
+
+Ctrl-C raises KeyboardInterrupt where a function of Python's begins or after any call, here as well, and must not leave
+a turn with a thread that has gone. So whoever gives its turn back tries again when that was cut short; every change is
+a single operation, and `_hand_on` takes up what it finds half done. `with` and a Python object would not do: nothing
+calls __exit__ again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 from onewave.base.errors import OnewaveError
 
 __all__ = ["Turns"]
+
+_Result = TypeVar("_Result")
 
 
 class _Waiter:
@@ -27,46 +34,51 @@ class _Waiter:
         self.thread = threading.get_ident()
         self.asleep: threading.Lock | None = None
 
+    def wake(self) -> None:
+        """Let its thread go on. The mutex must be held."""
+        if self.asleep is not None and self.asleep.locked():
+            self.asleep.release()
+
 
 class Turns:
     """Whose turn it is. A call from within a step, on the thread that makes it, is refused with OnewaveError."""
 
     def __init__(self) -> None:
-        # Of the owner and the line; held for moments, never during a step.
+        # Of the line and of giving the turn back; held for moments, never during a step.
         self._mutex = threading.Lock()
-        self._owner: _Waiter | None = None
+        # Who has the turn, if anybody. A dictionary, as setdefault takes the turn in one operation, mutex or not.
+        self._turn: dict[Literal["owner"], _Waiter] = {}
         self._line: list[_Waiter] = []
         self._posted: deque[Callable[[], None]] = deque()
 
     def until(self, ready: Callable[[], bool], step: Callable[[], None]) -> None:
         """Return once `ready()` holds, calling `step` as often as it takes unless another thread does. `ready` is asked
         between steps, by any thread; the error of a step is raised where it was made."""
-        while True:
-            waiter = _Waiter(ready)
-            try:
-                if not self._enter(waiter):
-                    return
-                while True:
-                    if self._posted:
-                        self._run_posted()
-                    if ready():
-                        return
-                    if self._line and self._wake():
-                        break
-                    step()
-            finally:
-                self._leave(waiter)
 
-    @contextmanager
-    def alone(self) -> Generator[None]:
-        """Have the turn for the block: nobody steps meanwhile."""
-        waiter = _Waiter(None)
-        try:
+        def wait_or_step(waiter: _Waiter) -> bool:
+            if not self._enter(waiter):
+                return True
+            while True:
+                if self._posted:
+                    self._run_posted()
+                if ready():
+                    return True
+                if self._line and self._wake():
+                    return False
+                step()
+
+        while not self._and_leave(_Waiter(ready), wait_or_step):
+            pass
+
+    def alone(self, work: Callable[[], _Result]) -> _Result:
+        """Have the turn for `work()`, whose result this returns: nobody steps meanwhile."""
+
+        def enter_and_work(waiter: _Waiter) -> _Result:
             self._enter(waiter)
             self._run_posted()
-            yield
-        finally:
-            self._leave(waiter)
+            return work()
+
+        return self._and_leave(_Waiter(None), enter_and_work)
 
     def post(self, job: Callable[[], None]) -> None:
         """Have a job done while nobody steps: now, or by whoever has the turn as soon as its step is over. Never waits,
@@ -74,20 +86,22 @@ class Turns:
         self._posted.append(job)
         self._settle()
 
+    def _and_leave(self, waiter: _Waiter, work: Callable[[_Waiter], _Result]) -> _Result:
+        """Return `work(waiter)`; whatever happens there or here, the waiter is out of line and turn then."""
+        try:
+            return work(waiter)
+        finally:
+            try:
+                self._leave(waiter)
+            except BaseException:
+                self._leave(waiter)
+                raise
+
     def _settle(self) -> None:
         """Do what is posted, unless somebody else is about to."""
-        waiter = _Waiter(None)
-        try:
-            # Whoever holds the mutex, perhaps this very thread further down, looks at what is posted afterwards.
-            if self._mutex.acquire(blocking=False):
-                try:
-                    if self._owner is None:
-                        self._owner = waiter
-                finally:
-                    self._mutex.release()
-        finally:
-            if self._owner is waiter:
-                self._leave(waiter)
+        # Whoever has the turn or the mutex, perhaps this very thread further down, looks at what is posted afterwards.
+        if not self._turn and not self._mutex.locked():
+            self._and_leave(_Waiter(None), lambda waiter: self._turn.setdefault("owner", waiter))
 
     def _run_posted(self) -> None:
         while self._posted:
@@ -96,30 +110,29 @@ class Turns:
     def _enter(self, waiter: _Waiter) -> bool:
         """Wait for the turn, or for the end of the wait. Returns whether it is the turn."""
         with self._mutex:
-            if self._owner is None:
-                self._owner = waiter
+            owner = self._turn.setdefault("owner", waiter)
+            if owner is waiter:
                 return True
-            if self._owner.thread == waiter.thread:
+            if owner.thread == waiter.thread:
                 raise OnewaveError("LLM", got="called from within one of its own steps", next="Call it afterwards.")
             waiter.asleep = threading.Lock()
             waiter.asleep.acquire()
             self._line.append(waiter)
         waiter.asleep.acquire()
-        return self._owner is waiter
+        return self._turn.get("owner") is waiter
 
     def _leave(self, waiter: _Waiter) -> None:
         """Give the turn, or the place in the line, up; nothing for one that has neither."""
         try:
-            if self._posted and self._owner is waiter:
+            if self._posted and self._turn.get("owner") is waiter:
                 self._run_posted()
         finally:
             with self._mutex:
-                if self._owner is waiter:
-                    self._owner = None
-                    if self._line:
-                        self._hand_on()
-                elif waiter in self._line:
+                if waiter in self._line:
                     self._line.remove(waiter)
+                if self._turn.get("owner") is waiter:
+                    del self._turn["owner"]
+                self._hand_on()
         if self._posted:
             self._settle()
 
@@ -127,20 +140,22 @@ class Turns:
         """Wake those whose wait is over. Returns whether somebody wants the turn itself."""
         with self._mutex:
             self._wake_ready()
-            return any(each.ready is None for each in self._line)
+            # Not with any(): a generator that is dropped half-way swallows Ctrl-C.
+            return None in [each.ready for each in self._line]
 
     def _wake_ready(self) -> None:
         for each in [each for each in self._line if each.ready is not None and each.ready()]:
+            each.wake()
             self._line.remove(each)
-            assert each.asleep is not None
-            each.asleep.release()
 
     def _hand_on(self) -> None:
-        """Wake those whose wait is over, and give the turn to the next of the others."""
-        self._wake_ready()
-        following = next((each for each in self._line if each.ready is None), self._line[0] if self._line else None)
-        if following is not None:
-            self._line.remove(following)
-            self._owner = following
-            assert following.asleep is not None
-            following.asleep.release()
+        """If nobody has the turn, wake those whose wait is over and give it to the next of the others."""
+        if not self._turn and self._line:
+            self._wake_ready()
+            following = [each for each in self._line if each.ready is None] or self._line
+            if following:
+                self._turn.setdefault("owner", following[0])
+        owner = self._turn.get("owner")
+        if owner in self._line:
+            owner.wake()
+            self._line.remove(owner)

@@ -18,6 +18,7 @@ Workers spin between jobs for a few milliseconds, then leave compiled code and s
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import cache, cached_property
 
 import numpy as np
@@ -199,25 +200,33 @@ class _Team:
         self.state = np.zeros(64 + 8, np.int64)
         # Aligned to a cache line.
         self.state_at = (self.state.ctypes.data + 63) // 64 * 64
-        self.asleep = 0
-        self.wake = threading.Condition()
-        for _ in range(num_threads - 1):
-            threading.Thread(target=self._worker, name="onewave-cpu", daemon=True).start()
+        # A byte a worker: 1 while it sleeps or is about to.
+        self.asleep = bytearray(num_threads - 1)
+        # A worker sleeps by taking its bell, which is held already; to ring is to release it. A caller holds nothing
+        # meanwhile: Ctrl-C may end it between any two of its calls (threading.Condition, whose parts are written in
+        # Python, would stay locked then).
+        self.bells = [threading.Lock() for _ in self.asleep]
+        for worker in range(num_threads - 1):
+            self.bells[worker].acquire()
+            threading.Thread(target=self._worker, args=(worker,), name="onewave-cpu", daemon=True).start()
 
-    def _worker(self) -> None:
-        job = 0
+    def _worker(self, worker: int) -> None:
+        job, asleep, bell = 0, self.asleep, self.bells[worker]
         while True:
             job = _work(self.state_at, job)
-            with self.wake:
-                self.asleep += 1
-                self.wake.wait()
-                self.asleep -= 1
+            asleep[worker] = 1
+            bell.acquire()
+            asleep[worker] = 0
+            # Rung once more meanwhile: it is awake already.
+            bell.acquire(blocking=False)
 
     def chunk_for(self, count: int) -> int:
         """Wake the workers and say how many items a chunk has."""
-        if self.asleep:
-            with self.wake:
-                self.wake.notify_all()
+        if 1 in self.asleep:
+            for asleep, bell in zip(self.asleep, self.bells, strict=True):
+                if asleep and bell.locked():
+                    with suppress(RuntimeError):  # another caller was faster
+                        bell.release()
         # Two chunks a thread: long runs of memory for the prefetcher, and half a share to wait for at most.
         return max(1, count // (2 * self.num_threads), -(-count // _MOST_CHUNKS))
 

@@ -103,7 +103,7 @@ class TokenLogprobs(NamedTuple):
     """Log-probabilities of one position each.
 
     sampled: float32 [rows], of the given token. rank: int64 [rows], its rank from 1. top, top_ids: float32 and int64
-    [rows, k], the likeliest tokens, best first.
+    [rows, k], the likeliest tokens, best first, the lowest id first of equals.
     """
 
     sampled: Tensor
@@ -196,8 +196,13 @@ def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> TokenLogprobs:
     logprobs = torch.log_softmax(logits, dim=-1)
     sampled = logprobs.gather(1, tokens[:, None])
     rank = (logprobs > sampled).sum(dim=-1) + 1
-    top, top_ids = torch.topk(logprobs, min(k, logprobs.shape[1]), dim=-1)
-    return TokenLogprobs(sampled[:, 0], rank, top, top_ids)
+    # Which of equals topk takes, and in which order, depends on k, the most that any row of the batch asks for. So it
+    # gets numbers of which no two are equal: how far below 0, whose bits as a whole number are in the floats' order,
+    # then the id. (An exact 0 becomes -0, the least of these numbers; no row has two.)
+    below = torch.neg(logprobs).view(torch.int32).to(torch.int64)
+    keys = below.bitwise_left_shift_(32).bitwise_or_(torch.arange(logits.shape[1], device=logits.device))
+    top_ids = torch.topk(keys, min(k, logits.shape[1]), dim=-1, largest=False).values & (2**32 - 1)
+    return TokenLogprobs(sampled[:, 0], rank, logprobs.gather(1, top_ids), top_ids)
 
 
 def _weights(scaled: Tensor, best: Tensor) -> Tensor:
