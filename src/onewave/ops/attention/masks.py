@@ -89,10 +89,16 @@ def options(
 
 def check_softcap(what: str, softcap: object) -> None:
     """Raises InvalidArgumentError for what is no cap, or one so large that scores would lose more than they are cut."""
-    least, most = _SOFTCAPS
-    if softcap is not None and not (is_finite(softcap) and least <= cast("float", softcap) <= most):
-        allowed = f"a number from {least:g} to {most:,.0f}, or None"
-        raise InvalidArgumentError(what, got=shown(softcap), allowed=allowed, next="None changes no score.")
+    if softcap is None:
+        return
+    if not is_finite(softcap):
+        raise InvalidArgumentError(what, got=shown(softcap), allowed="a finite number, or None")
+    cap, (least, most) = cast("float", softcap), _SOFTCAPS
+    if not cap > 0:
+        raise InvalidArgumentError(what, got=str(cap), allowed="greater than 0, or None")
+    if not least <= cap <= most:
+        allowed, useless = f"from {least:g} to {most:,.0f}, or None", "None changes scores as little."
+        raise InvalidArgumentError(what, got=str(cap), allowed=allowed, next=useless if cap > most else None)
 
 
 def check_switch(what: str, value: object, next: str | None = None) -> None:
