@@ -262,7 +262,7 @@ BAD: list[tuple[str, Any, type[OnewaveError], str]] = [
     ("window", lambda q, k, v: attention(q, k, v, window=0), InvalidArgumentError, "at least 1"),
     ("sides", lambda q, k, v: attention(q, k, v, window=(3, -2)), InvalidArgumentError, "-1 for no limit"),
     ("softcap", lambda q, k, v: attention(q, k, v, softcap=0.0), InvalidArgumentError, "greater than 0"),
-    ("large softcap", lambda q, k, v: attention(q, k, v, softcap=1e6), InvalidArgumentError, "None changes scores as little"),
+    ("large cap", lambda q, k, v: attention(q, k, v, softcap=1e6), InvalidArgumentError, "None changes scores"),
     ("nested", lambda q, k, v: attention(torch.nested.nested_tensor([q[0]]), k, v), UnsupportedError, "nested"),
     ("align", lambda q, k, v: attention(q, k, v, align="left"), InvalidArgumentError, "bottom-right, top-left"),
     ("backend", lambda q, k, v: attention(q, k, v, backend="cudnn"), InvalidArgumentError, "auto, triton, gluon"),
