@@ -35,7 +35,10 @@ CASES: dict[str, dict[str, Any]] = {
     "64 softcap": {"head_dim": 64, "RIGHT": True, "SOFTCAP": True},
     "256 causal": {"head_dim": 256, "RIGHT": True},
 }
-INSTRUCTIONS = ("HGMMA", "QGMMA", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL", "MUFU.EX2")
+INSTRUCTIONS = (
+    "HGMMA", "QGMMA", "WARPGROUP.DEPBAR", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL",
+    "MUFU.EX2",
+)  # fmt: skip
 
 
 def sums_to_powers(code: str) -> int:

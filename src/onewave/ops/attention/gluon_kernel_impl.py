@@ -40,7 +40,7 @@ bounds wherever the sequence lies. Bound: the tensor cores. Source: Shah et al. 
 # pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
 # pyright: reportPossiblyUnboundVariable=false
-# ruff: noqa: SIM108
+# ruff: noqa: SIM102, SIM108
 # (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
@@ -67,11 +67,10 @@ from onewave.ops.attention.gluon_softmax_impl import (
 )
 from onewave.ops.attention.gluon_start_impl import (
     beside,
-    finish,
+    end,
     first_product,
     first_step,
     halves,
-    hand_over,
     pass_values_beyond,
     tile_comes,
 )
@@ -83,19 +82,20 @@ _FIRST_BARRIER = gl.constexpr(13)
 
 
 @gluon.jit
-def values_in_turn(wg: gl.constexpr, problem, p, v, o):
+def values_in_turn(wg: gl.constexpr, problem, p, v, o, turn):
     """P times the values at place v, on top of o, the turn passed on amid it: the other warpgroup begins to issue
     before this one's products have ended."""
     HALF: gl.constexpr = problem.BN // 2
     LP: gl.constexpr = p.type.layout
     early, late = halves(p)
     o = warpgroup_mma(gl.convert_layout(early, LP), problem.sv.index(v).slice(0, HALF), o, is_async=True)
-    barrier_arrive(_FIRST_BARRIER + (wg + 1) % problem.WARPGROUPS)
+    if turn:
+        barrier_arrive(_FIRST_BARRIER + (wg + 1) % problem.WARPGROUPS)
     return warpgroup_mma(gl.convert_layout(late, LP), problem.sv.index(v).slice(HALF, HALF), o, is_async=True)
 
 
 @gluon.jit
-def both_products(wg: gl.constexpr, problem, q, p, o, j):
+def both_products(wg: gl.constexpr, problem, q, p, o, j, turn):
     """Q times the keys of place j + 1, and P, of those at j, times their values on top of o.
 
     Returns (the scores, capped, which have come; the output, which has not).
@@ -106,12 +106,13 @@ def both_products(wg: gl.constexpr, problem, q, p, o, j):
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     keys = problem.sk.index((j + 1) % KS).permute([1, 0])
     if problem.PING_PONG:
-        barrier_sync(_FIRST_BARRIER + wg)
+        if turn:
+            barrier_sync(_FIRST_BARRIER + wg)
     sn = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
     v = j % VS
     mbarrier.wait(problem.bv.index(v), (j // VS) & 1)
     if problem.PING_PONG:
-        oa = values_in_turn(wg, problem, p, v, o)
+        oa = values_in_turn(wg, problem, p, v, o, turn)
         sn = warpgroup_mma_wait(2, deps=[sn])
     else:
         oa = warpgroup_mma(p, problem.sv.index(v), o, is_async=True)
@@ -122,13 +123,17 @@ def both_products(wg: gl.constexpr, problem, q, p, o, j):
 @gluon.jit
 def step_with_max(
     wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys, row_place,
-    lane,
+    lane, again,
 ):  # fmt: skip
-    """Step i, whatever its keys; m may move. Returns (o, m, total, the step's P)."""
+    """Step i, whatever its keys; m may move. Returns (o, m, total, the step's P).
+
+    again, 0 or 1: whether whole_step has been here before, had its turn, and added the products to o; P is 0 then.
+    (0 times an infinite value is NaN: an output that was infinite is that.)
+    """
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
     bk = problem.bk
-    sn, oa = both_products(wg, problem, q, p, o, j)
+    sn, oa = both_products(wg, problem, q, p, o, j, again == 0)
     if (i < cut_right) | (i >= whole_steps):
         sn = hidden(problem, sn, row_place, (last - i) * problem.BN + lane, num_keys)
     pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, problem.BN)
@@ -142,16 +147,18 @@ def step_with_max(
 
 @gluon.jit
 def whole_step(wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps):
-    """Step i, of keys that every row sees. Returns (o, m, total, the step's P, whether any row exceeded its m)."""
+    """Step i, of keys that every row sees. Returns (o, total, the step's P, whether any row exceeded its m).
+
+    If so, P is 0, total as it was, and nothing released: step_with_max does the step again.
+    """
     BN: gl.constexpr = problem.BN
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     # Half of 2^HEADROOM: where the loop with a max, which rounds another way, would move m, sums must be beyond it, or
     # a row's bits depended on its neighbours. A vote for nothing is harmless (a sum of 32 may well cause one).
     TOO_MUCH: gl.constexpr = 2.0 ** (problem.HEADROOM - 1)
     bk = problem.bk
-    sn, oa = both_products(wg, problem, q, p, o, j)
+    sn, oa = both_products(wg, problem, q, p, o, j, True)
     pn = gl.exp2(sn * unit - m[:, None])
     sums = partial_sums(pn, BN)
     # Rows r and r + 8 of a warp's 16 belong to one thread.
@@ -161,16 +168,13 @@ def whole_step(wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps):
     mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
     o = warpgroup_mma_wait(0, deps=[oa])
     if exceeded != 0:
-        keys = problem.sk.index((j + 1) % KS).permute([1, 0])
-        sn = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
-        sn = capped(problem, warpgroup_mma_wait(0, deps=[sn]))
-        pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, BN)
-        o = o * gl.convert_layout(kept, gl.SliceLayout(1, o.type.layout))[:, None]
+        # Zeros, but for the compiler: constants would be written in every step, whatever comes of the vote.
+        pn = gl.minimum(pn, 0.0)
     else:
         total = total + sums
-    mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
-    mbarrier.arrive(problem.bv.index(VS + j % VS), count=1)
-    return o, m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout), exceeded
+    mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1, pred=exceeded == 0)
+    mbarrier.arrive(problem.bv.index(VS + j % VS), count=1, pred=exceeded == 0)
+    return o, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout), exceeded
 
 
 @gluon.jit
@@ -203,25 +207,30 @@ def consume(wg: gl.constexpr, problem):
     tile = 0
     j = 0
     exists, j = tile_comes(wg, problem, tile, j)
-    if problem.Q_REGISTERS:
-        loaded_q = problem.sq.index(wg).load(LQ)
-    sf = first_product(wg, problem, NARROW, 0, j)
-    sf = warpgroup_mma_wait(0, deps=[sf])
-    first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-        wg, problem, NARROW, 0, sf, j, unit
-    )
-    pass_values_beyond(wg, problem, 0, j)
-    # Otherwise Triton puts a barrier into every loop, before the wait for keys, that only this first tile would need.
-    gl.thread_barrier()
-    o = gl.zeros([64, D], gl.float32, LO)
+    sf = warpgroup_mma_wait(0, deps=[first_product(wg, problem, NARROW, 0, j)])
+    # With turns a tile's first step runs under the end of the one before, in the same turn of the loop: ptxas waits for
+    # each product behind it, all over the kernel, where one is under way from a turn to the next.
+    if TURNS:
+        first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+            wg, problem, NARROW, 0, sf, j, unit
+        )
     while exists != 0:
         slot = tile % QS
+        if not TURNS:
+            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+                wg, problem, NARROW, slot, sf, j, unit
+            )
+        # Otherwise Triton puts one into every loop, for the words read above.
+        gl.thread_barrier()
         if problem.Q_REGISTERS:
-            q = loaded_q
+            q = problem.sq.index(slot * W + wg).load(LQ)
         else:
             q = problem.sq.index(slot * W + wg)
+        pass_values_beyond(wg, problem, slot, j)
+        o = gl.zeros([64, D], gl.float32, LO)
         # Rounded only here: bfloat16 carried from one turn of this loop to the next is taken apart and put together.
         p = gl.convert_layout(pn.to(problem.q.dtype), LP)
+        mbarrier.wait(bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
         lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
         i = 1
@@ -238,72 +247,61 @@ def consume(wg: gl.constexpr, problem):
                 j += 1
                 i += 1
         slow = gl.minimum(slow, steps)
+        again = 0
         for _ in range(problem.phases):
             while i < slow:
                 o, m, total, p = step_with_max(
                     wg, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys,
-                    row_place, lane,
+                    row_place, lane, again,
                 )  # fmt: skip
+                again = 0
                 j += 1
                 i += 1
-            exceeded = 0
-            while (i < whole_steps) & (exceeded == 0):
-                o, m, total, p, exceeded = whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps)
-                j += 1
-                i += 1
+            while (i < whole_steps) & (again == 0):
+                o, total, p, again = whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps)
+                j += 1 - again
+                i += 1 - again
             slow = steps
         v = j % VS
         passes = (j // VS) & 1
         j += 1
-        after = (tile + 1) % QS
-        if TURNS:
-            exists, j = tile_comes(wg, problem, tile + 1, j)
-        mbarrier.wait(bv.index(v), passes)
-        ended_m, ended_total = m, total
+        tile += 1
+        after = tile % QS
         # What lies in the buffers after the last tile is multiplied too, for nothing.
         if TURNS:
+            exists, j = tile_comes(wg, problem, tile, j)
+            mbarrier.wait(bv.index(v), passes)
             barrier_sync(_FIRST_BARRIER + wg)
             sf = first_product(wg, problem, NARROW, after, j)
-            oa = values_in_turn(wg, problem, p, v, o)
+            oa = values_in_turn(wg, problem, p, v, o, True)
             sf = warpgroup_mma_wait(2, deps=[sf])
+            ended_m, ended_total = m, total
+            if exists != 0:
+                first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+                    wg, problem, NARROW, after, sf, j, unit
+                )
+            else:
+                # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
+                if NARROW:
+                    pn = gl.convert_layout(beside(sf, sf), LS)
+                else:
+                    pn = sf
+            end(wg, problem, slot, v, oa, ended_m, ended_total, 0)
         else:
+            mbarrier.wait(bv.index(v), passes)
             if problem.PING_PONG:
                 barrier_sync(_FIRST_BARRIER + wg)
             oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
             if problem.PING_PONG:
                 barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
             if CHAIN:
-                exists, j = tile_comes(wg, problem, tile + 1, j)
+                exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
-            o = warpgroup_mma_wait(1 if CHAIN else 0, deps=[oa])
-            mbarrier.arrive(bv.index(VS + v), count=1)
-            finish(wg, problem, slot, o, ended_m, ended_total)
+            end(wg, problem, slot, v, oa, m, total, 1 if CHAIN else 0)
             if not CHAIN:
-                hand_over(problem, slot * W + wg)
-                exists, j = tile_comes(wg, problem, tile + 1, j)
+                exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
             sf = warpgroup_mma_wait(0, deps=[sf])
-        if exists != 0:
-            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-                wg, problem, NARROW, after, sf, j, unit
-            )
-        else:
-            # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
-            if NARROW:
-                pn = gl.convert_layout(beside(sf, sf), LS)
-            else:
-                pn = sf
-        if TURNS:
-            o = warpgroup_mma_wait(0, deps=[oa])
-            mbarrier.arrive(bv.index(VS + v), count=1)
-            finish(wg, problem, slot, o, ended_m, ended_total)
-        if CHAIN:
-            hand_over(problem, slot * W + wg)
-        if problem.Q_REGISTERS:
-            loaded_q = problem.sq.index(after * W + wg).load(LQ)
-        pass_values_beyond(wg, problem, after, j)
-        o = gl.zeros([64, D], gl.float32, LO)
-        tile += 1
     if problem.PING_PONG and wg == 0:
         barrier_sync(_FIRST_BARRIER)
 

@@ -95,9 +95,10 @@ def capped(problem, s):
 @gluon.jit
 def hidden(problem, s, row_place, key, num_keys):
     """-inf where a row does not see a key. row_place [64, 1], key [1, BN]."""
-    seen = key < num_keys
+    end = num_keys
     if problem.RIGHT:
-        seen = seen & (key <= row_place + problem.right)
+        end = gl.minimum(row_place + (problem.right + 1), num_keys)
+    seen = key < end
     if problem.LEFT:
         seen = seen & (key >= row_place - problem.left)
     return gl.where(seen, s, -float("inf"))
