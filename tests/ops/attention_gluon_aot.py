@@ -1,8 +1,8 @@
 """Compile Hopper's attention kernel without a card: `python attention_gluon_aot.py`, one JSON line a case.
 
 Each line: name, registers, shared (bytes), how often instructions occur, reads of unset uniform registers, arrivals at
-mbarriers that come too early (ptx_arrivals), exponentials of sums. Not under Triton's interpreter: TRITON_INTERPRET
-must be unset.
+mbarriers that come too early (ptx_arrivals), exponentials of sums, barriers in the loops that vote. Not under Triton's
+interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -54,12 +54,26 @@ def sums_to_powers(code: str) -> int:
     return found
 
 
+def barriers_of_whole_steps(code: str) -> list[int]:
+    """Barriers that wait, turns included, in each loop that votes with one instruction."""
+    lines = code.splitlines()
+    found: list[int] = []
+    for vote in (at for at, line in enumerate(lines) if "BAR.RED" in line):
+        for end in range(vote, len(lines)):
+            target = re.search(r"BRA.*`\((\.L_x_\d+)\)", lines[end])
+            begin = lines.index(f"{target[1]}:") if target else len(lines)
+            if begin < vote:
+                found.append(sum("BAR.SYNC" in line for line in lines[begin:end]))
+                break
+    return found
+
+
 def report(name: str, found: Resources) -> dict[str, Any]:
     sizes = {"registers": found.registers, "shared": found.shared, "threads": found.threads}
     counts = {word: found.count(word) for word in INSTRUCTIONS}
     unset = reads_before_writes(found.code) if "HGMMA" in found.code or "QGMMA" in found.code else []
     faults = {"unset": unset, "early": early_arrivals(found.ptx), "sums": sums_to_powers(found.code)}
-    faults |= {"lost": lost_buffers(found.ir)}
+    faults |= {"lost": lost_buffers(found.ir), "barriers": barriers_of_whole_steps(found.code)}
     return {"name": name, "programs": found.programs_an_sm} | faults | sizes | counts
 
 

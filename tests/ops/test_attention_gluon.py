@@ -74,6 +74,14 @@ def test_products_run_beside_each_other_and_beside_exponentials(ours: dict[str, 
         assert report["WARPGROUP.DEPBAR"] * 3 < report["HGMMA"] + report["QGMMA"], report["name"]
 
 
+def test_a_whole_step_waits_for_its_warpgroup_as_often_as_it_must(ours: dict[str, Any]) -> None:
+    """Before its products and before the arrivals for K and V, and for its turn; one more costs 2 % of long rows."""
+    hopper = {name: report for name, report in ours.items() if not name.startswith("fp8")}
+    assert all(report["barriers"] for report in hopper.values())
+    assert max(barriers for report in hopper.values() for barriers in report["barriers"]) <= 4
+    assert max(hopper["64"]["barriers"] + hopper["64 causal"]["barriers"]) == 3
+
+
 def test_no_descriptor_is_read_that_only_another_branch_has_set(ours: dict[str, Any]) -> None:
     """ptxas 12.8 made such a kernel of head_dim 64: right on one path, and on the other whatever lay there before."""
     assert {name: report["unset"] for name, report in ours.items() if report["unset"]} == {}

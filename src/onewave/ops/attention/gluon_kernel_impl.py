@@ -220,8 +220,6 @@ def consume(wg: gl.constexpr, problem):
             first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
                 wg, problem, NARROW, slot, sf, j, unit
             )
-        # Otherwise Triton puts one into every loop, for the words read above.
-        gl.thread_barrier()
         if problem.Q_REGISTERS:
             q = problem.sq.index(slot * W + wg).load(LQ)
         else:
@@ -247,6 +245,8 @@ def consume(wg: gl.constexpr, problem):
                 j += 1
                 i += 1
         slow = gl.minimum(slow, steps)
+        # Otherwise Triton puts one into every loop, for the words and Q that are read above.
+        gl.thread_barrier()
         again = 0
         for _ in range(problem.phases):
             while i < slow:
