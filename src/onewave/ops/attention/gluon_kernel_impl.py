@@ -40,7 +40,7 @@ bounds wherever the sequence lies. Bound: the tensor cores. Source: Shah et al. 
 # pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
 # pyright: reportPossiblyUnboundVariable=false
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: SIM108
 # (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
@@ -82,20 +82,19 @@ _FIRST_BARRIER = gl.constexpr(13)
 
 
 @gluon.jit
-def values_in_turn(wg: gl.constexpr, problem, p, v, o, turn):
+def values_in_turn(wg: gl.constexpr, problem, p, v, o):
     """P times the values at place v, on top of o, the turn passed on amid it: the other warpgroup begins to issue
     before this one's products have ended."""
     HALF: gl.constexpr = problem.BN // 2
     LP: gl.constexpr = p.type.layout
     early, late = halves(p)
     o = warpgroup_mma(gl.convert_layout(early, LP), problem.sv.index(v).slice(0, HALF), o, is_async=True)
-    if turn:
-        barrier_arrive(_FIRST_BARRIER + (wg + 1) % problem.WARPGROUPS)
+    barrier_arrive(_FIRST_BARRIER + (wg + 1) % problem.WARPGROUPS)
     return warpgroup_mma(gl.convert_layout(late, LP), problem.sv.index(v).slice(HALF, HALF), o, is_async=True)
 
 
 @gluon.jit
-def both_products(wg: gl.constexpr, problem, q, p, o, j, turn):
+def both_products(wg: gl.constexpr, problem, q, p, o, j):
     """Q times the keys of place j + 1, and P, of those at j, times their values on top of o.
 
     Returns (the scores, capped, which have come; the output, which has not).
@@ -106,13 +105,12 @@ def both_products(wg: gl.constexpr, problem, q, p, o, j, turn):
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     keys = problem.sk.index((j + 1) % KS).permute([1, 0])
     if problem.PING_PONG:
-        if turn:
-            barrier_sync(_FIRST_BARRIER + wg)
+        barrier_sync(_FIRST_BARRIER + wg)
     sn = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
     v = j % VS
     mbarrier.wait(problem.bv.index(v), (j // VS) & 1)
     if problem.PING_PONG:
-        oa = values_in_turn(wg, problem, p, v, o, turn)
+        oa = values_in_turn(wg, problem, p, v, o)
         sn = warpgroup_mma_wait(2, deps=[sn])
     else:
         oa = warpgroup_mma(p, problem.sv.index(v), o, is_async=True)
@@ -123,17 +121,13 @@ def both_products(wg: gl.constexpr, problem, q, p, o, j, turn):
 @gluon.jit
 def step_with_max(
     wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys, row_place,
-    lane, again,
+    lane,
 ):  # fmt: skip
-    """Step i, whatever its keys; m may move. Returns (o, m, total, the step's P).
-
-    again, 0 or 1: whether whole_step has been here before, had its turn, and added the products to o; P is 0 then.
-    (0 times an infinite value is NaN: an output that was infinite is that.)
-    """
+    """Step i, whatever its keys; m may move. Returns (o, m, total, the step's P)."""
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
     bk = problem.bk
-    sn, oa = both_products(wg, problem, q, p, o, j, again == 0)
+    sn, oa = both_products(wg, problem, q, p, o, j)
     if (i < cut_right) | (i >= whole_steps):
         sn = hidden(problem, sn, row_place, (last - i) * problem.BN + lane, num_keys)
     pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, problem.BN)
@@ -147,18 +141,16 @@ def step_with_max(
 
 @gluon.jit
 def whole_step(wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps):
-    """Step i, of keys that every row sees. Returns (o, total, the step's P, whether any row exceeded its m).
-
-    If so, P is 0, total as it was, and nothing released: step_with_max does the step again.
-    """
+    """Step i, of keys that every row sees. Returns (o, m, total, the step's P, whether any row exceeded its m)."""
     BN: gl.constexpr = problem.BN
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     # Half of 2^HEADROOM: where the loop with a max, which rounds another way, would move m, sums must be beyond it, or
     # a row's bits depended on its neighbours. A vote for nothing is harmless (a sum of 32 may well cause one).
     TOO_MUCH: gl.constexpr = 2.0 ** (problem.HEADROOM - 1)
     bk = problem.bk
-    sn, oa = both_products(wg, problem, q, p, o, j, True)
+    sn, oa = both_products(wg, problem, q, p, o, j)
     pn = gl.exp2(sn * unit - m[:, None])
     sums = partial_sums(pn, BN)
     # Rows r and r + 8 of a warp's 16 belong to one thread.
@@ -168,13 +160,16 @@ def whole_step(wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps):
     mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
     o = warpgroup_mma_wait(0, deps=[oa])
     if exceeded != 0:
-        # Zeros, but for the compiler: constants would be written in every step, whatever comes of the vote.
-        pn = gl.minimum(pn, 0.0)
+        keys = problem.sk.index((j + 1) % KS).permute([1, 0])
+        sn = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
+        sn = capped(problem, warpgroup_mma_wait(0, deps=[sn]))
+        pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, BN)
+        o = o * gl.convert_layout(kept, gl.SliceLayout(1, o.type.layout))[:, None]
     else:
         total = total + sums
-    mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1, pred=exceeded == 0)
-    mbarrier.arrive(problem.bv.index(VS + j % VS), count=1, pred=exceeded == 0)
-    return o, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout), exceeded
+    mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
+    mbarrier.arrive(problem.bv.index(VS + j % VS), count=1)
+    return o, m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout), exceeded
 
 
 @gluon.jit
@@ -247,20 +242,19 @@ def consume(wg: gl.constexpr, problem):
         slow = gl.minimum(slow, steps)
         # Otherwise Triton puts one into every loop, for the words and Q that are read above.
         gl.thread_barrier()
-        again = 0
         for _ in range(problem.phases):
             while i < slow:
                 o, m, total, p = step_with_max(
                     wg, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys,
-                    row_place, lane, again,
+                    row_place, lane,
                 )  # fmt: skip
-                again = 0
                 j += 1
                 i += 1
-            while (i < whole_steps) & (again == 0):
-                o, total, p, again = whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps)
-                j += 1 - again
-                i += 1 - again
+            exceeded = 0
+            while (i < whole_steps) & (exceeded == 0):
+                o, m, total, p, exceeded = whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps)
+                j += 1
+                i += 1
             slow = steps
         v = j % VS
         passes = (j // VS) & 1
@@ -273,7 +267,7 @@ def consume(wg: gl.constexpr, problem):
             mbarrier.wait(bv.index(v), passes)
             barrier_sync(_FIRST_BARRIER + wg)
             sf = first_product(wg, problem, NARROW, after, j)
-            oa = values_in_turn(wg, problem, p, v, o, True)
+            oa = values_in_turn(wg, problem, p, v, o)
             sf = warpgroup_mma_wait(2, deps=[sf])
             ended_m, ended_total = m, total
             if exists != 0:

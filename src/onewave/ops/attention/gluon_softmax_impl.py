@@ -95,10 +95,10 @@ def capped(problem, s):
 @gluon.jit
 def hidden(problem, s, row_place, key, num_keys):
     """-inf where a row does not see a key. row_place [64, 1], key [1, BN]."""
-    end = num_keys
+    last = num_keys - 1
     if problem.RIGHT:
-        end = gl.minimum(row_place + (problem.right + 1), num_keys)
-    seen = key < end
+        last = gl.minimum(row_place + problem.right, last)
+    seen = key <= last
     if problem.LEFT:
         seen = seen & (key >= row_place - problem.left)
     return gl.where(seen, s, -float("inf"))
