@@ -67,10 +67,11 @@ from onewave.ops.attention.gluon_softmax_impl import (
 )
 from onewave.ops.attention.gluon_start_impl import (
     beside,
-    end,
+    finish,
     first_product,
     first_step,
     halves,
+    hand_over,
     pass_values_beyond,
     tile_comes,
 )
@@ -202,28 +203,25 @@ def consume(wg: gl.constexpr, problem):
     tile = 0
     j = 0
     exists, j = tile_comes(wg, problem, tile, j)
-    sf = warpgroup_mma_wait(0, deps=[first_product(wg, problem, NARROW, 0, j)])
-    # With turns a tile's first step runs under the end of the one before, in the same turn of the loop: ptxas waits for
-    # each product behind it, all over the kernel, where one is under way from a turn to the next.
-    if TURNS:
-        first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-            wg, problem, NARROW, 0, sf, j, unit
-        )
+    if problem.Q_REGISTERS:
+        loaded_q = problem.sq.index(wg).load(LQ)
+    sf = first_product(wg, problem, NARROW, 0, j)
+    sf = warpgroup_mma_wait(0, deps=[sf])
+    first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+        wg, problem, NARROW, 0, sf, j, unit
+    )
+    pass_values_beyond(wg, problem, 0, j)
+    # Otherwise Triton puts a barrier into every loop, before the wait for keys, that only this first tile would need.
+    gl.thread_barrier()
+    o = gl.zeros([64, D], gl.float32, LO)
     while exists != 0:
         slot = tile % QS
-        if not TURNS:
-            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-                wg, problem, NARROW, slot, sf, j, unit
-            )
         if problem.Q_REGISTERS:
-            q = problem.sq.index(slot * W + wg).load(LQ)
+            q = loaded_q
         else:
             q = problem.sq.index(slot * W + wg)
-        pass_values_beyond(wg, problem, slot, j)
-        o = gl.zeros([64, D], gl.float32, LO)
         # Rounded only here: bfloat16 carried from one turn of this loop to the next is taken apart and put together.
         p = gl.convert_layout(pn.to(problem.q.dtype), LP)
-        mbarrier.wait(bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
         lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]
         i = 1
@@ -240,8 +238,6 @@ def consume(wg: gl.constexpr, problem):
                 j += 1
                 i += 1
         slow = gl.minimum(slow, steps)
-        # Otherwise Triton puts one into every loop, for the words and Q that are read above.
-        gl.thread_barrier()
         for _ in range(problem.phases):
             while i < slow:
                 o, m, total, p = step_with_max(
@@ -259,43 +255,55 @@ def consume(wg: gl.constexpr, problem):
         v = j % VS
         passes = (j // VS) & 1
         j += 1
-        tile += 1
-        after = tile % QS
+        after = (tile + 1) % QS
+        if TURNS:
+            exists, j = tile_comes(wg, problem, tile + 1, j)
+        mbarrier.wait(bv.index(v), passes)
+        ended_m, ended_total = m, total
         # What lies in the buffers after the last tile is multiplied too, for nothing.
         if TURNS:
-            exists, j = tile_comes(wg, problem, tile, j)
-            mbarrier.wait(bv.index(v), passes)
             barrier_sync(_FIRST_BARRIER + wg)
             sf = first_product(wg, problem, NARROW, after, j)
             oa = values_in_turn(wg, problem, p, v, o)
             sf = warpgroup_mma_wait(2, deps=[sf])
-            ended_m, ended_total = m, total
-            if exists != 0:
-                first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-                    wg, problem, NARROW, after, sf, j, unit
-                )
-            else:
-                # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
-                if NARROW:
-                    pn = gl.convert_layout(beside(sf, sf), LS)
-                else:
-                    pn = sf
-            end(wg, problem, slot, v, oa, ended_m, ended_total, 0)
         else:
-            mbarrier.wait(bv.index(v), passes)
             if problem.PING_PONG:
                 barrier_sync(_FIRST_BARRIER + wg)
             oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
             if problem.PING_PONG:
                 barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
             if CHAIN:
-                exists, j = tile_comes(wg, problem, tile, j)
+                exists, j = tile_comes(wg, problem, tile + 1, j)
                 sf = first_product(wg, problem, NARROW, after, j)
-            end(wg, problem, slot, v, oa, m, total, 1 if CHAIN else 0)
+            o = warpgroup_mma_wait(1 if CHAIN else 0, deps=[oa])
+            mbarrier.arrive(bv.index(VS + v), count=1)
+            finish(wg, problem, slot, o, ended_m, ended_total)
             if not CHAIN:
-                exists, j = tile_comes(wg, problem, tile, j)
+                hand_over(problem, slot * W + wg)
+                exists, j = tile_comes(wg, problem, tile + 1, j)
                 sf = first_product(wg, problem, NARROW, after, j)
             sf = warpgroup_mma_wait(0, deps=[sf])
+        if exists != 0:
+            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+                wg, problem, NARROW, after, sf, j, unit
+            )
+        else:
+            # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
+            if NARROW:
+                pn = gl.convert_layout(beside(sf, sf), LS)
+            else:
+                pn = sf
+        if TURNS:
+            o = warpgroup_mma_wait(0, deps=[oa])
+            mbarrier.arrive(bv.index(VS + v), count=1)
+            finish(wg, problem, slot, o, ended_m, ended_total)
+        if CHAIN:
+            hand_over(problem, slot * W + wg)
+        if problem.Q_REGISTERS:
+            loaded_q = problem.sq.index(after * W + wg).load(LQ)
+        pass_values_beyond(wg, problem, after, j)
+        o = gl.zeros([64, D], gl.float32, LO)
+        tile += 1
     if problem.PING_PONG and wg == 0:
         barrier_sync(_FIRST_BARRIER)
 

@@ -95,10 +95,9 @@ def capped(problem, s):
 @gluon.jit
 def hidden(problem, s, row_place, key, num_keys):
     """-inf where a row does not see a key. row_place [64, 1], key [1, BN]."""
-    last = num_keys - 1
+    seen = key < num_keys
     if problem.RIGHT:
-        last = gl.minimum(row_place + problem.right, last)
-    seen = key <= last
+        seen = seen & (key <= row_place + problem.right)
     if problem.LEFT:
         seen = seen & (key >= row_place - problem.left)
     return gl.where(seen, s, -float("inf"))

@@ -34,10 +34,11 @@ from onewave.ops.attention.gluon_tiles_impl import (
 )
 
 __all__ = [
-    "end",
+    "finish",
     "first_product",
     "first_step",
     "halves",
+    "hand_over",
     "pass_values_beyond",
     "tile_comes",
 ]
@@ -154,6 +155,7 @@ def first_step(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, s, j, unit
     else:
         mbarrier.arrive(problem.bk.index(KS + j % KS), count=1)
         m, total, pn = first_one(problem, s, unit, first, shift, num_keys, last, cut_right, whole_steps)
+    mbarrier.wait(problem.bk.index((j + 1) % KS), ((j + 1) // KS) & 1, pred=steps > 1)
     return first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn
 
 
@@ -236,16 +238,6 @@ def beside(left, right):
 def halves(p):
     """[64, N] -> the first and the last N / 2 columns; nothing leaves its thread."""
     return gl.split(gl.permute(p.reshape([64, 2, p.shape[1] // 2]), [0, 2, 1]))
-
-
-@gluon.jit
-def end(wg: gl.constexpr, problem, slot, v, o, m, total, PENDING: gl.constexpr):
-    """Wait for a posted tile's last product, under way as all but PENDING ones, release its values, those at place v,
-    and give its output to the warp that stores."""
-    o = warpgroup_mma_wait(PENDING, deps=[o])
-    mbarrier.arrive(problem.bv.index(problem.V_STAGES + v), count=1)
-    finish(wg, problem, slot, o, m, total)
-    hand_over(problem, slot * problem.WARPGROUPS + wg)
 
 
 @gluon.jit
