@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
+from endless_loops import endless_loops
 from lost_buffers import lost_buffers
 from ptx_arrivals import early_arrivals
 from sass_registers import reads_before_writes
@@ -73,7 +74,8 @@ def report(name: str, found: Resources) -> dict[str, Any]:
     counts = {word: found.count(word) for word in INSTRUCTIONS}
     unset = reads_before_writes(found.code) if "HGMMA" in found.code or "QGMMA" in found.code else []
     faults = {"unset": unset, "early": early_arrivals(found.ptx), "sums": sums_to_powers(found.code)}
-    faults |= {"lost": lost_buffers(found.ir), "barriers": barriers_of_whole_steps(found.code)}
+    faults |= {"lost": lost_buffers(found.ir), "endless": endless_loops(found.ir)}
+    faults |= {"barriers": barriers_of_whole_steps(found.code)}
     return {"name": name, "programs": found.programs_an_sm} | faults | sizes | counts
 
 

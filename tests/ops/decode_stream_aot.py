@@ -16,6 +16,7 @@ from collections import Counter
 from typing import Any
 
 import triton
+from endless_loops import endless_loops
 from lost_buffers import lost_buffers
 from machine_code import machine_code
 from ptx_arrivals import early_arrivals
@@ -102,7 +103,8 @@ def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1,
         "products": len(products), "copies": compiled.asm["ptx"].count("cp.async.bulk.tensor"),
         "marked": len(re.findall(r"cp\.async\.bulk\.tensor\S*L2::cache_hint", compiled.asm["ptx"])),
         "barriers": code[products[0] : products[-1]].count("BAR.SYNC"), "early": early_arrivals(compiled.asm["ptx"]),
-        "lost": lost_buffers(compiled.asm["ttgir"]), "unwaited": unwaited,
+        "lost": lost_buffers(compiled.asm["ttgir"]), "endless": endless_loops(compiled.asm["ttgir"]),
+        "unwaited": unwaited,
         "prompt": prompt, "carried": 0 if rows_loop is None else rows_loop[1].count("="),
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import triton
+from endless_loops import endless_loops
 from lost_buffers import lost_buffers
 from machine_code import machine_code
 from ptx_arrivals import early_arrivals
@@ -70,6 +71,7 @@ def report(name: str, source: GluonASTSource, num_warps: int) -> dict[str, Any]:
     found = {"name": name, "registers": registers, "stack": stack, "shared": kernel.metadata.shared}
     found |= {"threads": 32 * kernel.metadata.num_warps, "order": order}
     found |= {"early": early_arrivals(kernel.asm["ptx"]), "lost": lost_buffers(kernel.asm["ttgir"])}
+    found |= {"endless": endless_loops(kernel.asm["ttgir"])}
     return found | {word: len(re.findall(word, code)) for word in INSTRUCTIONS}
 
 

@@ -90,6 +90,7 @@ def test_no_descriptor_is_read_that_only_another_branch_has_set(ours: dict[str, 
 def test_nobody_arrives_for_threads_that_have_not_finished(ours: dict[str, Any]) -> None:
     assert {name: report["early"] for name, report in ours.items() if report["early"]} == {}
     assert {name: report["lost"] for name, report in ours.items() if report["lost"]} == {}
+    assert {name: report["endless"] for name, report in ours.items() if report["endless"]} == {}
 
 
 def test_a_register_that_one_of_two_branches_sets_is_found() -> None:

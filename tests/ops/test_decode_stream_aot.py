@@ -39,7 +39,7 @@ def test_it_compiles_without_spilling(name: str, reports: dict[str, Any]) -> Non
     assert report["shared"] + 1024 <= SHARED
     assert report["products"] > 0
     assert report["early"] == []
-    assert report["lost"] == []
+    assert report["lost"] == report["endless"] == []
     assert report["marked"] == report["copies"] > 0  # keys and values are read once
 
 

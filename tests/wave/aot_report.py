@@ -28,6 +28,7 @@ from onewave.wave.pace import in_flight
 from onewave.wave.resources import kernel_resources
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+from endless_loops import endless_loops
 from lost_buffers import lost_buffers
 from machine_code import machine_code
 from ptx_arrivals import early_arrivals
@@ -129,6 +130,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     found = {
         "torn": torn_reductions(ttgir),
         "lost": lost_buffers(ttgir),
+        "endless": endless_loops(ttgir),
         "unwaited": unwaited_for(ttgir),
         "early": early_arrivals(kernel.asm["ptx"]),
         "unwritten": unwritten_barriers(kernel.asm["ptx"]),

@@ -204,6 +204,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         assert report["shared"] <= SHARED_BYTES, name
         assert not report["torn"], f"{name}: {report['torn']}"
         assert not report["lost"], f"{name}: {report['lost']}"
+        assert not report["endless"], f"{name}: {report['endless']}"
         assert not report["unwaited"], f"{name}: {report['unwaited']}"
         assert not report["early"], f"{name}: {report['early']}"
         # Before the poll, where it costs nothing, and nowhere behind it.
