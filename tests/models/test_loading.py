@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,21 @@ def test_weights_are_cast_to_the_asked_dtype(tmp_path: Path) -> None:
     for tensor in (layer.qkv, layer.qkv_bias, layer.input_norm, model.weights.head):
         assert isinstance(tensor, Tensor)
         assert tensor.dtype is torch.float16
+
+
+@pytest.mark.parametrize(("largest", "kept"), [(65504.0, True), (-65519.0, True), (65520.0, False), (-1e6, False)])
+def test_a_weight_that_float16_cannot_hold_is_refused(largest: float, kept: bool, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("llama"))
+    change_weights(tmp_path, lambda state: state["model.layers.1.mlp.down_proj.weight"].view(-1)[5:6].fill_(largest))
+    if kept:
+        down = ours(tmp_path, torch.float16).weights.layers[1].down
+        assert isinstance(down, Tensor)
+        assert float(down.view(-1)[5].abs()) == 65504
+    else:
+        problem = f"'model.layers.1.mlp.down_proj.weight' in float16: a weight of size {abs(largest):g};"
+        with pytest.raises(WeightsError, match=re.escape(problem)):
+            ours(tmp_path, torch.float16)
+        assert ours(tmp_path, torch.bfloat16).weights.norm.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-8b"])

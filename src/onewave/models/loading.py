@@ -36,6 +36,8 @@ from onewave.weights.store import WeightStore, quote
 __all__ = ["ModelParts", "load_config", "load_model", "open_parts"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# What float16 rounds to infinity: from half way between its largest number and what would be the next one.
+_HALF_ENDS = 65520.0
 # Beyond this, threads only wait for the same disk.
 _MAX_THREADS = 8
 # What is stacked, row below row, into each matrix of a layer.
@@ -268,6 +270,8 @@ class ModelParts:
         first = 0
         for name, order in zip(names, rows, strict=False):
             tensor = self._load(name)
+            if kind is torch.float16:
+                self._check_half(name, tensor)
             if order is not None:
                 tensor = tensor[torch.as_tensor(order, device=tensor.device)]
             if len(names) == 1 and tensor.is_cuda and tensor.device == self._device and tensor.dtype is kind:
@@ -288,6 +292,20 @@ class ModelParts:
                 f"{info.file}: tensor {quote(name)}", got=f"dtype {info.dtype}", allowed="bf16, fp16, fp32, GGUF blocks"
             )
         return tensor
+
+    def _check_half(self, name: str, tensor: Tensor) -> None:
+        """Refuse a finite weight that float16 would make infinite."""
+        if tensor.dtype is torch.float16 or tensor.numel() == 0:
+            return
+        low, high = torch.aminmax(tensor)
+        largest = max(-float(low), float(high))
+        if _HALF_ENDS <= largest < math.inf:
+            raise WeightsError(
+                f"{self._store.tensors[name].file}: tensor {quote(name)} in float16",
+                got=f"a weight of size {largest:.6g}",
+                allowed=f"at most {torch.finfo(torch.float16).max:g}",
+                next="Use bfloat16, or float32 on a CPU.",
+            )
 
 
 def _half_split_rows(config: ModelConfig, num_heads: int) -> NDArray[np.int64]:
