@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 
 def test_info_describes_a_directory(onewave, tiny_model):
@@ -38,6 +40,14 @@ def test_info_prints_every_tensor(onewave, tiny_model):
     out = onewave("info", tiny_model).out
     assert "model.layers.1.mlp.down_proj.weight" in out
     assert "32x48" in out
+
+
+def test_info_prints_names_that_a_terminal_would_obey_as_they_are_written(onewave, own_model):
+    file = own_model / "model.safetensors"
+    save_file(load_file(file) | {"a\x1b[2J\nb": torch.zeros(1)}, file)
+    out = onewave("info", own_model).out
+    assert r"  a\x1b[2J\nb " in out
+    assert "\x1b" not in out
 
 
 def test_info_does_not_read_the_weights(onewave, own_model):

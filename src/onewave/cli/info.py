@@ -132,7 +132,12 @@ def _print(facts: dict[str, Any]) -> None:
     lines["tokenizer"] = facts["tokenizer"] or "none"
     width = max(len(name) for name in lines)
     for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
+        print(f"{name:<{width}}  {_plain(str(value))}")
     for tensor in facts["tensors"] or ():
         shape = "x".join(str(length) for length in tensor["shape"])
-        print(f"  {tensor['name']:<48} {shape:<16} {tensor['dtype']:<6} {tensor['bytes']:>12,} B")
+        print(f"  {_plain(tensor['name']):<48} {shape:<16} {tensor['dtype']:<6} {tensor['bytes']:>12,} B")
+
+
+def _plain(text: str) -> str:
+    """Text of a file, on one line: what a terminal would obey is written as Python writes it."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
