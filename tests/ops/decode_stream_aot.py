@@ -1,10 +1,10 @@
 """Compile Hopper's decode kernel without a card: `python decode_stream_aot.py`, one JSON line a case.
 
 Each line: name, registers, stack and shared (bytes), products (tensor core instructions), copies (of TMA), barriers (a
-tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), unwaited (of the workers
-and of the loader, what touches memory before the wait for the launch before: loads past the first-level cache,
-requests of the second-level one, and anything else), carried (values that the loader takes from one row to the
-next), prompt (the loader's instructions from that wait to its first copy). Not under Triton's interpreter:
+tile's: between its first product and its last), early (ptx_arrivals), lost (lost_buffers), endless (endless_loops),
+unwaited (of the workers and of the loader, what touches memory before the wait for the launch before: loads past the
+first-level cache, requests of the second-level one, and anything else), carried (values that the loader takes from one
+row to the next), prompt (the loader's instructions from that wait to its first copy). Not under Triton's interpreter:
 TRITON_INTERPRET must be unset.
 """
 
