@@ -52,7 +52,7 @@ def test_hand_offs_runs_and_stragglers_are_those_of_every_layer(count: int) -> N
     if count > 1:
         assert a.after == "b"
         assert found.period == 100
-    if count > 3:
+    if count > 2:
         assert a.hand_off == 10
     assert (head.after, head.hand_off, head.run) == ("b", 15, 20)
     assert found.makespan == 100 * count + 25

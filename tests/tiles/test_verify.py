@@ -364,3 +364,24 @@ def test_a_barrier_that_posts_to_thousands_of_counters_takes_memory_in_proportio
         assert tracemalloc.get_traced_memory()[1] < 50_000_000
     finally:
         tracemalloc.stop()
+
+
+def document_of(*tasks: dict[str, object], workers: list[list[str]], **more: object) -> bytes:
+    return json.dumps({"tasks": tasks, "workers": workers, "co_resident": len(workers)} | more).encode()
+
+
+@pytest.mark.parametrize("key", ["waits", "posts"])
+def test_counters_that_are_all_gone_are_no_counters_left_out(key):
+    tasks = {"id": "w", "writes": ["x"]}, {"id": "r", "reads": ["x"]}
+    assert verify(parse_schedule(document_of(*tasks, workers=[["w"], ["r"]]))).schedule.syncs.waits.first.size == 1
+    emptied = document_of(*({**task, key: []} for task in tasks), workers=[["w"], ["r"]])
+    assert rejection(parse_schedule(emptied)).kind == "race"
+
+
+def test_a_ring_takes_no_tile_out_of_its_buffer():
+    tasks = {"id": "f", "writes": ["t"]}, {"id": "g", "writes": ["u"]}, {"id": "d", "reads": ["t"]}
+    shared = {"workers": [["f", "d"], ["g"]], "buffers": {"B": ["t", "u"]}}
+    assert rejection(parse_schedule(document_of(*tasks, **shared))).kind == "race"
+    ring = {"name": "R", "slots": 1, "fills": ["f"], "releases": ["d"]}
+    with pytest.raises(InvalidArgumentError, match=r"buffer B: t; allowed: tiles that no ring's fill writes"):
+        parse_schedule(document_of(*tasks, **shared, rings=[ring]))

@@ -54,12 +54,13 @@ class Machine:
     1/co_resident of its speed. queues: "ticket" (whoever is free takes the next task of the order) or "static" (task i
     of the order belongs to lane i mod lanes, unless simulate is given queues). levels: caches from the workers
     outwards; behind the last is the memory. flops_per_ns, memory_bandwidth (bytes/ns): of the whole machine.
-    lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares, or one where lanes
-    read ahead. task_ns: what each task costs on top of its work; task_costs: the same by Task.name where it differs.
-    wait_ns: what looking at one counter of a sync policy costs. skew: steps by which each lane of a wave lags behind
-    the one before. hand_offs: ns from a producer's end to a task's first possible start, by Task.name; none between
-    tasks of a lane's own queue, unless a sync policy's counter lies between them. ahead_bytes: what a lane may have
-    read of its coming tasks while it waits, as a ring of weight tiles does. Raises InvalidArgumentError.
+    lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares; never more than
+    one where lanes read ahead. task_ns: what each task costs on top of its work; task_costs: the same by Task.name
+    where it differs. wait_ns: what looking at one counter of a sync policy costs. skew: steps by which each lane of
+    a wave lags behind the one before. hand_offs: ns from a producer's end to a task's first possible start, by
+    Task.name; none between tasks of a lane's own queue, unless a sync policy's counter lies between them.
+    ahead_bytes: what a lane may have read of its coming tasks while it waits, as a ring of weight tiles does.
+    Raises InvalidArgumentError.
 
     Source of the defaults: NVIDIA's H200 data sheet (132 SMs, 989 dense bf16 TFLOPS, 50 MB L2), and the read bandwidth
     that the ledger has measured of the sheet's 4.8 TB/s (ledger/h200.jsonl:8). task_ns is an assumption.
@@ -89,6 +90,8 @@ class Machine:
             raise InvalidArgumentError("queues", got=shown(self.queues), allowed="ticket, static")
         _positive("flops_per_ns", self.flops_per_ns)
         _positive("memory_bandwidth", self.memory_bandwidth)
+        if self.lane_bandwidth is not None:
+            _positive("lane_bandwidth", self.lane_bandwidth)
         _positive("lane_bandwidth", self.most_a_lane)
         for what, value in (
             ("task_ns", self.task_ns),
@@ -113,8 +116,9 @@ class Machine:
     @property
     def most_a_lane(self) -> float:
         """The most memory bandwidth that one lane can draw, bytes/ns."""
+        share = self.memory_bandwidth / self.lanes
         if self.lane_bandwidth is not None:
-            return self.lane_bandwidth
+            return min(self.lane_bandwidth, share) if self.ahead_bytes else self.lane_bandwidth
         if self.ahead_bytes:  # lanes that wait use theirs
-            return self.memory_bandwidth / self.lanes
-        return min(self.memory_bandwidth, 4 * self.memory_bandwidth / self.lanes)
+            return share
+        return min(self.memory_bandwidth, 4 * share)

@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TensorReuse:
-    """Bytes of one tensor that tasks read or write: requested = spatial + temporal + later + distinct.
+    """Bytes of one tensor that tasks read or write, a task once: requested = spatial + temporal + later + distinct.
 
     spatial: asked for by another task of the same wave too. temporal: also used in the wave before. later: used in some
     earlier wave. distinct: used for the first time.
@@ -65,8 +65,10 @@ def reuse_report(graph: TileGraph, order: str, machine: Machine | None = None) -
     wave = np.empty(len(ids), dtype=np.int64)
     wave[ids] = wave_of(graph, ids, machine.lanes)
     waves = int(wave.max()) + 1
-    tile, size = graph.accesses.tile, graph.bytes_of_numbers(graph.accesses.tile)
-    at = wave[graph.access_tasks]
+    # A task that reads a tile and writes it, a running sum, asks for it once.
+    asked = np.unique(graph.access_tasks.astype(np.int64) * graph.num_tiles + graph.accesses.tile)
+    task, tile = asked // graph.num_tiles, asked % graph.num_tiles
+    size, at = graph.bytes_of_numbers(tile), wave[task]
     # One row per (tile, wave) that occurs; rows of a tile follow each other, wave after wave.
     rows = np.unique(tile * waves + at)
     row_tile, row_wave = rows // waves, rows % waves

@@ -171,7 +171,7 @@ class _Reader:
         mode = self._mode()
         tasks = self._tasks()
         rings = self._rings()
-        explicit = any(task.waits or task.posts for task in tasks)
+        explicit = any("waits" in task or "posts" in task for task in self.data["tasks"])
         program = self._program(tasks, ring_edges(rings) if explicit else np.zeros((0, 2), dtype=np.int64))
         syncs = self._explicit(tasks) if explicit else self._implicit(program, tasks, ring_edges(rings))
         names = list(self.counters)
@@ -333,6 +333,11 @@ class _Reader:
                     raise _bad(f"buffer {name}", tile, f"tiles of one buffer only (it is in {placed[number]} too)")
                 place[number] = slot
         if rings:
+            before = place
             place, slots = ring_places(program, rings, place)
+            both = [tile for tile in placed if place[tile] != before[tile]]
+            if both:
+                what = f"buffer {placed[both[0]]}"
+                raise _bad(what, program.tile_name(both[0]), "tiles that no ring's fill writes: they lie in its slot")
             names |= {slot: f"{ring} slot {number}" for slot, (ring, number, _) in slots.items()}
         return place, names.get if names else None
