@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,27 @@ def test_a_record_says_what_it_ran_on():
     assert made["torch"]
     assert made["n"] == 3
     assert made["ceiling"] == {"name": "read bandwidth", "value": 10.0, "unit": "GB/s", "method": "by hand"}
+
+
+def test_an_argument_that_is_not_utf8_is_written_escaped(tmp_path):
+    command = os.fsdecode(b"onewave bench latency --ledger led\xff")
+    ledger.append(tmp_path, record(command=command))
+    assert [line["command"] for line in ledger.read(tmp_path / "cpu.jsonl")] == [command]
+
+
+def test_where_a_line_does_not_fit_the_file_stays_as_it_was(tmp_path):
+    one = record()
+    ledger.append(tmp_path, one)
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = (tmp_path / "cpu.jsonl").stat().st_size + 10
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # as a full disk: the line's first 10 bytes fit
+    try:
+        with pytest.raises(InvalidArgumentError, match="can't be written"):
+            ledger.append(tmp_path, record())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(ledger.read(tmp_path / "cpu.jsonl")) == [one]
 
 
 def test_a_line_that_broke_off_does_not_swallow_the_next(tmp_path):

@@ -21,6 +21,7 @@ def answer(value): print(json.dumps(value), flush=True)
 peer = job["peer"]
 if peer == "absent": answer({"missing": "a_library"})
 elif peer == "llama-cpp-python": answer({"missing": "llama_cpp"})
+elif peer == "chatty": print("activating environment", flush=True)
 elif peer == "dead": print("out of luck", file=sys.stderr); sys.exit(3)
 else:
     answer({"ready": True, "version": "1.0", "load_s": 0.1})
@@ -67,6 +68,12 @@ def test_an_engine_that_is_not_there_is_said_to_be_missing():
 def test_an_engine_that_dies_is_said_to_have_failed_with_its_last_words():
     _, dead = compare(JOB, ["onewave", "dead"], PROMPTS)
     assert dead.absent == "failed: exit status 3, out of luck"
+
+
+def test_an_engine_that_prints_something_else_has_failed_with_it():
+    ours, chatty = compare(JOB, ["onewave", "chatty"], PROMPTS)
+    assert ours.decode is not None
+    assert chatty.absent == "failed: answered 'activating environment'"
 
 
 def test_an_engine_that_dies_half_way_leaves_no_figures():

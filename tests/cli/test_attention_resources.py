@@ -67,6 +67,13 @@ def test_the_command_shows_each_kernel_for_each_head_dim_and_mask(monkeypatch, c
     assert "96 causal" in capsys.readouterr().out
 
 
+def test_what_has_no_resources_is_refused(capsys, tmp_path):
+    assert main.run(["bench", "ops", "attention", "--resources", "--shape", "1,2,16,320"]) == 2
+    assert "--shape: head_dim 320; allowed: at most 256" in capsys.readouterr().err
+    assert main.run(["bench", "ops", "attention", "--resources", "--ledger", str(tmp_path / "new")]) == 2
+    assert "--ledger: --resources, which measures no time" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("names", [["decode-attention"], ["attention", "decode-attention"]])
 def test_other_operators_have_no_resources_to_show(names, capsys):
     assert main.run(["bench", "ops", *names, "--resources"]) == 2

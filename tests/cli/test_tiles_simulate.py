@@ -23,6 +23,18 @@ def facts(onewave, *arguments):
     return json.loads(done.out)
 
 
+def test_a_trace_that_does_not_fit_leaves_the_one_before(onewave, tmp_path):
+    file = tmp_path / "trace.json"
+    facts(onewave, *GEMM, "--trace", str(file))
+    before = file.read_bytes()
+    code = "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (1000, 1000)); from onewave.cli.main import run"
+    command = [sys.executable, "-c", f"{code}; sys.exit(run(sys.argv[1:]))", *GEMM, "--trace", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "File too large" in done.stderr
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])
+
+
 def test_simulate_prints_tables(onewave):
     done = onewave(
         "tiles", "simulate", "gemm", *["4096"] * 3, "--tile", "128x128x64", "--order", "grouped:8", "--cache", "50MB"

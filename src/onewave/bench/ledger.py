@@ -18,6 +18,7 @@ Lines are appended, never changed: a citation `ledger/h200.jsonl:12` stays true.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import platform
@@ -94,20 +95,31 @@ def append(directory: Path, record: Mapping[str, Any]) -> str:
     """
     validate(record, "a new line")
     path = directory / f"{record['device']}.jsonl"
-    line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    # An argument that is not UTF-8 reaches us with half a surrogate pair a byte, which JSON can only write escaped.
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
+        with path.open("ab+", buffering=0) as file:
             _lock(file.fileno())
             file.seek(0)
             before = file.read()
             # A line that an interrupted writer left open must not run into ours.
             gap = b"" if not before or before.endswith(b"\n") else b"\n"
-            file.write(gap + line.encode() + b"\n")
+            _append_whole(file, gap + line + b"\n", len(before))
             number = (before + gap).count(b"\n") + 1
             return f"{path.name}:{number}"
     except OSError as error:
         raise InvalidArgumentError(f"ledger {path}", got=f"can't be written ({error.strerror or error})") from None
+
+
+def _append_whole(file: io.FileIO, data: bytes, length: int) -> None:
+    """Write behind a file's first `length` bytes, or, where the disk is full, leave it at those."""
+    try:
+        while data:
+            data = data[file.write(data) :]
+    except BaseException:
+        file.truncate(length)
+        raise
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

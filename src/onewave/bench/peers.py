@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from onewave.base.errors import OnewaveError
+from onewave.base.errors import OnewaveError, shown
 from onewave.base.settings import child_environment
 from onewave.bench.clock import Summary, summarize
 
@@ -209,7 +209,10 @@ class _Worker:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
-        reply: dict[str, Any] = json.loads(line) if line.strip() else {"failed": self._last_words()}
+        try:
+            reply: dict[str, Any] = json.loads(line) if line.strip() else {"failed": self._last_words()}
+        except ValueError:
+            raise _Absent(f"failed: answered {shown(line.strip())}") from None
         if "missing" in reply:
             module = reply["missing"]
             own = _MODULES.get(self.name)

@@ -88,6 +88,8 @@ def ops(
             raise InvalidArgumentError(
                 "--resources", got=", ".join(names or ["no operator"]), allowed="attention alone"
             )
+        if ledger is not None:
+            raise InvalidArgumentError("--ledger", got="--resources, which measures no time", allowed="one of the two")
         attention_resources(shape, as_json=as_json)
         return
     if attentions:
@@ -145,7 +147,8 @@ def ops(
             {"operator": r.metric, "us": r.summary.p50, "gigabytes_per_second": x.gigabytes_per_second, **r.extra}
             for r, x in zip(records, results, strict=True)
         ]
-        print(json.dumps({"model": location.name, "device": str(where), "ceiling_gb_s": ceiling.value, "trials": rows}))
+        document = {"model": location.name, "device": str(where), "ceiling_gb_s": ceiling.value, "trials": rows}
+        print(json.dumps(document | {"ledger": citations}))
         return
     _print(f"{location.name}, {dtype_name} on {where}, batch {batch_size}", ceiling, results)
     for citation in citations:

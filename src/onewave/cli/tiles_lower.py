@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Generator
@@ -237,16 +236,7 @@ class _Done:
 def _write(out: Path, data: bytes) -> None:
     """Replace a file whole, or leave it as it was."""
     try:
-        target = out.resolve()
-        if target.exists() and not target.is_file():  # a device or a pipe: nothing to keep
-            target.write_bytes(data)
-            return
-        work = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-        try:
-            work.write_bytes(data)
-            os.replace(work, target)
-        finally:
-            work.unlink(missing_ok=True)
+        tables.replace_file(out, data)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidArgumentError("out", got=f"{out}: {reason}", allowed="a file that can be written") from None

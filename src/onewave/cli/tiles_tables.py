@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "print_simulation",
     "read_trace",
     "rejected",
+    "replace_file",
     "show",
     "show_timeline",
     "table",
@@ -87,12 +89,26 @@ def bound_row(bound: Bound, moved: float | None) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file. Raises InvalidArgumentError."""
+    """Replace a file whole, or leave it as it was. Raises InvalidArgumentError."""
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text.encode())
     except OSError as error:
         got = error.strerror or type(error).__name__
         raise InvalidArgumentError(f"file {path}", got=got, allowed="a path that can be written") from None
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file whole, or leave it as it was. Raises OSError or, for a name with NUL in it, ValueError."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # a device or a pipe: nothing to keep
+        target.write_bytes(data)
+        return
+    work = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+    try:
+        work.write_bytes(data)
+        os.replace(work, target)
+    finally:
+        work.unlink(missing_ok=True)
 
 
 def read_trace(path: Path) -> Trace:
