@@ -2,33 +2,23 @@
 
 The wave reads every weight once a step, and all of them are many times what that cache holds. Unmarked they push out
 what is read again: hand-offs' words, before they are read or, dirty, to memory; activations; records; cached keys and
-values. PTX's copies take such a mark, but Gluon, as of Triton 3.6, has no word for it. So the PTX is completed between
-two stages of the compilation, through Triton's own hook for these. A mark changes no result, only what is cached.
+values. PTX's copies take such a mark, but Gluon, as of Triton 3.6, has no word for it, so ptx_hook puts it there. A
+mark changes no result, only what is cached.
 """
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from triton import knobs
+from onewave.wave.ptx_hook import complete_ptx
 
-__all__ = ["completed", "mark_read_once", "marked"]
+__all__ = ["mark_read_once", "marked"]
 
-# Triton 3.6 keeps compiled kernels by their source alone: a change here compiles none anew by itself.
 _COPY = re.compile(
     r"(@!?%p\d+ )?(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\.global\.mbarrier::complete_tx::bytes)"
     r"( \[[^\]]+\], \[(%rd\d+), [^;]+);"
 )
-
-_descriptors: dict[str, int] = {}
 
 
 def marked(ptx: str, descriptors: int) -> str:
@@ -48,41 +38,5 @@ def marked(ptx: str, descriptors: int) -> str:
 
 
 def mark_read_once(kernel: str, descriptors: int) -> None:
-    """From now on have Gluon kernels of that name compiled with `marked`; all others stay as they are."""
-    _descriptors[kernel] = descriptors
-
-
-@lru_cache
-def _own_digest() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-
-
-def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Triton's hook for a compilation's stages (knobs.runtime.add_stages_inspection_hook), behind the one before."""
-
-    def hook(
-        backend: Any = None, stages: dict[str, Callable[..., Any]] | None = None, options: Any = None,
-        language: Any = None, capability: Any = None,
-    ) -> tuple[str, str] | None:  # fmt: skip
-        if stages is None:
-            # Triton from 3.7 on asks before each launch what the hook does to a kernel, which is kept under that name.
-            key, digest = ("", "") if before is None else before()
-            return f"{key} onewave.wave.read_once", f"{digest}{_own_digest()}"
-        if before is not None:
-            before(backend, stages, options, language, capability)
-        make = stages.get("ptx")
-        if make is not None and getattr(language, "name", "") == "GLUON":
-
-            def make_marked(source: Any, metadata: dict[str, Any]) -> str:
-                ptx = make(source, metadata)
-                name = metadata.get("name", "")
-                return marked(ptx, _descriptors[name]) if name in _descriptors else ptx
-
-            stages["ptx"] = make_marked
-        return None
-
-    return hook
-
-
-# Once, when the first of these kernels' modules is imported.
-knobs.runtime.add_stages_inspection_hook = completed(knobs.runtime.add_stages_inspection_hook)
+    """From now on have Gluon kernels of that name compiled with `marked`."""
+    complete_ptx(kernel, partial(marked, descriptors=descriptors))

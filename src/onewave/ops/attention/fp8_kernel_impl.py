@@ -38,6 +38,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from onewave.ops.attention.gluon_softmax_impl import capped, hidden, partial_sums
 from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, place_of_keys, tile_of
+from onewave.ops.attention.gluon_warpgroup_impl import SHARES, own_warpgroup, twin
+from onewave.wave.one_code import share_code
 
 __all__ = ["fp8_kernel", "turn_values"]
 
@@ -205,7 +207,7 @@ def pass_keys(problem, j, count):
 
 
 @gluon.jit
-def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
+def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
     """Warpgroup wg. so: shared memory of the output, [warpgroups, 64, D]."""
     W: gl.constexpr = problem.WARPGROUPS
     BN: gl.constexpr = problem.BN
@@ -301,6 +303,12 @@ def consume_bytes(wg: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
     tma.store_wait(0)
 
 
+@gluon.jit
+def consume_bytes_as_one(REGISTERS: gl.constexpr, problem, so, q_scale, k_scale, v_scale):
+    """All warpgroups."""
+    consume_bytes(own_warpgroup(problem.WARPGROUPS, REGISTERS), problem, so, q_scale, k_scale, v_scale)
+
+
 @gluon.jit(
     do_not_specialize=[
         "v_tiles", "lse_batch", "lse_head", "num_heads", "group", "section", "num_queries", "num_keys", "skipped",
@@ -343,15 +351,30 @@ def fp8_kernel(
         q, k, v, out, lse, sinks, starts_q, starts_k, order, starts_q, sq, sk, sv, bq, bk, bv, bv, bv, bv, v_tiles,
         v_tiles, v_tiles, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys, skipped, sequences,
         search_steps, slots, tiles, rounds, shift, left, right, v_tiles, scale_log2, inner, outer, D, BN, W, K_STAGES,
-        V_STAGES, 2, False, False, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        V_STAGES, 2, False, SHARES, False, False, 0, ORDER, 0, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
-    gl.warp_specialize(
-        [
-            (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
-            (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
-            (consume_bytes, (2, problem, so, q_scale, k_scale, v_scale)),
-            (load_bytes, (problem, v_tiles)),
-        ],
-        [4, 4, 1],
-        [160, 160, 32],
-    )
+    if SHARES:
+        gl.warp_specialize(
+            [
+                (consume_bytes_as_one, (160, problem, so, q_scale, k_scale, v_scale)),
+                (twin, ()),
+                (twin, ()),
+                (load_bytes, (problem, v_tiles)),
+            ],
+            [4, 4, 1],
+            [160, 160, 32],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
+                (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
+                (consume_bytes, (2, problem, so, q_scale, k_scale, v_scale)),
+                (load_bytes, (problem, v_tiles)),
+            ],
+            [4, 4, 1],
+            [160, 160, 32],
+        )
+
+
+share_code(fp8_kernel.__name__)

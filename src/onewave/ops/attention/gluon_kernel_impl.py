@@ -55,27 +55,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from onewave.ops.attention.gluon_load_impl import load_all, store_all
-from onewave.ops.attention.gluon_softmax_impl import (
-    any_in_warpgroup,
-    barrier_arrive,
-    barrier_sync,
-    capped,
-    declare_vote,
-    hidden,
-    lazy_softmax,
-    partial_sums,
-)
+from onewave.ops.attention.gluon_softmax_impl import capped, hidden, lazy_softmax, partial_sums
 from onewave.ops.attention.gluon_start_impl import (
     beside,
-    finish,
+    end,
     first_product,
     first_step,
     halves,
-    hand_over,
     pass_values_beyond,
     tile_comes,
 )
 from onewave.ops.attention.gluon_tiles_impl import ROWS, Problem, allocate_posts, posted
+from onewave.ops.attention.gluon_warpgroup_impl import (
+    SHARES,
+    any_in_warpgroup,
+    barrier_arrive,
+    barrier_sync,
+    declare_vote,
+    own_warpgroup,
+    twin,
+)
+from onewave.wave.one_code import share_code
 
 __all__ = ["attention_kernel"]
 
@@ -83,7 +83,7 @@ _FIRST_BARRIER = gl.constexpr(13)
 
 
 @gluon.jit
-def values_in_turn(wg: gl.constexpr, problem, p, v, o):
+def values_in_turn(wg, problem, p, v, o):
     """P times the values at place v, on top of o, the turn passed on amid it: the other warpgroup begins to issue
     before this one's products have ended."""
     HALF: gl.constexpr = problem.BN // 2
@@ -95,7 +95,7 @@ def values_in_turn(wg: gl.constexpr, problem, p, v, o):
 
 
 @gluon.jit
-def both_products(wg: gl.constexpr, problem, q, p, o, j):
+def both_products(wg, problem, q, p, o, j):
     """Q times the keys of place j + 1, and P, of those at j, times their values on top of o.
 
     Returns (the scores, capped, which have come; the output, which has not).
@@ -121,7 +121,7 @@ def both_products(wg: gl.constexpr, problem, q, p, o, j):
 
 @gluon.jit
 def step_with_max(
-    wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys, row_place,
+    wg, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys, row_place,
     lane,
 ):  # fmt: skip
     """Step i, whatever its keys; m may move. Returns (o, m, total, the step's P)."""
@@ -141,7 +141,7 @@ def step_with_max(
 
 
 @gluon.jit
-def whole_step(wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps):
+def whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps):
     """Step i, of keys that every row sees. Returns (o, m, total, the step's P, whether any row exceeded its m)."""
     BN: gl.constexpr = problem.BN
     KS: gl.constexpr = problem.K_STAGES
@@ -156,7 +156,8 @@ def whole_step(wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps):
     sums = partial_sums(pn, BN)
     # Rows r and r + 8 of a warp's 16 belong to one thread.
     most = gl.max(sums.reshape([4, 2, 8, 4]), 1)
-    exceeded = any_in_warpgroup(wg, (most > TOO_MUCH).to(gl.int32))
+    COPY: gl.constexpr = 0 if problem.SHARED else wg
+    exceeded = any_in_warpgroup(wg, COPY, (most > TOO_MUCH).to(gl.int32))
     # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
     mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
     o = warpgroup_mma_wait(0, deps=[oa])
@@ -174,7 +175,7 @@ def whole_step(wg: gl.constexpr, problem, q, p, o, m, total, unit, i, j, steps):
 
 
 @gluon.jit
-def consume(wg: gl.constexpr, problem):
+def consume(wg, problem):
     """Warpgroup wg."""
     W: gl.constexpr = problem.WARPGROUPS
     BN: gl.constexpr = problem.BN
@@ -192,34 +193,46 @@ def consume(wg: gl.constexpr, problem):
     TURNS: gl.constexpr = CHAIN and problem.PING_PONG
     # With a limit to the right a warpgroup may see no more than half of its last key tile. Of two warpgroups the last
     # sees all of it, unless lengths are odd.
-    NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (wg < W - 1 or W % 2 == 1)
+    BOTH: gl.constexpr = problem.SHARED or W % 2 == 1
+    NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (BOTH or wg < W - 1)
+    COPY: gl.constexpr = 0 if problem.SHARED else wg
     bk, bv, sv = problem.bk, problem.bv, problem.sv
     unit = problem.scale_log2
     if problem.SOFTCAP:
         unit = problem.outer
-    declare_vote(wg)
+    declare_vote(COPY)
     if problem.PING_PONG and wg == W - 1:
         barrier_arrive(_FIRST_BARRIER)
     tile = 0
     j = 0
     exists, j = tile_comes(wg, problem, tile, j)
-    if problem.Q_REGISTERS:
+    if TURNS and problem.Q_REGISTERS:
         loaded_q = problem.sq.index(wg).load(LQ)
-    sf = first_product(wg, problem, NARROW, 0, j)
-    sf = warpgroup_mma_wait(0, deps=[sf])
-    first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-        wg, problem, NARROW, 0, sf, j, unit
-    )
-    pass_values_beyond(wg, problem, 0, j)
-    # Otherwise Triton puts a barrier into every loop, before the wait for keys, that only this first tile would need.
-    gl.thread_barrier()
-    o = gl.zeros([64, D], gl.float32, LO)
+    sf = warpgroup_mma_wait(0, deps=[first_product(wg, problem, NARROW, 0, j)])
+    # With turns a tile's first step runs under the end of the one before, in the same turn of the loop: ptxas waits for
+    # each product behind it, all over the kernel, where one is under way from a turn to the next.
+    if TURNS:
+        first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+            wg, problem, NARROW, 0, sf, j, unit
+        )
+        pass_values_beyond(wg, problem, 0, j)
+        # Otherwise Triton puts one into every loop, before the wait for keys, that only this first tile would need.
+        gl.thread_barrier()
+        o = gl.zeros([64, D], gl.float32, LO)
     while exists != 0:
         slot = tile % QS
-        if problem.Q_REGISTERS:
+        if not TURNS:
+            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+                wg, problem, NARROW, slot, sf, j, unit
+            )
+            pass_values_beyond(wg, problem, slot, j)
+            o = gl.zeros([64, D], gl.float32, LO)
+        if not problem.Q_REGISTERS:
+            q = problem.sq.index(slot * W + wg)
+        elif TURNS:
             q = loaded_q
         else:
-            q = problem.sq.index(slot * W + wg)
+            q = problem.sq.index(slot * W + wg).load(LQ)
         # Rounded only here: bfloat16 carried from one turn of this loop to the next is taken apart and put together.
         p = gl.convert_layout(pn.to(problem.q.dtype), LP)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
@@ -238,6 +251,9 @@ def consume(wg: gl.constexpr, problem):
                 j += 1
                 i += 1
         slow = gl.minimum(slow, steps)
+        if not TURNS:
+            # As before the loop with turns, for the words and Q that are read above.
+            gl.thread_barrier()
         for _ in range(problem.phases):
             while i < slow:
                 o, m, total, p = step_with_max(
@@ -255,57 +271,55 @@ def consume(wg: gl.constexpr, problem):
         v = j % VS
         passes = (j // VS) & 1
         j += 1
-        after = (tile + 1) % QS
-        if TURNS:
-            exists, j = tile_comes(wg, problem, tile + 1, j)
-        mbarrier.wait(bv.index(v), passes)
-        ended_m, ended_total = m, total
+        tile += 1
+        after = tile % QS
         # What lies in the buffers after the last tile is multiplied too, for nothing.
         if TURNS:
+            exists, j = tile_comes(wg, problem, tile, j)
+            mbarrier.wait(bv.index(v), passes)
             barrier_sync(_FIRST_BARRIER + wg)
             sf = first_product(wg, problem, NARROW, after, j)
             oa = values_in_turn(wg, problem, p, v, o)
             sf = warpgroup_mma_wait(2, deps=[sf])
+            ended_m, ended_total = m, total
+            if exists != 0:
+                first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
+                    wg, problem, NARROW, after, sf, j, unit
+                )
+            else:
+                # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
+                if NARROW:
+                    pn = gl.convert_layout(beside(sf, sf), LS)
+                else:
+                    pn = sf
+            end(wg, problem, slot, v, oa, ended_m, ended_total, 0)
+            if problem.Q_REGISTERS:
+                loaded_q = problem.sq.index(after * W + wg).load(LQ)
+            pass_values_beyond(wg, problem, after, j)
+            o = gl.zeros([64, D], gl.float32, LO)
         else:
+            mbarrier.wait(bv.index(v), passes)
             if problem.PING_PONG:
                 barrier_sync(_FIRST_BARRIER + wg)
             oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
             if problem.PING_PONG:
                 barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
             if CHAIN:
-                exists, j = tile_comes(wg, problem, tile + 1, j)
+                exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
-            o = warpgroup_mma_wait(1 if CHAIN else 0, deps=[oa])
-            mbarrier.arrive(bv.index(VS + v), count=1)
-            finish(wg, problem, slot, o, ended_m, ended_total)
+            end(wg, problem, slot, v, oa, m, total, 1 if CHAIN else 0)
             if not CHAIN:
-                hand_over(problem, slot * W + wg)
-                exists, j = tile_comes(wg, problem, tile + 1, j)
+                exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
             sf = warpgroup_mma_wait(0, deps=[sf])
-        if exists != 0:
-            first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
-                wg, problem, NARROW, after, sf, j, unit
-            )
-        else:
-            # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
-            if NARROW:
-                pn = gl.convert_layout(beside(sf, sf), LS)
-            else:
-                pn = sf
-        if TURNS:
-            o = warpgroup_mma_wait(0, deps=[oa])
-            mbarrier.arrive(bv.index(VS + v), count=1)
-            finish(wg, problem, slot, o, ended_m, ended_total)
-        if CHAIN:
-            hand_over(problem, slot * W + wg)
-        if problem.Q_REGISTERS:
-            loaded_q = problem.sq.index(after * W + wg).load(LQ)
-        pass_values_beyond(wg, problem, after, j)
-        o = gl.zeros([64, D], gl.float32, LO)
-        tile += 1
     if problem.PING_PONG and wg == 0:
         barrier_sync(_FIRST_BARRIER)
+
+
+@gluon.jit
+def consume_as_one(REGISTERS: gl.constexpr, problem):
+    """All warpgroups."""
+    consume(own_warpgroup(problem.WARPGROUPS, REGISTERS), problem)
 
 
 @gluon.jit(
@@ -330,6 +344,7 @@ def attention_kernel(
     columns; *_page_rows: from one page to the next, in rows.
     """
     W: gl.constexpr = WARPGROUPS
+    SHARED: gl.constexpr = SHARES and not PING_PONG
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sq = gl.allocate_shared_memory(q.dtype, [Q_STAGES * W, 64, D], flat)
     sk = gl.allocate_shared_memory(q.dtype, [K_STAGES, BN, D], flat)
@@ -357,13 +372,32 @@ def attention_kernel(
         q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, bo, posts,
         pages_a_row, k_page_rows, v_page_rows, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys,
         skipped, sequences, search_steps, slots, tiles, rounds, shift, left, right, phases, scale_log2, inner, outer, D,
-        BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, HALF_TILES, HEADROOM, ORDER, PAGE,
+        BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, SHARED, Q_REGISTERS, HALF_TILES, HEADROOM, ORDER, PAGE,
         RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
-    if W == 2:
-        # Looking up pages takes more registers than a loader otherwise needs.
+    # Looking up pages takes more registers than a loader otherwise needs.
+    OTHERS: gl.constexpr = 48 if PAGE > 0 and W == 2 else 32
+    if SHARED and W == 2:
+        TWO: gl.constexpr = 224 if PAGE > 0 else 232
+        gl.warp_specialize(
+            [(consume_as_one, (TWO, problem)), (twin, ()), (load_all, (problem,)), (store_all, (problem,))],
+            [4, 1, 1],
+            [TWO, OTHERS, OTHERS],
+        )
+    elif SHARED:
+        gl.warp_specialize(
+            [
+                (consume_as_one, (160, problem)),
+                (twin, ()),
+                (twin, ()),
+                (load_all, (problem,)),
+                (store_all, (problem,)),
+            ],
+            [4, 4, 1, 1],
+            [160, 160, OTHERS, OTHERS],
+        )
+    elif W == 2:
         OWN: gl.constexpr = 232 if PAGE > 0 else 240
-        OTHERS: gl.constexpr = 48 if PAGE > 0 else 32
         gl.warp_specialize(
             [(consume, (0, problem)), (consume, (1, problem)), (load_all, (problem,)), (store_all, (problem,))],
             [4, 1, 1],
@@ -379,5 +413,8 @@ def attention_kernel(
                 (store_all, (problem,)),
             ],
             [4, 4, 1, 1],
-            [160, 160, 32, 32],
+            [160, 160, OTHERS, OTHERS],
         )
+
+
+share_code(attention_kernel.__name__)

@@ -1,4 +1,4 @@
-"""Steps of the attention kernels of Hopper: turns between warpgroups, a vote, masks, and the softmax that is lazy."""
+"""Steps of the attention kernels of Hopper: masks, and the softmax that is lazy."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
@@ -13,65 +13,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 __all__ = [
-    "any_in_warpgroup",
-    "barrier_arrive",
-    "barrier_sync",
     "capped",
-    "declare_vote",
     "hidden",
     "lazy_softmax",
     "partial_sums",
 ]
 
-# Triton's own named barriers have the ids from 0 up.
-_SYNC = gl.constexpr("bar.sync $1, 256; mov.u32 $0, 0;")
-_ARRIVE = gl.constexpr("bar.arrive $1, 256; mov.u32 $0, 0;")
-_REGISTERS = gl.constexpr("=r,r")
-# A vote whose result is every thread's own register, which the second statement hands on as a scalar; Triton's
-# reduction goes through shared memory three times. On an H200 the barrier was faster on every shape tried.
-_DECLARE = gl.constexpr(".reg .b32 onewave_vote_{0}; mov.b32 onewave_vote_{0}, 0; mov.b32 $0, 0;")
-_VOTE = gl.constexpr(
-    "{{ .reg .pred mine, any; setp.ne.s32 mine, $1, 0; barrier.cta.red.or.pred any, {1}, 128, mine;"
-    " selp.b32 onewave_vote_{0}, 1, 0, any; mov.b32 $0, 0; }}"
-)
-_RESULT = gl.constexpr(
-    "{{ .reg .pred any; setp.ne.s32 any, onewave_vote_{0}, 0; vote.sync.any.pred any, any, 0xffffffff;"
-    " selp.b32 $0, 1, 0, any; }}"
-)
-_VOTE_BARRIER = gl.constexpr(10)
 # Exponents of two from a row's highest score to its reference, when that is set, where P has the range of float32: P
 # begins at 2^-24 and may reach 2^HEADROOM. |v| from 2^-90 on keeps its precision.
 _LIFT = gl.constexpr(24)
-
-
-@gluon.jit
-def barrier_sync(number):
-    gl.inline_asm_elementwise(_SYNC, _REGISTERS, [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def barrier_arrive(number):
-    gl.inline_asm_elementwise(_ARRIVE, _REGISTERS, [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.constexpr_function
-def text(pattern, wg):
-    return pattern.format(wg, _VOTE_BARRIER.value + wg)
-
-
-@gluon.jit
-def declare_vote(wg: gl.constexpr):
-    code: gl.constexpr = text(_DECLARE, wg)
-    gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def any_in_warpgroup(wg: gl.constexpr, ballots):
-    """1 if any of the warpgroup's [4, 8, 4] ballots, one a thread, is not 0; a barrier of the warpgroup."""
-    code: gl.constexpr = text(_VOTE, wg)
-    gl.inline_asm_elementwise(code, _REGISTERS, [ballots], dtype=gl.int32, is_pure=False, pack=1)
-    result: gl.constexpr = text(_RESULT, wg)
-    return gl.inline_asm_elementwise(result, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -95,9 +45,10 @@ def capped(problem, s):
 @gluon.jit
 def hidden(problem, s, row_place, key, num_keys):
     """-inf where a row does not see a key. row_place [64, 1], key [1, BN]."""
-    seen = key < num_keys
+    last = num_keys - 1
     if problem.RIGHT:
-        seen = seen & (key <= row_place + problem.right)
+        last = gl.minimum(row_place + problem.right, last)
+    seen = key <= last
     if problem.LEFT:
         seen = seen & (key >= row_place - problem.left)
     return gl.where(seen, s, -float("inf"))

@@ -34,11 +34,10 @@ from onewave.ops.attention.gluon_tiles_impl import (
 )
 
 __all__ = [
-    "finish",
+    "end",
     "first_product",
     "first_step",
     "halves",
-    "hand_over",
     "pass_values_beyond",
     "tile_comes",
 ]
@@ -48,7 +47,7 @@ _LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
-def key_tiles_beyond(wg: gl.constexpr, problem, slot):
+def key_tiles_beyond(wg, problem, slot):
     """Last key tiles of a posted tile that lie above a warpgroup's diagonal as a whole."""
     beyond = problem.shift * 0
     # Only with more rows than keys in a tile. Ping-pong wants equal steps.
@@ -63,7 +62,7 @@ def key_tiles_beyond(wg: gl.constexpr, problem, slot):
 
 
 @gluon.jit
-def tile_comes(wg: gl.constexpr, problem, tile, j):
+def tile_comes(wg, problem, tile, j):
     """Wait for a tile's post and Q, release the keys that lie beyond unread, and wait for the first that are read.
 
     j: the place in the ring where the tile's keys begin. Returns (whether there is such a tile, place of those keys).
@@ -84,7 +83,7 @@ def tile_comes(wg: gl.constexpr, problem, tile, j):
 
 
 @gluon.jit
-def pass_values_beyond(wg: gl.constexpr, problem, slot, j):
+def pass_values_beyond(wg, problem, slot, j):
     """Release the values that lie beyond unread. j: the place of the first that is read."""
     VS: gl.constexpr = problem.V_STAGES
     beyond = key_tiles_beyond(wg, problem, slot)
@@ -95,7 +94,7 @@ def pass_values_beyond(wg: gl.constexpr, problem, slot, j):
 
 
 @gluon.jit
-def first_product(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, j):
+def first_product(wg, problem, NARROW: gl.constexpr, slot, j):
     """Begin a posted tile's first product, with its last tile of keys or, if NARROW, half of it; both have come."""
     KS: gl.constexpr = problem.K_STAGES
     N: gl.constexpr = problem.BN // 2 if NARROW else problem.BN
@@ -106,7 +105,7 @@ def first_product(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, j):
 
 
 @gluon.jit
-def first_step(wg: gl.constexpr, problem, NARROW: gl.constexpr, slot, s, j, unit):
+def first_step(wg, problem, NARROW: gl.constexpr, slot, s, j, unit):
     """What a posted tile is to a warpgroup, and its first step, from first_product's scores s; releases the keys.
 
     Returns (first row, shift, number of keys, last key tile, key tiles, those that the limit to the right cuts, those
@@ -200,7 +199,7 @@ def first_half(problem, s, unit, first, shift, num_keys, last):
 
 
 @gluon.jit
-def finish(wg: gl.constexpr, problem, slot, o, m, total):
+def finish(wg, problem, slot, o, m, total):
     """Divide a posted tile's output by its sums, write it where its Q was, and its log-sums to memory."""
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.BN, 16])
     sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
@@ -238,6 +237,16 @@ def beside(left, right):
 def halves(p):
     """[64, N] -> the first and the last N / 2 columns; nothing leaves its thread."""
     return gl.split(gl.permute(p.reshape([64, 2, p.shape[1] // 2]), [0, 2, 1]))
+
+
+@gluon.jit
+def end(wg, problem, slot, v, o, m, total, PENDING: gl.constexpr):
+    """Wait for a posted tile's last product, under way as all but PENDING ones, release its values, those at place v,
+    and give its output to the warp that stores."""
+    o = warpgroup_mma_wait(PENDING, deps=[o])
+    mbarrier.arrive(problem.bv.index(problem.V_STAGES + v), count=1)
+    finish(wg, problem, slot, o, m, total)
+    hand_over(problem, slot * problem.WARPGROUPS + wg)
 
 
 @gluon.jit

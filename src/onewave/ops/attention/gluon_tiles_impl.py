@@ -108,6 +108,7 @@ class Problem:
     V_STAGES: gl.constexpr
     Q_STAGES: gl.constexpr
     PING_PONG: gl.constexpr
+    SHARED: gl.constexpr
     Q_REGISTERS: gl.constexpr
     HALF_TILES: gl.constexpr
     HEADROOM: gl.constexpr
@@ -126,8 +127,8 @@ class Problem:
         self, q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, bo, posts,
         pages_a_row, k_page_rows, v_page_rows, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys,
         skipped, sequences, search_steps, slots, tiles, rounds, shift, left, right, phases, scale_log2, inner, outer, D,
-        BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, Q_REGISTERS, HALF_TILES, HEADROOM, ORDER, PAGE,
-        RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
+        BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, SHARED, Q_REGISTERS, HALF_TILES, HEADROOM, ORDER,
+        PAGE, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     ):  # fmt: skip
         self.q, self.k, self.v, self.out = q, k, v, out
         self.lse, self.sinks, self.starts_q, self.starts_k = lse, sinks, starts_q, starts_k
@@ -144,6 +145,7 @@ class Problem:
         self.D, self.BN, self.WARPGROUPS = gl.constexpr(D), gl.constexpr(BN), gl.constexpr(WARPGROUPS)
         self.K_STAGES, self.V_STAGES = gl.constexpr(K_STAGES), gl.constexpr(V_STAGES)
         self.Q_STAGES, self.PING_PONG = gl.constexpr(Q_STAGES), gl.constexpr(PING_PONG)
+        self.SHARED = gl.constexpr(SHARED)
         self.Q_REGISTERS, self.HALF_TILES = gl.constexpr(Q_REGISTERS), gl.constexpr(HALF_TILES)
         self.HEADROOM = gl.constexpr(HEADROOM)
         self.bo, self.posts = bo, posts

@@ -1,0 +1,152 @@
+"""Has warpgroups run one copy of their code, where Triton compiles a copy for each (decision 0009).
+
+Gluon's partitions of a kernel are functions of their own, inlined one by one, and a partition's warps count as one
+program: Triton puts barriers of all of them where one warpgroup's would do. So two warpgroups that do the same are two
+partitions, and their code is there twice: twice the time to compile it, twice the instructions to be brought.
+
+Here the kernel's first partition is written as one warpgroup's code, with its number in a register, and the next
+partitions, as many as there are further warpgroups, are left empty (`twin`). In the PTX their warps then take the first
+partition's way: they skip what sets up the block, synchronise by a barrier of their own warpgroup, and end with it.
+Triton's code for four warps takes a thread's number modulo 128, and so does not mind.
+
+A kernel asks for it by where it reads its number from: the register `onewave_warpgroup`, which only this module
+declares. Without it the kernel does not assemble.
+"""
+
+from __future__ import annotations
+
+import re
+
+import triton
+
+from onewave.base.errors import UnsupportedError
+from onewave.wave.ptx_hook import complete_ptx
+
+__all__ = ["NUMBER", "knows_triton", "run_as_one", "share_code"]
+
+NUMBER = "mov.b32 $0, onewave_warpgroup; // {warpgroups} warpgroups of {registers} registers run this"
+"""Inline assembly of the first partition: the warpgroup's number. Registers are a thread's."""
+
+_ASKED = re.compile(r"onewave_warpgroup; // (\d+) warpgroups of (\d+) registers")
+_TRITON = "3.6"
+# The first warpgroup's; Triton's own are 0 and 1 and those of larger partitions, kernels' own begin at 10.
+_FIRST_BARRIER = 4
+_SHARED = "$L__BB_shared"
+# What makes a register of registers, and can be done by every warp before they part.
+_PURE = re.compile(
+    r"\t(?:add|sub|mul|mad|setp|and|or|xor|not|shl|shr|bfe|bfi|cvt|mov|selp|min|max)\.\S+\s+%\w+, [^;\[]*;"
+)
+# What else a block's setup may hold: nothing that makes a register.
+_EFFECT = re.compile(
+    r"(?:\t(?:@%p\d+ )?(?:mbarrier\.init|bar\.sync|fence\.|st\.shared|\.loc)\S*(?:\s[^;]*)?;?|\t?//|\$L__tmp\d+:|\s*$)"
+)
+_ASM_BEGINS, _ASM_ENDS = "// begin inline asm", "// end inline asm"
+_ALL_WARPS = re.compile(r"\tbarrier\.sync\s+1;")
+_OF_FOUR_WARPS = re.compile(r"\tbar\.sync\s+0, 128;")
+_REGISTERS = re.compile(r"\tsetmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32\s+(\d+);")
+
+
+def knows_triton() -> bool:
+    """Whether this Triton writes a kernel's partitions as `run_as_one` expects."""
+    return triton.__version__.startswith(f"{_TRITON}.")
+
+
+def share_code(kernel: str) -> None:
+    """From now on have Gluon kernels of that name compiled with `run_as_one`."""
+    complete_ptx(kernel, run_as_one)
+
+
+def run_as_one(ptx: str) -> str:
+    """A kernel's PTX with the first partition's code run by as many warpgroups as it asks for; others' as it is.
+
+    Raises UnsupportedError if the text is not as expected, or if there are not so many registers.
+    """
+    asked = _ASKED.search(ptx)
+    if asked is None:
+        return ptx
+    warpgroups, registers = int(asked[1]), int(asked[2])
+    lines = ptx.split("\n")
+    dispatch = _first(lines, 0, r"\t@%p\d+ bra\s+\$L__BB\w+;")
+    predicate, default = re.findall(r"%p\d+|\$L__BB\w+", lines[dispatch])
+    test = _first(lines, 0, rf"\tsetp\.lt\.u32\s+{predicate}, %r\d+, 4;")
+    warp = re.findall(r"%r\d+", lines[test])[0]
+    begin = _first(lines, dispatch, re.escape(default) + ":")
+    go = _first(lines, begin, _ALL_WARPS.pattern)
+    started = _first(lines, go + 1, _ALL_WARPS.pattern)
+    end = len(lines) - 1 - _first(lines[::-1], 0, r"\tret;")
+    over, done = [at for at in range(started, end) if _ALL_WARPS.match(lines[at])][-2:]
+    if not any("st.shared" in line for line in lines[over:done]):
+        raise _unexpected(f"no word to the other warps between lines {over + 1} and {done + 1}")
+    between = _first(lines, 0, r"\tld\.shared\.b8\s+%r\d+, \[%r\d+\+\d+\];")
+    waiting = next(line for line in lines[between::-1] if _REGISTERS.match(line))
+    _check_registers(ptx, warpgroups, registers, waiting)
+
+    hoisted, setup = _parted(lines[begin + 1 : go])
+    lines[test] = lines[test].replace(", 4;", f", {4 * warpgroups};")
+    own = [
+        "\t.reg .b32 onewave_warpgroup, onewave_barrier;",
+        "\t.reg .pred onewave_later;",
+        f"\tshr.u32 \tonewave_warpgroup, {warp}, 2;",
+        f"\tadd.u32 \tonewave_barrier, onewave_warpgroup, {_FIRST_BARRIER};",
+        "\tsetp.ne.u32 \tonewave_later, onewave_warpgroup, 0;",
+    ]
+    code = [
+        *(_OF_FOUR_WARPS.sub("\tbar.sync \tonewave_barrier, 128;", line) for line in lines[started:over]),
+        *(_REGISTERS.sub(waiting, line) for line in lines[over:done]),
+    ]
+    grown = [_REGISTERS.sub(f"\tsetmaxnreg.inc.sync.aligned.u32 \t{registers};", line) for line in lines[go:started]]
+    return "\n".join(
+        [
+            *lines[:dispatch], *hoisted, *own, *lines[dispatch : begin + 1],
+            f"\t@onewave_later bra \t{_SHARED};", *setup, f"{_SHARED}:", *grown, *code, *lines[done:],
+        ]
+    )  # fmt: skip
+
+
+def _first(lines: list[str], start: int, pattern: str) -> int:
+    found = next((at for at in range(start, len(lines)) if re.match(pattern, lines[at])), None)
+    if found is None:
+        raise _unexpected(f"no line {pattern!r} from line {start + 1} on")
+    return found
+
+
+def _unexpected(found: str) -> UnsupportedError:
+    return UnsupportedError(
+        "warpgroups that share their code",
+        got=f"PTX of Triton {triton.__version__} with {found}",
+        allowed=f"what Triton {_TRITON} writes",
+        next=f"Install triton {_TRITON}, or take another backend.",
+    )
+
+
+def _parted(setup: list[str]) -> tuple[list[str], list[str]]:
+    """(what only makes registers, the rest without its own demand for registers) of the first warpgroup's setup."""
+    pure: list[str] = []
+    rest: list[str] = []
+    inline = False
+    for line in setup:
+        inline = _ASM_BEGINS in line or (inline and _ASM_ENDS not in line)
+        if _REGISTERS.match(line):
+            continue
+        if not inline and _PURE.fullmatch(line):
+            pure.append(line)
+        elif _EFFECT.match(line):
+            rest.append(line)
+        else:
+            raise _unexpected(f"{line.strip()!r} before its partitions begin")
+    return pure, rest
+
+
+def _check_registers(ptx: str, warpgroups: int, registers: int, waiting: str) -> None:
+    """More than a block begins with are waited for without end."""
+    threads, most = (int(re.findall(rf"\.{word} (\d+)", ptx)[0]) for word in ("reqntid", "maxnreg"))
+    given = {int(n) for n in _REGISTERS.findall(ptx)} - {int(n) for n in _REGISTERS.findall(waiting)}
+    others = max((n for n in given if n < registers), default=0)
+    needed = warpgroups * registers + (threads // 128 - warpgroups) * others
+    if needed > threads // 128 * most:
+        raise UnsupportedError(
+            "registers of warpgroups that share their code",
+            got=f"{needed} for a thread of each warpgroup together",
+            allowed=f"at most {threads // 128 * most}",
+            next="Ask for fewer.",
+        )

@@ -1,0 +1,66 @@
+"""Completes kernels' PTX between two stages of their compilation, through Triton's own hook for these (decision 0008).
+
+For what PTX has and Gluon, as of Triton 3.6, has no word for. Which kernels, by their names; all others stay as they
+are.
+"""
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from triton import knobs
+
+__all__ = ["complete_ptx", "completed"]
+
+# Triton 3.6 keeps compiled kernels by their source alone: a change in one of these compiles none anew by itself.
+_CHANGES = ("ptx_hook.py", "read_once.py", "one_code.py")
+
+_completions: dict[str, Callable[[str], str]] = {}
+
+
+def complete_ptx(kernel: str, change: Callable[[str], str]) -> None:
+    """From now on have Gluon kernels of that name compiled from `change` of their PTX."""
+    _completions[kernel] = change
+
+
+@lru_cache
+def _digest() -> str:
+    return hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _CHANGES)).hexdigest()
+
+
+def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Triton's hook for a compilation's stages (knobs.runtime.add_stages_inspection_hook), behind the one before."""
+
+    def hook(
+        backend: Any = None, stages: dict[str, Callable[..., Any]] | None = None, options: Any = None,
+        language: Any = None, capability: Any = None,
+    ) -> tuple[str, str] | None:  # fmt: skip
+        if stages is None:
+            # Triton from 3.7 on asks before each launch what the hook does to a kernel, which is kept under that name.
+            key, digest = ("", "") if before is None else before()
+            return f"{key} onewave.wave.ptx_hook", f"{digest}{_digest()}"
+        if before is not None:
+            before(backend, stages, options, language, capability)
+        make = stages.get("ptx")
+        if make is not None and getattr(language, "name", "") == "GLUON":
+
+            def make_completed(source: Any, metadata: dict[str, Any]) -> str:
+                ptx = make(source, metadata)
+                change = _completions.get(metadata.get("name", ""))
+                return ptx if change is None else change(ptx)
+
+            stages["ptx"] = make_completed
+        return None
+
+    return hook
+
+
+# Once, when the first of these kernels' modules is imported.
+knobs.runtime.add_stages_inspection_hook = completed(knobs.runtime.add_stages_inspection_hook)
