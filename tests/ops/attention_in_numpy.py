@@ -36,6 +36,7 @@ from onewave.ops.attention import (
     gluon_softmax_impl,
     gluon_start_impl,
     gluon_tiles_impl,
+    gluon_warpgroup_impl,
     op,
 )
 
@@ -47,9 +48,10 @@ from numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
 __all__ = ["NumpyKernel", "kernels_in_numpy"]
 
 _ACROSS = 64
+BOTH = (gluon_tiles_impl, gluon_warpgroup_impl, gluon_softmax_impl)
 MODULES = {
-    "attention_kernel": (gluon_tiles_impl, gluon_softmax_impl, gluon_start_impl, gluon_load_impl, gluon_kernel_impl),
-    "fp8_kernel": (gluon_tiles_impl, gluon_softmax_impl, fp8_kernel_impl),
+    "attention_kernel": (*BOTH, gluon_start_impl, gluon_load_impl, gluon_kernel_impl),
+    "fp8_kernel": (*BOTH, fp8_kernel_impl),
 }
 
 
@@ -238,7 +240,25 @@ class Language(Gluon):
         return self.full(shape, 0, dtype)
 
     def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *_: Any) -> None:
-        happens_before.agents_of(parts, run_side_by_side)
+        """Twins run the first partition, as wave/one_code.py has it."""
+        run = [parts[0] if part.__name__ == "twin" else (part, arguments) for part, arguments in parts]
+        happens_before.agents_of(
+            [(numbered(at, part), given) for at, (part, given) in enumerate(run)], run_side_by_side
+        )
+
+
+_PARTITION = threading.local()
+
+
+def numbered(number: int, part: Callable[..., Any]) -> Callable[..., Any]:
+    """A partition that knows its number, under the name of what all warpgroups do."""
+
+    def run(*arguments: Any) -> None:
+        _PARTITION.number = number
+        part(*arguments)
+
+    run.__name__ = part.__name__.removesuffix("_as_one")
+    return run
 
 
 class Named:
@@ -330,7 +350,8 @@ def namespace(
         "barrier_sync": named.sync,
         "barrier_arrive": named.arrive,
         "declare_vote": lambda _: None,
-        "any_in_warpgroup": lambda _, ballots: int(np.any(ballots)),
+        "any_in_warpgroup": lambda _, __, ballots: int(np.any(ballots)),
+        "own_warpgroup": lambda *_: _PARTITION.number,
         "operand": eight_bits,
         "take": take,
         "fence_async_shared": happens_before.fence,

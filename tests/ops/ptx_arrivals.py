@@ -18,7 +18,7 @@ TARGET = re.compile(r"\$L__BB\w+")
 ACCESS = re.compile(r"\b(ld\.shared|st\.shared|ldmatrix|stmatrix|wgmma\.wait_group|cp\.async\.bulk\.wait_group)")
 OF_WARP = re.compile(r"\bbar\.warp\.sync")
 OF_PARTITION = re.compile(r"\b(bar\.sync|barrier\.sync|barrier\.cta\.red|bar\.red)")
-SEVERAL_WARPS = re.compile(r"\bbar\.sync\s+\d+, (64|128|256)\b")
+SEVERAL_WARPS = re.compile(r"\bbar\.sync\s+\w+, (64|128|256)\b")
 
 
 class Code:

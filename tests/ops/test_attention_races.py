@@ -41,8 +41,8 @@ def attend(head_dim: int, **options: Any) -> None:
 
 
 FREE = "mbarrier.wait(bq.index(QS * W + b + w)"
-WAITED = "o = warpgroup_mma_wait(0, deps=[oa])\n            "
-GONE = "mbarrier.arrive(bv.index(VS + v), count=1)\n            "
+WAITED = "o = warpgroup_mma_wait(PENDING, deps=[o])\n    "
+GONE = "mbarrier.arrive(problem.bv.index(problem.V_STAGES + v), count=1)\n    "
 FAULTS = {
     "the loading warp does not wait for Q's buffers": (
         Fault("post_next", FREE, FREE.replace("mbarrier.wait(", LUCK)),
@@ -64,7 +64,7 @@ FAULTS = {
         for step, bv in (("both_products", "problem.bv"), ("consume", "bv"))
     },
     "V goes before its product has ended": (
-        Fault("consume", WAITED + GONE, GONE + WAITED),
+        Fault("end", WAITED + GONE, GONE + WAITED),
         "a copy by TMA writes what products of consume",
     ),
     "the storing warp does not wait for outputs": (
