@@ -12,6 +12,8 @@ Triton's code for four warps takes a thread's number modulo 128, and so does not
 A kernel asks for it by where it reads its number from: the register `onewave_warpgroup`, which only this module
 declares. Without it the kernel does not assemble.
 """
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportUnknownMemberType=false
+# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -98,8 +98,7 @@ def attention(
         return
     kv_heads = k.shape[2 if paged else 1]
     columns, group = columns_of(head_dim), num_heads // kv_heads
-    # With a softcap both run the same code: their bits have not been compared on a card otherwise.
-    constants = config(columns, packed=packed and wanted.softcap is None and wanted.right is None)
+    constants = config(columns)
     plan_of_tiles = schedule(
         heads=num_heads if packed else batch * num_heads, group=group, num_queries=num_queries, num_keys=num_keys,
         columns=columns, processors=num_sms(q.device), shift=shift, left=wanted.left, right=wanted.right,

@@ -16,6 +16,9 @@ its first exponentials. One without rows (the
 last of a sequence) only keeps step. Ping-pong: named barriers let one warpgroup issue its products while another
 computes exponentials; the turn is passed on half way through P V, as the other one needs a moment to begin.
 
+Without turns all warpgroups run one copy of their code (wave/one_code.py): a half or a third of the instructions, of
+the time to compile them and of what is brought to the multiprocessor's instruction caches.
+
 With HALF_TILES, a warpgroup that sees no more than half of its last key tile multiplies and exponentiates that half
 alone: of a causal tile's 128 rows the first 64. (With three warpgroups the two halves of a whole one cost more.)
 
@@ -344,7 +347,9 @@ def attention_kernel(
     columns; *_page_rows: from one page to the next, in rows.
     """
     W: gl.constexpr = WARPGROUPS
-    SHARED: gl.constexpr = SHARES and not PING_PONG
+    # Turns take longer where the barriers' numbers are in registers. With a softcap three warpgroups' registers do not
+    # do for a number more.
+    SHARED: gl.constexpr = SHARES and not PING_PONG and not (SOFTCAP and W == 3)
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sq = gl.allocate_shared_memory(q.dtype, [Q_STAGES * W, 64, D], flat)
     sk = gl.allocate_shared_memory(q.dtype, [K_STAGES, BN, D], flat)

@@ -105,14 +105,9 @@ def columns_of(head_dim: int) -> int:
     return next(width for width in (64, 128, 256) if head_dim <= width)
 
 
-@lru_cache(maxsize=64)
-def config(columns: int, *, packed: bool = False) -> dict[str, Any]:
-    """Tile and ring for heads of `columns`: gluon_kernel_impl's constants. Not to be changed.
-
-    packed: of sequences one after another, without a limit to the right. What differs changes no bit.
-    """
-    entry = _table()["head_dims"][str(columns)]
-    return entry["config"] | (entry.get("packed full", {}) if packed else {})
+def config(columns: int) -> dict[str, Any]:
+    """Tile and ring for heads of `columns`: gluon_kernel_impl's constants. Not to be changed."""
+    return _table()["head_dims"][str(columns)]["config"]
 
 
 def knows_limit(columns: int, *, packed: bool) -> bool:

@@ -56,7 +56,8 @@ class Problem:
     ORDER, an int: how tiles are dealt; 0: in closed form, 1: order holds each program's positions, -1 where it has no
     more, 2: order holds the slots of packed sequences from the longest on, -1 for those without a tile; 3: the same,
     and then a counter, 0 at first, of places that programs have taken, each the next one when it needs a tile.
-    PAGE: keys of a page of block_table, 0 where keys lie one after another.
+    PAGE: keys of a page of block_table, 0 where keys lie one after another. SHARED: all warpgroups run one copy of
+    their code (wave/one_code.py).
     """
 
     q: tma.tensor_descriptor

@@ -80,11 +80,7 @@ def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
     """Hopper's kernel with the tile of tuned.json. given: constants of gluon_kernel_impl, such as RIGHT for causal."""
     columns = columns_of(head_dim)
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
-    constants = (
-        flags
-        | config(columns, packed=bool(given.get("RAGGED")) and not (given.get("SOFTCAP") or given.get("RIGHT")))
-        | {"D": columns, "HEADROOM": 12 if dtype == "fp16" else 40}
-    )
+    constants = flags | config(columns) | {"D": columns, "HEADROOM": 12 if dtype == "fp16" else 40}
     constants |= {"ORDER": 1 if given.get("RIGHT") else 0, "PAGE": 0} | given
     constants["RIGHT"] |= knows_limit(columns, packed=bool(constants["RAGGED"]))
     rank = 5 if constants["RAGGED"] else 4

@@ -1,0 +1,128 @@
+"""Several warpgroups on one copy of their code: what becomes of a kernel's text, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from onewave.base.errors import UnsupportedError
+from onewave.wave import one_code, ptx_hook
+from onewave.wave.one_code import NUMBER, run_as_one
+
+PTX = f"""
+.visible .entry sharing()
+.reqntid 512
+.maxnreg 128
+{{
+	mov.u32 	%r1, %tid.x;
+	shr.u32 	%r2, %r1, 5;
+	shfl.sync.idx.b32 	%r3, %r2, 0, 31, -1;
+	setp.lt.u32 	%p1, %r3, 4;
+	mov.b32 	%r9, global_smem;
+	@%p1 bra 	$L__BB0_7;
+	bra.uni 	$L__BB0_1;
+$L__BB0_7:
+	setmaxnreg.inc.sync.aligned.u32 	256;
+	and.b32 	%r4, %r1, 127;
+	setp.eq.b32 	%p2, %r4, 0;
+	.loc	1 349 18                        // kernel.py:349:18
+	add.s32 	%r5, %r9, 64;
+	// begin inline asm
+	@%p2 mbarrier.init.shared::cta.b64 [%r5], 3;
+	// end inline asm
+	bar.sync 	0, 128;
+	fence.proxy.async.shared::cta;
+	st.shared.v2.b32 	[global_smem+80], {{0, 33620739}};
+	barrier.sync 	1;
+	setmaxnreg.dec.sync.aligned.u32 	160;
+	barrier.sync 	1;
+	// begin inline asm
+	{NUMBER.format(warpgroups=3, registers=160).replace("$0", "%r6")}
+	// end inline asm
+	bar.sync 	0, 128;
+	@%p2 mbarrier.arrive.shared::cta.b64 _, [%r5];
+	bra.uni 	$L__BB0_8;
+$L__BB0_1:
+	setmaxnreg.dec.sync.aligned.u32 	88;
+	barrier.sync 	1;
+	add.s32 	%r10, %r9, %r3;
+	ld.shared.b8 	%r11, [%r10+76];
+	brx.idx 	%r11, $L_brx_0;
+	barrier.sync 	1;
+	setmaxnreg.dec.sync.aligned.u32 	32;
+	bar.warp.sync 	-1;
+	barrier.sync 	1;
+	setmaxnreg.inc.sync.aligned.u32 	88;
+	bra.uni 	$L__BB0_1;
+$L__BB0_8:
+	barrier.sync 	1;
+	setmaxnreg.inc.sync.aligned.u32 	256;
+	st.shared.v2.b32 	[global_smem+80], {{67372036, 67372036}};
+	barrier.sync 	1;
+$L__BB0_9:
+	ret;
+}}
+"""
+
+
+def test_later_warpgroups_take_the_first_ones_way() -> None:
+    found = run_as_one(PTX)
+    before, _, rest = found.partition("@%p1 bra")
+    setup, _, shared = rest.partition("$L__BB_shared:")
+    # Who goes there, with what number, and what all of them know.
+    assert "setp.lt.u32 	%p1, %r3, 12;" in before
+    assert "shr.u32 	onewave_warpgroup, %r3, 2;" in before
+    assert all(made in before for made in ("%r4, %r1, 127;", "%p2, %r4, 0;", "%r5, %r9, 64;"))
+    # Only the first one sets up, and nobody asks for registers before there are some.
+    assert setup.index("@onewave_later bra 	$L__BB_shared;") < setup.index("mbarrier.init")
+    assert "bar.sync 	0, 128;" in setup
+    assert "setmaxnreg" not in setup
+    # From then on each waits for itself, and at the end gives back what others wait for.
+    code, _, end = shared.partition("$L__BB0_8:")
+    assert "setmaxnreg.inc.sync.aligned.u32 	160;" in code
+    assert "bar.sync 	onewave_barrier, 128;" in code
+    assert "bar.sync 	0, 128;" not in shared
+    assert "setmaxnreg.dec.sync.aligned.u32 	88;" in end
+    assert "256" not in found
+    # Everybody else's code is as it was.
+    others = PTX[PTX.index("$L__BB0_1:\n") : PTX.index("$L__BB0_8:\n")]
+    assert others in found
+
+
+def test_a_kernel_that_does_not_ask_stays_as_it_is() -> None:
+    text = PTX.replace("onewave_warpgroup", "another")
+    assert run_as_one(text) == text
+    assert run_as_one("") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("	setp.lt.u32 	%p1, %r3, 4;", "	setp.lt.u32 	%p1, %r3, 8;"),
+        ("	@%p1 bra 	$L__BB0_7;", "	@!%p1 bra 	$L__BB0_1;"),
+        ("	barrier.sync 	1;", "	bar.sync 	1;"),
+        ("	ld.shared.b8 	%r11", "	ld.shared.b32 	%r11"),
+        ("	bar.sync 	0, 128;\n	fence", "	ld.shared.b32 	%r7, [%r5];\n	fence"),
+        ("	st.shared.v2.b32 	[global_smem+80], {67372036, 67372036};", ""),
+    ],
+    ids=["the test", "the branch", "the barriers", "the table", "a register of the setup", "the end"],
+)
+def test_text_that_triton_does_not_write_is_refused(line: str, instead: str) -> None:
+    """Twins that nobody sends on would wait without end."""
+    assert line in PTX
+    with pytest.raises(UnsupportedError, match=r"share their code: PTX of Triton .* allowed: what Triton 3\.6 writes"):
+        run_as_one(PTX.replace(line, instead))
+
+
+def test_more_registers_than_a_block_has_are_refused() -> None:
+    """The card would wait for them without end."""
+    with pytest.raises(UnsupportedError, match="536 for a thread of each warpgroup together; allowed: at most 512"):
+        run_as_one(PTX.replace("160", "168"))
+
+
+def test_hoppers_prefill_kernels_share_where_triton_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onewave.ops.attention import fp8_kernel_impl, gluon_kernel_impl  # noqa: F401
+
+    assert {"attention_kernel", "fp8_kernel"} <= set(ptx_hook._completions)
+    assert one_code.knows_triton()
+    monkeypatch.setattr(one_code.triton, "__version__", "3.7.0")
+    assert not one_code.knows_triton()
