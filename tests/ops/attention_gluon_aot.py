@@ -1,8 +1,8 @@
 """Compile Hopper's attention kernel without a card: `python attention_gluon_aot.py`, one JSON line a case.
 
 Each line: name, registers, shared (bytes), how often instructions occur, reads of unset uniform registers, arrivals at
-mbarriers that come too early (ptx_arrivals), exponentials of sums, barriers in the loops that vote. Not under Triton's
-interpreter: TRITON_INTERPRET must be unset.
+mbarriers that come too early (ptx_arrivals), scratch that warpgroups share, exponentials of sums, barriers in the
+loops that vote. Not under Triton's interpreter: TRITON_INTERPRET must be unset.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 
 from endless_loops import endless_loops
 from lost_buffers import lost_buffers
-from ptx_arrivals import early_arrivals
+from ptx_arrivals import Code, early_arrivals
 from sass_registers import reads_before_writes
 
 from onewave.ops.attention.resources_impl import Resources, fp8, hopper, portable
 
 __all__: list[str] = []
 
+SHARED = "$L__BB_shared"
 CASES: dict[str, dict[str, Any]] = {
     "128": {"head_dim": 128},
     "128 causal": {"head_dim": 128, "RIGHT": True},
@@ -69,13 +70,26 @@ def barriers_of_whole_steps(code: str) -> list[int]:
     return found
 
 
+def scratch_of_all(ptx: str) -> list[str]:
+    """Stores to shared memory in code that several warpgroups run, but those of matrices and the last word to others.
+
+    What Triton would keep there for a partition is one place, whoever runs it.
+    """
+    code = Code(ptx)
+    if SHARED not in code.lines:
+        return []
+    last = re.compile(r"st\.shared\S*\s+\[global_smem\+\d+\], \{?[\d, ]+\}?;")
+    lines = [line for block in code.reached(SHARED) for line in code.lines[block]]
+    return [line for line in lines if re.search(r"\bst\.shared", line) and not last.search(line)]
+
+
 def report(name: str, found: Resources) -> dict[str, Any]:
     sizes = {"registers": found.registers, "shared": found.shared, "threads": found.threads}
     counts = {word: found.count(word) for word in INSTRUCTIONS}
     unset = reads_before_writes(found.code) if "HGMMA" in found.code or "QGMMA" in found.code else []
     faults = {"unset": unset, "early": early_arrivals(found.ptx), "sums": sums_to_powers(found.code)}
     faults |= {"lost": lost_buffers(found.ir), "endless": endless_loops(found.ir)}
-    faults |= {"barriers": barriers_of_whole_steps(found.code)}
+    faults |= {"scratch": scratch_of_all(found.ptx), "barriers": barriers_of_whole_steps(found.code)}
     return {"name": name, "programs": found.programs_an_sm} | faults | sizes | counts
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["early_arrivals"]
+__all__ = ["Code", "early_arrivals"]
 
 LABEL = re.compile(r"^(\$L__BB\w+):")
 TARGET = re.compile(r"\$L__BB\w+")
@@ -61,9 +61,10 @@ class Code:
     def partitions(self) -> list[tuple[str, set[str]]]:
         """Their first blocks, and all blocks of each: the default one's from the entry on, one a place of the table."""
         firsts = ["entry", *(first for name in self.dispatch for first in self.next[name])]
-        return [(first, self._reached(first)) for first in firsts]
+        return [(first, self.reached(first)) for first in firsts]
 
-    def _reached(self, first: str) -> set[str]:
+    def reached(self, first: str) -> set[str]:
+        """The blocks that a warp may come to from `first` on without being sent to another partition."""
         found, left = set[str](), [first]
         while left:
             name = left.pop()

@@ -145,6 +145,8 @@ def test_warpgroups_without_turns_run_one_copy_of_their_code(ours: dict[str, Any
     turns, three = {name for name in ours if name.startswith("128")}, {"64 softcap"}
     copies = {name: 2 if name in turns else 3 if name in three else 1 for name in ours if not name.startswith("fp8")}
     assert {name: report["BAR.RED"] for name, report in ours.items() if name in copies} == copies
+    # Nothing of a warpgroup's own lies where the others would put theirs.
+    assert {name: report["scratch"] for name, report in ours.items() if report["scratch"]} == {}
     # A wait for scores and one for values.
     assert ours["fp8 causal"]["WARPGROUP.DEPBAR"] == ours["fp8 packed"]["WARPGROUP.DEPBAR"] == 2
 

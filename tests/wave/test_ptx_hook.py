@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,4 +64,12 @@ def test_the_kernels_that_ask_for_it_are_completed() -> None:
     from onewave.wave import kernel as wave  # noqa: F401
 
     assert set(ptx_hook._completions) == {"wave_kernel", "stream_kernel", "attention_kernel", "fp8_kernel"}
-    assert knobs.runtime.add_stages_inspection_hook is not None
+    stages: dict[str, Callable[..., str]] = {"ptx": make_ptx}
+    knobs.runtime.add_stages_inspection_hook("a backend", stages, "options", Language.GLUON, 90)
+    assert stages["ptx"] is not make_ptx
+
+
+def test_what_later_tritons_are_told_is_of_all_that_completes_ptx() -> None:
+    rooms = Path(ptx_hook.__file__).parents[1]
+    own = {path.name for path in rooms.rglob("*.py") if "complete_ptx" in path.read_text()}
+    assert own == set(ptx_hook._CHANGES)

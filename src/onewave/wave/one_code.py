@@ -7,7 +7,8 @@ partitions, and their code is there twice: twice the time to compile it, twice t
 Here the kernel's first partition is written as one warpgroup's code, with its number in a register, and the next
 partitions, as many as there are further warpgroups, are left empty (`twin`). In the PTX their warps then take the first
 partition's way: they skip what sets up the block, synchronise by a barrier of their own warpgroup, and end with it.
-Triton's code for four warps takes a thread's number modulo 128, and so does not mind.
+Triton's code for four warps takes a thread's number modulo 128, and so does not mind. It must have no scratch of its
+own in shared memory, which all of them would share: tests of the compiled kernels look for that.
 
 A kernel asks for it by where it reads its number from: the register `onewave_warpgroup`, which only this module
 declares. Without it the kernel does not assemble.
@@ -17,7 +18,10 @@ declares. Without it the kernel does not assemble.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import triton
 
@@ -26,25 +30,31 @@ from onewave.wave.ptx_hook import complete_ptx
 
 __all__ = ["NUMBER", "knows_triton", "run_as_one", "share_code"]
 
-NUMBER = "mov.b32 $0, onewave_warpgroup; // {warpgroups} warpgroups of {registers} registers run this"
+# Triton 3.6 keeps compiled kernels by their source alone: with this in it, a change here compiles them anew.
+_DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+NUMBER = f"mov.b32 $0, onewave_warpgroup; // {{warpgroups}} warpgroups of {{registers}} registers run this ({_DIGEST})"
 """Inline assembly of the first partition: the warpgroup's number. Registers are a thread's."""
 
 _ASKED = re.compile(r"onewave_warpgroup; // (\d+) warpgroups of (\d+) registers")
 _TRITON = "3.6"
-# The first warpgroup's; Triton's own are 0 and 1 and those of larger partitions, kernels' own begin at 10.
+# The first warpgroup's. Triton's own are 0, 1 and those of partitions with several warps, from 2 on; kernels' own begin
+# at 10.
 _FIRST_BARRIER = 4
 _SHARED = "$L__BB_shared"
 # What makes a register of registers, and can be done by every warp before they part.
 _PURE = re.compile(
     r"\t(?:add|sub|mul|mad|setp|and|or|xor|not|shl|shr|bfe|bfi|cvt|mov|selp|min|max)\.\S+\s+%\w+, [^;\[]*;"
 )
+_NOTE = re.compile(r"\t\.loc\s|\s*//|\$L__tmp\d+:|\s*$")
 # What else a block's setup may hold: nothing that makes a register.
-_EFFECT = re.compile(
-    r"(?:\t(?:@%p\d+ )?(?:mbarrier\.init|bar\.sync|fence\.|st\.shared|\.loc)\S*(?:\s[^;]*)?;?|\t?//|\$L__tmp\d+:|\s*$)"
-)
+_EFFECT = re.compile(r"\t(?:@%p\d+ )?(?:mbarrier\.init|bar\.sync|fence\.|st\.shared)\S*(?:\s[^;]*)?;?")
+_END = re.compile(r"\tst\.shared\S*\s+\[global_smem\+\d+\], \{?[\d, ]+\}?;")
+_LABEL = re.compile(r"(\$L__BB\w+):")
 _ASM_BEGINS, _ASM_ENDS = "// begin inline asm", "// end inline asm"
 _ALL_WARPS = re.compile(r"\tbarrier\.sync\s+1;")
 _OF_FOUR_WARPS = re.compile(r"\tbar\.sync\s+0, 128;")
+_STILL_OF_FOUR = re.compile(r"\bbar(?:rier)?\.\S+\s+(?:\w+, )?0, \d+")
+_BARRIER = re.compile(r"\bbar(?:rier)?\.\S+\s+(?:\w+, )?(\d+), \d+")
 _REGISTERS = re.compile(r"\tsetmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32\s+(\d+);")
 
 
@@ -76,11 +86,15 @@ def run_as_one(ptx: str) -> str:
     go = _first(lines, begin, _ALL_WARPS.pattern)
     started = _first(lines, go + 1, _ALL_WARPS.pattern)
     end = len(lines) - 1 - _first(lines[::-1], 0, r"\tret;")
-    over, done = [at for at in range(started, end) if _ALL_WARPS.match(lines[at])][-2:]
-    if not any("st.shared" in line for line in lines[over:done]):
-        raise _unexpected(f"no word to the other warps between lines {over + 1} and {done + 1}")
-    between = _first(lines, 0, r"\tld\.shared\.b8\s+%r\d+, \[%r\d+\+\d+\];")
-    waiting = next(line for line in lines[between::-1] if _REGISTERS.match(line))
+    *_, over, done = (started, started, *(at for at in range(started + 1, end) if _ALL_WARPS.match(lines[at])))
+    _expect(lines[go + 1 : started], _REGISTERS)
+    _expect(lines[over + 1 : done], _REGISTERS, _END)
+    _expect(lines[done + 1 : end], _LABEL)
+    if over == done or not any(map(_END.match, lines[over:done])):
+        raise _unexpected("no word to the other warps where its first partition ends")
+    if _twins(lines) != warpgroups - 1:
+        raise _unexpected(f"{_twins(lines)} empty partitions behind the first one instead of {warpgroups - 1}")
+    waiting = lines[_before(lines, _first(lines, 0, r"\tld\.shared\.b8\s+%r\d+, \[%r\d+\+\d+\];"), _REGISTERS)]
     _check_registers(ptx, warpgroups, registers, waiting)
 
     hoisted, setup = _parted(lines[begin + 1 : go])
@@ -92,15 +106,14 @@ def run_as_one(ptx: str) -> str:
         f"\tadd.u32 \tonewave_barrier, onewave_warpgroup, {_FIRST_BARRIER};",
         "\tsetp.ne.u32 \tonewave_later, onewave_warpgroup, 0;",
     ]
-    code = [
-        *(_OF_FOUR_WARPS.sub("\tbar.sync \tonewave_barrier, 128;", line) for line in lines[started:over]),
-        *(_REGISTERS.sub(waiting, line) for line in lines[over:done]),
-    ]
+    code = [_OF_FOUR_WARPS.sub("\tbar.sync \tonewave_barrier, 128;", line) for line in lines[started:over]]
+    _check_barriers(code, warpgroups)
+    left = [_REGISTERS.sub(waiting, line) for line in lines[over:done]]
     grown = [_REGISTERS.sub(f"\tsetmaxnreg.inc.sync.aligned.u32 \t{registers};", line) for line in lines[go:started]]
     return "\n".join(
         [
             *lines[:dispatch], *hoisted, *own, *lines[dispatch : begin + 1],
-            f"\t@onewave_later bra \t{_SHARED};", *setup, f"{_SHARED}:", *grown, *code, *lines[done:],
+            f"\t@onewave_later bra \t{_SHARED};", *setup, f"{_SHARED}:", *grown, *code, *left, *lines[done:],
         ]
     )  # fmt: skip
 
@@ -112,13 +125,43 @@ def _first(lines: list[str], start: int, pattern: str) -> int:
     return found
 
 
+def _before(lines: list[str], start: int, pattern: re.Pattern[str]) -> int:
+    found = next((at for at in range(start, -1, -1) if pattern.match(lines[at])), None)
+    if found is None:
+        raise _unexpected(f"no line {pattern.pattern!r} up to line {start + 1}")
+    return found
+
+
+def _expect(lines: Iterable[str], *patterns: re.Pattern[str]) -> None:
+    for line in lines:
+        if not any(pattern.match(line) for pattern in (_NOTE, *patterns)):
+            raise _unexpected(f"{line.strip()!r} where its first partition begins or ends")
+
+
 def _unexpected(found: str) -> UnsupportedError:
     return UnsupportedError(
         "warpgroups that share their code",
         got=f"PTX of Triton {triton.__version__} with {found}",
-        allowed=f"what Triton {_TRITON} writes",
-        next=f"Install triton {_TRITON}, or take another backend.",
+        allowed=f"what Triton {_TRITON}.0 writes",
+        next=f"Install triton {_TRITON}.0, or take another backend.",
     )
+
+
+def _twins(lines: list[str]) -> int:
+    """How many partitions behind the first one do nothing."""
+    table = _first(lines, 0, r"\s*\$L_brx_\d+: \.branchtargets")
+    count = 0
+    for entry in lines[table + 1 :]:
+        target = re.fullmatch(r"\s*(\$L__BB\w+)[,;]", entry)
+        if target is None:
+            break
+        at = _first(lines, 0, re.escape(target[1]) + ":") + 1
+        while any(pattern.match(lines[at]) for pattern in (_NOTE, _REGISTERS, _ALL_WARPS)):
+            at += 1
+        if not lines[at].startswith("\tbra"):
+            break
+        count += 1
+    return count
 
 
 def _parted(setup: list[str]) -> tuple[list[str], list[str]]:
@@ -132,16 +175,24 @@ def _parted(setup: list[str]) -> tuple[list[str], list[str]]:
             continue
         if not inline and _PURE.fullmatch(line):
             pure.append(line)
-        elif _EFFECT.match(line):
+        elif _EFFECT.fullmatch(line) or _NOTE.match(line):
             rest.append(line)
         else:
             raise _unexpected(f"{line.strip()!r} before its partitions begin")
     return pure, rest
 
 
+def _check_barriers(code: list[str], warpgroups: int) -> None:
+    """None of four warps is left that all would wait at, and none has a warpgroup's number."""
+    own = range(_FIRST_BARRIER, _FIRST_BARRIER + warpgroups)
+    for line in code:
+        if _STILL_OF_FOUR.search(line) or any(int(n) in own for n in _BARRIER.findall(line)):
+            raise _unexpected(f"{line.strip()!r} in its partitions")
+
+
 def _check_registers(ptx: str, warpgroups: int, registers: int, waiting: str) -> None:
     """More than a block begins with are waited for without end."""
-    threads, most = (int(re.findall(rf"\.{word} (\d+)", ptx)[0]) for word in ("reqntid", "maxnreg"))
+    threads, most = (int(next(iter(re.findall(rf"\.{word} (\d+)", ptx)), 0)) for word in ("reqntid", "maxnreg"))
     given = {int(n) for n in _REGISTERS.findall(ptx)} - {int(n) for n in _REGISTERS.findall(waiting)}
     others = max((n for n in given if n < registers), default=0)
     needed = warpgroups * registers + (threads // 128 - warpgroups) * others

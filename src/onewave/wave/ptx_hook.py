@@ -1,4 +1,5 @@
-"""Completes kernels' PTX between two stages of their compilation, through Triton's own hook for these (decision 0008).
+"""Completes kernels' PTX between two stages of their compilation, through Triton's own hook for these (decisions 0008
+and 0009).
 
 For what PTX has and Gluon, as of Triton 3.6, has no word for. Which kernels, by their names; all others stay as they
 are.

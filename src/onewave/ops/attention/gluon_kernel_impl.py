@@ -16,8 +16,8 @@ its first exponentials. One without rows (the
 last of a sequence) only keeps step. Ping-pong: named barriers let one warpgroup issue its products while another
 computes exponentials; the turn is passed on half way through P V, as the other one needs a moment to begin.
 
-Without turns all warpgroups run one copy of their code (wave/one_code.py): a half or a third of the instructions, of
-the time to compile them and of what is brought to the multiprocessor's instruction caches.
+Without turns all warpgroups run one copy of their code (wave/one_code.py): a half or a third of the instructions, to be
+compiled and to be brought to the multiprocessor's instruction caches.
 
 With HALF_TILES, a warpgroup that sees no more than half of its last key tile multiplies and exponentiates that half
 alone: of a causal tile's 128 rows the first 64. (With three warpgroups the two halves of a whole one cost more.)
@@ -191,9 +191,12 @@ def consume(wg, problem):
     LP: gl.constexpr = gl.DotOperandLayout(0, LO, 2)
     LQ: gl.constexpr = gl.DotOperandLayout(0, LS, 2)
     # A tile's first product runs under the last one's end, unless that end has Q's only buffer. Where warpgroups take
-    # turns, so do its first exponentials: the turn should not wait for a tile's end. Elsewhere that was slower.
+    # turns, for which there are two, so do its first exponentials: the turn should not wait for a tile's end. Elsewhere
+    # that was slower.
     CHAIN: gl.constexpr = QS > 1
-    TURNS: gl.constexpr = CHAIN and problem.PING_PONG
+    TURNS: gl.constexpr = problem.PING_PONG
+    gl.static_assert(CHAIN or not TURNS)
+    gl.static_assert(TURNS or not problem.Q_REGISTERS)  # they are filled where a tile ends
     # With a limit to the right a warpgroup may see no more than half of its last key tile. Of two warpgroups the last
     # sees all of it, unless lengths are odd.
     BOTH: gl.constexpr = problem.SHARED or W % 2 == 1
@@ -204,12 +207,12 @@ def consume(wg, problem):
     if problem.SOFTCAP:
         unit = problem.outer
     declare_vote(COPY)
-    if problem.PING_PONG and wg == W - 1:
+    if TURNS and wg == W - 1:
         barrier_arrive(_FIRST_BARRIER)
     tile = 0
     j = 0
     exists, j = tile_comes(wg, problem, tile, j)
-    if TURNS and problem.Q_REGISTERS:
+    if problem.Q_REGISTERS:
         loaded_q = problem.sq.index(wg).load(LQ)
     sf = warpgroup_mma_wait(0, deps=[first_product(wg, problem, NARROW, 0, j)])
     # With turns a tile's first step runs under the end of the one before, in the same turn of the loop: ptxas waits for
@@ -230,12 +233,10 @@ def consume(wg, problem):
             )
             pass_values_beyond(wg, problem, slot, j)
             o = gl.zeros([64, D], gl.float32, LO)
-        if not problem.Q_REGISTERS:
-            q = problem.sq.index(slot * W + wg)
-        elif TURNS:
+        if problem.Q_REGISTERS:
             q = loaded_q
         else:
-            q = problem.sq.index(slot * W + wg).load(LQ)
+            q = problem.sq.index(slot * W + wg)
         # Rounded only here: bfloat16 carried from one turn of this loop to the next is taken apart and put together.
         p = gl.convert_layout(pn.to(problem.q.dtype), LP)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
@@ -244,7 +245,7 @@ def consume(wg, problem):
         if first >= posted(problem.posts, slot, ROWS, 4):
             # Rows beyond the last query: nothing more to compute.
             while i < steps:
-                if problem.PING_PONG:
+                if TURNS:
                     barrier_sync(_FIRST_BARRIER + wg)
                     barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
                 mbarrier.wait(bk.index((j + 1) % KS), ((j + 1) // KS) & 1)
@@ -302,11 +303,7 @@ def consume(wg, problem):
             o = gl.zeros([64, D], gl.float32, LO)
         else:
             mbarrier.wait(bv.index(v), passes)
-            if problem.PING_PONG:
-                barrier_sync(_FIRST_BARRIER + wg)
             oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
-            if problem.PING_PONG:
-                barrier_arrive(_FIRST_BARRIER + (wg + 1) % W)
             if CHAIN:
                 exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
@@ -315,7 +312,7 @@ def consume(wg, problem):
                 exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
             sf = warpgroup_mma_wait(0, deps=[sf])
-    if problem.PING_PONG and wg == 0:
+    if TURNS and wg == 0:
         barrier_sync(_FIRST_BARRIER)
 
 

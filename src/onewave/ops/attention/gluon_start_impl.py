@@ -34,6 +34,7 @@ from onewave.ops.attention.gluon_tiles_impl import (
 )
 
 __all__ = [
+    "beside",
     "end",
     "first_product",
     "first_step",
