@@ -124,9 +124,8 @@ def both_products(wg, problem, q, p, o, j):
 
 @gluon.jit
 def step_with_max(
-    wg, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys, row_place,
-    lane,
-):  # fmt: skip
+    wg, problem, q, p, o, m, total, unit, i, j, steps, cut_right, whole_steps, last, num_keys, row_place, lane
+):
     """Step i, whatever its keys; m may move. Returns (o, m, total, the step's P)."""
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
