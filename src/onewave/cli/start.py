@@ -1,7 +1,8 @@
 """Where the `onewave` command begins: Ctrl-C ends it quietly from the first moment on.
 
 While numpy or torch are being imported an interrupt must not become an exception: they swallow it, or end the process
-in their own way, or leave a module that is half there. Nothing is lost by leaving at once then.
+in their own way, or leave a module that is half there. Nor in the lines of Python's own import system, some of which
+are called where exceptions are ignored. Nothing is lost by leaving at once then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ __all__ = ["main"]
 
 _INTERRUPTED = 130
 _DELICATE = ("numpy", "torch")
+_IMPORT_SYSTEM = "<frozen importlib"
 
 
 def main() -> None:
@@ -31,7 +33,8 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if any(_is_being_imported(name) for name in _DELICATE):
+    importing = frame is not None and frame.f_code.co_filename.startswith(_IMPORT_SYSTEM)
+    if importing or any(_is_being_imported(name) for name in _DELICATE):
         os._exit(_INTERRUPTED)
     raise KeyboardInterrupt
 
