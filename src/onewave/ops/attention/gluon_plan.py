@@ -44,7 +44,7 @@ _MOST_DEALT, _MOST_TURNS = 8192, 64
 # Heads of packed sequences that are walked together. In turns: enough that sorted tiles come out even, and a long
 # sequence's keys and values of so many heads still fit the L2. From a queue tiles come out even anyway.
 _PACKED_SECTION, _QUEUED_SECTION = 8, 2
-_SPILLS_WITH = 3
+_SPILLED_WITH = 3
 # Without a limit to the right: share of the SMs that take part at least (120 of 132 were measured).
 _FEWEST_PROGRAMS = 7 / 8
 # Turns from which on packed tiles are worth a kernel that sorts them, and the most slots that it sorts.
@@ -113,9 +113,10 @@ def config(columns: int) -> dict[str, Any]:
 def knows_limit(columns: int, *, packed: bool) -> bool:
     """Whether the kernel is compiled with a limit to the right although the call has none: one that hides nothing.
 
-    With three warpgroups ptxas spills in the loop of whole tiles otherwise.
+    With a copy of their code for each of three warpgroups ptxas spills in the loop of whole tiles otherwise; with one
+    for all it does not, and the call has the kernel of causal ones of few tiles.
     """
-    return config(columns)["WARPGROUPS"] == _SPILLS_WITH and not packed
+    return config(columns)["WARPGROUPS"] == _SPILLED_WITH and not packed
 
 
 def swept(dtype: str, head_dim: int) -> bool:
