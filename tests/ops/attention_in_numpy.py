@@ -285,6 +285,10 @@ class Named:
             self.heard[int(number)].acquire()
 
 
+def only_warpgroup(number: int) -> None:
+    assert number == _PARTITION.number, "another warpgroup's way"
+
+
 def take(counter: Place) -> Array:
     """gluon_tiles_impl.take; programs run one after another."""
     counter.values[counter.at] += 1
@@ -352,6 +356,7 @@ def namespace(
         "declare_vote": lambda _: None,
         "any_in_warpgroup": lambda _, __, ballots: int(np.any(ballots)),
         "own_warpgroup": lambda *_: _PARTITION.number,
+        "only_warpgroup": only_warpgroup,
         "operand": eight_bits,
         "take": take,
         "fence_async_shared": happens_before.fence,

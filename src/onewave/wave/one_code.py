@@ -28,12 +28,14 @@ import triton
 from onewave.base.errors import UnsupportedError
 from onewave.wave.ptx_hook import complete_ptx
 
-__all__ = ["NUMBER", "knows_triton", "run_as_one", "share_code"]
+__all__ = ["NUMBER", "ONLY", "knows_triton", "run_as_one", "share_code"]
 
 # Triton 3.6 keeps compiled kernels by their source alone: with this in it, a change here compiles them anew.
 _DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
 NUMBER = f"mov.b32 $0, onewave_warpgroup; // {{warpgroups}} warpgroups of {{registers}} registers run this ({_DIGEST})"
 """Inline assembly of the first partition: the warpgroup's number. Registers are a thread's."""
+ONLY = "mov.b32 $0, 0; // only warpgroup {0} goes on from here"
+"""Inline assembly where one warpgroup's way parts from the others': what can be reached through it alone is its own."""
 
 _ASKED = re.compile(r"onewave_warpgroup; // (\d+) warpgroups of (\d+) registers")
 _TRITON = "3.6"
@@ -50,6 +52,9 @@ _NOTE = re.compile(r"\t\.loc\s|\s*//|\$L__tmp\d+:|\s*$")
 _EFFECT = re.compile(r"\t(?:@%p\d+ )?(?:mbarrier\.init|bar\.sync|fence\.|st\.shared)\S*(?:\s[^;]*)?;?")
 _END = re.compile(r"\tst\.shared\S*\s+\[global_smem\+\d+\], \{?[\d, ]+\}?;")
 _LABEL = re.compile(r"(\$L__BB\w+):")
+_BRANCH = re.compile(r"\t(@!?%p\d+ )?bra(?:\.uni)?\s+(\$L__BB\w+);")
+_LEAVES = re.compile(r"\t(?:@!?%p\d+ )?(?:bra\S*\s+\$|(?:brx|ret|exit|call|trap)\b)")
+_PARTS = re.compile(r"only warpgroup (\d+) goes on from here")
 _ASM_BEGINS, _ASM_ENDS = "// begin inline asm", "// end inline asm"
 _ALL_WARPS = re.compile(r"\tbarrier\.sync\s+1;")
 _OF_FOUR_WARPS = re.compile(r"\tbar\.sync\s+0, 128;")
@@ -106,8 +111,7 @@ def run_as_one(ptx: str) -> str:
         f"\tadd.u32 \tonewave_barrier, onewave_warpgroup, {_FIRST_BARRIER};",
         "\tsetp.ne.u32 \tonewave_later, onewave_warpgroup, 0;",
     ]
-    code = [_OF_FOUR_WARPS.sub("\tbar.sync \tonewave_barrier, 128;", line) for line in lines[started:over]]
-    _check_barriers(code, warpgroups)
+    code = _own_barriers(lines[started:over], warpgroups)
     left = [_REGISTERS.sub(waiting, line) for line in lines[over:done]]
     grown = [_REGISTERS.sub(f"\tsetmaxnreg.inc.sync.aligned.u32 \t{registers};", line) for line in lines[go:started]]
     return "\n".join(
@@ -182,12 +186,48 @@ def _parted(setup: list[str]) -> tuple[list[str], list[str]]:
     return pure, rest
 
 
-def _check_barriers(code: list[str], warpgroups: int) -> None:
-    """None of four warps is left that all would wait at, and none has a warpgroup's number."""
+def _own_barriers(code: list[str], warpgroups: int) -> list[str]:
+    """The partition's code with a warpgroup's own barriers, by constants where no other warpgroup comes."""
     own = range(_FIRST_BARRIER, _FIRST_BARRIER + warpgroups)
     for line in code:
-        if _STILL_OF_FOUR.search(line) or any(int(n) in own for n in _BARRIER.findall(line)):
+        if any(int(n) in own for n in _BARRIER.findall(line)):
             raise _unexpected(f"{line.strip()!r} in its partitions")
+    numbers = ["onewave_barrier"] * len(code)
+    for warpgroup, number in enumerate(own):
+        for at in _reached_by_one(code, warpgroup):
+            numbers[at] = f"{number}"
+    code = [
+        _OF_FOUR_WARPS.sub(f"\tbar.sync \t{number}, 128;", line) for line, number in zip(code, numbers, strict=True)
+    ]
+    for line in code:
+        if _STILL_OF_FOUR.search(line):
+            raise _unexpected(f"{line.strip()!r} in its partitions")
+    return code
+
+
+def _reached_by_one(code: list[str], warpgroup: int) -> list[int]:
+    """The lines that are reached only through one where a warpgroup's way parts from the others'."""
+    parts = {at for at, line in enumerate(code) if (told := _PARTS.search(line)) and int(told[1]) == warpgroup}
+    if not parts:
+        return []
+    labels = {label[1]: at for at, line in enumerate(code) if (label := _LABEL.match(line))}
+    reached: set[int] = set()
+    ahead = [0]
+    while ahead:
+        at = ahead.pop()
+        while at < len(code) and at not in reached | parts:
+            reached.add(at)
+            branch = _BRANCH.match(code[at])
+            if branch is not None:
+                if branch[2] not in labels:
+                    raise _unexpected(f"{code[at].strip()!r}, which leaves its first partition")
+                ahead.append(labels[branch[2]])
+                if branch[1] is None:
+                    break
+            elif _LEAVES.match(code[at]):
+                raise _unexpected(f"{code[at].strip()!r} in its first partition")
+            at += 1
+    return [at for at in range(len(code)) if at not in reached]
 
 
 def _check_registers(ptx: str, warpgroups: int, registers: int, waiting: str) -> None:

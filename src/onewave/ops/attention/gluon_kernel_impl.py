@@ -75,6 +75,7 @@ from onewave.ops.attention.gluon_warpgroup_impl import (
     barrier_arrive,
     barrier_sync,
     declare_vote,
+    only_warpgroup,
     own_warpgroup,
     twin,
 )
@@ -86,20 +87,22 @@ _FIRST_BARRIER = gl.constexpr(13)
 
 
 @gluon.jit
-def values_in_turn(wg, problem, p, v, o):
-    """P times the values at place v, on top of o, the turn passed on amid it: the other warpgroup begins to issue
-    before this one's products have ended."""
+def values_in_turn(wg, problem, p, v, o, onto):
+    """P times the values at place v, on top of o if `onto`, the turn passed on amid it: the other warpgroup begins to
+    issue before this one's products have ended."""
     HALF: gl.constexpr = problem.BN // 2
     LP: gl.constexpr = p.type.layout
     early, late = halves(p)
-    o = warpgroup_mma(gl.convert_layout(early, LP), problem.sv.index(v).slice(0, HALF), o, is_async=True)
+    values = problem.sv.index(v)
+    o = warpgroup_mma(gl.convert_layout(early, LP), values.slice(0, HALF), o, use_acc=onto, is_async=True)
     barrier_arrive(_FIRST_BARRIER + (wg + 1) % problem.WARPGROUPS)
-    return warpgroup_mma(gl.convert_layout(late, LP), problem.sv.index(v).slice(HALF, HALF), o, is_async=True)
+    return warpgroup_mma(gl.convert_layout(late, LP), values.slice(HALF, HALF), o, is_async=True)
 
 
 @gluon.jit
-def both_products(wg, problem, q, p, o, j):
-    """Q times the keys of place j + 1, and P, of those at j, times their values on top of o.
+def both_products(wg, problem, q, p, o, i, j):
+    """Step i's products: Q times the keys of place j + 1, and P, of those at j, times their values, on top of o from
+    the second step on: what the first one finds there is the last tile's.
 
     Returns (the scores, capped, which have come; the output, which has not).
     """
@@ -114,10 +117,10 @@ def both_products(wg, problem, q, p, o, j):
     v = j % VS
     mbarrier.wait(problem.bv.index(v), (j // VS) & 1)
     if problem.PING_PONG:
-        oa = values_in_turn(wg, problem, p, v, o)
+        oa = values_in_turn(wg, problem, p, v, o, i > 1)
         sn = warpgroup_mma_wait(2, deps=[sn])
     else:
-        oa = warpgroup_mma(p, problem.sv.index(v), o, is_async=True)
+        oa = warpgroup_mma(p, problem.sv.index(v), o, use_acc=i > 1, is_async=True)
         sn = warpgroup_mma_wait(1, deps=[sn])
     return capped(problem, sn), oa
 
@@ -130,7 +133,7 @@ def step_with_max(
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
     bk = problem.bk
-    sn, oa = both_products(wg, problem, q, p, o, j)
+    sn, oa = both_products(wg, problem, q, p, o, i, j)
     if (i < cut_right) | (i >= whole_steps):
         sn = hidden(problem, sn, row_place, (last - i) * problem.BN + lane, num_keys)
     pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, problem.BN)
@@ -144,16 +147,18 @@ def step_with_max(
 
 @gluon.jit
 def whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps):
-    """Step i, of keys that every row sees. Returns (o, m, total, the step's P, whether any row exceeded its m)."""
+    """Step i, of keys that every row sees. Returns (o, total, the step's P, whether any row exceeded its m).
+
+    If one did, total and P are to come (step_again), and the keys are not released.
+    """
     BN: gl.constexpr = problem.BN
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     # Half of 2^HEADROOM: where the loop with a max, which rounds another way, would move m, sums must be beyond it, or
     # a row's bits depended on its neighbours. A vote for nothing is harmless (a sum of 32 may well cause one).
     TOO_MUCH: gl.constexpr = 2.0 ** (problem.HEADROOM - 1)
     bk = problem.bk
-    sn, oa = both_products(wg, problem, q, p, o, j)
+    sn, oa = both_products(wg, problem, q, p, o, i, j)
     pn = gl.exp2(sn * unit - m[:, None])
     sums = partial_sums(pn, BN)
     # Rows r and r + 8 of a warp's 16 belong to one thread.
@@ -163,17 +168,36 @@ def whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps):
     # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
     mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
     o = warpgroup_mma_wait(0, deps=[oa])
-    if exceeded != 0:
-        keys = problem.sk.index((j + 1) % KS).permute([1, 0])
-        sn = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
-        sn = capped(problem, warpgroup_mma_wait(0, deps=[sn]))
-        pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, BN)
-        o = o * gl.convert_layout(kept, gl.SliceLayout(1, o.type.layout))[:, None]
-    else:
-        total = total + sums
-    mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
+    total = gl.where(exceeded == 0, total + sums, total)
+    mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1, pred=exceeded == 0)
     mbarrier.arrive(problem.bv.index(VS + j % VS), count=1)
-    return o, m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout), exceeded
+    return o, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout), exceeded
+
+
+@gluon.jit
+def whole_run(wg, problem, q, p, o, m, total, unit, i, j, steps, whole_steps):
+    """Steps i to whole_steps, of keys that every row sees, up to the first in which a row exceeds its m."""
+    exceeded = 0
+    while (i < whole_steps) & (exceeded == 0):
+        o, total, p, exceeded = whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps)
+        j += 1
+        i += 1
+    return o, total, p, i, j, exceeded
+
+
+@gluon.jit
+def step_again(problem, q, p, o, m, total, unit, j):
+    """What a whole step with the keys of place j left to come. Returns (o, m, total, the step's P)."""
+    KS: gl.constexpr = problem.K_STAGES
+    BN: gl.constexpr = problem.BN
+    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    keys = problem.sk.index(j % KS).permute([1, 0])
+    s = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
+    s = capped(problem, warpgroup_mma_wait(0, deps=[s]))
+    pn, m, total, kept = lazy_softmax(problem, s, m, total, unit, BN)
+    mbarrier.arrive(problem.bk.index(KS + j % KS), count=1)
+    o = o * gl.convert_layout(kept, gl.SliceLayout(1, o.type.layout))[:, None]
+    return o, m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
 
 
 @gluon.jit
@@ -201,13 +225,15 @@ def consume(wg, problem):
     BOTH: gl.constexpr = problem.SHARED or W % 2 == 1
     NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (BOTH or wg < W - 1)
     COPY: gl.constexpr = 0 if problem.SHARED else wg
+    SPLIT: gl.constexpr = TURNS and problem.SHARED
     bk, bv, sv = problem.bk, problem.bv, problem.sv
     unit = problem.scale_log2
     if problem.SOFTCAP:
         unit = problem.outer
     declare_vote(COPY)
-    if TURNS and wg == W - 1:
-        barrier_arrive(_FIRST_BARRIER)
+    if TURNS:
+        if wg == W - 1:
+            barrier_arrive(_FIRST_BARRIER)
     tile = 0
     j = 0
     exists, j = tile_comes(wg, problem, tile, j)
@@ -223,7 +249,7 @@ def consume(wg, problem):
         pass_values_beyond(wg, problem, 0, j)
         # Otherwise Triton puts one into every loop, before the wait for keys, that only this first tile would need.
         gl.thread_barrier()
-        o = gl.zeros([64, D], gl.float32, LO)
+    o = gl.zeros([64, D], gl.float32, LO)
     while exists != 0:
         slot = tile % QS
         if not TURNS:
@@ -231,7 +257,6 @@ def consume(wg, problem):
                 wg, problem, NARROW, slot, sf, j, unit
             )
             pass_values_beyond(wg, problem, slot, j)
-            o = gl.zeros([64, D], gl.float32, LO)
         if problem.Q_REGISTERS:
             q = loaded_q
         else:
@@ -265,11 +290,23 @@ def consume(wg, problem):
                 )  # fmt: skip
                 j += 1
                 i += 1
-            exceeded = 0
-            while (i < whole_steps) & (exceeded == 0):
-                o, m, total, p, exceeded = whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps)
-                j += 1
-                i += 1
+            # Where one copy of the code takes turns, these have one for each warpgroup: barriers whose numbers are in
+            # registers keep what stands behind them waiting.
+            if SPLIT:
+                if wg == 0:
+                    only_warpgroup(0)
+                    o, total, p, i, j, exceeded = whole_run(
+                        0, problem, q, p, o, m, total, unit, i, j, steps, whole_steps
+                    )
+                else:
+                    only_warpgroup(1)
+                    o, total, p, i, j, exceeded = whole_run(
+                        1, problem, q, p, o, m, total, unit, i, j, steps, whole_steps
+                    )
+            else:
+                o, total, p, i, j, exceeded = whole_run(wg, problem, q, p, o, m, total, unit, i, j, steps, whole_steps)
+            if exceeded != 0:
+                o, m, total, p = step_again(problem, q, p, o, m, total, unit, j)
             slow = steps
         v = j % VS
         passes = (j // VS) & 1
@@ -282,7 +319,7 @@ def consume(wg, problem):
             mbarrier.wait(bv.index(v), passes)
             barrier_sync(_FIRST_BARRIER + wg)
             sf = first_product(wg, problem, NARROW, after, j)
-            oa = values_in_turn(wg, problem, p, v, o)
+            oa = values_in_turn(wg, problem, p, v, o, i > 1)
             sf = warpgroup_mma_wait(2, deps=[sf])
             ended_m, ended_total = m, total
             if exists != 0:
@@ -295,24 +332,24 @@ def consume(wg, problem):
                     pn = gl.convert_layout(beside(sf, sf), LS)
                 else:
                     pn = sf
-            end(wg, problem, slot, v, oa, ended_m, ended_total, 0)
+            o = end(wg, problem, slot, v, oa, ended_m, ended_total, 0)
             if problem.Q_REGISTERS:
                 loaded_q = problem.sq.index(after * W + wg).load(LQ)
             pass_values_beyond(wg, problem, after, j)
-            o = gl.zeros([64, D], gl.float32, LO)
         else:
             mbarrier.wait(bv.index(v), passes)
-            oa = warpgroup_mma(p, sv.index(v), o, is_async=True)
+            oa = warpgroup_mma(p, sv.index(v), o, use_acc=i > 1, is_async=True)
             if CHAIN:
                 exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
-            end(wg, problem, slot, v, oa, m, total, 1 if CHAIN else 0)
+            o = end(wg, problem, slot, v, oa, m, total, 1 if CHAIN else 0)
             if not CHAIN:
                 exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
             sf = warpgroup_mma_wait(0, deps=[sf])
-    if TURNS and wg == 0:
-        barrier_sync(_FIRST_BARRIER)
+    if TURNS:
+        if wg == 0:
+            barrier_sync(_FIRST_BARRIER)
 
 
 @gluon.jit
@@ -345,7 +382,7 @@ def attention_kernel(
     W: gl.constexpr = WARPGROUPS
     # Turns take longer where the barriers' numbers are in registers. With a softcap three warpgroups' registers do not
     # do for a number more.
-    SHARED: gl.constexpr = SHARES and not PING_PONG and not (SOFTCAP and W == 3)
+    SHARED: gl.constexpr = SHARES and not (PING_PONG and RIGHT) and not (SOFTCAP and W == 3)
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sq = gl.allocate_shared_memory(q.dtype, [Q_STAGES * W, 64, D], flat)
     sk = gl.allocate_shared_memory(q.dtype, [K_STAGES, BN, D], flat)

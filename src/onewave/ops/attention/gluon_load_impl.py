@@ -51,6 +51,10 @@ __all__ = ["load_all", "store_all"]
 _ACROSS, _DOWN = gl.constexpr(64), gl.constexpr(8)
 # Key tiles of a tile that are asked for before the next tile's queries.
 _STEPS_AHEAD = gl.constexpr(3)
+# Key tiles of a tile up to which the next one's first keys are asked for before its last values, as they are used. In
+# longer ones programs that share their keys should wait at a tile's end: those that ask at the same time are served
+# once, which saves more than the wait costs.
+_SHORT = gl.constexpr(16)
 
 
 @gluon.jit
@@ -152,45 +156,71 @@ def post_next(problem, turn, tile):
 
 
 @gluon.jit
+def keys_of(problem, slot):
+    """Where a posted tile's keys are: (batch, KV head, place of the first, how many, the first that any query sees)."""
+    batch = posted(problem.posts, slot, BATCH, 1)
+    num_keys = posted(problem.posts, slot, NUM_KEYS, 1)
+    first_key = batch * 0
+    if problem.RAGGED:
+        first_key = first_seen(problem, posted(problem.posts, slot, SHIFT, 1), num_keys)
+    kv_head = posted(problem.posts, slot, HEAD, 1) // problem.group
+    return batch, kv_head, posted(problem.posts, slot, START_K, 1), num_keys, first_key
+
+
+@gluon.jit
+def load_keys(problem, j, batch, kv_head, start_k, num_keys, first_key, tile):
+    """Bring a key tile to the ring's place j."""
+    KS: gl.constexpr = problem.K_STAGES
+    s = j % KS
+    mbarrier.wait(problem.bk.index(KS + s), ((j // KS) & 1) ^ 1)
+    mbarrier.expect(problem.bk.index(s), problem.BN * problem.D * 2)
+    fetch(
+        problem, problem.k, problem.k_page_rows, problem.sk.index(s), problem.bk.index(s), batch, kv_head, start_k,
+        num_keys, first_key, tile,
+    )  # fmt: skip
+
+
+@gluon.jit
 def load_all(problem):
     """The loading warp."""
-    KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
     QS: gl.constexpr = problem.Q_STAGES
     BYTES: gl.constexpr = problem.BN * problem.D * 2
-    bk, bv = problem.bk, problem.bv
+    bv = problem.bv
     tile = 0
     jk = 0
     jv = 0
     cleared = 0
     turn = 0
     turn = post_next(problem, turn, tile)
+    asked = 0
     while posted(problem.posts, tile % QS, EXISTS, 1) != 0:
         slot = tile % QS
-        batch = posted(problem.posts, slot, BATCH, 1)
-        kv_head = posted(problem.posts, slot, HEAD, 1) // problem.group
-        start_k = posted(problem.posts, slot, START_K, 1)
-        num_keys = posted(problem.posts, slot, NUM_KEYS, 1)
+        after = (tile + 1) % QS
+        batch, kv_head, start_k, num_keys, first_key = keys_of(problem, slot)
         begin = posted(problem.posts, slot, BEGIN, 1)
         count = posted(problem.posts, slot, COUNT, 1)
-        first_key = batch * 0
-        if problem.RAGGED:
-            first_key = first_seen(problem, posted(problem.posts, slot, SHIFT, 1), num_keys)
-        for i in range(count + 1):
-            if i < count:
-                s = jk % KS
-                mbarrier.wait(bk.index(KS + s), ((jk // KS) & 1) ^ 1)
-                mbarrier.expect(bk.index(s), BYTES)
-                fetch(
-                    problem, problem.k, problem.k_page_rows, problem.sk.index(s), bk.index(s), batch, kv_head,
-                    start_k, num_keys, first_key, begin + count - 1 - i,
-                )  # fmt: skip
-                jk += 1
+        first = asked
+        asked = 0
+        for i in range(first, count + 1):
             if QS > 1:
                 # Early enough that no warpgroup waits for the next tile's queries, late enough that their buffer,
                 # which the last tile's output leaves by, is free.
                 if i == gl.minimum(count, _STEPS_AHEAD):
                     turn = post_next(problem, turn, tile + 1)
+            if i < count:
+                load_keys(problem, jk, batch, kv_head, start_k, num_keys, first_key, begin + count - 1 - i)
+                jk += 1
+            elif QS > 1:
+                # The next tile's first keys are multiplied before this one's last values.
+                if (count <= _SHORT) & (posted(problem.posts, after, EXISTS, 1) != 0):
+                    next_batch, next_head, next_start, next_keys, next_first = keys_of(problem, after)
+                    last = posted(problem.posts, after, BEGIN, 1) + posted(problem.posts, after, COUNT, 1) - 1
+                    load_keys(problem, jk, next_batch, next_head, next_start, next_keys, next_first, last)
+                    jk += 1
+                    asked = 1
+                # The warp has read posts: what one thread says of values from here on, it says for all.
+                gl.thread_barrier()
             if i > 0:
                 s = jv % VS
                 mbarrier.wait(bv.index(VS + s), ((jv // VS) & 1) ^ 1)

@@ -243,11 +243,12 @@ def halves(p):
 @gluon.jit
 def end(wg, problem, slot, v, o, m, total, PENDING: gl.constexpr):
     """Wait for a posted tile's last product, under way as all but PENDING ones, release its values, those at place v,
-    and give its output to the warp that stores."""
+    and give its output to the warp that stores. Returns what the product was."""
     o = warpgroup_mma_wait(PENDING, deps=[o])
     mbarrier.arrive(problem.bv.index(problem.V_STAGES + v), count=1)
     finish(wg, problem, slot, o, m, total)
     hand_over(problem, slot * problem.WARPGROUPS + wg)
+    return o
 
 
 @gluon.jit

@@ -12,7 +12,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.one_code import NUMBER, knows_triton
+from onewave.wave.one_code import NUMBER, ONLY, knows_triton
 
 __all__ = [
     "SHARES",
@@ -20,6 +20,7 @@ __all__ = [
     "barrier_arrive",
     "barrier_sync",
     "declare_vote",
+    "only_warpgroup",
     "own_warpgroup",
     "twin",
 ]
@@ -43,7 +44,7 @@ _RESULT = gl.constexpr(
     " selp.b32 $0, 1, 0, any; }}"
 )
 _VOTE_BARRIER = gl.constexpr(10)
-_NUMBER = gl.constexpr(NUMBER)
+_NUMBER, _ONLY = gl.constexpr(NUMBER), gl.constexpr(ONLY)
 
 
 @gluon.jit
@@ -87,6 +88,13 @@ def own_warpgroup(WARPGROUPS: gl.constexpr, REGISTERS: gl.constexpr):
     """The number of the warpgroup that runs the first partition's code, of so many that do; registers: a thread's."""
     code: gl.constexpr = numbering(_NUMBER, WARPGROUPS, REGISTERS)
     return gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def only_warpgroup(NUMBER: gl.constexpr):
+    """Told where no other warpgroup goes on, amid what all run: barriers from here on have constants for numbers."""
+    code: gl.constexpr = voting(_ONLY, NUMBER)
+    gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
