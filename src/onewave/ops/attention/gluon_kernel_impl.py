@@ -71,13 +71,15 @@ from onewave.ops.attention.gluon_start_impl import (
 from onewave.ops.attention.gluon_tiles_impl import ROWS, Problem, allocate_posts, posted
 from onewave.ops.attention.gluon_warpgroup_impl import (
     SHARES,
-    any_in_warpgroup,
     barrier_arrive,
     barrier_sync,
+    cast,
     declare_vote,
     only_warpgroup,
     own_warpgroup,
     twin,
+    vote,
+    voted,
 )
 from onewave.wave.one_code import share_code
 
@@ -164,14 +166,17 @@ def whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps):
     # Rows r and r + 8 of a warp's 16 belong to one thread.
     most = gl.max(sums.reshape([4, 2, 8, 4]), 1)
     COPY: gl.constexpr = 0 if problem.SHARED else wg
-    exceeded = any_in_warpgroup(wg, COPY, (most > TOO_MUCH).to(gl.int32))
+    cast(COPY, (most > TOO_MUCH).to(gl.int32))
     # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
     mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
     o = warpgroup_mma_wait(0, deps=[oa])
+    vote(wg, COPY)
+    p = gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
+    exceeded = voted(COPY)
     total = gl.where(exceeded == 0, total + sums, total)
     mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1, pred=exceeded == 0)
     mbarrier.arrive(problem.bv.index(VS + j % VS), count=1)
-    return o, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout), exceeded
+    return o, total, p, exceeded
 
 
 @gluon.jit

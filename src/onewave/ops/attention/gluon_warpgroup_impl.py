@@ -16,13 +16,15 @@ from onewave.wave.one_code import NUMBER, ONLY, knows_triton
 
 __all__ = [
     "SHARES",
-    "any_in_warpgroup",
     "barrier_arrive",
     "barrier_sync",
+    "cast",
     "declare_vote",
     "only_warpgroup",
     "own_warpgroup",
     "twin",
+    "vote",
+    "voted",
 ]
 
 SHARES = gl.constexpr(knows_triton())
@@ -35,8 +37,9 @@ _REGISTERS = gl.constexpr("=r,r")
 # A vote whose result is every thread's own register, which the second statement hands on as a scalar; Triton's
 # reduction goes through shared memory three times. On an H200 the barrier was faster on every shape tried.
 _DECLARE = gl.constexpr(".reg .b32 onewave_vote_{0}; mov.b32 onewave_vote_{0}, 0; mov.b32 $0, 0;")
+_BALLOT = gl.constexpr("mov.b32 onewave_vote_{0}, $1; mov.b32 $0, 0;")
 _VOTE = gl.constexpr(
-    "{{ .reg .pred mine, any; setp.ne.s32 mine, $1, 0; barrier.cta.red.or.pred any, $2, 128, mine;"
+    "{{ .reg .pred mine, any; setp.ne.s32 mine, onewave_vote_{0}, 0; barrier.cta.red.or.pred any, $1, 128, mine;"
     " selp.b32 onewave_vote_{0}, 1, 0, any; mov.b32 $0, 0; }}"
 )
 _RESULT = gl.constexpr(
@@ -75,12 +78,24 @@ def declare_vote(COPY: gl.constexpr):
 
 
 @gluon.jit
-def any_in_warpgroup(wg, COPY: gl.constexpr, ballots):
-    """1 if any of the warpgroup's [4, 8, 4] ballots, one a thread, is not 0; a barrier of the warpgroup."""
+def cast(COPY: gl.constexpr, ballots):
+    """Each thread keeps its one of the warpgroup's [4, 8, 4] ballots."""
+    code: gl.constexpr = voting(_BALLOT, COPY)
+    gl.inline_asm_elementwise(code, _REGISTERS, [ballots], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def vote(wg, COPY: gl.constexpr):
+    """Look for one that is not 0 among the ballots cast; a barrier of the warpgroup."""
     code: gl.constexpr = voting(_VOTE, COPY)
-    gl.inline_asm_elementwise(code, "=r,r,r", [ballots, _VOTE_BARRIER + wg], dtype=gl.int32, is_pure=False, pack=1)
-    result: gl.constexpr = voting(_RESULT, COPY)
-    return gl.inline_asm_elementwise(result, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
+    gl.inline_asm_elementwise(code, _REGISTERS, [_VOTE_BARRIER + wg], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def voted(COPY: gl.constexpr):
+    """1 if the vote found one."""
+    code: gl.constexpr = voting(_RESULT, COPY)
+    return gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
