@@ -27,6 +27,8 @@ SHARED = "$L__BB_shared"
 CASES: dict[str, dict[str, Any]] = {
     "128": {"head_dim": 128},
     "128 causal": {"head_dim": 128, "RIGHT": True},
+    "128 causal, few tiles": {"head_dim": 128, "RIGHT": True, "ORDER": 0},
+    "128 softcap": {"head_dim": 128, "SOFTCAP": True},
     "64": {"head_dim": 64},
     "64 causal": {"head_dim": 64, "RIGHT": True, "LSE": True},
     "64 packed": {"head_dim": 64, "RAGGED": True, "ORDER": 3},

@@ -49,7 +49,8 @@ FAULTS = {
         r"load_all \(2\) writes what (consume|store_all) \(.\) read",
     ),
     "the loading warp does not wait for a free place of K": (
-        Fault("load_keys", "mbarrier.wait(problem.bk", LUCK + "problem.bk"), "a copy by TMA writes what products of consume"
+        Fault("load_keys", "mbarrier.wait(problem.bk", LUCK + "problem.bk"),
+        "a copy by TMA writes what products of consume",
     ),
     **{
         f"a warpgroup does not wait for K, in {step}": (

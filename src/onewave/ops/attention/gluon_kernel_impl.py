@@ -43,7 +43,7 @@ bounds wherever the sequence lies. Bound: the tensor cores. Source: Shah et al. 
 # pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
 # pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
 # pyright: reportPossiblyUnboundVariable=false
-# ruff: noqa: SIM108
+# ruff: noqa: SIM102, SIM108
 # (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
@@ -135,11 +135,13 @@ def step_with_max(
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
     bk = problem.bk
+    # Behind the last keys there may be none to come: then it is these, which have.
+    ahead = gl.where(i + 1 < steps, j + 2, j + 1)
     sn, oa = both_products(wg, problem, q, p, o, i, j)
     if (i < cut_right) | (i >= whole_steps):
         sn = hidden(problem, sn, row_place, (last - i) * problem.BN + lane, num_keys)
     pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, problem.BN)
-    mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
+    mbarrier.wait(bk.index(ahead % KS), (ahead // KS) & 1)
     o = warpgroup_mma_wait(0, deps=[oa])
     mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
     mbarrier.arrive(problem.bv.index(VS + j % VS), count=1)
@@ -160,6 +162,8 @@ def whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps):
     # a row's bits depended on its neighbours. A vote for nothing is harmless (a sum of 32 may well cause one).
     TOO_MUCH: gl.constexpr = 2.0 ** (problem.HEADROOM - 1)
     bk = problem.bk
+    # Behind the last keys there may be none to come: then it is these, which have.
+    ahead = gl.where(i + 1 < steps, j + 2, j + 1)
     sn, oa = both_products(wg, problem, q, p, o, i, j)
     pn = gl.exp2(sn * unit - m[:, None])
     sums = partial_sums(pn, BN)
@@ -168,7 +172,7 @@ def whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps):
     COPY: gl.constexpr = 0 if problem.SHARED else wg
     cast(COPY, (most > TOO_MUCH).to(gl.int32))
     # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
-    mbarrier.wait(bk.index((j + 2) % KS), ((j + 2) // KS) & 1, pred=i + 1 < steps)
+    mbarrier.wait(bk.index(ahead % KS), (ahead // KS) & 1)
     o = warpgroup_mma_wait(0, deps=[oa])
     vote(wg, COPY)
     p = gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
@@ -385,9 +389,10 @@ def attention_kernel(
     columns; *_page_rows: from one page to the next, in rows.
     """
     W: gl.constexpr = WARPGROUPS
-    # Turns take longer where the barriers' numbers are in registers. With a softcap three warpgroups' registers do not
-    # do for a number more.
-    SHARED: gl.constexpr = SHARES and not (PING_PONG and RIGHT) and not (SOFTCAP and W == 3)
+    # With turns and a limit to the right, a copy each is faster for many tiles: of two warpgroups the first alone sees
+    # no more than half of its last key tile. A softcap leaves no registers for a number more.
+    MANY: gl.constexpr = ORDER == 1 or ORDER == 3
+    SHARED: gl.constexpr = SHARES and not (PING_PONG and RIGHT and MANY) and not (SOFTCAP and (PING_PONG or W == 3))
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sq = gl.allocate_shared_memory(q.dtype, [Q_STAGES * W, 64, D], flat)
     sk = gl.allocate_shared_memory(q.dtype, [K_STAGES, BN, D], flat)
