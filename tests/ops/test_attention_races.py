@@ -104,6 +104,15 @@ def test_without_a_fault_nothing_is_found(head_dim: int, kernels: dict[str, Nump
     assert kernels["attention_kernel"].launches == 1
 
 
+def test_keys_that_go_before_their_step_is_computed_again_are_found(kernels: dict[str, NumpyKernel]) -> None:
+    q, k, v = (randn(1, 1, length, 128, seed=length) for length in (128, 1500, 1500))
+    k[:, :, :900] *= 40  # read last
+    attention(q, k, v, backend="gluon")
+    kernels["attention_kernel"].planted.append(Fault("whole_step", ", pred=exceeded == 0", ""))
+    with pytest.raises(Race, match="a copy by TMA writes what products of consume"):
+        attention(q, k, v, backend="gluon")
+
+
 def test_zeros_that_were_not_fenced_are_found(kernels: dict[str, NumpyKernel]) -> None:
     starts, keys = torch.tensor([0, 130, 300]).int(), torch.tensor([0, 230, 600]).int()
     q, k, v = (randn(n, heads, 128, seed=heads) for n, heads in ((300, 2), (600, 1), (600, 1)))

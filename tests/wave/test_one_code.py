@@ -9,7 +9,7 @@ import pytest
 
 from onewave.base.errors import UnsupportedError
 from onewave.wave import one_code, ptx_hook
-from onewave.wave.one_code import NUMBER, run_as_one
+from onewave.wave.one_code import NUMBER, ONLY, run_as_one
 
 PTX = f"""
 .visible .entry sharing()
@@ -108,6 +108,43 @@ def test_two_warpgroups_as_three() -> None:
     twin = "		$L__BB0_2,\n"
     text = PTX.replace("// 3 warpgroups", "// 2 warpgroups").replace(twin, "", 1)
     assert "setp.lt.u32 	%p1, %r3, 8;" in run_as_one(text)
+
+
+BARRIER = "	bar.sync 	0, 128;\n"
+# Behind the first arrival: a loop for either of two warpgroups, and what all three do again.
+PARTED = f"""	@%p3 bra 	$L__BB0_10;
+	{ONLY.format(0)}
+$L__BB0_11:
+{BARRIER}	@%p4 bra 	$L__BB0_11;
+	bra.uni 	$L__BB0_12;
+$L__BB0_10:
+	{ONLY.format(1)}
+{BARRIER}	@!%p4 bra 	$L__BB0_12;
+{BARRIER}$L__BB0_12:
+{BARRIER}	@%p5 bra 	$L__BB0_10;
+	bra.uni 	$L__BB0_8;
+"""
+ARRIVED = "	@%p2 mbarrier.arrive.shared::cta.b64 _, [%r5];\n	bra.uni 	$L__BB0_8;\n"
+
+
+def test_where_one_warpgroup_alone_goes_on_its_barriers_have_constants() -> None:
+    """But not behind: all come there, though some have passed where one's way parts."""
+    found = run_as_one(PTX.replace(ARRIVED, PARTED))
+    code = found[found.index("@%p3 bra") : found.index("$L__BB0_1:")]
+    numbers = [line.split()[1] for line in code.splitlines() if "bar.sync" in line]
+    assert numbers == ["4,", "5,", "5,", "onewave_barrier,"]
+    # Around the mark as well: then who comes there is not known.
+    around = PARTED.replace(f"	{ONLY.format(1)}\n", f"	@%p6 bra 	$L__BB0_13;\n	{ONLY.format(1)}\n$L__BB0_13:\n")
+    code = run_as_one(PTX.replace(ARRIVED, around)).partition("@%p3 bra")[2].partition("$L__BB0_1:")[0]
+    numbers = [line.split()[1] for line in code.splitlines() if "bar.sync" in line]
+    assert numbers == ["4,", "onewave_barrier,", "onewave_barrier,", "onewave_barrier,"]
+
+
+@pytest.mark.parametrize("line", ["bra.uni 	$L__BB0_1;", "brx.idx 	%r4, $L_brx_0;", "exit;"])
+def test_a_way_out_of_code_that_is_parted_is_refused(line: str) -> None:
+    text = PTX.replace(ARRIVED, PARTED.replace("	bra.uni 	$L__BB0_8;", f"	{line}"))
+    with pytest.raises(UnsupportedError, match="first partition"):
+        run_as_one(text)
 
 
 def test_a_change_of_this_module_compiles_kernels_anew() -> None:
