@@ -29,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "128 causal": {"head_dim": 128, "RIGHT": True},
     "128 causal, few tiles": {"head_dim": 128, "RIGHT": True, "ORDER": 0},
     "128 softcap": {"head_dim": 128, "SOFTCAP": True},
+    "128 packed": {"head_dim": 128, "RAGGED": True, "ORDER": 3, "LSE": True},
+    "128 few pages": {"head_dim": 128, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 0, "PAGE": 16},
     "64": {"head_dim": 64},
     "64 causal": {"head_dim": 64, "RIGHT": True, "LSE": True},
     "64 packed": {"head_dim": 64, "RAGGED": True, "ORDER": 3},
@@ -91,6 +93,8 @@ def report(name: str, found: Resources) -> dict[str, Any]:
     unset = reads_before_writes(found.code) if "HGMMA" in found.code or "QGMMA" in found.code else []
     faults = {"unset": unset, "early": early_arrivals(found.ptx), "sums": sums_to_powers(found.code)}
     faults |= {"lost": lost_buffers(found.ir), "endless": endless_loops(found.ir)}
+    # Barriers of one warpgroup among what all run, by constants: those of one_code.
+    faults |= {"own": len(re.findall(r"\tbar\.sync \t[456], 128;", found.ptx)) if SHARED in found.ptx else 0}
     faults |= {"scratch": scratch_of_all(found.ptx), "barriers": barriers_of_whole_steps(found.code)}
     return {"name": name, "programs": found.programs_an_sm} | faults | sizes | counts
 

@@ -354,7 +354,7 @@ def namespace(
         "barrier_sync": named.sync,
         "barrier_arrive": named.arrive,
         "declare_vote": lambda _: None,
-        "cast": lambda _, ballots: setattr(_PARTITION, "found", int(np.any(ballots))),
+        "cast_ballots": lambda _, ballots: setattr(_PARTITION, "found", int(np.any(ballots))),
         "vote": lambda *_: None,
         "voted": lambda _: _PARTITION.found,
         "own_warpgroup": lambda *_: _PARTITION.number,

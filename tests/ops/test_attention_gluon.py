@@ -148,7 +148,10 @@ def test_warpgroups_run_one_copy_of_their_code(ours: dict[str, Any]) -> None:
     copies = {name: 2 if name in turns else 3 if name in three else 1 for name in ours if not name.startswith("fp8")}
     assert {name: report["BAR.RED"] for name, report in ours.items() if name in copies} == copies
     split = {name for name in turns if ours[name]["HGMMA"] < 100}
-    assert split == {"128", "128 causal, few tiles"}
+    assert split == {"128", "128 causal, few tiles", "128 packed", "128 few pages"}
+    # Two loops with the three barriers of a whole step that are no turn.
+    assert {name for name, report in ours.items() if report["own"]} == split
+    assert {ours[name]["own"] for name in split} == {6}
     # Nothing of a warpgroup's own lies where the others would put theirs.
     assert {name: report["scratch"] for name, report in ours.items() if report["scratch"]} == {}
     # A wait for scores and one for values.

@@ -128,19 +128,23 @@ ARRIVED = "	@%p2 mbarrier.arrive.shared::cta.b64 _, [%r5];\n	bra.uni 	$L__BB0_8;
 
 
 def test_where_one_warpgroup_alone_goes_on_its_barriers_have_constants() -> None:
-    """But not behind: all come there, though some have passed where one's way parts."""
+    """But not where all come again, though one has passed where its way parts."""
     found = run_as_one(PTX.replace(ARRIVED, PARTED))
     code = found[found.index("@%p3 bra") : found.index("$L__BB0_1:")]
     numbers = [line.split()[1] for line in code.splitlines() if "bar.sync" in line]
     assert numbers == ["4,", "5,", "5,", "onewave_barrier,"]
     # Around the mark as well: then who comes there is not known.
-    around = PARTED.replace(f"	{ONLY.format(1)}\n", f"	@%p6 bra 	$L__BB0_13;\n	{ONLY.format(1)}\n$L__BB0_13:\n")
+    around = PARTED.replace(
+        f"	{ONLY.format(1)}\n", f"	@%p6 bra 	$L__BB0_13;\n	{ONLY.format(1)}\n$L__BB0_13:\n"
+    )
     code = run_as_one(PTX.replace(ARRIVED, around)).partition("@%p3 bra")[2].partition("$L__BB0_1:")[0]
     numbers = [line.split()[1] for line in code.splitlines() if "bar.sync" in line]
     assert numbers == ["4,", "onewave_barrier,", "onewave_barrier,", "onewave_barrier,"]
 
 
-@pytest.mark.parametrize("line", ["bra.uni 	$L__BB0_1;", "brx.idx 	%r4, $L_brx_0;", "exit;"])
+@pytest.mark.parametrize(
+    "line", ["bra.uni 	$L__BB0_1;", "brx.idx 	%r4, $L_brx_0;", "exit;", "@%q1 bra	$L__BB0_8;"]
+)
 def test_a_way_out_of_code_that_is_parted_is_refused(line: str) -> None:
     text = PTX.replace(ARRIVED, PARTED.replace("	bra.uni 	$L__BB0_8;", f"	{line}"))
     with pytest.raises(UnsupportedError, match="first partition"):

@@ -10,6 +10,10 @@ partition's way: they skip what sets up the block, synchronise by a barrier of t
 Triton's code for four warps takes a thread's number modulo 128, and so does not mind. It must have no scratch of its
 own in shared memory, which all of them would share: tests of the compiled kernels look for that.
 
+Where one warpgroup's way parts from the others' and says so (ONLY), barriers on it have constants for numbers: what
+stands behind one whose number is in a register waits longer. A thread's warpgroup never changes, so what can be reached
+through there alone is its own.
+
 A kernel asks for it by where it reads its number from: the register `onewave_warpgroup`, which only this module
 declares. Without it the kernel does not assemble.
 """
@@ -53,7 +57,7 @@ _EFFECT = re.compile(r"\t(?:@%p\d+ )?(?:mbarrier\.init|bar\.sync|fence\.|st\.sha
 _END = re.compile(r"\tst\.shared\S*\s+\[global_smem\+\d+\], \{?[\d, ]+\}?;")
 _LABEL = re.compile(r"(\$L__BB\w+):")
 _BRANCH = re.compile(r"\t(@!?%p\d+ )?bra(?:\.uni)?\s+(\$L__BB\w+);")
-_LEAVES = re.compile(r"\t(?:@!?%p\d+ )?(?:bra\S*\s+\$|(?:brx|ret|exit|call|trap)\b)")
+_LEAVES = re.compile(r"\$L__BB|\b(?:brx|ret|exit|call|trap)\b")
 _PARTS = re.compile(r"only warpgroup (\d+) goes on from here")
 _ASM_BEGINS, _ASM_ENDS = "// begin inline asm", "// end inline asm"
 _ALL_WARPS = re.compile(r"\tbarrier\.sync\s+1;")
@@ -194,8 +198,10 @@ def _own_barriers(code: list[str], warpgroups: int) -> list[str]:
             raise _unexpected(f"{line.strip()!r} in its partitions")
     numbers = ["onewave_barrier"] * len(code)
     for warpgroup, number in enumerate(own):
-        for at in _reached_by_one(code, warpgroup):
-            numbers[at] = f"{number}"
+        parts = {at for at, line in enumerate(code) if (told := _PARTS.search(line)) and int(told[1]) == warpgroup}
+        if parts:
+            for at in _reached(code, set()) - _reached(code, parts):
+                numbers[at] = f"{number}"
     code = [
         _OF_FOUR_WARPS.sub(f"\tbar.sync \t{number}, 128;", line) for line, number in zip(code, numbers, strict=True)
     ]
@@ -205,29 +211,24 @@ def _own_barriers(code: list[str], warpgroups: int) -> list[str]:
     return code
 
 
-def _reached_by_one(code: list[str], warpgroup: int) -> list[int]:
-    """The lines that are reached only through one where a warpgroup's way parts from the others'."""
-    parts = {at for at, line in enumerate(code) if (told := _PARTS.search(line)) and int(told[1]) == warpgroup}
-    if not parts:
-        return []
+def _reached(code: list[str], closed: set[int]) -> set[int]:
+    """The lines that are reached from the first one past no closed one."""
     labels = {label[1]: at for at, line in enumerate(code) if (label := _LABEL.match(line))}
     reached: set[int] = set()
     ahead = [0]
     while ahead:
         at = ahead.pop()
-        while at < len(code) and at not in reached | parts:
+        while at < len(code) and at not in reached | closed:
             reached.add(at)
             branch = _BRANCH.match(code[at])
-            if branch is not None:
-                if branch[2] not in labels:
-                    raise _unexpected(f"{code[at].strip()!r}, which leaves its first partition")
+            if branch is not None and branch[2] in labels:
                 ahead.append(labels[branch[2]])
                 if branch[1] is None:
                     break
-            elif _LEAVES.match(code[at]):
+            elif _LEAVES.search(code[at].partition("//")[0]) and not _LABEL.match(code[at]):
                 raise _unexpected(f"{code[at].strip()!r} in its first partition")
             at += 1
-    return [at for at in range(len(code)) if at not in reached]
+    return reached
 
 
 def _check_registers(ptx: str, warpgroups: int, registers: int, waiting: str) -> None:

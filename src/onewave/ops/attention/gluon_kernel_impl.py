@@ -6,29 +6,32 @@ program gets as much (LPT's effect in closed form). Packed sequences' tiles are 
 taken from a queue by whoever is free. A tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G
 heads whose K and V fit the L2, longest first inside.
 
-One warp loads (gluon_load_impl): Q K0 K1 V0 K2 V1 ..., the order in which they are used, into a ring of K and one of V
+One warp loads (gluon_load_impl): Q K0 K1 V0 K2 V1 ..., as they are used, into a ring of K and one of V
 (mbarriers "full" and "free" a slot), Q into two buffers that alternate over tiles. It alone looks for tiles, and posts
 what it finds in shared memory before Q's barriers; a tile's successor is found, and its Q asked for, when the tile has
 begun. Another warp stores: outputs leave through Q's buffer and TMA, and nobody else waits for them. The warpgroups
 each own 64 rows: Q, S, P and the output stay in registers; the product of the next K tile runs under the exponentials
 and under P V of the last one, and the first product of the next tile under the end of this one; with ping-pong so do
-its first exponentials. One without rows (the
-last of a sequence) only keeps step. Ping-pong: named barriers let one warpgroup issue its products while another
-computes exponentials; the turn is passed on half way through P V, as the other one needs a moment to begin.
+its first exponentials. A tile's first product with values does not look at what the accumulator holds, so nobody writes
+zeros there. A warpgroup without rows (the last of a sequence) only keeps step. Ping-pong: named barriers let one
+warpgroup issue its products while another computes exponentials; the turn is passed on half way through P V, as the
+other one needs a moment to begin.
 
-Without turns all warpgroups run one copy of their code (wave/one_code.py): a half or a third of the instructions, to be
-compiled and to be brought to the multiprocessor's instruction caches.
+Warpgroups run one copy of their code (wave/one_code.py): a half or a third of the instructions, to be compiled and to
+be brought to the multiprocessor's instruction caches. With turns each has a loop of whole steps of its own in it, as
+barriers whose numbers are in registers keep what stands behind them waiting. Where not, and why: at SHARED, below.
 
 With HALF_TILES, a warpgroup that sees no more than half of its last key tile multiplies and exponentiates that half
-alone: of a causal tile's 128 rows the first 64. (With three warpgroups the two halves of a whole one cost more.)
+alone: of a causal tile's 128 rows the first 64. (With three warpgroups the two halves of a whole one cost more; where
+two share their code, the second one takes its whole one in halves.)
 
 Softmax without a running max: a row keeps its reference m until a score exceeds it by more than 2^HEADROOM, and only
 then is the accumulator rescaled ("lazy", exact: P and float32 sums keep their relative precision). m is the max of the
 first tile of keys that the row sees, with bf16 2^24 above it, so that later scores have 2^64 of room instead of 2^40;
 tiles go by from the last key to the first. The loop of whole tiles needs no max, no shuffle and no rescale: after the
-exponentials one vote over sums finds out whether any row exceeded; then the tile's scores are computed anew (K is not
-yet released), m is moved, and the remaining tiles go through the loop with the max. Rows that did not exceed are
-multiplied by exactly 1: a row's bits never depend on its neighbours.
+exponentials one vote over sums finds out whether any row exceeded; then the loop ends, the tile's scores are computed
+anew (K is not yet released), m is moved, and the remaining tiles go through the loop with the max. Rows that did not
+exceed are multiplied by exactly 1: a row's bits never depend on its neighbours.
 
 Tiles that a mask cuts take the loop with the max, with -inf for hidden scores; tiles that no row of the CTA sees are
 never loaded. TMA returns zeros beyond Sq, Sk and head_dim and drops what is written there. Packed sequences use
@@ -73,7 +76,7 @@ from onewave.ops.attention.gluon_warpgroup_impl import (
     SHARES,
     barrier_arrive,
     barrier_sync,
-    cast,
+    cast_ballots,
     declare_vote,
     only_warpgroup,
     own_warpgroup,
@@ -170,7 +173,7 @@ def whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps):
     # Rows r and r + 8 of a warp's 16 belong to one thread.
     most = gl.max(sums.reshape([4, 2, 8, 4]), 1)
     COPY: gl.constexpr = 0 if problem.SHARED else wg
-    cast(COPY, (most > TOO_MUCH).to(gl.int32))
+    cast_ballots(COPY, (most > TOO_MUCH).to(gl.int32))
     # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
     mbarrier.wait(bk.index(ahead % KS), (ahead // KS) & 1)
     o = warpgroup_mma_wait(0, deps=[oa])
@@ -235,6 +238,7 @@ def consume(wg, problem):
     NARROW: gl.constexpr = problem.HALF_TILES and problem.RIGHT and CHAIN and (BOTH or wg < W - 1)
     COPY: gl.constexpr = 0 if problem.SHARED else wg
     SPLIT: gl.constexpr = TURNS and problem.SHARED
+    gl.static_assert(W == 2 or not SPLIT)
     bk, bv, sv = problem.bk, problem.bv, problem.sv
     unit = problem.scale_log2
     if problem.SOFTCAP:
@@ -389,8 +393,9 @@ def attention_kernel(
     columns; *_page_rows: from one page to the next, in rows.
     """
     W: gl.constexpr = WARPGROUPS
-    # With turns and a limit to the right, a copy each is faster for many tiles: of two warpgroups the first alone sees
-    # no more than half of its last key tile. A softcap leaves no registers for a number more.
+    # With turns and a limit to the right, a copy each takes up to 1 % less where tiles are many, dealt by a table or
+    # from a queue: of two warpgroups the first alone sees no more than half of its last key tile. (In closed form they
+    # are few, which is what matters, or too many for either.) With a softcap registers do not do for a number more.
     MANY: gl.constexpr = ORDER == 1 or ORDER == 3
     SHARED: gl.constexpr = SHARES and not (PING_PONG and RIGHT and MANY) and not (SOFTCAP and (PING_PONG or W == 3))
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)

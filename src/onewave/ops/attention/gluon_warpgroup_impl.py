@@ -18,7 +18,7 @@ __all__ = [
     "SHARES",
     "barrier_arrive",
     "barrier_sync",
-    "cast",
+    "cast_ballots",
     "declare_vote",
     "only_warpgroup",
     "own_warpgroup",
@@ -34,7 +34,7 @@ SHARES = gl.constexpr(knows_triton())
 _SYNC = gl.constexpr("bar.sync $1, 256; mov.u32 $0, 0;")
 _ARRIVE = gl.constexpr("bar.arrive $1, 256; mov.u32 $0, 0;")
 _REGISTERS = gl.constexpr("=r,r")
-# A vote whose result is every thread's own register, which the second statement hands on as a scalar; Triton's
+# A vote whose result is every thread's own register, which the last statement hands on as a scalar; Triton's
 # reduction goes through shared memory three times. On an H200 the barrier was faster on every shape tried.
 _DECLARE = gl.constexpr(".reg .b32 onewave_vote_{0}; mov.b32 onewave_vote_{0}, 0; mov.b32 $0, 0;")
 _BALLOT = gl.constexpr("mov.b32 onewave_vote_{0}, $1; mov.b32 $0, 0;")
@@ -61,7 +61,7 @@ def barrier_arrive(number):
 
 
 @gluon.constexpr_function
-def voting(pattern, copy):
+def written(pattern, copy):
     return pattern.format(copy)
 
 
@@ -73,28 +73,28 @@ def numbering(pattern, warpgroups, registers):
 @gluon.jit
 def declare_vote(COPY: gl.constexpr):
     """COPY: the number of the code's copy, one for all warpgroups that run it."""
-    code: gl.constexpr = voting(_DECLARE, COPY)
+    code: gl.constexpr = written(_DECLARE, COPY)
     gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def cast(COPY: gl.constexpr, ballots):
+def cast_ballots(COPY: gl.constexpr, ballots):
     """Each thread keeps its one of the warpgroup's [4, 8, 4] ballots."""
-    code: gl.constexpr = voting(_BALLOT, COPY)
+    code: gl.constexpr = written(_BALLOT, COPY)
     gl.inline_asm_elementwise(code, _REGISTERS, [ballots], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def vote(wg, COPY: gl.constexpr):
     """Look for one that is not 0 among the ballots cast; a barrier of the warpgroup."""
-    code: gl.constexpr = voting(_VOTE, COPY)
+    code: gl.constexpr = written(_VOTE, COPY)
     gl.inline_asm_elementwise(code, _REGISTERS, [_VOTE_BARRIER + wg], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def voted(COPY: gl.constexpr):
     """1 if the vote found one."""
-    code: gl.constexpr = voting(_RESULT, COPY)
+    code: gl.constexpr = written(_RESULT, COPY)
     return gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -106,9 +106,9 @@ def own_warpgroup(WARPGROUPS: gl.constexpr, REGISTERS: gl.constexpr):
 
 
 @gluon.jit
-def only_warpgroup(NUMBER: gl.constexpr):
+def only_warpgroup(wg: gl.constexpr):
     """Told where no other warpgroup goes on, amid what all run: barriers from here on have constants for numbers."""
-    code: gl.constexpr = voting(_ONLY, NUMBER)
+    code: gl.constexpr = written(_ONLY, wg)
     gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
 
 
