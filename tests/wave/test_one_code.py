@@ -142,6 +142,11 @@ def test_where_one_warpgroup_alone_goes_on_its_barriers_have_constants() -> None
     assert numbers == ["4,", "onewave_barrier,", "onewave_barrier,", "onewave_barrier,"]
 
 
+def test_a_way_of_a_warpgroup_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="only warpgroup 3 .* of a warpgroup more than there are"):
+        run_as_one(PTX.replace(ARRIVED, PARTED.replace("only warpgroup 1", "only warpgroup 3")))
+
+
 @pytest.mark.parametrize(
     "line", ["bra.uni 	$L__BB0_1;", "brx.idx 	%r4, $L_brx_0;", "exit;", "@%q1 bra	$L__BB0_8;"]
 )

@@ -197,11 +197,17 @@ def _own_barriers(code: list[str], warpgroups: int) -> list[str]:
         if any(int(n) in own for n in _BARRIER.findall(line)):
             raise _unexpected(f"{line.strip()!r} in its partitions")
     numbers = ["onewave_barrier"] * len(code)
-    for warpgroup, number in enumerate(own):
-        parts = {at for at, line in enumerate(code) if (told := _PARTS.search(line)) and int(told[1]) == warpgroup}
-        if parts:
-            for at in _reached(code, set()) - _reached(code, parts):
-                numbers[at] = f"{number}"
+    parts: dict[int, set[int]] = {}
+    for at, line in enumerate(code):
+        told = _PARTS.search(line)
+        if told is not None and int(told[1]) >= warpgroups:
+            raise _unexpected(f"{line.strip()!r}, of a warpgroup more than there are,")
+        if told is not None:
+            parts.setdefault(int(told[1]), set()).add(at)
+    everywhere = _reached(code, set()) if parts else set[int]()
+    for warpgroup, closed in parts.items():
+        for at in everywhere - _reached(code, closed):
+            numbers[at] = f"{own[warpgroup]}"
     code = [
         _OF_FOUR_WARPS.sub(f"\tbar.sync \t{number}, 128;", line) for line, number in zip(code, numbers, strict=True)
     ]
@@ -218,7 +224,7 @@ def _reached(code: list[str], closed: set[int]) -> set[int]:
     ahead = [0]
     while ahead:
         at = ahead.pop()
-        while at < len(code) and at not in reached | closed:
+        while at < len(code) and at not in reached and at not in closed:
             reached.add(at)
             branch = _BRANCH.match(code[at])
             if branch is not None and branch[2] in labels:
