@@ -143,7 +143,7 @@ def test_where_one_warpgroup_alone_goes_on_its_barriers_have_constants() -> None
 
 
 def test_a_way_of_a_warpgroup_that_there_is_not_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="only warpgroup 3 .* of a warpgroup more than there are"):
+    with pytest.raises(UnsupportedError, match=r"only warpgroup 3 .* of a warpgroup more than there are"):
         run_as_one(PTX.replace(ARRIVED, PARTED.replace("only warpgroup 1", "only warpgroup 3")))
 
 
