@@ -92,6 +92,11 @@ def test_help_lists_the_commands(talk, llm):
     assert not llm.asked
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(talk, llm):
+    assert "/reset" in talk("\ufeff/help\n").out
+    assert not llm.asked
+
+
 def test_an_unknown_command_is_not_sent_to_the_model(talk, llm):
     done = talk("/rest\n")
     assert done.status == 2

@@ -237,6 +237,22 @@ def test_switches_are_true_or_false(llm: LLM, name: str) -> None:
         llm.chat([{"role": "user", "content": "hi"}], **{name: "no"})  # type: ignore[arg-type] # that is the point
 
 
+class InBytes:
+    def __fspath__(self) -> bytes:
+        return b"/tmp"
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("model", InBytes()), ("tokenizer", InBytes()), ("decode", np.array(["auto", "eager"])), ("dtype", ["auto"]),
+     ("load_format", np.array(["auto", "dummy"])), ("tokenizer", "a" * 300)],
+)  # fmt: skip
+def test_what_is_no_name_or_far_too_long_is_one_error(argument: str, value: Any) -> None:
+    given: dict[str, Any] = {"model": "llama-3.2-1b", "load_format": "dummy", "device": "cpu", argument: value}
+    with pytest.raises(OnewaveError, match=argument if len(str(value)) < 300 else "no such model"):
+        LLM(given.pop("model"), **given)
+
+
 def test_chat_lays_the_conversation_out_and_keeps_control_tokens_out_of_it(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hi <|eos|>"}]
     output = llm.chat(messages, GREEDY)[0]

@@ -175,6 +175,7 @@ def test_a_control_token_that_merges_can_spell_is_not_made_from_plain_text() -> 
         ({"tokenizer.ggml.pre": "klingon"}, "'klingon'; allowed: " + ", ".join(sorted(PRE_TOKENIZERS))),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens: missing"),
         ({"tokenizer.ggml.tokens": []}, "an empty list"),
+        ({"tokenizer.ggml.tokens": ["a", "b" * 4097]}, "a token of 4097 characters; allowed: up to 4096"),
         ({"tokenizer.ggml.tokens": "abc"}, "tokenizer.ggml.tokens: str"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "values of another type"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "'a' twice"),

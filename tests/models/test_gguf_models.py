@@ -208,6 +208,9 @@ def test_a_missing_or_malformed_key_is_named(key: str) -> None:
         ({"llama__expert_count": 8}, "llama.expert_count"),
         ({"llama__attention__value_length": 32}, "llama.attention.value_length: 32"),
         ({"llama__attention__scale": 0.5}, "llama.attention.scale: 0.5"),
+        ({"llama__attention__scale": 1.0}, "llama.attention.scale: 1.0"),
+        ({"llama__attention__causal": False}, "llama.attention.causal: False"),
+        ({"llama__final_logit_softcapping": 30.0}, "llama.final_logit_softcapping: 30.0"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], said: str) -> None:

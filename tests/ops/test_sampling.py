@@ -230,6 +230,20 @@ def test_penalties_equal_the_reference(data: st.DataObject) -> None:
         np.testing.assert_allclose(result[i].numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_penalty_makes_no_logit_infinite_and_leaves_those_that_are() -> None:
+    logits = torch.tensor([[1e30, -1e30, 3.0, float("-inf")]] * 2)
+    seen, none = torch.ones(2, 4, dtype=torch.bool), torch.zeros(2)
+    repetition = torch.tensor([1e-30, 1e30])
+    counts = torch.zeros(2, 4, dtype=torch.int32)
+    result = penalise(logits, seen, counts, repetition=repetition, presence=none, frequency=none)
+    assert result[0, :3].tolist() == pytest.approx([1e30, -1.0, 1e30])
+    assert result[1, :3].tolist() == pytest.approx([1.0, -1e30, 3e-30])
+    assert result[:, 3].tolist() == [float("-inf")] * 2
+    for row, penalty in zip(result, repetition.tolist(), strict=True):
+        expected = reference.penalise(logits[0].double().numpy(), [0, 1, 2, 3], [], repetition=penalty)
+        np.testing.assert_allclose(row.numpy(), expected, rtol=1e-6)
+
+
 def test_logprobs_equal_the_reference() -> None:
     logits = random_logits(4, 50, 3)
     tokens = torch.tensor([0, 49, 7, 7])

@@ -25,6 +25,7 @@ from sample_files import (
 )
 
 from onewave.base.errors import WeightsError
+from onewave.weights import gguf_file
 from onewave.weights.gguf_file import GGUFFile
 from onewave.weights.gguf_pieces import piece_paths
 from onewave.weights.gguf_store import GGUFStore
@@ -120,6 +121,20 @@ def test_an_unknown_tensor_is_refused_by_name(tmp_path):
 
 VALID = small_gguf()
 ONE = [("w", (4,), F32_ID, bytes(16))]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(ARRAY, (U8, [1] * 9)), (ARRAY, (STRING, ["a"] * 9)), (ARRAY, (ARRAY, [(U8, [1] * 3)] * 3))],
+    ids=["numbers", "strings", "lists"],
+)
+def test_metadata_of_more_values_than_any_model_has_are_refused(tmp_path, monkeypatch, values):
+    """Each is an object, which takes many times the file's bytes."""
+    path = write(tmp_path, gguf_bytes([("k", *values)], ONE))
+    GGUFStore.open(path)
+    monkeypatch.setattr(gguf_file, "_MOST_VALUES", 8)
+    with pytest.raises(WeightsError, match=r"its metadata hold \d+ values up to 'k'; allowed: up to 8"):
+        GGUFStore.open(path)
 
 
 @pytest.mark.parametrize(

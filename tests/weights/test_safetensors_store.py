@@ -95,6 +95,7 @@ def test_a_lone_file_of_another_name_is_read(tmp_path):
         (safetensors_bytes({"w": entry("F32", [-1], 0, 4)}, bytes(4)), ["'w'", "shape"]),
         (safetensors_bytes({"w": entry("F32", [True], 0, 4)}, bytes(4)), ["'w'", "shape"]),
         (safetensors_bytes({"w": entry("F32", [1 << 40, 1 << 40], 0, 4)}, bytes(4)), ["'w'", "shape"]),
+        (safetensors_bytes({"w": entry("F32", [1] * 65, 0, 4)}, bytes(4)), ["'w'", "shape", "up to 64 whole numbers"]),
         (safetensors_bytes({"w": entry("F32", [2], 0, 4)}, bytes(4)), ["'w'", "takes 4 bytes", "8"]),
         (safetensors_bytes({"w": entry("F32", [1], 4, 0)}, bytes(4)), ["'w'", "data_offsets"]),
         (safetensors_bytes({"w": entry("F32", [1], 4, 8)}, bytes(8)), ["'w'", "gap"]),

@@ -175,6 +175,12 @@ def test_a_directory_wins_over_an_id_of_the_same_name(tmp_path, settings, monkey
     assert resolve("org/name", settings).path == Path("org/name")
 
 
+@pytest.mark.parametrize("revision", [5, "", " ", b"main"])
+def test_a_revision_that_names_nothing_is_refused(revision, settings):
+    with pytest.raises(InvalidArgumentError, match=r"revision: .* allowed: a branch"):
+        resolve("org/name", settings, revision=revision, progress=False)
+
+
 def test_a_revision_of_anything_but_an_id_is_refused(tmp_path, settings):
     for model in (str(hf_directory(tmp_path / "m")), DEFAULT_ALIAS):
         with pytest.raises(InvalidArgumentError, match="revision"):

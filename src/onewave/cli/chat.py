@@ -211,7 +211,7 @@ def _read_line() -> str:
         raise InvalidArgumentError("standard input", got=f"can't be read ({error.strerror or error})") from None
     if not line:
         raise EOFError
-    return line.decode().strip()
+    return line.decode("utf-8-sig").strip()
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.settings import Settings
@@ -53,7 +52,7 @@ def open_llm(model: str, *, load_format: str = "auto", revision: str | None = No
 def _find(model: str, tokenizer: str | None, *, load_format: str, revision: str | None, progress: bool) -> None:
     """Find the model and where its tokenizer comes from, unless LLM is to ask the network; fetch aliases."""
     settings = Settings.from_env()
-    if tokenizer is not None and not Path(os.path.expanduser(tokenizer)).is_dir() and not _may_be_hub_id(tokenizer):
+    if tokenizer is not None and not os.path.isdir(os.path.expanduser(tokenizer)) and not _may_be_hub_id(tokenizer):
         sources.resolve(tokenizer, settings, load_format="dummy", progress=progress)
     if not _may_be_hub_id(model):
         sources.resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
@@ -61,7 +60,7 @@ def _find(model: str, tokenizer: str | None, *, load_format: str, revision: str 
 
 def _may_be_hub_id(model: str) -> bool:
     """Whether finding the model may ask the network, which is then done once only, by LLM itself."""
-    return model.count("/") == 1 and model[0] not in "./~" and not Path(model).exists()
+    return model.count("/") == 1 and model[0] not in "./~" and not os.path.exists(model)
 
 
 def stats_line(opened: Opened, outputs: Sequence[RequestOutput]) -> str:

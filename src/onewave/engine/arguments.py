@@ -67,7 +67,8 @@ def check_arguments(
 def check_place(name: str, place: str | os.PathLike[str]) -> None:
     """Raises InvalidArgumentError unless it can be where a model or a tokenizer is."""
     named = isinstance(place, (str, os.PathLike))  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-    if not named or not os.fspath(place).strip():
+    text = os.fspath(place) if named else None
+    if not isinstance(text, str) or not text.strip():
         allowed = "a directory, a *.gguf file, an alias, or a Hugging Face id"
         raise InvalidArgumentError(name, got=shown(place), allowed=allowed)
 
@@ -79,7 +80,7 @@ def needs_card(*, device: str = "auto", decode: str = "auto", tokens_per_launch:
 
 def check_decode(decode: str, *, enforce_eager: bool) -> None:
     """Raises InvalidArgumentError unless it is a way of decoding, and one that enforce_eager allows."""
-    if decode not in DECODE_PATHS:
+    if not isinstance(decode, str) or decode not in DECODE_PATHS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise InvalidArgumentError("decode", got=shown(decode), allowed=", ".join(DECODE_PATHS))
     if enforce_eager and decode not in ("auto", "eager"):
         raise InvalidArgumentError("decode", got=f"{decode!r} with enforce_eager", allowed="one of the two")
@@ -95,7 +96,7 @@ def check_device(name: str) -> None:
 
 def check_dtype(name: str) -> None:
     """Raises UnsupportedError unless it is auto or one of DTYPES."""
-    if name not in ("auto", *DTYPES):
+    if not isinstance(name, str) or name not in ("auto", *DTYPES):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise UnsupportedError("dtype", got=shown(name), allowed=", ".join(("auto", *DTYPES)))
 
 

@@ -13,21 +13,25 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, cast
 
 from jinja2 import Environment, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError
 from onewave.engine.tokenizer_parts import AddedPiece
 
 __all__ = ["ChatTemplate", "RenderedChat"]
 
-# A template is somebody else's program. These end one that would run or grow without end; real ones stay far below.
+# A template is somebody else's program. These end one that loops or calls its macros without end, or grows a text by
+# what it writes, repeats or puts together; real ones stay far below.
 MAX_LOOP_STEPS = 500_000
 MAX_CHARACTERS = 50_000_000
+_MOST_BITS = 100_000
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -57,11 +61,13 @@ class _GenerationBlock(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, where `*` and `**` can't make something huge either."""
+    """Jinja's sandbox, where `+`, `*` and `**` can't make something huge either."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*" and _bits(left) + _bits(right) > _MOST_BITS:
+            raise TemplateError(f"it makes a number of more than {_MOST_BITS} bits")
         for size, times in ((left, right), (right, left)):
             if (
                 isinstance(size, str | list | tuple)
@@ -69,9 +75,27 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 and len(cast("str", size)) * times > 1_000_000
             ):
                 raise TemplateError("it repeats a sequence more than a million characters long")
+        if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            _check_length(len(cast("str", left)) + len(cast("str", right)))
         if operator == "**" and isinstance(right, int | float) and abs(right) > 1000:
             raise TemplateError("it raises to a power above 1000")
         return super().call_binop(context, operator, left, right)
+
+
+def _bits(number: object) -> int:
+    return number.bit_length() if isinstance(number, int) else 0
+
+
+def _check_length(characters: int) -> None:
+    if characters > MAX_CHARACTERS:
+        raise TemplateError(f"it puts together more than {MAX_CHARACTERS} characters")
+
+
+def _joined(*values: object) -> str:
+    """Jinja's `~`."""
+    texts = [str(value) for value in values]
+    _check_length(sum(map(len, texts)))
+    return "".join(texts)
 
 
 def _raise_exception(message: object) -> None:
@@ -141,8 +165,10 @@ class ChatTemplate:
         except RecursionError as error:
             raise InvalidArgumentError("messages", got="nested without end, or hundreds of levels deep") from error
         used = set(self._source).union(*_characters(checked), *_characters(given))
-        private = (chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in used)
-        start, end = next(private), next(private)
+        private = (chr(code) for code in chain(range(0xE000, 0xF8FF), *_MORE_PRIVATE) if chr(code) not in used)
+        start, end = next(private, None), next(private, None)
+        if start is None or end is None:
+            raise InvalidArgumentError("messages", got="every character that Unicode leaves for private use")
         budget = _Budget()
         marked = [
             (self._assistant if message["role"] == "assistant" else self._everyone).mark(message, start, end)
@@ -157,6 +183,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "range": budget.range,
             _STEP: budget.step,
+            _JOINED: _joined,
         }
         return _unmark(self._run(context), start, end, self._everyone.control)
 
@@ -256,7 +283,8 @@ def _characters(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for item in cast("dict[Any, Any]", value).values():
+        for key, item in cast("dict[Any, Any]", value).items():
+            yield from _characters(key)
             yield from _characters(item)
     elif isinstance(value, list):
         for item in cast("list[Any]", value):
@@ -282,7 +310,7 @@ class _Marker:
         self._longest = max(map(len, folded), default=1) - 1
 
     def mark(self, value: Any, start: str, end: str) -> Any:
-        """Plain data with every string marked, but for dict keys."""
+        """Plain data with every string marked; dict keys, which templates look for, within alone."""
         if isinstance(value, str):
             return self._mark_text(value, start, end, edges=True)
         if isinstance(value, list):
@@ -292,7 +320,9 @@ class _Marker:
             # Templates compare these two with fixed words.
             words = {"role", "type"}
             return {
-                key: self._mark_text(item, start, end, edges=False)
+                self._mark_text(key, start, end, edges=False) if isinstance(key, str) else key: self._mark_text(
+                    item, start, end, edges=False
+                )
                 if key in words and isinstance(item, str)
                 else self.mark(item, start, end)
                 for key, item in fields.items()
@@ -331,7 +361,9 @@ def _unmark(text: str, start: str, end: str, control: frozenset[str]) -> Rendere
     return RenderedChat("".join(pieces[::2]), frozenset(starts), tuple(breaks), control)
 
 
-_STEP = "__onewave_step__"
+_STEP, _JOINED = "__onewave_step__", "__onewave_joined__"
+# Unicode's planes 15 and 16.
+_MORE_PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 class _Budget:
@@ -352,10 +384,19 @@ class _Budget:
 
 
 def _count_steps(tree: nodes.Template) -> None:
-    """Make every loop count its steps."""
-    for loop in list(tree.find_all(nodes.For)):
+    """Make every loop and every macro count its steps, and every `~` its characters."""
+    _Joins().visit(tree)
+    for repeated in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
         call = nodes.Call(nodes.Name(_STEP, "load"), [], [], None, None)
-        loop.body.insert(0, nodes.ExprStmt(call).set_lineno(loop.lineno))
+        repeated.body.insert(0, nodes.ExprStmt(call).set_lineno(repeated.lineno))
+
+
+class _Joins(NodeTransformer):
+    """Calls `_joined` where a template has `~`."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Call(nodes.Name(_JOINED, "load"), node.nodes, [], None, None).set_lineno(node.lineno)
 
 
 def _literals(tree: nodes.Template) -> str:

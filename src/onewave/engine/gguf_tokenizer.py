@@ -52,6 +52,9 @@ class PreTokenizer:
     add_bos: bool = False
 
 
+# Of characters: real ones end at a few hundred, and every way to split one in two is looked at.
+_LONGEST_TOKEN = 4096
+
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MODERN_WORDS = (  # %s: how many digits make a word
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
@@ -170,6 +173,9 @@ def _read_vocabulary(metadata: Mapping[str, Any], origin: str) -> _Vocabulary:
         "".join(tokens).encode()
     except UnicodeEncodeError as error:
         raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got="text that is not Unicode") from error
+    if max(map(len, tokens)) > _LONGEST_TOKEN:
+        got = f"a token of {max(map(len, tokens))} characters"
+        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got=got, allowed=f"up to {_LONGEST_TOKEN}")
     ids = {token: i for i, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if ids[token] != i)

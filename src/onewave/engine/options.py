@@ -139,7 +139,7 @@ def find_tokenizer(
 
     if named is not None:
         path = Path(os.path.expanduser(named))  # leaves a user whom nobody knows as it is
-        if path.is_dir():
+        if os.path.isdir(path):
             return load_tokenizer(ModelLocation("hf", path, path.name)), None
         return load_tokenizer(resolve(named, settings, load_format="dummy", progress=False)), None
     if location.kind == "builtin":

@@ -17,8 +17,20 @@ ROPE_DIVISORS = "rope_freqs.weight"
 _ROPE_KINDS = ("none", "linear", "yarn")
 _DEFAULT_THETA = 10_000.0
 _MAX_LAYERS = 10_000
-# Keys of llama.cpp that would change a result and that these families do not have: any value but 0 or 1 is refused.
-_FOREIGN = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale", "attention.clamp_kqv")
+# Keys of llama.cpp that would change a result and that these families do not have, and the values that change none.
+_FOREIGN: dict[str, tuple[object, ...]] = {
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
 _FOREIGN_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -103,8 +115,8 @@ def _refuse_unsupported(fields: Fields, shapes: Mapping[str, tuple[int, ...]]) -
         raise UnsupportedError(
             f"{fields.source}: {fields.prefix}expert_count", got="a mixture of experts", allowed="none"
         )
-    for key in _FOREIGN:
-        if fields.values.get(key) not in (None, 0, 1):
+    for key, neutral in _FOREIGN.items():
+        if fields.values.get(key) not in (None, *neutral):
             raise UnsupportedError(
                 f"{fields.source}: {fields.prefix}{key}", got=show(fields.values[key]), allowed="no such key"
             )

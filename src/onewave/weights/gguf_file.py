@@ -31,6 +31,8 @@ _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 # llama.cpp has no nested arrays at all; nothing legitimate goes deeper than a list of lists.
 _MAX_ARRAY_DEPTH = 4
+# Values of all metadata together: real vocabularies have some 300,000 tokens.
+_MOST_VALUES = 1 << 24
 _MAX_NAME_BYTES = 65_535
 _KV_MIN_BYTES = 8 + 4 + 1
 _TENSOR_MIN_BYTES = 8 + 4 + 4 + 8
@@ -105,6 +107,7 @@ class _HeaderReader:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._size, self._pos = path, data, len(data), 0
+        self._values = 0
 
     def read(self) -> tuple[dict[str, object], dict[str, GGUFTensor]]:
         num_tensors, num_pairs = self._preamble()
@@ -203,6 +206,7 @@ class _HeaderReader:
             return list(self._texts(count, what))
         if type_id == _ARRAY:
             self._check_room(count, 4 + 8, f"arrays in {quote(what)}")
+            self._count(count, what)
             return [self._array(what, depth + 1) for _ in range(count)]
         return self._numbers(type_id, count, what)
 
@@ -211,6 +215,7 @@ class _HeaderReader:
         if dtype.kind == "V":
             self._fail(f"{quote(what)} has unknown value type {type_id}; allowed: 0 to 12")
         self._check_room(count, dtype.itemsize, f"values in {quote(what)}")
+        self._count(count, what)
         values = np.frombuffer(self._data[self._pos : self._pos + count * dtype.itemsize], dtype)
         self._pos += count * dtype.itemsize
         if type_id == _BOOL:
@@ -222,6 +227,7 @@ class _HeaderReader:
     def _texts(self, count: int, what: str) -> list[str]:
         """Read `count` strings. This loop is most of a header's cost, hence the local names."""
         self._check_room(count, 8, f"strings in {quote(what)}")
+        self._count(count, what)
         data, pos, size, length_at = self._data, self._pos, self._size, _U64.unpack_from
         texts: list[str] = []
         append = texts.append
@@ -264,6 +270,12 @@ class _HeaderReader:
         (value,) = form.unpack_from(self._data, self._pos)
         self._pos += form.size
         return value
+
+    def _count(self, count: int, what: str) -> None:
+        """Count values to be made, each of which takes many times its bytes in the file."""
+        self._values += count
+        if self._values > _MOST_VALUES:
+            self._fail(f"its metadata hold {self._values} values up to {quote(what)}; allowed: up to {_MOST_VALUES}")
 
     def _check_room(self, count: int, each: int, what: str) -> None:
         if count * each > self._size - self._pos:

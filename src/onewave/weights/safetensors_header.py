@@ -40,6 +40,7 @@ DTYPE_BYTES: dict[str, int] = {
 _LENGTH_BYTES = 8
 # The safetensors library's own limit.
 _MAX_HEADER_BYTES = 100_000_000
+_MOST_DIMENSIONS = 64  # of a torch tensor
 _FETCH_AGAIN = "The file is truncated or corrupt; fetch it again."
 
 
@@ -107,7 +108,11 @@ def _tensor(path: Path, name: str, entry: object) -> tuple[int, int, TensorInfo]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         _fail(path, f"{what} has dtype {quote(str(dtype))}", allowed=", ".join(DTYPE_BYTES))
     if shape is None:
-        _fail(path, f"{what} has shape {quote(str(fields['shape']))}", allowed="a list of whole numbers from 0")
+        _fail(
+            path,
+            f"{what} has shape {quote(str(fields['shape']))}",
+            allowed=f"up to {_MOST_DIMENSIONS} whole numbers from 0",
+        )
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         _fail(path, f"{what} has data_offsets {quote(str(fields['data_offsets']))}", allowed="[begin, end]")
     nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
@@ -124,6 +129,8 @@ def _sizes(value: object) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     items = cast("Sequence[object]", value)
+    if len(items) > _MOST_DIMENSIONS:
+        return None
     sizes = tuple(item for item in items if type(item) is int and 0 <= item < 1 << 63)
     return sizes if len(sizes) == len(items) and math.prod(filter(None, sizes)) < 1 << 63 else None
 

@@ -51,10 +51,12 @@ def resolve(
     progress bars on stderr. Raises ModelNotFoundError, ConfigError, DownloadError, CapacityError, InvalidArgumentError.
     """
     text = os.fspath(model)
-    if load_format not in LOAD_FORMATS:
+    if not isinstance(load_format, str) or load_format not in LOAD_FORMATS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise InvalidArgumentError("load_format", got=shown(load_format), allowed=", ".join(LOAD_FORMATS))
     if not text.strip():
         raise InvalidArgumentError("model", got=repr(text), allowed=_accepted())
+    if revision is not None and not (isinstance(revision, str) and revision.strip()):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise InvalidArgumentError("revision", got=shown(revision), allowed="a branch, a tag or a commit, or None")
     location = _local(text)
     if revision is not None and (location is not None or text in ALIASES or text in builtin_names()):
         raise InvalidArgumentError("revision", got=shown(revision), allowed="only with a Hugging Face id")

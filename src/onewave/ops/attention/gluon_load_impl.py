@@ -201,7 +201,7 @@ def load_all(problem):
         begin = posted(problem.posts, slot, BEGIN, 1)
         count = posted(problem.posts, slot, COUNT, 1)
         first = asked
-        asked = 0
+        asked = asked * 0
         for i in range(first, count + 1):
             if QS > 1:
                 # Early enough that no warpgroup waits for the next tile's queries, late enough that their buffer,

@@ -357,7 +357,7 @@ def _ragged(
         written = rows_of_sequences(cu_seqlens_q, len(q), max_seqlen_q)
         out.copy_(torch.where(written[:, None, None], result, out))
         if lse is not None:
-            lse.copy_(result_lse)
+            lse.copy_(torch.where(written, result_lse, lse))
         return
     if sequences == 0 or max_seqlen_q == 0:
         return

@@ -31,6 +31,8 @@ __all__ = ["MAX_VOCAB", "RowParameters", "TokenLogprobs", "greedy", "penalise", 
 # The largest vocabulary whose cumulative sum of weights up to 2**44 stays within int64.
 MAX_VOCAB = 2**18
 _UNIT = 2.0**44
+# What a temperature may divide, and a softmax subtract from itself.
+_LARGEST_LOGIT = 1e30
 _NO_LIMIT = 2**63 - 1
 
 
@@ -153,12 +155,13 @@ def penalise(
 
     logits: float32 [rows, vocab]. in_prompt: bool, counts: int32 (occurrences in the output), both [rows, vocab].
     repetition, presence, frequency: float32 [rows]. Returns a new float32 [rows, vocab]: logits of tokens of the prompt
-    or the output are divided by `repetition` where positive and multiplied where not; then `frequency` times the count
-    and, once a token is in the output, `presence` are subtracted.
+    or the output are divided by `repetition` where positive and multiplied where not, up to 1e30 either way; then
+    `frequency` times the count and, once a token is in the output, `presence` are subtracted.
     """
     generated = counts > 0
     factor = torch.where(in_prompt | generated, repetition[:, None], 1.0)
-    logits = torch.where(logits > 0, logits / factor, logits * factor)
+    penalised = torch.where(logits > 0, logits / factor, logits * factor).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
+    logits = torch.where(logits.isinf(), logits, penalised)
     return logits - frequency[:, None] * counts - presence[:, None] * generated
 
 

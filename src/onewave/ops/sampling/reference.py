@@ -28,7 +28,9 @@ def penalise(
     """vLLM's penalties for one row [vocab]."""
     result = logits.copy()
     for token in {*prompt_ids, *output_ids}:
-        result[token] = result[token] / repetition if result[token] > 0 else result[token] * repetition
+        if np.isfinite(result[token]):
+            penalised = result[token] / repetition if result[token] > 0 else result[token] * repetition
+            result[token] = min(max(penalised, -1e30), 1e30)
     for token in set(output_ids):
         result[token] -= frequency * output_ids.count(token) + presence
     return result
