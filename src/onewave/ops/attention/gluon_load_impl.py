@@ -1,4 +1,5 @@
-"""The warps of gluon_kernel_impl that load (Q K0 K1 V0 K2 V1 ..., the order of use, by TMA into rings) and store.
+"""The warps of gluon_kernel_impl that load (Q K0 K1 V0 K2 V1 ..., as they are used but where a long tile ends, by TMA
+into rings) and store.
 
 Keys and values lie one after another, or in pages that a block table names: then a tile is fetched in pieces of a page
 (of BN keys where a page holds more) by 64 columns, each to where the whole tile would have it. Rows beyond a sequence's
