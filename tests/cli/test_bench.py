@@ -27,6 +27,14 @@ def test_the_table_has_a_row_a_test(latency):
     assert "±" in done.out
 
 
+def test_what_was_measured_before_an_error_is_shown(latency, tmp_path):
+    done = latency("--batch-size", "1,100000000", "--ledger", tmp_path / "figures")
+    assert done.status == 2
+    assert "tg" in done.out
+    assert done.err.endswith("error: max_num_seqs: 100000000; allowed: a whole number from 1 to 65536\n")
+    assert list((tmp_path / "figures").glob("*.jsonl"))
+
+
 def test_json_holds_the_same(latency):
     document = json.loads(latency("--json").out)
     prefill, decode = document["results"]
@@ -69,6 +77,10 @@ def test_peers_that_are_not_there_are_named_and_given_no_figures(onewave, own_mo
     assert done.status == 0
     assert "llama-cpp-python: reads GGUF files only" in done.out
     assert "1.00x" in done.out
+    monkeypatch.setattr(peer_worker, "PEERS", {"llama-cpp-python": None})
+    done = onewave("bench", "peers", "--model", own_model, "--input-len", "4", "--output-len", "3", "--reps", "1")
+    assert done.status == 1
+    assert "reads GGUF files only" in done.out
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,14 @@ def test_the_feed_forward_block_takes_no_option_of_attention(onewave, option):
     assert option[0] in onewave("bench", "ops", "ffn", *option).error()
 
 
+@pytest.mark.usefixtures("nothing_is_measured")
+@pytest.mark.parametrize("operator", ["attention", "decode-attention", "ffn"])
+def test_operators_with_shapes_of_their_own_take_no_decode_steps(onewave, operator):
+    message = onewave("bench", "ops", operator, "--batch-size", "1", "--context", "9").error()
+    name = operator.replace("-", "_")
+    assert message == f"error: --batch-size, --context: {name}; allowed: --shape, for shapes of its own"
+
+
 def test_no_card_has_so_many_multiprocessors(onewave):
     message = onewave("bench", "predict", "--workers", "1025").error()
     assert message == "error: --workers: 1025; allowed: whole numbers from 1 to 1024"

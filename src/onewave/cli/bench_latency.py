@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.errors import InvalidArgumentError, OnewaveError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
@@ -63,30 +63,38 @@ def latency(
     opened: Opened | None = None
     ceiling: Ceiling | None = None
     results: list[Result] = []
+    failed: OnewaveError | None = None
     # An engine of its own for each batch size: it decodes with as many rows as may run at once, idle or not.
     for size in dict.fromkeys(given[0]):
-        opened = open_llm(
-            model,
-            load_format=load_format,
-            revision=revision,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=size,
-            enforce_eager=enforce_eager,
-            decode=decode,
-            keep_unpacked=keep_unpacked,
-            tokens_per_launch=tokens_per_launch,
-            quantization=quantization,
-            compact=compact,
-        )
-        if ceiling is None:
-            from onewave.bench.ceilings import read_bandwidth
+        try:
+            opened = open_llm(
+                model,
+                load_format=load_format,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                max_model_len=max_model_len,
+                max_num_seqs=size,
+                enforce_eager=enforce_eager,
+                decode=decode,
+                keep_unpacked=keep_unpacked,
+                tokens_per_launch=tokens_per_launch,
+                quantization=quantization,
+                compact=compact,
+            )
+            if ceiling is None:
+                from onewave.bench.ceilings import read_bandwidth
 
-            show_status("measuring the read ceiling")
-            ceiling = read_bandwidth(opened.llm.device)
-        own = [case for case in tests if case.batch_size == size]
-        results += measure(opened.llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=show_status)
+                show_status("measuring the read ceiling")
+                ceiling = read_bandwidth(opened.llm.device)
+            own = [case for case in tests if case.batch_size == size]
+            results += measure(opened.llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=show_status)
+        except OnewaveError as error:
+            # What was measured before is shown first.
+            if not results:
+                raise
+            failed = error
+            break
         opened.llm.close()
     assert opened is not None
     assert ceiling is not None
@@ -101,6 +109,8 @@ def latency(
         _print(opened.llm, opened.load_seconds, ceiling, results)
         for citation in citations:
             print(citation)
+    if failed is not None:
+        raise failed
 
 
 def numbers(name: str, text: str) -> list[int]:

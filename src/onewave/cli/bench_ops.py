@@ -26,6 +26,7 @@ __all__ = ["ops"]
 
 
 def ops(
+    call: typer.Context,
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -74,6 +75,7 @@ def ops(
     check_dtype(dtype)
     check_device(device)
     if names == ["ffn"]:
+        _refuse_step_options(call, "ffn")
         if resources or logits or causal is not None:
             raise InvalidArgumentError("--resources, --causal, --logits", got="ffn", allowed="with attention")
         kind, where = _attention_dtype(dtype, device)
@@ -83,6 +85,8 @@ def ops(
     if counters:
         raise InvalidArgumentError("--counters", got=", ".join(names or ["no operator"]), allowed="ffn alone")
     attentions, others = chosen_operators(names or [])
+    if attentions:
+        _refuse_step_options(call, ", ".join(attentions))
     if resources:
         if attentions != ["attention"]:
             raise InvalidArgumentError(
@@ -153,6 +157,15 @@ def ops(
     _print(f"{location.name}, {dtype_name} on {where}, batch {batch_size}", ceiling, results)
     for citation in citations:
         print(citation)
+
+
+def _refuse_step_options(call: typer.Context, operator: str) -> None:
+    """Refuse what says a decode step's shapes where an operator has shapes of its own."""
+    sources_of = {name: call.get_parameter_source(name) for name in ("model", "batch_size", "context", "weight_format")}
+    given = [name for name, source in sources_of.items() if source is not None and source.name != "DEFAULT"]
+    if given:
+        options_given = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise InvalidArgumentError(options_given, got=operator, allowed="--shape, for shapes of its own")
 
 
 def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device]:

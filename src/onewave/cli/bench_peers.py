@@ -77,6 +77,8 @@ def peers(
         _print(model, job, results)
         for citation in citations:
             print(citation)
+    if all(result.decode is None for result in results):
+        raise typer.Exit(1)
 
 
 def _find(model: str, revision: str | None, context: int) -> ModelLocation:
