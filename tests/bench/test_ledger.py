@@ -72,6 +72,21 @@ def test_where_a_line_does_not_fit_the_file_stays_as_it_was(tmp_path):
     assert list(ledger.read(tmp_path / "cpu.jsonl")) == [one]
 
 
+@pytest.mark.parametrize("found", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_does_not_have_is_null(tmp_path, found):
+    measured = ledger.Measurement("m", "x", "ms", summarize([1.0]), None, {"max_difference": found, "share": 0.5})
+    ledger.append(tmp_path, ledger.as_record(measured, device_name="cpu", command="x", settings=SETTINGS))
+    assert next(ledger.read(tmp_path / "cpu.jsonl"))["extra"] == {"max_difference": None, "share": 0.5}
+
+
+def test_a_ledger_that_cannot_be_read_says_so(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="can't be read"):
+        next(ledger.read(tmp_path / "cpu.jsonl"))
+    (tmp_path / "cpu.jsonl").write_bytes(b'{"schema": "\xff"}\n')
+    with pytest.raises(InvalidArgumentError, match=r"cpu\.jsonl:1: not JSON"):
+        next(ledger.read(tmp_path / "cpu.jsonl"))
+
+
 def test_a_line_that_broke_off_does_not_swallow_the_next(tmp_path):
     ledger.append(tmp_path, record())
     path = tmp_path / "cpu.jsonl"

@@ -27,7 +27,8 @@ for each in caches: each.mkdir(parents=True, exist_ok=True)
 print("loading ...")
 path = {"auto": "wave"}.get(options["decode"], options["decode"])
 memory = {"peak_bytes": 10 * seconds, "kept_bytes": 20} if path == "wave" else {"peak_bytes": None, "kept_bytes": None}
-print(json.dumps({"import_s": 1, "load_s": seconds, "first_answer_s": 0.1, "decode_path": path, **memory}))
+times = {"import_s": 1, "load_s": seconds, "first_answer_s": 0.1}
+print(json.dumps({**times, "decode_path": path, "compact": path == "wave", **memory}))
 """
 
 
@@ -60,6 +61,7 @@ def test_a_prompt_and_its_answer_fit_the_model(most, prompt):
 def test_beside_the_wave_stands_plain_loading_whose_first_start_does_not_count(job, tmp_path):
     empty, filled, plain = measure_startup(job("auto"), reps=2)
     assert [each.decode_path for each in (empty, filled, plain)] == ["wave", "wave", "graph"]
+    assert [each.compact for each in (empty, filled, plain)] == [True, True, False]
     assert (plain.caches, plain.load_s.p50, plain.load_s.n) == ("filled", 2, 2)
     assert (empty.peak_bytes, filled.peak_bytes, filled.kept_bytes) == (80, 20, 20)
     assert [each["options"]["decode"] for each in jobs(tmp_path)].count("graph") == 3
@@ -69,6 +71,7 @@ def test_the_ledger_gets_loading_and_the_first_answer(job):
     empty = measure_startup(job("auto"), reps=1)[0]
     load, answer = empty.measurements("tiny", {"batch_size": 1})
     assert (load.metric, load.summary.p50, load.extra["caches"]) == ("load", 8, "empty")
+    assert load.extra["compact"] is True
     assert (answer.metric, answer.summary.p50, answer.extra["batch_size"]) == ("first_answer", 0.1, 1)
 
 

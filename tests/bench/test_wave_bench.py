@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,14 +15,18 @@ from typer.testing import CliRunner
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
+from onewave.bench import ceilings
 from onewave.bench import wave as bench
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.compiled_step import compiled_step
 from onewave.bench.ffn import FFNResult, FFNShape, measure_ffn
 from onewave.bench.wave import WaveResult, in_pages, measure_wave
+from onewave.cli import bench_wave
 from onewave.cli.bench_ffn import bench_ffn
 from onewave.cli.main import app
+from onewave.engine import options as engine_options
+from onewave.engine import wave_decode
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
@@ -112,6 +117,12 @@ def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> No
     assert results[2].difference is not None
     assert results[2].difference < 1e-4
     assert len({each.step_bytes for each in results}) == 1
+    # Every other layer reads its window's keys alone.
+    windows = tuple(2 if layer % 2 else None for layer in range(model.config.num_layers))
+    model.config = replace(model.config, layer_windows=windows)
+    cut, _ = measure_wave(model, batch=2, context=5, reps=2)
+    key = 2 * model.config.num_kv_heads * model.config.head_dim * model.dtype.itemsize
+    assert results[0].step_bytes - cut[0].step_bytes == 2 * key * 3 * sum(window == 2 for window in windows)
     assert notes == []
 
 
@@ -126,6 +137,35 @@ def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPa
     results, _ = measure_wave(model, batch=1, context=5, reps=2, compiled=True, note=notes.append)
     assert [each.path for each in results] == ["wave", "graph"]
     assert notes == ["torch.compile: no step, RuntimeError: no compiler"]
+
+
+def test_a_case_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    def measured(model: object, *, batch: int, context: int, **_: object) -> tuple[list[WaveResult], None]:
+        begun.append(batch)
+        if batch == 8:
+            raise UnsupportedError("memory", got="none left")
+        return [WaveResult("wave", batch, context, summarize([1e-3]), 10**9)], None
+
+    loaded = SimpleNamespace(model=None, stream=None)
+    for place, name, instead in (
+        (bench, "measure_wave", measured),
+        (ceilings, "read_bandwidth", lambda _: CEILING),
+        (engine_options, "choose_device", lambda _: torch.device("cuda")),
+        (engine_options, "check_dtype_on", lambda *_: None),
+        (bench_wave, "make_current", lambda _: None),
+        (wave_decode, "load_streamed", lambda *_: loaded),
+    ):
+        monkeypatch.setattr(place, name, instead)
+    done = CliRunner().invoke(app, ["bench", "wave", "--batch-size", "1,8,2"])
+    assert isinstance(done.exception, UnsupportedError)
+    assert "1.000" in done.stdout
+    assert begun == [1, 8]
+    done = CliRunner().invoke(app, ["bench", "wave", "--batch-size", "1,32"])
+    assert isinstance(done.exception, UnsupportedError)
+    assert "up to 16 sequences" in str(done.exception)
+    assert begun == [1, 8]
 
 
 def test_one_byte_weights_are_nothing_for_torch_compile() -> None:

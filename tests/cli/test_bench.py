@@ -7,6 +7,7 @@ import json
 import pytest
 
 from onewave.bench import ceilings, ledger
+from onewave.cli import bench_latency
 
 
 @pytest.fixture
@@ -48,11 +49,37 @@ def test_json_holds_the_same(latency):
 
 def test_the_ledger_gets_a_line_a_test(latency, tmp_path):
     done = latency("--ledger", tmp_path / "figures", "--json")
-    assert json.loads(done.out)["ledger"] == ["ledger/cpu.jsonl:1", "ledger/cpu.jsonl:2"]
+    assert json.loads(done.out)["ledger"] == [f"{tmp_path}/figures/cpu.jsonl:{n}" for n in (1, 2)]
     lines = list(ledger.read(tmp_path / "figures" / "cpu.jsonl"))
     assert [line["metric"] for line in lines] == ["prefill", "decode_step"]
     assert lines[1]["ceiling"]["unit"] == "GB/s"
     assert lines[1]["extra"]["decode_path"] == "eager"
+
+
+def test_lines_that_cannot_be_written_are_not_lost(latency, tmp_path):
+    (tmp_path / "figures" / "cpu.jsonl").mkdir(parents=True)
+    done = latency("--ledger", tmp_path / "figures")
+    assert done.status == 2
+    *lines, error = done.err.splitlines()
+    assert [json.loads(line)["metric"] for line in lines] == ["prefill", "decode_step"]
+    assert error.startswith(f"error: ledger {tmp_path}/figures/cpu.jsonl: can't be written")
+
+
+def test_each_batch_size_says_what_its_own_engine_did(latency, tmp_path, monkeypatch):
+    opens = bench_latency.open_llm
+
+    def opened(*arguments, **options):
+        found = opens(*arguments, **options)
+        found.llm.compact = options["max_num_seqs"] == 1  # as on a card, where the wave takes few sequences
+        return found
+
+    monkeypatch.setattr(bench_latency, "open_llm", opened)
+    document = json.loads(latency("--batch-size", "1,2", "--ledger", tmp_path / "figures", "--json").out)
+    assert [each["compact"] for each in document["results"]] == [True, True, False, False]
+    lines = ledger.read(tmp_path / "figures" / "cpu.jsonl")
+    assert [line["extra"]["compact"] for line in lines] == [True, True, False, False]
+    assert document["load_s"].keys() == {"1", "2"}
+    assert latency("--batch-size", "1,2").out.count("eager, compact") == 1
 
 
 def test_the_ledger_is_in_the_current_directory_by_default(latency, tmp_path, monkeypatch):

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from onewave.models.llama import LlamaWeights
     from onewave.wave.pack import WeightStream
 
-__all__ = ["Case", "Result", "cases", "decode_weight_bytes", "kv_bytes_per_token", "measure", "measurements"]
+__all__ = [
+    "Case",
+    "Result",
+    "cases",
+    "decode_weight_bytes",
+    "kv_bytes_per_token",
+    "kv_bytes_read",
+    "measure",
+    "measurements",
+]
 
 _PROMPT_SEED = 0
 
@@ -58,7 +67,7 @@ class Result:
     tokens_per_second: all sequences together. step_ms: milliseconds a decode step, or all prefills. step_bytes: read by
     a decode step; None for a prefill. ceiling: the device's read bandwidth in the same run. decode_path: how the engine
     decoded (wave, graph or eager), which also says where a prefill's weights lie. tokens_per_launch: that it was asked
-    for.
+    for. compact: whether that was with compact weights.
     """
 
     case: Case
@@ -68,6 +77,7 @@ class Result:
     ceiling: Ceiling | None
     decode_path: str = "eager"
     tokens_per_launch: int = 1
+    compact: bool = False
 
     @property
     def gigabytes_per_second(self) -> float | None:
@@ -142,6 +152,7 @@ def measure(
             ceiling=ceiling,
             decode_path=llm.decode_path,
             tokens_per_launch=llm.runner.tokens_per_launch,
+            compact=llm.compact,
         )
 
 
@@ -155,7 +166,7 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
         "generated_tokens": case.generate,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantization": llm.quantization,
-        "compact": llm.compact,
+        "compact": result.compact,
         "threads": threads if llm.device.type == "cpu" else None,
         "cuda_graphs": result.decode_path == "graph",
         "decode_path": result.decode_path,
@@ -194,19 +205,18 @@ def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
+def kv_bytes_read(config: ModelConfig, dtype: torch.dtype, length: int) -> int:
+    """Bytes of keys and values that a step reads for a sequence of that many tokens: of some layers, a window's."""
+    per_layer = kv_bytes_per_token(config, dtype) // config.num_layers
+    return per_layer * sum(length if window is None else min(length, window) for window in config.layer_windows)
+
+
 def _step_bytes(llm: LLM, case: Case) -> float:
     """Bytes a decode step reads, averaged over the steps of a test."""
-    config = llm.config
-    per_layer = kv_bytes_per_token(config, llm.dtype) // config.num_layers
     # Step i feeds the token at index prompt + i and attends to it and everything before.
     lengths = range(case.prompt + 1, case.prompt + case.generate)
-    tokens = sum(
-        sum(min(length, window) if window is not None else length for length in lengths) / len(lengths)
-        for window in config.layer_windows
-    )
-    return (
-        decode_weight_bytes(llm.runner.model.weights, stream=llm.runner.stream) + case.batch_size * per_layer * tokens
-    )
+    kv = sum(kv_bytes_read(llm.config, llm.dtype, length) for length in lengths) / len(lengths)
+    return decode_weight_bytes(llm.runner.model.weights, stream=llm.runner.stream) + case.batch_size * kv
 
 
 def _seconds_and_tokens(case: Case, outputs: Sequence[RequestOutput]) -> tuple[float, float]:

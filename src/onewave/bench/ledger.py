@@ -48,7 +48,7 @@ _FIELDS = {"schema", "n", "ceiling", "extra", *_TEXTS, *_TEXTS_OR_NULL, *_NUMBER
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measured quantity. summary is in `unit`; extra must be plain JSON."""
+    """One measured quantity. summary is in `unit`; extra must be plain JSON, where NaN and infinities become null."""
 
     model: str
     metric: str
@@ -82,7 +82,7 @@ def as_record(measurement: Measurement, *, device_name: str, command: str, setti
         "ceiling": None
         if ceiling is None
         else {"name": ceiling.name, "value": ceiling.value, "unit": ceiling.unit, "method": ceiling.method},
-        "extra": dict(measurement.extra),
+        "extra": {name: _or_null(value) for name, value in measurement.extra.items()},
     }
     validate(record, "a new line")
     return record
@@ -124,11 +124,15 @@ def _append_whole(file: io.FileIO, data: bytes, length: int) -> None:
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yield every line of a ledger file, checked. Raises InvalidArgumentError naming file and line."""
-    with path.open(encoding="utf-8") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InvalidArgumentError(f"ledger {path}", got=f"can't be read ({error.strerror or error})") from None
+    with file:
         for number, line in enumerate(file, start=1):
             where = f"{path}:{number}"
             try:
-                record: Any = json.loads(line)
+                record: Any = json.loads(line.decode())
             except ValueError as error:
                 raise InvalidArgumentError(where, got=f"not JSON ({error})") from None
             if not isinstance(record, dict):
@@ -177,6 +181,11 @@ def _is_ceiling(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _or_null(value: object) -> object:
+    """A value of `extra`, as JSON has no numbers that are none."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lock(descriptor: int) -> None:

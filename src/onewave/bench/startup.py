@@ -52,14 +52,15 @@ class Job:
 class StartupResult:
     """Starts of one kind. All times in seconds.
 
-    caches: "empty" or "filled". decode_path: how the engine decoded. import_s: importing the package and PyTorch.
-    load_s: making the LLM. first_answer_s: its first call, the job's prompt and up to 2 tokens generated. peak_bytes:
-    the most that PyTorch held of the card's memory by the time that the LLM was made, in any start; kept_bytes: what it
-    held then; None on a CPU.
+    caches: "empty" or "filled". decode_path: how the engine decoded; compact: whether with compact weights. import_s:
+    importing the package and PyTorch. load_s: making the LLM. first_answer_s: its first call, the job's prompt and up
+    to 2 tokens generated. peak_bytes: the most that PyTorch held of the card's memory by the time that the LLM was
+    made, in any start; kept_bytes: what it held then; None on a CPU.
     """
 
     caches: str
     decode_path: str
+    compact: bool
     import_s: Summary
     load_s: Summary
     first_answer_s: Summary
@@ -72,6 +73,7 @@ class StartupResult:
             **extra,
             "caches": self.caches,
             "decode_path": self.decode_path,
+            "compact": self.compact,
             "peak_bytes": self.peak_bytes,
             "kept_bytes": self.kept_bytes,
             "import_s": self.import_s.p50,
@@ -189,6 +191,7 @@ def _together(caches: str, starts: Sequence[Mapping[str, Any]]) -> StartupResult
     return StartupResult(
         caches=caches,
         decode_path=starts[0]["decode_path"],
+        compact=starts[0]["compact"],
         import_s=summarize([start["import_s"] for start in starts]),
         load_s=summarize([start["load_s"] for start in starts]),
         first_answer_s=summarize([start["first_answer_s"] for start in starts]),

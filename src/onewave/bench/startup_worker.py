@@ -2,11 +2,11 @@
 
 Reads one JSON object, {"options": LLM's arguments, "prompt": [ids], "tokens": n}, and answers with one:
 
-    {"import_s", "load_s", "first_answer_s", "decode_path", "peak_bytes", "kept_bytes"}
+    {"import_s", "load_s", "first_answer_s", "decode_path", "compact", "peak_bytes", "kept_bytes"}
 
 import_s: importing the package and PyTorch. load_s: making the LLM. first_answer_s: its first call, a prompt and n
-tokens. peak_bytes: the most that PyTorch held of the card's memory until the LLM was made; kept_bytes: what it held
-then; null on a CPU. An error is raised, and stands on stderr.
+tokens. decode_path, compact: the LLM's. peak_bytes: the most that PyTorch held of the card's memory until the LLM was
+made; kept_bytes: what it held then; null on a CPU. An error is raised, and stands on stderr.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start(job: dict[str, Any]) -> dict[str, Any]:
     llm.generate([job["prompt"]], params)
     answered = time.perf_counter()
     times = {"import_s": imported - began, "load_s": loaded - imported, "first_answer_s": answered - asked}
-    return {**times, "decode_path": llm.decode_path, **memory}
+    return {**times, "decode_path": llm.decode_path, "compact": llm.compact, **memory}
 
 
 if __name__ == "__main__":

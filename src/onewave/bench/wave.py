@@ -14,7 +14,7 @@ from onewave.base.errors import ModelError, UnsupportedError
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, time_calls
 from onewave.bench.compiled_step import compiled_step
-from onewave.bench.engine import decode_weight_bytes
+from onewave.bench.engine import decode_weight_bytes, kv_bytes_read
 from onewave.bench.ledger import Measurement
 from onewave.engine.wave_decode import self_check
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
@@ -115,8 +115,7 @@ def measure_wave(
     tokens = torch.arange(batch, device=device)
     positions, slots = torch.full_like(tokens, context), torch.arange(batch, device=device)
     logits = torch.empty(batch, config.vocab_size, device=device)
-    per_key = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
-    kv_bytes = batch * context * per_key
+    kv_bytes = batch * kv_bytes_read(config, model.dtype, context)
     weight_format = None if stream is None else stream.weight_format
     weight_bytes = 2 if weight_format is None else weight_format.weight_bytes
     hops = hand_offs(config, batch=batch, context=context, weight_bytes=weight_bytes)

@@ -63,6 +63,7 @@ def latency(
     opened: Opened | None = None
     ceiling: Ceiling | None = None
     results: list[Result] = []
+    load_seconds: dict[int, float] = {}
     failed: OnewaveError | None = None
     # An engine of its own for each batch size: it decodes with as many rows as may run at once, idle or not.
     for size in dict.fromkeys(given[0]):
@@ -82,6 +83,7 @@ def latency(
                 quantization=quantization,
                 compact=compact,
             )
+            load_seconds[size] = opened.load_seconds
             if ceiling is None:
                 from onewave.bench.ceilings import read_bandwidth
 
@@ -104,9 +106,9 @@ def latency(
         lines = _measurements(results, opened.llm)
         citations = append_to_ledger(ledger, lines, opened.llm.device)
     if as_json:
-        print(json.dumps(_as_json(opened.llm, opened.load_seconds, ceiling, results, citations)))
+        print(json.dumps(_as_json(opened.llm, load_seconds, ceiling, results, citations)))
     else:
-        _print(opened.llm, opened.load_seconds, ceiling, results)
+        _print(opened.llm, load_seconds, ceiling, results)
         for citation in citations:
             print(citation)
     if failed is not None:
@@ -129,12 +131,11 @@ def _measurements(results: list[Result], llm: LLM) -> Iterator[Measurement]:
         yield from measurements(result, llm, threads=threads)
 
 
-def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result]) -> None:
+def _print(llm: LLM, load_seconds: dict[int, float], ceiling: Ceiling, results: list[Result]) -> None:
     from rich.table import Table
 
     dtype = str(llm.dtype).removeprefix("torch.")
-    kept = "compact" if llm.compact else llm.quantization
-    weights = "" if kept is None else f", {kept} weights"
+    weights = "" if llm.quantization is None else f", {llm.quantization} weights"
     table = Table(title=f"{llm.name}, {dtype}{weights} on {llm.device}", title_justify="left")
     table.add_column("test", no_wrap=True)
     table.add_column("decoding", no_wrap=True)
@@ -145,7 +146,7 @@ def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result
         tokens = result.case.prompt if result.case.is_prefill else 1
         table.add_row(
             result.case.name,
-            "-" if result.case.is_prefill else result.decode_path,
+            "-" if result.case.is_prefill else result.decode_path + (", compact" if result.compact else ""),
             str(result.case.batch_size),
             f"{result.tokens_per_second.mean:.2f} ± {result.tokens_per_second.sd:.2f}",
             f"{step.p50 / tokens / (result.case.batch_size if result.case.is_prefill else 1):.3f}",
@@ -153,17 +154,18 @@ def _print(llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result
             "-" if share is None else f"{share:.1%}",
         )
     bound = f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method})"
-    print_table(table, f"{bound}; model loaded in {load_seconds:.2f} s")
+    loaded = ", ".join(f"{seconds:.2f} s" for seconds in load_seconds.values())
+    print_table(table, f"{bound}; model loaded in {loaded}")
 
 
 def _as_json(
-    llm: LLM, load_seconds: float, ceiling: Ceiling, results: list[Result], citations: list[str]
+    llm: LLM, load_seconds: dict[int, float], ceiling: Ceiling, results: list[Result], citations: list[str]
 ) -> dict[str, Any]:
+    """load_s: of the engine of each batch size."""
     return {
         "model": llm.name,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantization": llm.quantization,
-        "compact": llm.compact,
         "device": str(llm.device),
         "load_s": load_seconds,
         "ceiling": asdict(ceiling),
@@ -174,6 +176,7 @@ def _as_json(
                 "prompt_tokens": result.case.prompt,
                 "generated_tokens": result.case.generate,
                 "decode_path": result.decode_path,
+                "compact": result.compact,
                 "tokens_per_second": asdict(result.tokens_per_second),
                 ("prefill_ms" if result.case.is_prefill else "step_ms"): asdict(result.step_ms),
                 "bytes_per_step": result.step_bytes,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.base.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def make_current(device: torch.device) -> None:
 
 
 def append_to_ledger(directory: Path, measurements: Iterable[Measurement], device: torch.device) -> list[str]:
-    """Write a line for each measurement, made on `device` by this command; return their citations."""
+    """Write a line for each measurement, made on `device` by this command; return their citations.
+
+    Where that fails, the lines not written go to stderr before the error is raised.
+    """
     import torch
 
     from onewave.bench import ledger
@@ -66,8 +70,16 @@ def append_to_ledger(directory: Path, measurements: Iterable[Measurement], devic
     settings = Settings.from_env()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     command = shlex.join(["onewave", *sys.argv[1:]])
-    records = (ledger.as_record(each, device_name=name, command=command, settings=settings) for each in measurements)
-    return [f"ledger/{ledger.append(directory, record)}" for record in records]
+    records = [ledger.as_record(each, device_name=name, command=command, settings=settings) for each in measurements]
+    citations: list[str] = []
+    try:
+        for record in records:
+            citations.append(f"{directory}/{ledger.append(directory, record)}")
+    except OnewaveError:
+        for record in records[len(citations) :]:
+            print(json.dumps(record, ensure_ascii=False), file=sys.stderr)
+        raise
+    return citations
 
 
 def print_table(table: Table, *notes: str) -> None:

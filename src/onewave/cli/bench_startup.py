@@ -83,7 +83,6 @@ def startup(
         "batch_size": batch_size,
         "max_model_len": length,
         "quantization": quantization,
-        "compact": compact,
         "load_format": chosen,
         "prompt_tokens": len(job.prompt),
     }
@@ -141,7 +140,7 @@ def _print_starts(title: str, results: list[StartupResult], citations: list[str]
         times = (result.import_s, result.load_s, result.first_answer_s)
         table.add_row(
             result.caches,
-            result.decode_path,
+            result.decode_path + (", compact" if result.compact else ""),
             *(f"{each.p50:.2f} ± {each.sd:.2f}" for each in times),
             *("-" if size is None else f"{size / 2**30:.2f} GiB" for size in (result.peak_bytes, result.kept_bytes)),
         )

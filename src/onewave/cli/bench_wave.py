@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, OutOfReachError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, OnewaveError, OutOfReachError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_latency import numbers
@@ -21,8 +21,10 @@ from onewave.wave.weight_formats import find_rounding
 from onewave.weights import sources
 
 if TYPE_CHECKING:
+    from onewave.bench.ceilings import Ceiling
     from onewave.bench.wave import WaveResult
     from onewave.models.llama import Llama
+    from onewave.tiles.trace import Trace
 
 __all__ = ["wave"]
 
@@ -69,6 +71,7 @@ def wave(
     from onewave.bench.wave import measure_wave
     from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format
     from onewave.engine.wave_decode import WaveLoad, load_streamed
+    from onewave.models.llama_plan import unsupported_because
     from onewave.models.loading import load_config, load_model
 
     where = choose_device(device)
@@ -80,6 +83,10 @@ def wave(
     settings = Settings.from_env()
     location = sources.resolve(model, settings, load_format=chosen)
     config = load_config(location)
+    for batch in batches:
+        reason = unsupported_because(config, batch)
+        if reason is not None:
+            raise UnsupportedError("bench wave", got=reason)
     kind = choose_dtype(dtype, config, where)
     most = max(contexts) + 1
     plain: Llama | None = None
@@ -88,51 +95,58 @@ def wave(
     results: list[WaveResult] = []
     notes: list[str] = []
     traced = None
-    for batch in batches:
-        made = network = stream = None  # a stream is packed for its batch, and is the model's only copy
-        weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
-        if weight_format is None:
-            plain = network = plain or load_model(
-                location,
-                config,
-                dtype=kind,
-                device=where,
-                load_format=chosen,
-                max_model_len=max(most, 64),
-                progress=False,
-            )
-        else:
-            how = WaveLoad(
-                dtype=kind,
-                device=where,
-                max_num_seqs=batch,
-                max_model_len=max(most, 64),
-                cache_dir=settings.cache_dir,
-                load_format=chosen,
-                weight_format=weight_format,
-            )
-            try:
-                made = load_streamed(location, config, how)
-            except OutOfReachError as error:
-                if compact:
-                    raise
-                notes.append(f"weights are not compact: {error.got}")
-                made = load_streamed(location, config, replace(how, weight_format=None))
-            network, stream = made.model, made.stream
-        for length in contexts:
-            show_status(f"batch {batch}, context {length}")
-            found, traced = measure_wave(
-                network,
-                batch=batch,
-                context=length,
-                reps=reps,
-                trace=trace is not None,
-                page=page_size,
-                stream=stream,
-                compiled=torch_compile,
-                note=notes.append,
-            )
-            results += found
+    failed: OnewaveError | None = None
+    try:
+        for batch in batches:
+            made = network = stream = None  # a stream is packed for its batch, and is the model's only copy
+            weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
+            if weight_format is None:
+                plain = network = plain or load_model(
+                    location,
+                    config,
+                    dtype=kind,
+                    device=where,
+                    load_format=chosen,
+                    max_model_len=max(most, 64),
+                    progress=False,
+                )
+            else:
+                how = WaveLoad(
+                    dtype=kind,
+                    device=where,
+                    max_num_seqs=batch,
+                    max_model_len=max(most, 64),
+                    cache_dir=settings.cache_dir,
+                    load_format=chosen,
+                    weight_format=weight_format,
+                )
+                try:
+                    made = load_streamed(location, config, how)
+                except OutOfReachError as error:
+                    if compact:
+                        raise
+                    notes.append(f"weights are not compact: {error.got}")
+                    made = load_streamed(location, config, replace(how, weight_format=None))
+                network, stream = made.model, made.stream
+            for length in contexts:
+                show_status(f"batch {batch}, context {length}")
+                found, traced = measure_wave(
+                    network,
+                    batch=batch,
+                    context=length,
+                    reps=reps,
+                    trace=trace is not None,
+                    page=page_size,
+                    stream=stream,
+                    compiled=torch_compile,
+                    note=notes.append,
+                )
+                results += found
+    except OnewaveError as error:
+        # What was measured before is shown first.
+        if not results:
+            raise
+        failed = error
     show_status("")
     if trace is not None and traced is not None:
         write_text(trace, traced.to_json())
@@ -143,10 +157,16 @@ def wave(
         rows = [{"ms": r.summary.p50, **r.extra} for r in records]
         found = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": rows, "notes": notes}
         print(json.dumps(found | {"ledger": citations}))
-        return
+    else:
+        _print(f"{location.name}, {name} on {where}", results, ceiling, [*notes, *citations], traced)
+    if failed is not None:
+        raise failed
+
+
+def _print(title: str, results: list[WaveResult], ceiling: Ceiling, notes: list[str], traced: Trace | None) -> None:
     from rich.table import Table
 
-    table = Table(title=f"{location.name}, {name} on {where}", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for heading in ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check"):
         table.add_column(heading, justify="left" if heading == "path" else "right", no_wrap=True)
     for result in results:
@@ -159,7 +179,7 @@ def wave(
         if result.weights is not None and path.startswith("wave"):
             path += f", {result.weights} weights"
         table.add_row(path, str(result.batch), str(result.context), *cells)
-    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *notes, *citations)
+    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *notes)
     if traced is not None:
         from onewave.cli.tiles_tables import show_timeline
         from onewave.tiles.timeline import timeline
