@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,30 @@ def test_what_was_simulated_is_fitted_to_the_same_costs_and_compares_as_equal(tm
 def test_options_that_make_no_sense_are_refused(small: list[str], arguments: list[str]) -> None:
     with pytest.raises(InvalidArgumentError, match="allowed"):
         RUN.invoke(bench, ["predict", *small, *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"source": "x", "memory_bandwidth": 1, "hand_offs": []}'])
+def test_a_file_of_something_else_holds_no_costs(tmp_path: Path, small: list[str], text: str) -> None:
+    (tmp_path / "costs.json").write_text(text)
+    with pytest.raises(InvalidArgumentError, match=r"costs\.json: .*JSON with source, memory_bandwidth and hand_offs"):
+        RUN.invoke(bench, ["predict", *small, "--costs", str(tmp_path / "costs.json")], catch_exceptions=False)
+
+
+def test_the_reference_states_what_is_predicted() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "wave.md").read_text(encoding="utf-8")
+    small = re.search(r"It says ([\d., and]+) ms for one to sixteen sequences of the 1B", text)
+    large = re.search(r"and ([\d., and]+) for one,\s+eight and sixteen of an 8B", text)
+    assert small is not None
+    assert large is not None
+    # The others take half a minute.
+    for model, batches, numbers, batch in (
+        ("llama-3.2-1b", [1, 2, 4, 8, 16], small[1], 1),
+        ("llama-3.2-1b", [1, 2, 4, 8, 16], small[1], 16),
+        ("llama-3.1-8b", [1, 8, 16], large[1], 16),
+    ):
+        stated = dict(zip(batches, map(float, re.findall(r"\d\.\d+", numbers)), strict=True))
+        found = json.loads(predict("--model", model, "--batch-size", str(batch), "--json"))["predicted_ms"]
+        assert found == pytest.approx(stated[batch], abs=6e-4), (model, batch)
 
 
 def test_the_default_model_is_one_that_is_built_in() -> None:

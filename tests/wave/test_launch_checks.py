@@ -35,19 +35,19 @@ def test_a_launch_makes_1_to_64_tokens_and_one_that_does_not_decode_none_more(to
         check_tokens(program, tokens, decodes=decodes, threads=256)
 
 
-def test_limits_and_draws_of_another_shape_or_dtype_are_refused() -> None:
-    limits, draws = torch.zeros(3, 8, dtype=torch.int64), torch.zeros(3, 8, dtype=torch.float64)
-    check_rows(None, None, 3, 4)
-    check_rows(limits, draws, 3, 4)
-    for wrong in (limits[:2], limits[:, :7], limits.int()):
-        with pytest.raises(ShapeError, match="limits"):
-            check_rows(wrong, draws, 3, 4)
-    for wrong in (draws[:2], draws[:, :7], draws.float()):
-        with pytest.raises(ShapeError, match="draws"):
-            check_rows(limits, wrong, 3, 4)
-
-
 CPU = torch.device("cpu")
+
+
+def test_limits_and_draws_of_another_shape_dtype_or_device_are_refused() -> None:
+    limits, draws = torch.zeros(3, 8, dtype=torch.int64), torch.zeros(3, 8, dtype=torch.float64)
+    check_rows(None, None, 3, 4, device=CPU)
+    check_rows(limits, draws, 3, 4, device=CPU)
+    for wrong in (limits[:2], limits[:, :7], limits.int(), limits.to("meta")):
+        with pytest.raises(ShapeError, match="limits"):
+            check_rows(wrong, draws, 3, 4, device=CPU)
+    for wrong in (draws[:2], draws[:, :7], draws.float(), draws.to("meta")):
+        with pytest.raises(ShapeError, match="draws"):
+            check_rows(limits, wrong, 3, 4, device=CPU)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
     """The costs in a file, by default those of an H200. Raises InvalidArgumentError."""
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts, dict) or not {"source", "memory_bandwidth", "hand_offs"} <= facts.keys():
+            raise TypeError("something else")
         hand_offs, several = (
             {stage: _number(stage, cost) for stage, cost in costs.items()}
             for costs in (facts["hand_offs"], facts.get("several", {}))
@@ -66,7 +68,7 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
         if not isinstance(facts["source"], str):
             raise TypeError("source is no text")
         return WaveCosts(_number("memory_bandwidth", facts["memory_bandwidth"]), hand_offs, facts["source"], several)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         allowed = "JSON with source, memory_bandwidth and hand_offs, as `bench predict --fit` writes it"
         got = f"{path}: {str(error)[:200]}"
         raise InvalidArgumentError("costs", got=got, allowed=allowed) from error

@@ -288,7 +288,7 @@ class Wave:
         """
         assert self._attention is not None
         assert self.tokens > 1, "made for one token a launch"
-        check_rows(limits, draws, len(tokens), self.tokens)
+        check_rows(limits, draws, len(tokens), self.tokens, device=self.device)
         limits = self._endless[: len(tokens)] if limits is None else limits.contiguous()
         self._check(tokens, positions, slots, logits, limits)
         state = self._state()

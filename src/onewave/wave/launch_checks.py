@@ -31,14 +31,15 @@ def check_tokens(program: WaveProgram, tokens: int, *, decodes: bool, threads: i
         raise UnsupportedError("wave: several tokens of a launch", got=got, allowed=f"up to {threads}, all of which do")
 
 
-def check_rows(limits: Tensor | None, draws: Tensor | None, batch: int, tokens: int) -> None:
+def check_rows(limits: Tensor | None, draws: Tensor | None, batch: int, tokens: int, *, device: torch.device) -> None:
     """Check what says how each sequence of a launch ends and draws (Wave.decode_several). Raises ShapeError."""
-    if limits is not None and (limits.shape != (batch, LIMIT_WORDS) or limits.dtype is not torch.int64):
-        got = f"{limits.dtype} {tuple(limits.shape)}"
-        raise ShapeError("wave: limits", got=got, allowed=f"int64 ({batch}, {LIMIT_WORDS})")
-    if draws is not None and (draws.shape != (batch, DRAW_WORDS + tokens) or draws.dtype is not torch.float64):
-        got = f"{draws.dtype} {tuple(draws.shape)}"
-        raise ShapeError("wave: draws", got=got, allowed=f"float64 ({batch}, {DRAW_WORDS + tokens})")
+    for name, rows, dtype, words in (
+        ("limits", limits, torch.int64, LIMIT_WORDS),
+        ("draws", draws, torch.float64, DRAW_WORDS + tokens),
+    ):
+        if rows is not None and (rows.shape, rows.dtype, rows.device) != ((batch, words), dtype, device):
+            got = f"{rows.dtype} {tuple(rows.shape)} on {rows.device}"
+            raise ShapeError(f"wave: {name}", got=got, allowed=f"{dtype} ({batch}, {words}) on {device}")
 
 
 def check_cache(
