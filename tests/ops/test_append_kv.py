@@ -35,6 +35,15 @@ def run(engine: str, *args: Any, rotary_style: str = "neox", **options: Any) -> 
     return op.load("append_kv", name).append_kv(*args, interleaved=rotary_style == "interleaved", **options)
 
 
+def test_the_queries_never_lie_in_what_was_projected() -> None:
+    qkv = randn(1, 4 * 16, seed=0)
+    caches = torch.zeros(2, 1, 1, 8, 16)
+    q = append_kv(qkv, None, caches[0], caches[1], torch.tensor([0]), torch.tensor([0]), num_heads=2)
+    kept = q.clone()
+    qkv.zero_()
+    assert torch.equal(q, kept)
+
+
 def appended(
     qkv: Tensor, rotary: Tensor | None, kv_heads: int, num_heads: int, head_dim: int, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:

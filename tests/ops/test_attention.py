@@ -310,6 +310,16 @@ def test_the_plan_depends_on_the_row_alone_where_bits_do() -> None:
             assert all(plan.tiles * plan.block_m >= 1 for plan in plans)
 
 
+def test_a_bias_may_be_as_short_as_the_rows_that_are_kept() -> None:
+    """Sequences longer than max_seqlen_q keep their rows beyond it unwritten."""
+    q, starts = randn(7, 2, 16), torch.tensor([0, 5, 7], dtype=torch.int32)
+    bias = randn(2, 2, 5, 5, seed=3)
+    whole = attention_varlen(q, q, q, starts, starts, 5, 5, bias=bias)
+    short = attention_varlen(q, q, q, starts, starts, 3, 5, bias=bias[:, :, :3])
+    kept = torch.tensor([0, 1, 2, 5, 6])
+    assert torch.equal(cast("Tensor", short)[kept], cast("Tensor", whole)[kept])
+
+
 def test_autocast_changes_no_result() -> None:
     """It once had float32 queries give bfloat16, and the reference's sums rounded."""
     q, k, v = qkv(20, 30)

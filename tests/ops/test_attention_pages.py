@@ -62,6 +62,29 @@ def test_pages_are_attended_to_as_if_they_lay_in_a_row(size: int, mask: dict[str
     assert torch.equal(cast("Tensor", again), cast("Tensor", expected))
 
 
+@pytest.mark.parametrize(
+    ("mask", "unseen"),
+    [
+        ({"causal": True, "window": 9}, [(0, 0), (0, 1), (0, 2)]),  # queries 35 to 39 see keys from 27 on
+        ({"window": (9, 0), "align": "top-left"}, [(0, 1), (0, 2), (0, 3), (0, 4)]),  # 0 to 4 keys up to theirs
+    ],
+)
+def test_a_page_that_no_query_sees_need_not_exist(mask: dict[str, Any], unseen: list[tuple[int, int]]) -> None:
+    queries, lengths, size = [5, 0, 3], [40, 12, 3], 8
+    q = randn(sum(queries), 4, 16, seed=0)
+    k, v = (randn(sum(lengths), 2, 16, seed=seed) for seed in (1, 2))
+    given = (starts_of(queries), starts_of(lengths), max(queries), max(lengths))
+    (k_pages, table), (v_pages, _) = in_pages(k, lengths, size), in_pages(v, lengths, size)
+    expected = attention_varlen(q, k_pages, v_pages, *given, block_table=table, **mask)
+    for place in [*unseen, (1, 0), (1, 1)]:  # of the second sequence, which has no queries, none is seen
+        table[place] = -1
+    out = attention_varlen(q, k_pages, v_pages, *given, block_table=table, **mask)
+    assert torch.equal(cast("Tensor", out), cast("Tensor", expected))
+    table[2, 0] = -1
+    with pytest.raises(InvalidArgumentError, match="block_table: -1"):
+        attention_varlen(q, k_pages, v_pages, *given, block_table=table, **mask)
+
+
 def test_of_sequences_in_pages_only_the_lengths_count() -> None:
     q, pages = randn(4, 2, 16, seed=0), randn(2, 4, 2, 16, seed=1)
     table, starts = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0, 4], dtype=torch.int32)

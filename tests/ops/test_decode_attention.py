@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.decode_attention import decode_attention
+from onewave.ops.decode_attention import decode_attention, op
 from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
 from onewave.ops.decode_attention.reference import decode_attention as reference
 
@@ -133,6 +133,23 @@ def test_a_window_hides_older_keys(window: int, queries: int) -> None:
         first = max(0, length - queries + 1 - window)
         case.k[row, :, :first] = case.v[row, :, :first] = float("nan")
     assert not case.run()[0].isnan().any()
+    assert not reference(case.q, case.k, case.v, case.seq_lens, window=window)[0].isnan().any()
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_block_that_no_query_sees_need_not_exist(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "checks_contents", lambda: True)
+    q = random(1, 4, queries, 16, dtype=torch.float32, seed=0)
+    k, v = (random(6, 2, 8, 16, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    table, length = torch.tensor([[3, 4, 5, 1, 2]]), torch.tensor([36])
+    given: dict[str, Any] = {"window": 9, "backend": "reference"}
+    expected = decode_attention(q, k, v, length, block_table=table, **given)
+    hidden = (36 - 9 - (queries - 1)) // 8
+    table[0, :hidden] = -1
+    assert torch.equal(decode_attention(q, k, v, length, block_table=table, **given), expected)
+    table[0, hidden] = -1
+    with pytest.raises(InvalidArgumentError, match=rf"block_table\[0, {hidden}\]: -1"):
+        decode_attention(q, k, v, length, block_table=table, **given)
 
 
 @pytest.mark.parametrize("extras", ["softcap", "sinks", "scale"])

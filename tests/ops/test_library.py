@@ -17,6 +17,7 @@ from onewave.ops.append_kv.op import append_kv
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.embedding.op import embedding
+from onewave.ops.ffn.op import ffn
 from onewave.ops.library import is_watched
 from onewave.ops.linear.op import linear
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
@@ -315,6 +316,37 @@ def test_forward_mode_differentiation_is_refused() -> None:
         attention(q, k, v)
         with pytest.raises(UnsupportedError, match="a tensor with a tangent"):
             attention(q, forward_ad.make_dual(k, v), v)
+
+
+def test_what_grad_follows_is_refused_and_what_it_does_not_is_computed() -> None:
+    q, k, v = (randn(1, 4, 9, 16, seed=seed).float() for seed in range(3))
+    with pytest.raises(UnsupportedError, match=r"backward: a tensor that torch\.func\.grad follows"):
+        torch.func.grad(lambda q: attention(q, k, v).sum())(q)
+    expected = attention(q, k, v)
+    for seen in (lambda x: q, lambda x: x.detach()):
+        found = torch.func.grad(lambda x, seen=seen: (x * attention(seen(x), k, v)).sum())(q)
+        torch.testing.assert_close(found, expected)
+
+
+AUTOCAST: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: linear(x, randn(8, 96, seed=1).float()),
+    "linear, 16 bits": lambda x: linear(x.half(), randn(8, 96, seed=1)),
+    "linear, summed in float32": lambda x: linear(x.bfloat16(), randn(8, 96, seed=1).bfloat16(), None, torch.float32),
+    "ffn": lambda x: ffn(x[:, :64], randn(128, 64, seed=1).float(), randn(64, 128, seed=2).float()),
+    "masked_multihead_attention": lambda x: masked_multihead_attention(
+        x.view(-1, 6, 16), *(randn(3, 2, 8, 16, seed=seed).float() for seed in (1, 2)), torch.tensor([3, 0, 7])
+    ),
+}
+
+
+@pytest.mark.parametrize("call", AUTOCAST.values(), ids=AUTOCAST.keys())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_no_product(call: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    x = randn(3, 96, dtype=torch.float32)
+    expected = call(x)
+    with torch.autocast("cpu", dtype=dtype):
+        found = call(x)
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
 def test_a_plain_eager_call_does_not_go_through_the_dispatcher() -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -58,9 +58,10 @@ class WaveCosts:
 def kept_costs(path: Path = _KEPT) -> WaveCosts:
     """The costs in a file, by default those of an H200. Raises InvalidArgumentError."""
     try:
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(facts, dict) or not {"source", "memory_bandwidth", "hand_offs"} <= facts.keys():
+        found: object = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not {"source", "memory_bandwidth", "hand_offs"} <= found.keys():
             raise TypeError("something else")
+        facts = cast("dict[str, Any]", found)
         hand_offs, several = (
             {stage: _number(stage, cost) for stage, cost in costs.items()}
             for costs in (facts["hand_offs"], facts.get("several", {}))

@@ -55,8 +55,9 @@ def explain(
     """Say what `op` would do with tensors of these shapes.
 
     op: an operator of onewave.ops or its name. shapes: of its main tensors, in order:
-        attention q, k (descriptors=False: strides that TMA can't describe); attention_varlen q, k (and sequences=3,
-        max_seqlen_q=500, max_seqlen_k=500, page_size=64); attention_fp8 as either (dtype: of the output)
+        attention q, k (descriptors=False: strides that TMA can't describe; bias="bool": its dtype, by default q's);
+        attention_varlen q, k (and sequences=3, max_seqlen_q=500, max_seqlen_k=500, page_size=64); attention_fp8 as
+        either (dtype: of the output)
         decode_attention q, k_cache (paged: block_table=(rows, blocks); quantised: kv_dtype="int8"; one row's length:
         seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
         merge_attention the stacked outs; linear x, weight; ffn x, w_up, w_down (gated=True, workers=132);

@@ -11,22 +11,25 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.ops.append_kv.checks import APPEND_BACKENDS
+from onewave.ops.append_kv.op import append_kv
 from onewave.ops.attention.fp8_plan import explain_fp8
 from onewave.ops.attention.masks import is_whole
 from onewave.ops.attention.op import attention as ops_attention
+from onewave.ops.attention.op import attention_varlen as ops_attention_varlen
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
 from onewave.ops.backends import num_sms
 from onewave.ops.decode_attention.op import CPU_TAKES, DECODE_BACKENDS, decode_attention
 from onewave.ops.decode_attention.plan import plan_decode
 from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, stream_tile
-from onewave.ops.masked_multihead_attention.op import MMHA_BACKENDS
+from onewave.ops.masked_multihead_attention.op import MMHA_BACKENDS, masked_multihead_attention
+from onewave.ops.merge_attention.op import MERGE_BACKENDS, merge_attention
 from onewave.ops.question import (
     DTYPES,
     SMS_OF_AN_H200,
     Explanation,
     Question,
     backend_of,
-    check_heads,
     dtype_of,
     elsewhere,
 )
@@ -35,24 +38,32 @@ __all__ = ["append", "attention", "attention_fp8", "attention_varlen", "decode",
 
 # Of which PyTorch still counts the bytes.
 _MOST_ELEMENTS = 1 << 59
+_HALVES = (torch.float16, torch.bfloat16)
+_ATTENTION_OPTIONS = ("causal", "scale", "window", "softcap", "align", "backend")
+# Options that may be True, which says that there is one.
+_NUMBERS = ("softcap", "out_scale")
+_APPEND_LOOPS_TAKE = "float32, plain caches, neox rotation"
 
 
 def attention(question: Question) -> Explanation:
-    q, k, *_ = question.take((4,), (4,), *((4,) for _ in question.shapes[2:]))
-    options = _given(question, "window", "align")
-    if question.options.get("backend") == "torch":  # which takes smaller heads
-        options["backend"] = "torch"
-    ops_attention(_on_meta(q), _on_meta(k), _on_meta(k), **options)
+    q, k, *v = question.take((4,), (4,), *((4,) for _ in question.shapes[2:3]))
+    kind = _as_on_a_card(question, torch.float32, torch.bfloat16)
+    tensors = _on_meta(q, kind), _on_meta(k, kind), _on_meta(v[0] if v else k, kind)
+    ops_attention(*tensors, bias=_bias(question), **_given(question, *_ATTENTION_OPTIONS))
     return _as_planned(question, explain_attention(q, k, **_flags(question)))
 
 
 def attention_varlen(question: Question) -> Explanation:
-    q, k, *_ = question.take((3,), (3,), *((3,) for _ in question.shapes[2:]))
-    check_heads(question, q[1], k[1], (q[2], k[2]))
+    q, k, *v = question.take((3,), (3,), *((3,) for _ in question.shapes[2:3]))
     options = dict(question.options)
     defaults = {"sequences": 1, "max_seqlen_q": q[0], "max_seqlen_k": k[0]}
     given = {name: options.pop(name, None) for name in defaults}
     rows, longest_q, longest_k = (defaults[name] if n is None else int(n) for name, n in given.items())
+    kind = _as_on_a_card(question, torch.float32, torch.bfloat16)
+    tensors = _on_meta(q, kind), _on_meta(k, kind), _on_meta(v[0] if v else k, kind)
+    starts = _on_meta((rows + 1,), torch.int32)
+    more = _given(question, *_ATTENTION_OPTIONS)
+    ops_attention_varlen(*tensors, starts, starts, longest_q, longest_k, bias=_bias(question), **more)
     asked = replace(question, options=options)
     plan = explain_attention((rows, q[1], longest_q, q[2]), (rows, k[1], longest_k, k[2]), **_flags(asked))
     return _as_planned(question, plan)
@@ -89,14 +100,8 @@ def _refuse_odd(question: Question, options: dict[str, Any], known: set[str]) ->
 def _flags(question: Question) -> dict[str, Any]:
     """The options of a call as the plan of attention takes them."""
     options = {name: value for name, value in question.options.items() if name != "out"}
-    if (
-        question.cuda
-        and question.dtype not in (torch.float16, torch.bfloat16)
-        and options.get("backend") != "reference"
-    ):
-        raise UnsupportedError(
-            f"explain {question.operator}: dtype on a card", got=str(question.dtype), allowed="float16, bfloat16"
-        )
+    if (bias := _bias(question)) is not None:
+        options["bias"] = str(bias.dtype).removeprefix("torch.")
     given = {"q_shape", "k_shape", "device", "capability", "dtype", "packed"}
     known = inspect.signature(explain_attention).parameters.keys() - given
     _refuse_odd(question, options, known)
@@ -131,8 +136,7 @@ def decode(question: Question) -> Explanation:
     kv_dtype = dtype_of(question, "kv_dtype", question.dtype)
     if question.operator == "decode_attention":
         _check_decode(question, q, cache, kv_dtype)
-    if question.cuda and question.dtype is torch.float32:
-        raise UnsupportedError(f"{question.operator}: dtype", got="float32 on a card", allowed="float16, bfloat16")
+        _check_on_a_card(question, question.dtype)
     if kv_dtype is torch.float8_e4m3fn and question.sm is not None and question.sm < 89:
         raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     # A packed key is [.., head_dim / x, capacity, x].
@@ -196,7 +200,7 @@ def decode(question: Question) -> Explanation:
     )
 
 
-def _on_meta(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def _on_meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A shape as an operator's own checks want to see it. Raises ShapeError."""
     if not all(is_whole(size) and size >= 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
         raise ShapeError("explain: shape", got=shown(shape), allowed=f"whole numbers, a product up to {_MOST_ELEMENTS}")
@@ -204,38 +208,70 @@ def _on_meta(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Ten
 
 
 def _given(question: Question, *names: str) -> dict[str, Any]:
-    return {name: question.options[name] for name in names if name in question.options}
+    given = {name: question.options[name] for name in names if name in question.options}
+    return {name: 1.0 if value is True and name in _NUMBERS else value for name, value in given.items()}
+
+
+def _as_on_a_card(question: Question, cpu_only: torch.dtype, taken: torch.dtype) -> torch.dtype:
+    """The dtype to check in where an operator takes tensors without a device for a card's: another one for what only a
+    CPU has."""
+    return taken if question.dtype is cpu_only and not question.cuda else question.dtype
+
+
+def _check_on_a_card(question: Question, dtype: torch.dtype) -> None:
+    """For operators that take tensors without a device for a CPU's. Raises UnsupportedError."""
+    if question.cuda and dtype not in _HALVES:
+        got = f"{str(dtype).removeprefix('torch.')} on a card"
+        raise UnsupportedError(f"{question.operator}: dtype", got=got, allowed="float16, bfloat16")
+
+
+def _bias(question: Question) -> Tensor | None:
+    """One of the dtype that the call's names or has; of q's where the question only says that there is one."""
+    bias = question.options.get("bias")
+    if bias is None:
+        return None
+    kind: Any = getattr(bias, "dtype", bias)
+    if isinstance(kind, str):
+        kind = torch.bool if kind == "bool" else dtype_of(question, "bias", question.dtype)
+    return _on_meta((1,), kind if isinstance(kind, torch.dtype) else question.dtype)
+
+
+def _block_table(question: Question) -> Tensor | None:
+    table: Any = question.options.get("block_table")
+    if table is None:
+        return None
+    try:
+        rows, per_row = table
+    except (TypeError, ValueError) as error:
+        allowed = "its shape, (rows, blocks a row)"
+        raise InvalidArgumentError("explain: block_table", got=shown(table), allowed=allowed) from error
+    return _on_meta((rows, per_row), torch.int32)
+
+
+def _caches(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values. shape: the keys', plain or packed as [.., head_dim / x, capacity, x]."""
+    values = shape if len(shape) == 4 else (shape[0], shape[1], shape[3], shape[2] * shape[4])
+    return _on_meta(shape, dtype), _on_meta(values, dtype)
 
 
 def _check_decode(question: Question, q: tuple[int, ...], cache: tuple[int, ...], kv_dtype: torch.dtype) -> None:
     """Whether decode_attention takes such a call."""
-    values = cache if len(cache) == 4 else (cache[0], cache[1], cache[3], cache[2] * cache[4])
-    options = _given(question, "window", "softcap", "split_size")
-    if options.get("softcap") is True:  # that there is one
-        options["softcap"] = 1.0
-    table: Any = question.options.get("block_table")
-    if table is not None:
-        try:
-            rows, per_row = table
-        except (TypeError, ValueError) as error:
-            allowed = "its shape, (rows, blocks a row)"
-            raise InvalidArgumentError("explain: block_table", got=shown(table), allowed=allowed) from error
-        options["block_table"] = _on_meta((rows, per_row), torch.int32)
+    options = _given(question, "scale", "window", "softcap", "split_size")
     lengths = _on_meta((q[0],), torch.int32)
-    caches = (_on_meta(cache, kv_dtype), _on_meta(values, kv_dtype))
-    decode_attention(_on_meta(q, question.dtype), *caches, lengths, **options)
+    caches = _caches(cache, kv_dtype)
+    decode_attention(_on_meta(q, question.dtype), *caches, lengths, block_table=_block_table(question), **options)
 
 
 def masked(question: Question) -> Explanation:
     qkv, cache = question.take((2, 3, 4), (4, 5))
-    width, head_dim = _fused(question, qkv, cache)
+    dtype, kv_dtype = question.dtype, dtype_of(question, "kv_dtype", question.dtype)
+    scaled = question.options.get("qkv_out_scale") is not None
+    if scaled:  # which goes with a projection in int32; the cache is in the type that was named
+        dtype = torch.int32
+    width, head_dim = _check_masked(question, _on_meta(qkv, dtype), _caches(cache, kv_dtype), scaled=scaled)
     if backend_of(question, MMHA_BACKENDS) == "reference" or not question.cuda:
         return elsewhere(question, "reference", None)
-    options = {"steps_per_block": 128} | question.options
-    dtype = question.dtype
-    if options.get("qkv_out_scale") is not None:
-        # Which goes with a projection in int32; the cache is in the type that was named.
-        options, dtype = {"kv_dtype": str(dtype).removeprefix("torch.")} | options, torch.int32
+    options = {"steps_per_block": 128} | question.options | {"kv_dtype": kv_dtype}
     shapes = ((qkv[0], width - 2 * cache[1], 1, head_dim), cache)
     asked = replace(question, shapes=shapes, options=options, dtype=dtype)
     found = decode(asked)
@@ -243,13 +279,16 @@ def masked(question: Question) -> Explanation:
     return replace(found, operator=question.operator, question=question.text(), why=(why, *found.why))
 
 
-def _fused(question: Question, qkv: tuple[int, ...], cache: tuple[int, ...]) -> tuple[int, int]:
-    """How many heads a fused projection has beside this cache, keys' and values' included, and their head_dim."""
-    head_dim = cache[3] if len(cache) == 4 else cache[2] * cache[4]
-    numbers = math.prod(qkv[1:])
-    width = numbers // max(head_dim, 1)
-    own_dim = qkv[-1] if len(qkv) > 2 else head_dim if width * head_dim == numbers else numbers
-    check_heads(question, width - 2 * cache[1], cache[1], (own_dim, head_dim))
+def _check_masked(question: Question, qkv: Tensor, caches: tuple[Tensor, Tensor], *, scaled: bool) -> tuple[int, int]:
+    """Whether masked_multihead_attention takes such a call. Returns its heads, keys' and values' included, and
+    head_dim."""
+    head_dim = caches[1].shape[3]
+    width = qkv.shape[1:].numel() // max(head_dim, 1)
+    scale = _on_meta((width, head_dim), torch.float32) if scaled else None
+    names = ("rotary_style", "out_scale", "quant_round", "quant_max_bound", "quant_min_bound", "scale")
+    lengths = _on_meta((qkv.shape[0],), torch.int32)
+    masked_multihead_attention(qkv, *caches, lengths, qkv_out_scale=scale, **_given(question, *names))
+    _check_on_a_card(question, caches[1].dtype)
     return width, head_dim
 
 
@@ -269,7 +308,9 @@ def _pdl(question: Question) -> str:
 
 def merge(question: Question) -> Explanation:
     (outs,) = question.take((3, 4, 5, 6))
-    if not question.cuda:
+    kind = _as_on_a_card(question, torch.float64, torch.float32)
+    merge_attention(_on_meta(outs, kind), _on_meta(outs[:-1], torch.float32))
+    if backend_of(question, MERGE_BACKENDS) == "reference" or not question.cuda:
         return elsewhere(question, "reference", None)
     head_dim, queries = outs[-1], outs[-2]
     block_d = 1 << max(0, head_dim - 1).bit_length()
@@ -290,12 +331,30 @@ def merge(question: Question) -> Explanation:
 
 def append(question: Question) -> Explanation:
     qkv, cache = question.take((2,), (4, 5))
-    width, head_dim = _fused(question, qkv, cache)
-    if not question.cuda:
-        plain = len(cache) == 4 and question.options.get("rotary_style", "neox") == "neox"
-        plain = plain and not question.options.keys() & {"block_table", "kv_dtype"}
-        backend = "cpu" if plain and question.dtype is torch.float32 else "reference"
-        return elsewhere(question, backend, "float32, plain caches, neox rotation")
+    options = question.options
+    backend = backend_of(question, APPEND_BACKENDS)
+    kv_dtype = dtype_of(question, "kv_dtype", question.dtype)
+    keys, values = _caches(cache, kv_dtype)
+    head_dim = values.shape[3]
+    width = qkv[1] // max(head_dim, 1)
+    k_scale, v_scale = (
+        None if options.get(name) is None else _on_meta(cache[1:2], torch.float32) for name in ("k_scale", "v_scale")
+    )
+    extras = {"block_table": _block_table(question), "k_scale": k_scale, "v_scale": v_scale}
+    heads = options.get("num_heads", width - 2 * cache[1])
+    places = _on_meta(qkv[:1], torch.int64)
+    more = _given(question, "eps", "rotary_style")
+    append_kv(_on_meta(qkv, question.dtype), None, keys, values, places, places, num_heads=heads, **extras, **more)
+    _check_on_a_card(question, question.dtype)
+    # The loops rotate: an explicit None is a call without rotation.
+    rotates = options.get("rotary_style", "neox") == "neox" and options.get("rotary", True) is not None
+    plain = rotates and len(cache) == 4 and all(extra is None for extra in extras.values())
+    loops = plain and backend != "reference" and not question.cuda and question.dtype is kv_dtype is torch.float32
+    if backend == "cpu" and not loops:
+        advice = 'Use backend="auto".'
+        raise UnsupportedError("append_kv (backend=cpu)", got=question.text(), allowed=_APPEND_LOOPS_TAKE, next=advice)
+    if backend == "reference" or not question.cuda:
+        return elsewhere(question, "cpu" if loops else "reference", _APPEND_LOOPS_TAKE)
     why = "bias, norms, rotation and both stores in one pass over qkv; a head's rotary partners come from L1"
     return Explanation(
         "append_kv",

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage] (nothing public tells)
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import is_gradtrackingtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
@@ -62,13 +62,14 @@ def is_watched(*tensors: Tensor | None) -> bool:
     registered operator.
 
     And whether the first tensor has a shape alone (device meta): then the registered operator answers, too. Raises
-    UnsupportedError for a tensor with a tangent, which no operator would follow.
+    UnsupportedError for a tensor with a tangent, or one that torch.func.grad follows, which no operator would.
     """
     if torch.compiler.is_compiling() or _len_torch_dispatch_stack():
         return True
     if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage] (asking each tensor takes microseconds)
         _refuse_tangents(tensors)
     if peek_interpreter_stack():
+        _refuse_gradients(tensors)
         return True
     grad = torch.is_grad_enabled()
     # Not any(...): a generator takes twice as long, and a layer asks seven times.
@@ -83,6 +84,13 @@ def _refuse_tangents(tensors: Iterable[Tensor | None]) -> None:
     if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise UnsupportedError(
             "forward-mode differentiation", got="a tensor with a tangent", next="Pass the tensor without it, detached."
+        )
+
+
+def _refuse_gradients(tensors: Iterable[Tensor | None]) -> None:
+    if torch.is_grad_enabled() and any(t is not None and is_gradtrackingtensor(t) and t.requires_grad for t in tensors):
+        raise UnsupportedError(
+            "backward", got="a tensor that torch.func.grad follows", next="Pass the tensor without it, detached."
         )
 
 

@@ -16,7 +16,6 @@ __all__ = [
     "Explanation",
     "Question",
     "backend_of",
-    "check_heads",
     "check_numbers",
     "dtype_of",
     "elsewhere",
@@ -104,14 +103,6 @@ def check_numbers(operator: str, options: dict[str, Any]) -> None:
             raise InvalidArgumentError(f"explain {operator}: {name}", got=shown(value), allowed=allowed)
 
 
-def check_heads(question: Question, num_heads: int, num_kv_heads: int, head_dims: tuple[int, int]) -> None:
-    """head_dims: of the queries, and of keys and values. Raises ShapeError."""
-    if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads or len(set(head_dims)) > 1 or head_dims[0] < 1:
-        got = f"{num_heads} query heads of {head_dims[0]}, {num_kv_heads} KV heads of {head_dims[1]}"
-        allowed = "a multiple of the KV heads, and one head_dim"
-        raise ShapeError(f"explain {question.operator}: shapes", got=got, allowed=allowed)
-
-
 def dtype_of(question: Question, option: str, default: torch.dtype) -> torch.dtype:
     """The dtype that an option names. Raises UnsupportedError."""
     given = question.options.get(option)
@@ -138,5 +129,6 @@ def elsewhere(question: Question, backend: str, suits: str | None) -> Explanatio
     else:
         kernel = f"{question.operator}/reference.py"
         why = "no other implementation for a CPU" if suits is None else f"compiled loops take only {suits}"
-        why = why if not question.cuda else "asked for"
+        if question.cuda or question.options.get("backend") == "reference":
+            why = "asked for"
     return Explanation(question.operator, question.text(), backend, kernel, (why,))

@@ -10,10 +10,10 @@ from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_apart, check_optional, check_tensors
 
-__all__ = ["check_arguments", "check_contents"]
+__all__ = ["APPEND_BACKENDS", "check_arguments", "check_contents"]
 
 _NAME = "append_kv"
-_BACKENDS = ("auto", "triton", "cpu", "reference")
+APPEND_BACKENDS = ("auto", "triton", "cpu", "reference")
 _CUDA_DTYPES = (torch.bfloat16, torch.float16)
 _CPU_DTYPES = (*_CUDA_DTYPES, torch.float32, torch.float64)
 _INDEX_DTYPES = (torch.int64, torch.int32)
@@ -46,7 +46,7 @@ def check_arguments(
         raise InvalidArgumentError(f"{_NAME}: num_heads", got=shown(num_heads), allowed="a whole number")
     if not is_finite(eps) or eps < 0:
         raise InvalidArgumentError(f"{_NAME}: eps", got=shown(eps), allowed="a finite number, at least 0")
-    options = (("rotary_style", rotary_style, ("neox", "interleaved")), ("backend", backend, _BACKENDS))
+    options = (("rotary_style", rotary_style, ("neox", "interleaved")), ("backend", backend, APPEND_BACKENDS))
     for name, value, choices in options:
         if value not in choices:
             raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=" or ".join(map(repr, choices)))

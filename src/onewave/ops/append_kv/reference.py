@@ -74,7 +74,7 @@ def append_kv(
         taken, positions = taken & (slots >= 0) & (slots < num_blocks), positions % block_size
     _store(k_cache, slots[taken], positions[taken], k[taken], k_scale)
     _store(v_cache, slots[taken], positions[taken], v[taken], v_scale)
-    return q.to(qkv.dtype).contiguous()
+    return qkv.new_empty(q.shape).copy_(q)  # never a view of qkv
 
 
 def _store(cache: Tensor, blocks: Tensor, places: Tensor, values: Tensor, scale: Tensor | None) -> None:

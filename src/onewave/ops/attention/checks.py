@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.masks import as_whole, is_whole
+from onewave.ops.attention.masks import Options, as_whole, is_whole
 from onewave.ops.attention.pages import check_table
 from onewave.ops.library import check_optional, check_tensors, checks_contents, shares_elements
 
@@ -156,6 +156,7 @@ def check_packed(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     longest: tuple[int, int],
+    wanted: Options,
     block_table: Tensor | None = None,
 ) -> None:
     """On a CPU, and with ONEWAVE_DEBUG=1, read back what the tensors hold (a synchronisation) and check that sequences
@@ -166,7 +167,7 @@ def check_packed(
     most_queries, limit = (longest[0], "max_seqlen_q") if checks_contents() else (q.shape[0], "the tokens of q")
     most_keys = k.shape[0]
     if block_table is not None:
-        check_table(name, k, block_table, cu_seqlens_k)
+        check_table(name, k, block_table, cu_seqlens_q, cu_seqlens_k, wanted)
         most_keys = block_table.numel() * k.shape[1]
     _check_starts(name, "q", [int(n) for n in cu_seqlens_q.cpu()], most_queries, limit, q.shape[0])
     starts = [int(n) for n in cu_seqlens_k.cpu()]

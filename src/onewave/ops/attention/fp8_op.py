@@ -148,9 +148,9 @@ def _run(
     out_dtype: torch.dtype,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        check_packed(_NAME, q, k, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k))
     wanted = Options(scale, left, right, top_left, softcap)
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        check_packed(_NAME, q, k, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), wanted)
     reason = _refusal(q, k, v, asked_for=backend == "gluon")
     if backend == "gluon" and reason is not None:
         raise UnsupportedError(f"{_NAME} (backend=gluon)", got=reason, next='Use backend="auto".')

@@ -331,7 +331,7 @@ def _ragged(
     block_table: Tensor | None = None,
 ) -> None:
     longest = (max_seqlen_q, max_seqlen_k)
-    check_packed(_VARLEN, q, k, cu_seqlens_q, cu_seqlens_k, longest, block_table)
+    check_packed(_VARLEN, q, k, cu_seqlens_q, cu_seqlens_k, longest, wanted, block_table)
     chosen = _choose(_VARLEN, q, wanted, backend, extras=True, bias=bias, num_keys=max_seqlen_k)
     sequences = cu_seqlens_q.shape[0] - 1
     options_given = {"alibi": alibi_slopes is not None, "bias": bias is not None, "packed": True}

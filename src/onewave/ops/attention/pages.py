@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention.masks import Options
 from onewave.ops.library import check_tensors
 
 __all__ = ["check_pages", "check_table", "ragged_from_pages"]
@@ -35,16 +36,19 @@ def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: 
         raise ShapeError(f"{name}: page_size", got=str(k.shape[1]), allowed="at least 1")
 
 
-def check_table(name: str, k: Tensor, block_table: Tensor, starts_k: Tensor) -> None:
-    """Read the table back (a synchronisation) and check that what is looked up exists."""
+def check_table(name: str, k: Tensor, block_table: Tensor, starts_q: Tensor, starts_k: Tensor, wanted: Options) -> None:
+    """Read the table back (a synchronisation) and check that what is looked up exists: pages that a query sees."""
     pages, size = k.shape[:2]
-    lengths = (starts_k[1:] - starts_k[:-1]).cpu()
-    needed = (lengths + size - 1) // size
+    queries, keys = ((starts[1:] - starts[:-1]).cpu().long()[:, None] for starts in (starts_q, starts_k))
     most = block_table.shape[1]
-    if len(needed) and int(needed.max()) > most:
-        got, allowed = f"{int(lengths.max())} keys in one sequence", f"at most {most * size}"
+    if len(keys) and int(keys.max()) > most * size:
+        got, allowed = f"{int(keys.max())} keys in one sequence", f"at most {most * size}"
         raise InvalidArgumentError(f"{name}: block_table", got=got, allowed=allowed)
-    used = block_table.cpu()[torch.arange(most, device="cpu") < needed[:, None]]
+    shift = torch.zeros_like(keys) if wanted.top_left else keys - queries
+    first = shift - wanted.left if wanted.left is not None else torch.zeros_like(keys)
+    end = keys if wanted.right is None else torch.minimum(keys, queries + shift + wanted.right)
+    page = torch.arange(most, device="cpu") * size
+    used = block_table.cpu()[(page < end) & (page + size > first) & (queries > 0)]
     wrong = used[(used < 0) | (used >= pages)]
     if len(wrong):
         raise InvalidArgumentError(f"{name}: block_table", got=str(int(wrong[0])), allowed=f"0 to {pages - 1}")

@@ -233,7 +233,7 @@ def explain_attention(
     softcap: object = None,
     sinks: object = None,
     alibi_slopes: object = None,
-    bias: object = None,
+    bias: str | None = None,
     align: str = "bottom-right",
     return_lse: bool = False,
     device: str = "cuda",
@@ -246,9 +246,9 @@ def explain_attention(
 ) -> AttentionPlan:
     """What attention(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D] on a device of this capability.
 
-    Of softcap to bias only whether they are None matters, and whether bias is "float32". descriptors: whether the
-    strides of K and V allow tensor descriptors (multiples of 16 bytes, none of them 0); of Q and the output as well for
-    Hopper's kernel. packed: attention_varlen; page_size: of its keys, where block_table is given.
+    Of softcap to alibi_slopes only whether they are None matters; bias: its dtype ("bool", "float32"). descriptors:
+    whether the strides of K and V allow tensor descriptors (multiples of 16 bytes, none of them 0); of Q and the output
+    as well for Hopper's kernel. packed: attention_varlen; page_size: of its keys, where block_table is given.
     """
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
@@ -261,7 +261,7 @@ def explain_attention(
     extras = any(x is not None for x in (softcap, sinks, alibi_slopes)) or return_lse or packed
     if device == "cpu" or backend in ("reference", "torch"):
         sizes = (batch, num_heads, num_queries, num_keys)
-        return _in_pytorch(backend, sizes, wanted=wanted, extras=extras, bias=bias is not None)
+        return _in_pytorch(backend, sizes, wanted=wanted, extras=extras, bias=bias, dtype=dtype)
     if backend == "mma":
         why_not = mma_refusal(capability, alibi=alibi_slopes is not None, bias=bias is not None)
         if why_not is not None:
@@ -311,20 +311,21 @@ def explain_attention(
 
 
 def _in_pytorch(
-    backend: str, sizes: tuple[int, int, int, int], *, wanted: Options, extras: bool, bias: bool
+    backend: str, sizes: tuple[int, int, int, int], *, wanted: Options, extras: bool, bias: str | None, dtype: str
 ) -> AttentionPlan:
     """On a CPU, or where PyTorch is asked for. sizes: batch, heads, queries, keys. extras: as plan_on_torch's."""
     if backend == "reference":
         return AttentionPlan("reference", "float32 PyTorch", "asked for")
     if backend == "torch":
-        if extras or 0 in sizes:
-            what = "softcap, sinks, ALiBi, LSE, packed or empty sequences"
+        says_bias = bias in (None, "bool") or (bias == dtype and not wanted.hides_keys)
+        if extras or 0 in sizes or not says_bias:
+            what = "softcap, sinks, ALiBi, LSE, packed or empty sequences, or a float bias beside a mask"
             raise UnsupportedError("attention (backend=torch)", got=what, next='Use backend="auto".')
         return AttentionPlan("torch", "scaled_dot_product_attention", "asked for")
     if backend != "auto":
         raise UnsupportedError(f"attention (backend={backend})", got="a CPU", next='Use backend="auto".')
     return plan_on_torch(
-        num_queries=sizes[2], num_keys=sizes[3], hides_keys=wanted.hides_keys, extras=extras, bias=bias
+        num_queries=sizes[2], num_keys=sizes[3], hides_keys=wanted.hides_keys, extras=extras, bias=bias is not None
     )
 
 

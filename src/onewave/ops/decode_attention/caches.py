@@ -80,15 +80,20 @@ def cache_shape(operator: str, k_cache: Tensor, v_cache: Tensor, block_table: Te
 
 
 def check_lengths(
-    operator: str, seq_lens: Tensor, capacity: int, block_table: Tensor | None, num_blocks: int, block_size: int
-) -> None:
-    """Read lengths and block table on the host and check them. Raises InvalidArgumentError. Waits for the device."""
+    operator: str, seq_lens: Tensor, capacity: int, block_table: Tensor | None, num_blocks: int, block_size: int,
+    visible: int | None = None,
+) -> None:  # fmt: skip
+    """Read lengths and block table on the host and check them. visible: a row's last keys, of which some query sees
+    each; None: all. Raises InvalidArgumentError. Waits for the device."""
     longest = int(seq_lens.max()) if seq_lens.numel() else 0
     if longest > capacity:
         raise InvalidArgumentError(f"{operator}: seq_lens", got=str(longest), allowed=f"up to {capacity}, the cache's")
     if block_table is None or not block_table.numel():
         return
-    used = torch.arange(block_table.shape[1], device=block_table.device) * block_size < seq_lens[:, None]
+    start = torch.arange(block_table.shape[1], device=block_table.device) * block_size
+    used = start < seq_lens[:, None]
+    if visible is not None:
+        used &= start + block_size > seq_lens[:, None] - visible
     wrong = used & ((block_table < 0) | (block_table >= num_blocks))
     if wrong.any():
         row, column = (int(index) for index in wrong.nonzero()[0])
@@ -100,14 +105,17 @@ def check_lengths(
 
 
 def cached_rows(
-    k_cache: Tensor, v_cache: Tensor, row: int, length: int, block_table: Tensor | None
+    k_cache: Tensor, v_cache: Tensor, row: int, first: int, length: int, block_table: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of one row, each [kv_heads, length, head_dim]; gathered where they are paged."""
+    """Keys and values of one row from `first` on, each [kv_heads, length - first, head_dim]; gathered where they are
+    paged."""
     if k_cache.ndim == 5:
         k_cache = k_cache.transpose(2, 3).flatten(3)
     if block_table is None:
-        return k_cache[row, :, :length], v_cache[row, :, :length]
+        return k_cache[row, :, first:length], v_cache[row, :, first:length]
     block_size = v_cache.shape[2]
-    blocks = block_table[row, : -(-length // block_size)].long()
-    k, v = (cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length] for cache in (k_cache, v_cache))
+    begin = first // block_size
+    blocks = block_table[row, begin : -(-length // block_size)].long()
+    keys = slice(first - begin * block_size, length - begin * block_size)
+    k, v = (cache[blocks].transpose(0, 1).flatten(1, 2)[:, keys] for cache in (k_cache, v_cache))
     return k, v

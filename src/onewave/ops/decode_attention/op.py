@@ -57,7 +57,8 @@ def decode_attention(
     row of length 0 gives 0 and -inf. A negative length leaves the row's output as it is.
     scale: default 1/sqrt(head_dim). window: a query sees at most the last `window` of its keys. softcap: scores become
     softcap * tanh(score / softcap), with a softcap from 1e-6 to 10,000. sinks: [heads], logits that take part in the
-    softmax and carry no value.
+    softmax and carry no value. Keys that no query sees may hold NaN, and table entries of blocks of such keys alone are
+    not looked at.
     split_size: keys of a partial result, rounded up to whole tiles of 64 or 128; default: by the row's length.
     out: written and returned. backend: "auto", or without any falling back "gluon" (Hopper's kernel, which takes what
     stream_plan.refusal says and gives the same bits), "triton", "cpu" or "reference".
@@ -66,8 +67,8 @@ def decode_attention(
     Sums in float32. A row's bits depend on its own length and cache alone: neither on the batch nor on the capacity,
     but on whether the cache's strides are multiples of 8 elements; others are read one by one, which is slow.
     Nothing is read back to the host, so one captured graph serves every length; ONEWAVE_DEBUG=1 checks lengths and
-    block table, with a synchronisation (the reference on a CPU always does). A CPU's compiled loops take a length
-    beyond the cache as the cache's, and a row whose block is none as empty.
+    block table, with a synchronisation (the reference on a CPU always does). To a CPU's compiled loops keys beyond the
+    cache are none, whatever the length says, and a row whose block is none is empty.
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
     Source: Dao et al., Flash-Decoding 2023; Sanovar et al., LeanAttention, arXiv:2405.10480.
     """
@@ -106,7 +107,8 @@ def decode_attention(
     _check_extras(shape.num_kv_heads, q, k_scale, v_scale, sinks, out)
     _check_devices(q, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks, out)
     if not watched and checks_contents():
-        check_lengths(_NAME, seq_lens, shape.capacity, block_table, v_cache.shape[0], shape.block_size)
+        visible = None if window is None else window + queries.shape[2] - 1
+        check_lengths(_NAME, seq_lens, shape.capacity, block_table, v_cache.shape[0], shape.block_size, visible)
     elif signature is not None and _is_cpu_case(queries, k_cache, v_cache, block_table):
         if len(_seen) >= _MOST_SEEN:
             _seen.clear()
@@ -195,7 +197,8 @@ def _run_out(
         return
     if not q.is_cuda:  # where looking costs little
         capacity = v_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
-        check_lengths(_NAME, seq_lens, capacity, block_table, v_cache.shape[0], v_cache.shape[2])
+        visible = None if window is None else window + q.shape[2] - 1
+        check_lengths(_NAME, seq_lens, capacity, block_table, v_cache.shape[0], v_cache.shape[2], visible)
     # 16-bit products would round scores, which PyTorch's own attention does not.
     exact = torch.promote_types(q.dtype, torch.float32)
     result, result_lse = load(_NAME, "reference").decode_attention(q.to(exact), k_cache, v_cache, seq_lens, **options)

@@ -38,18 +38,20 @@ def decode_attention(
     for row, length in enumerate(map(int, seq_lens)):
         if length <= 0:
             continue
-        k, v = cached_rows(k_cache, v_cache, row, length, block_table)
+        # Keys that no query sees may hold NaN.
+        first = 0 if window is None else max(0, length - (num_queries - 1) - window)
+        k, v = cached_rows(k_cache, v_cache, row, first, length, block_table)
         k, v = k.to(q.dtype), v.to(q.dtype)
         # The query heads that share a KV head are rows of one product: K and V are read once.
         grouped = q[row].reshape(num_kv_heads, -1, head_dim)
-        scores = (grouped @ k.transpose(-1, -2)).to(exact).view(num_heads, num_queries, length)
+        scores = (grouped @ k.transpose(-1, -2)).to(exact).view(num_heads, num_queries, length - first)
         scores = scores * (head_dim**-0.5 if scale is None else scale)
         if k_scale is not None:
             scores = scores * k_scale.repeat_interleave(num_heads // num_kv_heads)[:, None, None]
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         limit = torch.arange(length - num_queries + 1, length + 1, device=q.device)[:, None]
-        key = torch.arange(length, device=q.device)
+        key = torch.arange(first, length, device=q.device)
         hidden = key >= limit
         if window is not None:
             hidden |= key < limit - window
@@ -61,8 +63,8 @@ def decode_attention(
         )
         empty = hidden.all(-1)
         lse[row] = norm.logsumexp(-1).masked_fill(empty, float("-inf"))
-        weights = norm.softmax(-1)[..., :length].masked_fill(empty[:, None], 0.0)
-        mixed = weights.to(q.dtype).view(num_kv_heads, -1, length) @ v
+        weights = norm.softmax(-1)[..., : length - first].masked_fill(empty[:, None], 0.0)
+        mixed = weights.to(q.dtype).view(num_kv_heads, -1, length - first) @ v
         if v_scale is not None:
             mixed = mixed * v_scale[:, None, None].to(q.dtype)
         out[row] = mixed.view(num_heads, num_queries, head_dim)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError, shown
 from onewave.ops.backends import implementation
-from onewave.ops.library import check_tensors, is_watched, refuse_grad, register
+from onewave.ops.library import check_tensors, is_watched, outside_autocast, refuse_grad, register
 from onewave.ops.linear.packed import PackedWeight
 
 __all__ = ["LinearWeight", "linear"]
@@ -61,6 +61,7 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
     return _dense(x, weight, bias, out_dtype)
 
 
+@outside_autocast
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     if x.is_cuda:
         kernels = implementation("linear", x)

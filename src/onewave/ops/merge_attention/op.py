@@ -11,11 +11,11 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, register
 
-__all__ = ["merge_attention"]
+__all__ = ["MERGE_BACKENDS", "merge_attention"]
 
 _NAME = "merge_attention"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_BACKENDS = ("auto", "triton", "reference")
+MERGE_BACKENDS = ("auto", "triton", "reference")
 
 
 def merge_attention(
@@ -69,8 +69,8 @@ def _check(outs: list[Tensor], lses: list[Tensor], backend: str) -> None:
             raise UnsupportedError(f"{_NAME}: devices", got=f"{out.device}, {lse.device}", allowed=f"{device} for all")
         if out.stride(-1) != 1 and out.shape[-1] > 1:
             raise ShapeError(f"{_NAME}: strides of outs", got=str(out.stride()), allowed="a contiguous last axis")
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(_BACKENDS))
+    if backend not in MERGE_BACKENDS:
+        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(MERGE_BACKENDS))
     if backend == "triton" and device.type != "cuda":
         raise UnsupportedError(f"{_NAME} (backend=triton)", got=str(device), allowed="cuda", next='Use backend="auto".')
 
