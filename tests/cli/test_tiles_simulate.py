@@ -94,6 +94,34 @@ def test_whole_panels_are_counted_as_in_the_game(onewave):
     assert found["strip_snake"] == 4 + 2 * 4 - 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["4608", "4608", "896", "--cache", "1280KB", "--workers", "4", "--order", "swizzle:4"],
+        ["1024", "1024", "1024", "--mode", "serial", "--workers", "8", "--level", "smem=600KiB:private",
+         "--cache", "320KiB"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_bound_that_applies_is_above_what_was_moved(onewave, arguments):
+    found = facts(onewave, "tiles", "simulate", "gemm", *arguments)
+    assert found["gap"] >= 0
+    assert all(bound["gap"] >= 0 for bound in found["bounds"] if bound["applies"] and bound["gap"] is not None)
+
+
+def test_names_are_shown_as_they_are_given(onewave, tmp_path):
+    done = onewave(*GEMM, "--level", "x[/y][bold]:key:=1MB")
+    assert (done.status, done.err) == (0, "")
+    assert "x[/y][bold]:key:: A" in done.out
+    file = tmp_path / "a[bold]b:key:.txt"
+    file.write_text("dim M=64\nop a T[M] = X[M]\ntree for M:16 { a }\n")
+    assert "a[bold]b:key:.txt, order" in onewave("tiles", "simulate", "notation", str(file)).out
+    trace, named = tmp_path / "trace.json", tmp_path / "named.json"
+    facts(onewave, *GEMM, "--trace", str(trace))
+    named.write_text(trace.read_text().replace('"gemm"', '"[/gemm]:key:"'))
+    assert "[/gemm]:key:" in onewave("tiles", "compare", str(named), str(named)).out
+
+
 def test_a_fusion_tree_is_simulated_on_its_own_levels(onewave, tmp_path):
     path = tmp_path / "tree.txt"
     path.write_text(
@@ -187,6 +215,7 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["simulate", "gemm", "64", "64", "64", "--tile", "0x1x1"], "128x128x64"),
         (["simulate", "gemm", "64", "64", "64", "--cache", "lots"], "50MB"),
         (["simulate", "gemm", "64", "64", "64", "--cache", "0tiles"], "64tiles"),
+        (["simulate", "gemm", "64", "64", "64", "--cache", "9" * 5000 + "tiles"], "64tiles"),
         (["simulate", "gemm", "64", "64", "64", "--cache", "1KB"], "largest tile"),
         (["simulate", "gemm", "64", "64", "64", "--policy", "clock"], "lru, fifo, belady"),
         (["simulate", "gemm", "64", "64", "64", "--level", "smem"], "NAME=SIZE"),
@@ -215,6 +244,7 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["bounds", "gemm", "64", "64"], "gemm M N K"),
         (["staircase", "64", "64", "--rows", "1:2"], "from:to:step"),
         (["staircase", "64", "64", "--rows", "9:1:1"], "0 sizes"),
+        (["staircase", "64", "64", "--rows", "1:2:" + "3" * 5000], "from:to:step"),
         (["staircase", "0", "64"], "N: 0"),
         (["staircase", "4096", "99999999999"], "K: 99999999999"),
         (["staircase", "1000000000", "64", "--tile", "1x1x1"], "larger tiles"),

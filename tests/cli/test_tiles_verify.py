@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -381,6 +382,20 @@ def test_lower_runs_several_tokens_on_one_memory():
     assert twice["tasks"] == 2 * once["tasks"]
     # The second token's writers wait for the first one's readers as well.
     assert twice["waits"] > 2 * once["waits"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"), [(("gemm", 8192, 8192, 64), 976), (("gemm", 1024, 1024, 65536), 305)], ids=["tasks", "accesses"]
+)
+def test_lower_refuses_more_tokens_than_a_graph_has_room_for(sizes, most):
+    tracemalloc.start()
+    result = lowered(*sizes, "--tokens", 1000, "--no-simulate")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(result.exception, InvalidArgumentError)
+    assert f"repeated program: 1,000 times {'4,096' if most == 976 else '64'} tasks" in str(result.exception)
+    assert f"Run it up to {most} times." in str(result.exception)
+    assert peak < 100e6
 
 
 def test_lower_refuses_more_workers_than_the_device_runs_at_once():

@@ -56,6 +56,19 @@ def test_belady_never_loads_more_than_the_others_and_none_less_than_the_bound(sl
         assert loads["belady"] >= Game(4, 5, 3, slots, unit, "belady").bound()[1]
 
 
+def strips(rows, cols, width):
+    return [(row, col) for left in range(0, cols, width) for row in range(rows) for col in range(left, left + width)]
+
+
+@pytest.mark.parametrize("k", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 6, 12])
+def test_strips_of_b_of_full_depth_load_no_less_than_the_bound(k, width):
+    path = strips(12, 12, width)
+    for slots in range(width * k, 2 * width * k + 2):
+        game = Game(12, 12, k, max(slots, 2), "tiles", "belady")
+        assert game.loads(path) >= game.bound()[1]
+
+
 def test_a_larger_cache_never_costs_more_under_lru_and_belady():
     for policy in ("lru", "belady"):
         found = sweep({"m": 7, "n": 6, "policy": policy})

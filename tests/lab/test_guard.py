@@ -42,6 +42,21 @@ def test_a_request_from_another_site_is_refused(client):
     assert own.status_code == 200
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("mode", ["no-cors", "cors", "navigate"])
+def test_a_get_that_another_site_makes_is_refused_but_for_opening_the_page(client, site, mode):
+    headers = {"sec-fetch-site": site, "sec-fetch-mode": mode}
+    for path in ("/api/choices", "/static/index.html"):
+        assert client.get(path, headers=headers).status_code == 403, path
+    assert client.get("/", headers=headers).status_code == (200 if mode == "navigate" else 403)
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_a_get_of_the_page_itself_or_of_the_address_bar_is_answered(client, site):
+    for path in ("/", "/api/choices", "/static/index.html"):
+        assert client.get(path, headers={"sec-fetch-site": site}).status_code == 200, path
+
+
 def test_every_answer_forbids_foreign_scripts_and_frames(client):
     for answer in (
         client.get("/"),

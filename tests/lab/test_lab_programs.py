@@ -87,6 +87,7 @@ def test_a_trace_that_would_take_too_long_is_refused_before_it_is_built():
         ("attention", "65536,65536,8,64", "2,105,344 tasks"),
         ("ffn", "65536,128,65536", "786,944 tasks"),
         ("gemm", "32768,32768,65536", "accesses"),
+        ("block", "128,45000,1,1", "accesses"),
         ("decode", "llama-3.1-8b,1000000,64", "tasks"),
     ):
         with pytest.raises(InvalidArgumentError, match=f"{words}.*Choose smaller sizes"):
@@ -101,6 +102,14 @@ def test_tasks_are_counted_exactly_before_a_program_is_built(program):
     graph, _ = build_program(program, sizes)
     assert tasks == len(graph.tasks)
     assert len(graph.accesses.tile) / 2 < accesses < 4 * len(graph.accesses.tile)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(128, 1500, 1, 1), (300, 3, 7, 130), (2000, 1, 1, 1), (128, 1, 5000, 1), (1, 1, 1, 5000)]
+)
+def test_accesses_of_a_block_are_counted_exactly_however_narrow_or_wide_a_head_is(sizes):
+    graph, _ = build_program("block", sizes)
+    assert _tasks_and_accesses("block", sizes) == (len(graph.tasks), len(graph.accesses.tile))
 
 
 def test_a_decode_step_is_built_for_built_in_models_only():

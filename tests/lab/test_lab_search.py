@@ -54,6 +54,12 @@ def test_a_game_that_is_too_large_to_prove_gets_the_best_of_many_tries(setting):
     assert found["tried"] > 10
 
 
+@pytest.mark.parametrize(("side", "k", "slots"), [(20, 7, 35), (12, 6, 30), (12, 4, 15)])
+def test_no_way_that_is_found_costs_less_than_the_bound_where_strips_of_full_depth_fit(side, k, slots):
+    found = best_from({"m": side, "n": side, "k": k, "slots": slots, "unit": "tiles", "policy": "belady"})
+    assert found["bound"] <= found["loads"]
+
+
 def test_a_large_game_is_refused():
     with pytest.raises(ValueError, match="up to 1024 tiles"):
         best_from({"m": 64, "n": 64})

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import deque
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.bounds import best_bound, gemm_bounds, graph_bound, panel_bound, panel_bounds
 from onewave.tiles.builders import gemm, gemm_chain
 from onewave.tiles.machine import CacheLevel, Machine
-from onewave.tiles.orders import GRID_ORDERS, grid_order
+from onewave.tiles.orders import GRID_ORDERS, Order, grid_order
 from onewave.tiles.panels import panel_loads
 from onewave.tiles.simulate import simulate
 
@@ -70,6 +71,54 @@ def test_no_order_moves_less_than_the_bounds(rows, cols, depth, tiles, order, po
     moved = report.memory_loaded + report.memory_stored
     for bound in gemm_bounds(m, n, k, capacity, accumulators=lanes * 256):
         assert not bound.applies or moved >= bound.value
+
+
+def strips(rows, cols, width):
+    return [
+        (row, col)
+        for left in range(0, cols, width)
+        for row in range(rows)
+        for col in range(left, min(left + width, cols))
+    ]
+
+
+@pytest.mark.parametrize(("side", "depth", "width", "slots"), [(20, 5, 4, 24), (20, 7, 4, 35)])
+def test_strips_of_full_depth_move_less_than_cosma_says_where_it_does_not_apply(side, depth, width, slots):
+    graph = gemm(side, side, depth, (1, 1, 1))
+    order = Order("strips", side, side, np.array(strips(side, side, width)))
+    machine = Machine(workers=1, levels=(CacheLevel("L2", 2 * slots, policy="belady"),))
+    report = simulate(graph, order, machine, mode="serial").report
+    found = by_name(side, side, depth, 2 * slots, accumulators=1)
+    moved = report.memory_loaded + report.memory_stored
+    assert best_bound(found.values()).value <= moved < found["COSMA"].value
+    assert not found["COSMA"].applies
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    st.integers(12, 28),
+    st.integers(2, 6),
+    st.integers(3, 12),
+    st.integers(1, 6),
+    st.integers(2, 5),
+    st.sampled_from(["strips", "turned strips", "snake", "hilbert"]),
+    st.sampled_from(["belady", "lru", "fifo"]),
+    st.booleans(),
+)
+def test_no_order_moves_less_than_a_bound_where_k_is_about_as_large_as_the_cache(
+    m, count, k, width, room, kind, policy, several
+):
+    # S is about width x k, so k / sqrt(S) lies on both sides of 2: below, strips beat what COSMA says; above, nothing.
+    n, slots = count * width, width * k + room
+    if kind == "turned strips":
+        m, n = n, m
+    path = strips(m, n, width) if kind == "strips" else [(row, col) for col, row in strips(n, m, width)]
+    order = Order(kind, m, n, np.array(path)) if "strips" in kind else grid_order(kind, m, n)
+    lanes = 3 if several else 1
+    machine = Machine(workers=lanes, levels=(CacheLevel("L2", 2 * slots, policy=policy),))
+    report = simulate(gemm(m, n, k, (1, 1, 1)), order, machine, mode="wave" if several else "serial").report
+    moved = report.memory_loaded + report.memory_stored
+    assert moved >= best_bound(gemm_bounds(m, n, k, 2 * slots, accumulators=lanes)).value
 
 
 def test_a_graphs_bound_is_its_inputs_and_outputs():

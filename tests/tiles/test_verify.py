@@ -196,6 +196,16 @@ def test_a_token_that_overtakes_the_one_before_is_a_race():
     assert (error.kind, error.witness["pair"]) == ("race", ["read#1@0", "write#0@1"])
 
 
+@pytest.mark.parametrize(("tasks", "accesses"), [(6, 100), (100, 6)])
+def test_a_program_is_repeated_up_to_the_size_of_a_graph(monkeypatch, tasks, accesses):
+    monkeypatch.setattr("onewave.tiles.schedule.MAX_TASKS", tasks)
+    monkeypatch.setattr("onewave.tiles.schedule.MAX_ACCESSES", accesses)
+    once = plan(graph_of(("write", "", "a"), ("write", "", "b")), [0, 1]).program
+    assert once.repeated(3).num_tasks == 6
+    with pytest.raises(InvalidArgumentError, match=r"4 times 2 tasks and 2 tile accesses.*Run it up to 3 times"):
+        once.repeated(4)
+
+
 @pytest.mark.parametrize("mode", list(Mode))
 def test_tokens_that_follow_each_other_in_one_launch_wait_for_the_buffers_of_the_token_before(mode):
     graph = layers()

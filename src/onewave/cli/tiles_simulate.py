@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from onewave.cli import tiles_tables as tables
 if TYPE_CHECKING:
     from onewave.tiles.bounds import Bound
     from onewave.tiles.graph import TileGraph
-    from onewave.tiles.machine import CacheLevel
+    from onewave.tiles.machine import CacheLevel, Machine
     from onewave.tiles.programs import ProgramOptions
     from onewave.tiles.trace import Trace
 
@@ -92,7 +93,7 @@ def simulate_command(
         if path is not None:
             tables.write_text(path, text())
     title = " ".join((program, *(sizes or ())))
-    found = _bounds_of(graph, program, sizes or [], shape, levels, machine.lanes if mode == "wave" else 1)
+    found = _bounds_of(graph, program, sizes or [], shape, machine, at_once=machine.lanes if mode == "wave" else 1)
     facts = _facts(title, made, found, order or default) | {"sync": sync}
     if as_json:
         print(json.dumps(facts))
@@ -144,8 +145,8 @@ def bounds_command(
         shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, context, batch, workers)
         graph, _, named = _built(program, sizes or [], shape)
         levels = _levels(graph, named, cache, None, [])
-        found = _bounds_of(graph, program, sizes or [], shape, levels, workers)
         machine = Machine(workers=workers, levels=levels)
+        found = _bounds_of(graph, program, sizes or [], shape, machine, at_once=workers)
         # Above this many accesses all orders together would take longer than a person waits.
         orders = list(GRID_ORDERS) if program == "gemm" and len(graph.accesses.tile) <= 300_000 else []
         results = {name: _moved(simulate(graph, name, machine)) for name in orders or ["sequential"]}
@@ -197,7 +198,7 @@ def staircase_command(
     from onewave.tiles.simulate import latency_staircase
 
     parts = rows.split(":")
-    if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and 0 < int(part) < 10**9 for part in parts):
+    if len(parts) != 3 or not all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) for part in parts):
         raise InvalidArgumentError("--rows", got=repr(rows[:40]), allowed="from:to:step, as 128:4096:128")
     first, last, step = (int(part) for part in parts)
     sizes = range(first, last + 1, step)
@@ -359,7 +360,7 @@ def _levels(
         numbers = graph.accesses.tile
         largest = int(graph.bytes_of_numbers(numbers).max()) if len(numbers) else 1
         count = cache.removesuffix("tiles").strip()
-        if not (count.isascii() and count.isdecimal()) or not 1 <= int(count) < 10**9:
+        if not re.fullmatch(r"[0-9]{1,9}", count) or not int(count):
             raise InvalidArgumentError("--cache", got=repr(cache[:40]), allowed="1 or more tiles, as 64tiles")
         capacity = int(count) * largest
     else:
@@ -368,8 +369,9 @@ def _levels(
 
 
 def _bounds_of(
-    graph: TileGraph, program: str, sizes: list[str], shape: Any, levels: tuple[CacheLevel, ...], lanes: int
+    graph: TileGraph, program: str, sizes: list[str], shape: Any, machine: Machine, *, at_once: int
 ) -> tuple[Bound, ...]:
+    """The program's bounds on this machine. at_once: lanes that compute a tile of C at the same time."""
     from onewave.tiles.bounds import gemm_bounds, graph_bound
     from onewave.tiles.builders import DTYPES
     from onewave.tiles.programs import read_sizes
@@ -377,10 +379,11 @@ def _bounds_of(
     if program != "gemm":
         return (graph_bound(graph),)
     m, n, k = read_sizes("gemm", sizes)
-    capacity = sum(level.capacity * (lanes if level.private else 1) for level in levels)
+    # Every lane keeps its private caches, though in serial mode one lane computes at a time.
+    capacity = sum(level.capacity * (machine.lanes if level.private else 1) for level in machine.levels)
     # Accumulators stay in registers, outside every cache: they are fast memory all the same.
-    held = lanes * min(shape.gemm_tile[0], m) * min(shape.gemm_tile[1], n)
-    return gemm_bounds(m, n, k, capacity, itemsize=DTYPES[shape.dtype], accumulators=held, workers=lanes)
+    held = at_once * min(shape.gemm_tile[0], m) * min(shape.gemm_tile[1], n)
+    return gemm_bounds(m, n, k, capacity, itemsize=DTYPES[shape.dtype], accumulators=held, workers=at_once)
 
 
 def _moved(trace: Trace) -> int:

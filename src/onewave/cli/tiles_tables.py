@@ -55,8 +55,10 @@ def show(*tables: Table) -> None:
     """Print tables."""
     from rich.console import Console
 
-    # A pipe has no width: wide enough for every table, so that what is read by a program never folds.
-    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    # A pipe has no width: wide enough for every table, so that what is read by a program never folds. Names of files,
+    # levels and phases are shown as they are: "[/y]" and ":x:" in them are neither markup nor emoji.
+    width = None if Console().is_terminal else 140
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     for made in tables:
         console.print(made)
 

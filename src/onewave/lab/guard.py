@@ -1,8 +1,9 @@
 """What stands before every route: the Host check, the size limit, security headers, and errors as JSON.
 
-A page of another site can make a browser send requests to a server on loopback. Two checks keep it out: the Host header
-must be an address or a name that the server was started for (a rebound DNS name is neither), and a request that carries
-an Origin must come from the same host.
+A page of another site can make a browser send requests to a server on loopback. Three checks keep it out: the Host
+header must be an address or a name that the server was started for (a rebound DNS name is neither); a request that
+carries an Origin must come from the same host; and one of which the browser says in Sec-Fetch-Site that another site
+made it may only open the page, as a link does. The last is for GET: from an <img> or a <script> it carries no Origin.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        refusal = self._refusal(headers)
+        refusal = self._refusal(headers, scope["path"])
         if refusal is not None:
             await _answer(send, *refusal)
             return
@@ -92,12 +93,14 @@ class Guard:
         if over and not started:
             await _answer(send, 413, self._too_large())
 
-    def _refusal(self, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
+    def _refusal(self, headers: dict[bytes, bytes], path: str) -> tuple[int, str] | None:
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._knows(host):
             return 403, f"Host header {host[:60]!r}; allowed: an IP address or {', '.join(sorted(self.names))}"
         origin = headers.get(b"origin")
-        if origin is not None and _site(origin.decode("latin-1")) != host.lower():
+        foreign = origin is not None and _site(origin.decode("latin-1")) != host.lower()
+        opened = path == "/" and headers.get(b"sec-fetch-mode") == b"navigate"
+        if foreign or (headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and not opened):
             return 403, "request from another site; open the lab's own page"
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 12 or int(length) > self.most_bytes:

@@ -230,7 +230,9 @@ def _tasks_and_accesses(program: str, sizes: Sequence[int]) -> tuple[int, int]:
         return heads * a * (b + 2), 7 * heads * a * b
     heads = sizes[1] if len(sizes) > 1 else 1
     width = -(-heads * (sizes[2] if len(sizes) > 2 else 1) // TILE)
-    return a * (heads + d + 2 * width), 6 * a * a * heads + 4 * a * width * (width + 3 * d)
+    # The projection walks K head by head, however narrow or wide a head is.
+    accesses = heads * (2 * a + 2) + width * (2 * heads + 2) + d * (3 * width + 1) + width * (2 * d + 1)
+    return a * (heads + d + 2 * width), a * accesses
 
 
 def _chain_graph(given: Mapping[str, Any], most_tasks: int) -> TileGraph:

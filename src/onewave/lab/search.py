@@ -70,6 +70,7 @@ def best_from(given: Mapping[str, Any]) -> dict[str, Any]:
     _improve(hunt)
     if game.unit == "panels" and tiles <= MOST_EXACT_TILES and hunt.loads > hunt.bound and hunt.fixed < tiles:
         _prove(hunt, begun)
+    assert hunt.bound <= hunt.loads, f"{hunt.loads} loads below the bound of {hunt.bound}: {game}"
     if hunt.fixed == tiles:
         hunt.bound = hunt.loads
     return {

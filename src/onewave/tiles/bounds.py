@@ -57,10 +57,11 @@ def gemm_bounds(
     meanwhile; they are fast memory too, so S, the elements that it holds, is capacity / itemsize + accumulators.
     - compulsory: A and B once in, C once out.
     - Smith-van de Geijn: 2mnk / sqrt(S) - 2S (Smith et al. 2017, arXiv:1702.02017), and its leading term alone.
-    - COSMA: 2mnk / sqrt(S) + mn, where sqrt(S) is at most m, n and k (Kwasniewski et al. 2019, arXiv:1908.09606,
-      theorem 1). With workers P > 1, also its parallel form per worker, each having an equal share s of S:
-      P times min(2mnk / (P sqrt(s)) + s, 3 (mnk / P)^(2/3)), which counts every worker's own traffic, so it bounds what
-      the workers receive and not what a shared cache loads.
+    - COSMA: 2mnk / sqrt(S) + mn (Kwasniewski et al. 2019, arXiv:1908.09606, theorem 1), where sqrt(S) is at most m and
+      n, and 2 sqrt(S) at most k. With a smaller k, columns of B of full depth that stay, S / k at a time, while A goes
+      by move less: mnk^2 / S + nk + mn. With workers P > 1, also its parallel form per worker, each having an equal
+      share s of S: P times min(2mnk / (P sqrt(s)) + s, 3 (mnk / P)^(2/3)), which counts every worker's own traffic, so
+      it bounds what the workers receive and not what a shared cache loads.
     Raises InvalidArgumentError.
     """
     check_sizes({"M": m, "N": n, "K": k, "workers": workers})
@@ -68,8 +69,9 @@ def gemm_bounds(
         raise InvalidArgumentError("capacity", got=f"{capacity} bytes", allowed="1 byte or more")
     fast = capacity / itemsize + accumulators
     products = float(m) * n * k
-    leading = 2 * products / math.sqrt(fast)
-    fits = fast >= 1 and math.sqrt(fast) <= min(m, n, k)
+    side = math.sqrt(fast)
+    leading = 2 * products / side
+    fits = fast >= 1 and side <= min(m, n) and 2 * side <= k
     term = leading * itemsize
     found = [
         Bound("compulsory", (m * k + k * n + m * n) * itemsize, "bytes", True, "A and B once in, C once out"),

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.graph import TileGraph
+from onewave.tiles.graph import MAX_ACCESSES, MAX_TASKS, TileGraph
 
 __all__ = [
     "Csr",
@@ -139,11 +139,19 @@ class Program:
         """Run the program several times over the same tiles, as a launch that makes several tokens does.
 
         Every copy touches the same tiles, so what one token leaves behind the next one must not overtake.
-        Raises InvalidArgumentError for times < 1.
+        Raises InvalidArgumentError for times < 1, and for more tasks or accesses in all than a graph may have.
         """
         if times < 1:
             raise InvalidArgumentError("times", got=str(times), allowed="1 or more")
         n, entries = self.num_tasks, len(self.tile)
+        if n * times > MAX_TASKS or entries * times > MAX_ACCESSES:
+            most = min(MAX_TASKS // max(n, 1), MAX_ACCESSES // max(entries, 1))
+            raise InvalidArgumentError(
+                "repeated program",
+                got=f"{times:,} times {n:,} tasks and {entries:,} tile accesses",
+                allowed=f"up to {MAX_TASKS:,} tasks and {MAX_ACCESSES:,} accesses in all",
+                next=f"Run it up to {most:,} times.",
+            )
         shifts = np.arange(times, dtype=np.int64)
         ends = (self.start[1:][None, :] + shifts[:, None] * entries).reshape(-1)
         after = (self.after[None, :, :] + shifts[:, None, None] * n).reshape(-1, 2)
