@@ -56,6 +56,11 @@ def test_the_ledger_gets_a_line_a_test(latency, tmp_path):
     assert lines[1]["extra"]["decode_path"] == "eager"
 
 
+def test_a_models_name_is_shown_as_it_is(latency, own_model):
+    named = own_model.rename(own_model.with_name("a[red]b:key:"))
+    assert "a[red]b:key:, float32" in latency("--model", named).out
+
+
 def test_lines_that_cannot_be_written_are_not_lost(latency, tmp_path):
     (tmp_path / "figures" / "cpu.jsonl").mkdir(parents=True)
     done = latency("--ledger", tmp_path / "figures")

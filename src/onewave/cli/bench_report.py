@@ -86,7 +86,8 @@ def print_table(table: Table, *notes: str) -> None:
     """Print a table, then a line for each note."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
+    # Names of models are shown as they are: "[/y]" and ":x:" in them are neither markup nor emoji.
+    console = Console(width=None if sys.stdout.isatty() else _COLUMNS, markup=False, emoji=False)
     console.print(table)
     for note in notes:
-        console.print(note, highlight=False, markup=False)
+        console.print(note, highlight=False)
