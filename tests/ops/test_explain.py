@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from onewave import ops
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.explain import explain
@@ -19,6 +21,7 @@ from onewave.ops.merge_attention.op import merge_attention
 from onewave.ops.rms_norm.op import rms_norm
 from onewave.ops.swiglu.op import swiglu
 
+OPERATORS = Path(ops.__file__).parent
 Q, CACHE = (2, 8, 1, 64), (2, 2, 4096, 64)
 FFN = [(2, 64), (128, 64), (64, 128)]
 QUESTIONS: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
@@ -49,6 +52,9 @@ def test_every_operator_answers_for_cards_that_are_not_there(name, shapes, optio
     assert answer.kernel in text
     assert all(reason in text for reason in answer.why)
     assert answer.why
+    if ".py: " in answer.kernel:
+        place, kernel = answer.kernel.split(": ")
+        assert f"def {kernel}(" in (OPERATORS / place).read_text()
     if device != "cpu" and answer.backend == "triton":
         assert answer.tile
     if device == "cpu":
@@ -58,7 +64,7 @@ def test_every_operator_answers_for_cards_that_are_not_there(name, shapes, optio
 @pytest.mark.parametrize(
     ("device", "backend", "says"),
     [
-        ("cuda:sm_90", "gluon", "fp8_impl.py: fp8_kernel"),
+        ("cuda:sm_90", "gluon", "fp8_kernel_impl.py: fp8_kernel"),
         ("cuda:sm_80", "triton", "dequantised copies: products in float8 need sm_90, and this is sm_80"),
         ("cpu", "reference", "dequantised copies: tensors on a CPU"),
     ],

@@ -71,7 +71,7 @@ Quantization = Annotated[
     str | None,
     typer.Option(
         "--quantization",
-        help="int8 or fp8: round the matrices to one byte a weight, one scale a row; the wave then reads half as much.",
+        help="int8 or fp8: round the matrices to one byte a weight, one scale a row; a wave then reads that.",
     ),
 ]
 Compact = Annotated[

@@ -42,6 +42,12 @@ _HALVES = (torch.float16, torch.bfloat16)
 _ATTENTION_OPTIONS = ("causal", "scale", "window", "softcap", "align", "backend")
 # Options that may be True, which says that there is one.
 _NUMBERS = ("softcap", "out_scale")
+_FILES = {
+    "fp8_kernel": "fp8_kernel_impl.py",
+    "gluon": "gluon_kernel_impl.py",
+    "mma": "mma_kernel_impl.py",
+    "triton": "triton_impl.py",
+}
 _APPEND_LOOPS_TAKE = "float32, plain caches, neox rotation"
 
 
@@ -118,8 +124,7 @@ def _flags(question: Question) -> dict[str, Any]:
 def _as_planned(question: Question, plan: AttentionPlan) -> Explanation:
     kernel, tile, programs = f"attention: {plan.kernel}", None, None
     if plan.block_m:
-        module = "fp8" if plan.kernel == "fp8_kernel" else plan.backend
-        kernel = f"attention/{module}_impl.py: {plan.kernel}"
+        kernel = f"attention/{_FILES.get(plan.kernel, _FILES[plan.backend])}: {plan.kernel}"
         tile = f"{plan.block_m} query rows x {plan.block_n} keys x {plan.width}"
         tile += f", {plan.num_warps} warps, {plan.num_stages} stages"
         programs = f"{plan.programs}, {plan.tiles} tiles for each head of a sequence"

@@ -20,9 +20,11 @@ __all__ = ["LaunchState"]
 class LaunchState:
     """Buffers that nobody else may touch meanwhile.
 
-    exchange, epochs, counters: see kernel.py; watch: spin.py; several, asked: choose.py. host: int32 [1] of the host's
-    memory, where launches write that one has stalled. asking: copies of `one`, of the host's memory, to `asked`; they
-    run beside launches (of several tokens). ends: whether one has been made since the last launch began.
+    exchange: two sets of words that results travel in (exchange.py), taken in turns. epochs: how often each block has
+    gone through its steps. counters: of what was produced; they are never reset, each time adds program.totals to
+    them, so a wait is for its value plus epoch times total. watch: spin.py; several, asked: choose.py. host: int32 [1]
+    of the host's memory, where launches write that one has stalled. asking: copies of `one`, of the host's memory, to
+    `asked`; they run beside launches (of several tokens). ends: whether one has been made since the last launch began.
     """
 
     exchange: Tensor
