@@ -8,11 +8,12 @@ VENV := .venv
 CONSTRAINTS := constraints/cpu.txt constraints/cuda.txt
 CHOSEN := $(VENV)/constraints.txt
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install -qq --disable-pip-version-check --constraint $(CHOSEN) $(PIP_ARGS)
+# PIP_USER, if somebody has set it, would install beside the environment.
+PIP := PIP_USER=0 $(RUN) -m pip install -qq --disable-pip-version-check --constraint $(CHOSEN) $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint gpu-test
+.PHONY: help demo test lint gpu-test in-place
 
 help:
 	@echo "make demo      answer a question with the default model"
@@ -20,15 +21,15 @@ help:
 	@echo "make lint      ruff and pyright"
 	@echo "make gpu-test  run the tests that need a CUDA card"
 
-demo: $(VENV)/.ready-demo
+demo: in-place $(VENV)/.ready-demo
 	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats
 
 # A file's tests stay in one process, which compiles what they share once; more than four processes take much memory.
-test: $(VENV)/.ready-dev
+test: in-place $(VENV)/.ready-dev
 	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PYTEST_ARGS)
 
-lint: $(VENV)/.ready-dev
+lint: in-place $(VENV)/.ready-dev
 	@$(VENV)/bin/ruff check src tests
 	@$(VENV)/bin/ruff format --check src tests
 	@$(VENV)/bin/pyright
@@ -41,12 +42,17 @@ gpu-test:
 		$(MAKE) --no-print-directory $(VENV)/.ready-dev && $(RUN) -m pytest tests -m gpu $(PYTEST_ARGS); \
 	fi
 
+# A virtual environment knows its own place: that of a clone which was moved would fail, or run another clone's code.
+in-place:
+	@test ! -s $(VENV)/.ready-python || test "$$(cat $(VENV)/.ready-python)" = "$(CURDIR)" || { \
+		echo "error: $(VENV) was made in $$(cat $(VENV)/.ready-python); rm -rf $(VENV) and run make again" >&2; exit 2; }
+
 $(VENV)/.ready-python:
 	@$(PYTHON) -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' || { \
 		echo "error: $(PYTHON) is missing or older than Python 3.11; name another with make PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { \
 		echo "error: $(PYTHON) -m venv failed; install Python's venv and pip (Debian: apt-get install python3-venv)" >&2; exit 2; }
-	@touch $@
+	@echo "$(CURDIR)" > $@
 
 # torch goes first: asked for together with the rest, pip may pick another build of it. Where an index has CUDA builds
 # alone, the first constraints contradict themselves, as those of the second do not.
@@ -54,7 +60,9 @@ $(VENV)/.ready-torch: $(CONSTRAINTS) | $(VENV)/.ready-python
 	@for file in $(CONSTRAINTS); do \
 		cp $$file $(CHOSEN); \
 		echo "Installing PyTorch into $(VENV) ($$file)"; \
-		$(PIP) torch 'triton; sys_platform == "linux"' numpy && break || test $$file = constraints/cpu.txt || exit 1; \
+		$(PIP) torch 'triton; sys_platform == "linux"' numpy 2> $(VENV)/pip.log && break; \
+		test $$file = constraints/cpu.txt || { cat $(VENV)/pip.log >&2; exit 1; }; \
+		echo "No such PyTorch without CUDA for this Python: the build with CUDA comes instead, some GB"; \
 	done
 	@touch $@
 

@@ -157,6 +157,11 @@ def test_a_wrong_command_line_says_where_to_read_on(onewave, arguments):
     assert "--help" in onewave(*arguments).error()
 
 
+def test_an_option_without_its_value_names_its_own_commands_help(onewave):
+    assert onewave("generate", "x", "--max-tokens").error().endswith("See `onewave generate --help`.")
+    assert onewave("bench", "latency", "--reps").error().endswith("See `onewave bench latency --help`.")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -75,4 +75,4 @@ def test_a_full_disk_is_one_line() -> None:
             [*COMMAND, "env"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
     assert done.returncode == 1
-    assert done.stderr == "error: No space left on device\n"
+    assert done.stderr == "error: the output: No space left on device\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -242,3 +244,12 @@ def test_a_model_that_computes_its_attention_by_itself_is_refused() -> None:
         pytest.raises(UnsupportedError, match="BloomConfig, which computes"),
     ):
         model(torch.tensor([[5, 6, 7]]))
+
+
+def test_without_transformers_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['transformers'] = None\nimport onewave.compat.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: onewave.compat.transformers needs transformers 5.0 or newer")
+    assert last.endswith("Run `pip install 'transformers>=5'`.")

@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
         status = _invoke(_with_ledger_value(rest))
         sys.stdout.flush()
     except BaseException as error:
-        return _report(error, debug=debug)
+        return _report(error, rest, debug=debug)
     return status
 
 
@@ -118,7 +118,7 @@ def _with_ledger_value(arguments: Sequence[str]) -> list[str]:
     return given
 
 
-def _report(error: BaseException, *, debug: bool) -> int:
+def _report(error: BaseException, arguments: Sequence[str], *, debug: bool) -> int:
     """Say what went wrong in one line on stderr (nothing for an interrupt or a closed pipe) and return the status."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         status, line = 130, None
@@ -130,14 +130,14 @@ def _report(error: BaseException, *, debug: bool) -> int:
         status, line = 141, None
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
         _drop_output()
-        status, line = 1, f"error: {error.strerror or error}"
+        status, line = 1, f"error: {error.filename or 'the output'}: {error.strerror or error}"
     elif isinstance(error, OnewaveError):
         status, line = 2, f"error: {error}"
     elif isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     elif callable(getattr(error, "format_message", None)):
         # typer carries click within itself, or beside, depending on its version: known by its method.
-        status, line = 2, f"error: {_usage_line(error)}"
+        status, line = 2, f"error: {_usage_line(error, arguments)}"
     else:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         status, line = 1, f"internal error: {text} (run again with --debug for the traceback)"
@@ -155,9 +155,20 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _usage_line(error: Any) -> str:
+def _usage_line(error: Any, arguments: Sequence[str]) -> str:
     """Reduce a usage error to one sentence and where to read on."""
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "onewave"
+    command = context.command_path if context is not None else _command_of(arguments)
     text = " ".join(str(error.format_message()).split()).rstrip(".")
     return f"{text}. See `{command} --help`."
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """The command that a line names."""
+    path = ["onewave"]
+    found: Any = typer.main.get_command(app)
+    for word in arguments:
+        if word in getattr(found, "listed", ()):
+            path.append(word)
+            found = found.commands[word]
+    return " ".join(path)

@@ -19,8 +19,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
+
+try:
+    from transformers import MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
+except ImportError as error:
+    raise ImportError(
+        f"onewave.compat.transformers needs transformers 5.0 or newer: {error}. Run `pip install 'transformers>=5'`."
+    ) from error
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.checks import SMALLEST_HEAD_DIM

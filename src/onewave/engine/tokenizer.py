@@ -295,5 +295,8 @@ class Tokenizer:
 
 def _not_text(text: object) -> InvalidArgumentError:
     if isinstance(text, str):
-        return InvalidArgumentError("text", got="a lone surrogate", allowed="Unicode text that UTF-8 can write")
+        return InvalidArgumentError(
+            "text", got="a lone surrogate", allowed="Unicode text that UTF-8 can write",
+            next="Where a shell's words were read: set a UTF-8 locale, as LC_ALL=C.UTF-8.",
+        )  # fmt: skip
     return InvalidArgumentError("text", got=type(text).__name__, allowed="str")
