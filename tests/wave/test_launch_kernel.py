@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -248,3 +249,36 @@ def test_no_kernel_sees_constants_of_one_name_and_two_values() -> None:
     ).splitlines()
     assert int(count) > 200
     assert namesakes == []
+
+
+def test_while_a_kernel_is_compiled_no_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    collects: list[bool] = []
+
+    class Slow(JITFunction):
+        def run(self, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+            collects.append(gc.isenabled())
+
+    monkeypatch.setattr(launches, "_kernels", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launches, "hash_in_order", lambda _: None)
+    launch_kernel(Slow(kernel), (1,), *[1] * 8, SIZE=4)
+    assert collects == [False]
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_again_when_the_last_compilation_ends_and_not_where_it_was_not_before() -> None:
+    with launches.without_collection():
+        with launches.without_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), launches.without_collection():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with launches.without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

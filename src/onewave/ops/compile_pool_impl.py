@@ -136,13 +136,13 @@ def compile_kernel(
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from onewave.wave.launch_kernel import hash_in_order
+    from onewave.wave.launch_kernel import hash_in_order, without_collection
 
     kernel = getattr(import_module(module), name)
     hash_in_order(kernel)
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    with _launcher_beside(source):
+    with _launcher_beside(source), without_collection():
         triton.compile(source, target=target, options=given)
 
 

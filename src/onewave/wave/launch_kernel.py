@@ -10,9 +10,11 @@ of the same properties and goes straight to the kernel that Triton compiled for 
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Generator, Hashable, Iterable
+from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITCallable, JITFunction
 
-__all__ = ["hash_in_order", "launch_kernel", "properties"]
+__all__ = ["hash_in_order", "launch_kernel", "properties", "without_collection"]
 
 _ALIGNED_BYTES = 16
 _HALF = 1 << 31
@@ -72,11 +74,36 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     compiled = kernel.compiled.get(key)
     if compiled is None:
         hash_in_order(function)
-        made = function[grid](*values, **named)
+        with without_collection():
+            made = function[grid](*values, **named)
         if isinstance(made, CompiledKernel):
             kernel.compiled[key] = made
     else:
         compiled[(*grid, 1, 1)[:3]](*values)
+
+
+_without = 0
+_collects = False
+_collecting = threading.Lock()
+
+
+@contextmanager
+def without_collection() -> Generator[None]:
+    """Meanwhile Python collects no garbage, of which a compilation makes hundreds of thousands of objects: with PyTorch
+    loaded, going through all there are takes 0.15 s and more, once a compilation or twice."""
+    global _without, _collects
+    with _collecting:
+        if _without == 0:
+            _collects = gc.isenabled()
+            gc.disable()
+        _without += 1
+    try:
+        yield
+    finally:
+        with _collecting:
+            _without -= 1
+            if _without == 0 and _collects:
+                gc.enable()
 
 
 _hashed: set[str] = set()
