@@ -247,6 +247,18 @@ def test_there_are_none_where_no_wave_is_tried(forked: list[int], tmp_path: Path
     assert forked == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("path", ["auto", "wave", "graph", "eager"])
+def test_a_cards_first_launch_is_begun_after_the_forks(
+    forked: list[int], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(wave_ahead, "begin_first_launch", lambda: begun.append(len(forked)))
+    enter(path, how(tmp_path, device=CARD))
+    assert begun == [1]
+    enter(path, how(tmp_path))
+    assert begun == [1]
+
+
 def test_there_are_none_where_a_program_is_kept_whatever_the_card(forked: list[int], tmp_path: Path) -> None:
     program = plan_decode(BASE, batch=3, workers=3).program
     assert save_program(program, program_path(BASE, batch=3, workers=3, cache_dir=tmp_path))

@@ -26,7 +26,7 @@ from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config import ModelConfig
 from onewave.models.plan_cache import planned_before
-from onewave.ops.compile_pool_impl import compile_in, processes
+from onewave.ops.compile_pool_impl import begin_first_launch, compile_in, processes
 from onewave.ops.warm import side_by_side
 from onewave.wave.program import WaveProgram
 
@@ -47,7 +47,10 @@ _LATER_MODULE = "onewave.wave.kernel"
 @contextmanager
 def compilers(path: str, config: ModelConfig, how: WaveLoad) -> Generator[ProcessPoolExecutor | None]:
     """Processes for a load on that decode path, which have to be there before it uses the card or a second thread.
-    None where nothing is to be planned, as far as can be said without the card, and where there can't be any."""
+    None where nothing is to be planned, as far as can be said without the card, and where there can't be any.
+
+    On a card, what the first launch begins with begins here, behind the forks and beside the card's own start.
+    """
     try:
         wanted = _may_plan(path, config, how)
         for module in _MODULES if wanted else ():
@@ -55,6 +58,8 @@ def compilers(path: str, config: ModelConfig, how: WaveLoad) -> Generator[Proces
     except ImportError:  # then the wave doesn't run here, and loading says why
         wanted = False
     with processes(_PROCESSES if wanted else 0) as pool:
+        if how.device.type == "cuda":
+            begin_first_launch()
         yield pool
 
 

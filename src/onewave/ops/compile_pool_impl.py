@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["compile_in", "compile_kernel", "processes"]
+__all__ = ["begin_first_launch", "compile_in", "compile_kernel", "processes"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,6 +64,23 @@ def _prepare() -> None:
     _end_with_parent()
     gc.disable()  # a kernel's syntax trees are many objects, and the process does not last
     triton_key()  # reads all of Triton's own files
+
+
+def begin_first_launch() -> None:
+    """Begin in a thread what a process's first launch of a Triton kernel begins with, compiled before or not: reading
+    all of Triton's own files, by which compiled kernels are named. A fifth of a second, mostly without Python's lock.
+    """
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:
+        return
+
+    def read() -> None:
+        with suppress(Exception):  # then the launch says what is wrong
+            triton_key()
+
+    with suppress(RuntimeError):  # no more threads: then the launch reads them
+        threading.Thread(target=read, name="first-launch", daemon=True).start()
 
 
 def _end_with_parent() -> None:
@@ -136,13 +153,13 @@ def compile_kernel(
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from onewave.wave.launch_kernel import hash_in_order, without_collection
+    from onewave.wave.launch_kernel import hash_in_order
 
     kernel = getattr(import_module(module), name)
     hash_in_order(kernel)
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    with _launcher_beside(source), without_collection():
+    with _launcher_beside(source):
         triton.compile(source, target=target, options=given)
 
 
