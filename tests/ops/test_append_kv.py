@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +47,37 @@ def test_the_queries_never_lie_in_what_was_projected() -> None:
     kept = q.clone()
     qkv.zero_()
     assert torch.equal(q, kept)
+
+
+def test_a_float8_cache_keeps_a_number_that_is_none() -> None:
+    """It was once stored as -448, which the reference does not."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).parent / "append_kv_aot.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    cast, *bounds = json.loads(done.stdout)
+    assert cast == "cvt.rn.satfinite.e4m3x2.f32"
+    assert bounds
+    assert all(".NaN" in bound for bound in bounds)
+    cache = torch.zeros(2, 1, 1, 4, 16).to(FP8)
+    qkv = randn(1, 3 * 16, seed=0)
+    qkv[0, 16] = qkv[0, 33] = NAN
+    place = torch.tensor([0])
+    op.load("append_kv", "reference").append_kv(qkv.cpu(), None, cache[0], cache[1], place, place, num_heads=1)
+    assert cache[0, 0, 0, 0].float().isnan().tolist() == [True] + [False] * 15
+    assert cache[1, 0, 0, 0].float().isnan().tolist() == [False, True] + [False] * 14
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="of the interpreter's kernel and the reference")
+def test_norms_of_another_dtype_are_rounded_to_the_projections() -> None:
+    qkv, place = randn(1, 3 * 16, seed=0, dtype=torch.float16), torch.tensor([0])
+    norms = {name: 1 + randn(16, seed=seed) for seed, name in enumerate(("q_norm", "k_norm"), 1)}
+    found = []
+    for engine in ENGINES:
+        caches = torch.zeros(2, 1, 1, 4, 16, dtype=torch.float16)
+        q = run(engine, qkv.clone(), None, caches[0], caches[1], place, place, num_heads=1, **norms)
+        found.append((q, caches))
+    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0)
 
 
 def appended(

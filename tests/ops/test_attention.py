@@ -11,6 +11,7 @@ from attention_oracle import oracle, within_rule
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
+from onewave.ops.attention.checks import like
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.plan import explain_attention
 from onewave.ops.decode_attention.op import decode_attention
@@ -308,6 +309,24 @@ def test_the_plan_depends_on_the_row_alone_where_bits_do() -> None:
             ]
             assert len({(plan.block_n, plan.width) for plan in plans}) == 1
             assert all(plan.tiles * plan.block_m >= 1 for plan in plans)
+
+
+def test_queries_that_overlap_have_results_of_their_own() -> None:
+    """As windows over one row do: another axis than the last steps by one element, too."""
+    q = randn(400).as_strided((1, 2, 5, 16), (0, 100, 1, 1))
+    k, v = (randn(1, 2, 7, 16, seed=seed) for seed in (1, 2))
+    for backend in ("auto", "reference"):
+        out, lse = with_lse(q, k, v, backend=backend)
+        assert out.stride(-1) == 1
+        torch.testing.assert_close((out, lse), with_lse(q.contiguous(), k, v, backend=backend))
+    starts = torch.tensor([0, 5], dtype=torch.int32)
+    tokens = q[0].transpose(0, 1)
+    packed = attention_varlen(tokens, k[0, :, :5].transpose(0, 1), v[0, :, :5].transpose(0, 1), starts, starts, 5, 5)
+    assert cast("Tensor", packed).stride(-1) == 1
+    assert like(q).stride() == (160, 80, 16, 1)
+    assert like(q.transpose(1, 2)).stride(-1) == 1
+    lies = randn(1, 5, 2, 16).transpose(1, 2)
+    assert like(lies).stride() == lies.stride()
 
 
 def test_a_bias_may_be_as_short_as_the_rows_that_are_kept() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.attention import fp8_kernel_impl
+from onewave.ops.attention import fp8_impl, fp8_kernel_impl
 from onewave.ops.attention.fp8_kernel_impl import turn_values
 from onewave.ops.attention.fp8_op import attention_fp8
 from onewave.ops.attention.masks import Options, visible_keys
@@ -138,6 +138,22 @@ def test_head_dims_that_the_kernel_has_not_are_refused(head_dim: int) -> None:
         attention_fp8(q, q, q)
 
 
+def test_a_batch_is_as_large_as_a_grid_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside its first axis a grid has 65,535 blocks at most, where sequences once stood."""
+    grids: list[tuple[int, ...]] = []
+
+    def launch(_: object, grid: tuple[int, ...], *__: object, **___: object) -> None:
+        grids.append(grid)
+
+    monkeypatch.setattr(fp8_impl, "launch_kernel", launch)
+    monkeypatch.setattr(fp8_impl, "num_sms", lambda _: 132)
+    batch, one = 70_000, torch.ones(1)
+    q = torch.zeros(batch, 1, 16, 64, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    out, lse = torch.empty(batch, 1, 16, 64, dtype=torch.bfloat16), torch.empty(batch, 1, 16)
+    fp8_impl.attention(out, lse, q, q, q, (one, one, one), Options(0.125))
+    assert grids == [(batch, 1), (132,)]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in the interpreter")
 @pytest.mark.parametrize("packed", [False, True])
 def test_values_are_turned_in_the_order_of_a_threads_scores(packed: bool) -> None:
@@ -149,7 +165,7 @@ def test_values_are_turned_in_the_order_of_a_threads_scores(packed: bool) -> Non
     tiles = tokens // keys + len(lengths) if packed else -(-tokens // keys)
     turned = torch.full((heads, tiles, 128, keys), 7, dtype=torch.uint8)
     left, first = 60, 20
-    turn_values[(tiles, heads, 1)](
+    turn_values[(tiles, heads)](
         v, turned, query_starts, starts, 0, head_dim, heads * head_dim, tokens, first, len(lengths), 3, tiles, left, 0,
         head_dim=head_dim, D=128, BN=keys, RAGGED=packed, TOP_LEFT=False, LEFT=True, RIGHT=True,
     )  # fmt: skip

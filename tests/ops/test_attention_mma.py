@@ -215,7 +215,7 @@ def test_explain_tells_its_tile_and_auto_never_takes_it() -> None:
     shapes = (16, 8, 4096, 128), (16, 2, 4096, 128)
     found = explain("attention", *shapes, device="cuda:sm_80", dtype="fp16", backend="mma", causal=True)
     assert found.backend == "mma"
-    assert "attention/mma_impl.py: mma_kernel" in found.kernel
+    assert "attention/mma_kernel_impl.py: mma_kernel" in found.kernel
     assert str(found.tile).startswith("64 query rows x 32 keys x 128, 4 warps")
     few = explain("attention", (1, 8, 1024, 128), (1, 8, 1024, 128), device="cuda:sm_90", dtype="fp16", backend="mma")
     assert str(few.tile).startswith("32 query rows x 32 keys")

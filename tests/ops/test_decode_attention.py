@@ -152,6 +152,18 @@ def test_a_block_that_no_query_sees_need_not_exist(queries: int, monkeypatch: py
         decode_attention(q, k, v, length, block_table=table, **given)
 
 
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_row_that_sees_nan_is_nan_and_no_row_without_keys(sinks: bool) -> None:
+    """Its LSE was once -inf, with which merge_attention left it out."""
+    case = Case([10, 0, 300], options={"sinks": random(4, dtype=torch.float32, seed=9)} if sinks else {})
+    case.k[0, :, 3] = float("nan")
+    out, lse = case.run()
+    assert out[0].isnan().all()
+    assert lse[0].isnan().all()
+    assert (lse[1] == -torch.inf).all()
+    assert not lse[2].isnan().any()
+
+
 @pytest.mark.parametrize("extras", ["softcap", "sinks", "scale"])
 def test_softcap_sinks_and_scale(extras: str) -> None:
     values = {"softcap": 3.0, "sinks": random(4, dtype=torch.float32, seed=9), "scale": 0.5}

@@ -57,9 +57,9 @@ def append_kv(
     heads = qkv.reshape(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None:
-        q = rms_norm(q, q_norm, eps)
+        q = _normed(q, q_norm, eps)
     if k_norm is not None:
-        k = rms_norm(k, k_norm, eps)
+        k = _normed(k, k_norm, eps)
     k = k.to(torch.promote_types(k.dtype, torch.float32))
     if rotary is not None:
         q, k = rotate(q, rotary, interleaved=interleaved), rotate(k, rotary, interleaved=interleaved)
@@ -75,6 +75,12 @@ def append_kv(
     _store(k_cache, slots[taken], positions[taken], k[taken], k_scale)
     _store(v_cache, slots[taken], positions[taken], v[taken], v_scale)
     return qkv.new_empty(q.shape).copy_(q)  # never a view of qkv
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm in x's dtype, whatever the weight's: rounded to it before the weight and behind it."""
+    unit = rms_norm(x, torch.ones_like(weight, dtype=x.dtype), eps)
+    return (unit * weight).to(x.dtype)
 
 
 def _store(cache: Tensor, blocks: Tensor, places: Tensor, values: Tensor, scale: Tensor | None) -> None:

@@ -49,7 +49,7 @@ def _stored(value, scale_ptr, head, HAS_SCALE: tl.constexpr, KIND: tl.constexpr)
         # Within the bounds, adding and taking away 1.5 * 2^23 rounds half to even.
         value = (tl.minimum(tl.maximum(value, -128.0), 127.0) + 12582912.0) - 12582912.0
     if KIND == 2:
-        value = tl.minimum(tl.maximum(value, -448.0), 448.0)
+        value = tl.clamp(value, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return value
 
 

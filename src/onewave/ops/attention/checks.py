@@ -20,6 +20,7 @@ __all__ = [
     "check_kinds",
     "check_out",
     "check_qkv",
+    "like",
 ]
 
 _MOST_TOKENS = 1 << 31
@@ -181,6 +182,16 @@ def _check_starts(name: str, label: str, starts: list[int], longest: int, limit:
     if starts[0] < 0 or starts[-1] > tokens or any(not 0 <= n <= longest for n in lengths):
         allowed = f"from 0 or more to at most {tokens} in steps of 0 to {longest} ({limit})"
         raise InvalidArgumentError(f"{name}: cu_seqlens_{label}", got=str(starts[:9])[:120], allowed=allowed)
+
+
+def like(q: Tensor, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
+    """A result of q's shape, its axes in q's order in memory, but for the last, which is contiguous whatever q's are.
+
+    By default of q's dtype, on q's device. Nothing is written to it.
+    """
+    made = torch.empty_like(q, dtype=dtype, device=device)
+    # Where another axis of q, as of overlapping windows, steps by one element too, PyTorch may put that one last.
+    return made if made.stride(-1) == 1 else torch.empty(q.shape, dtype=made.dtype, device=made.device)
 
 
 def _refuse_device(name: str, q: Tensor, other: Tensor) -> None:

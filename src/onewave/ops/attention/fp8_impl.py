@@ -147,7 +147,7 @@ def _turned(
     turned = scratch(v.device, rows * KEYS // _FLOAT_BYTES, "turned values").view(torch.uint8)
     values = v.view(torch.uint8)
     launch_kernel(
-        turn_values, (v_tiles, kv_heads, batch),
+        turn_values, (batch * v_tiles, kv_heads),
         values, turned, *(values if each is None else each for each in starts), *v.stride()[:3], *sizes,
         head_dim=head_dim, D=COLUMNS, BN=KEYS, num_warps=4, **flags,
     )  # fmt: skip

@@ -63,12 +63,12 @@ def turn_values(
     tiles, left, right, head_dim: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, RAGGED: tl.constexpr,
     TOP_LEFT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """turned[batch, head, tile] = V^T of the tile's keys, [D, BN] bytes; program ids: tile, head, batch.
+    """turned[batch, head, tile] = V^T of the tile's keys, [D, BN] bytes; program ids: batch * tiles + tile, head.
 
     v: bytes; strides in elements. Key n = 16 a + 8 b + 2 c + d of a tile stands at 16 a + 4 c + 2 b + d. Packed: tiles
     of sequence s are those from starts_k[s] // BN + s on. Zeros from keys and columns that nobody sees.
     """
-    tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, head, batch = tl.program_id(0) % tiles, tl.program_id(1), tl.program_id(0) // tiles
     start = tile * 0
     own = tile
     first, end = first_key, num_keys

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_packed
+from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_packed, like
 from onewave.ops.attention.fp8_plan import FP8_BACKENDS, check_sizes, fp8_refusal
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.op import attention, attention_varlen
@@ -172,7 +172,7 @@ def _run(
             result = attention_varlen(q, k, v, *starts, return_lse=True, **given)
         out, lse = cast("tuple[Tensor, Tensor]", result)
         return out.to(out_dtype), lse
-    out = torch.empty_like(q, dtype=out_dtype)
+    out = like(q, out_dtype)
     lse = _empty_lse(q)
     rows, row_lse = [out, q, k, v], lse
     packing: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def _empty_lse(q: Tensor) -> Tensor:
 def _fake(q: Tensor, *others: object) -> tuple[Tensor, Tensor]:
     dtype = others[-2]
     assert isinstance(dtype, torch.dtype)
-    return torch.empty_like(q, dtype=dtype), _empty_lse(q)
+    return like(q, dtype), _empty_lse(q)
 
 
 register(_NAME, _run, _fake)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_packed, check_qkv
+from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_packed, check_qkv, like
 from onewave.ops.attention.gluon_plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options, rows_of_sequences
 from onewave.ops.attention.mma_plan import mma_refusal
@@ -210,10 +210,10 @@ def _dense(
     if chosen == "torch":
         result = load(_NAME, "torch_impl").attention(q, k, v, wanted, bias)
         # Kept where it lies, if it lies as promised.
-        if out is None and result.stride() == torch.empty_like(q, device="meta").stride():
+        if out is None and result.stride() == like(q, device="meta").stride():
             return result
-        return (torch.empty_like(q) if out is None else out).copy_(result)
-    out = torch.empty_like(q) if out is None else out
+        return (like(q) if out is None else out).copy_(result)
+    out = like(q) if out is None else out
     if chosen == "reference":
         window = (wanted.left, wanted.right)
         result, result_lse = load(_NAME, "reference").attention(
@@ -383,7 +383,7 @@ def _empty_lse(q: Tensor) -> Tensor:
 
 def _unwritten(q: Tensor) -> Tensor:
     """A result: tokens outside every sequence are 0 on a CPU."""
-    return torch.zeros_like(q) if q.is_cpu else torch.empty_like(q)
+    return like(q).zero_() if q.is_cpu else like(q)
 
 
 def _empty_lse_varlen(q: Tensor) -> Tensor:
@@ -424,7 +424,7 @@ def _library(
     softcap: float | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = torch.empty_like(q), _empty_lse(q)
+    out, lse = like(q), _empty_lse(q)
     _library_out(out, lse, q, k, v, sinks, alibi_slopes, bias, scale, left, right, top_left, softcap, backend)
     return out, lse
 
@@ -481,11 +481,11 @@ def _library_varlen(
 
 
 def _fake(q: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), _empty_lse(q)
+    return like(q), _empty_lse(q)
 
 
 def _fake_varlen(q: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), _empty_lse_varlen(q)
+    return like(q), _empty_lse_varlen(q)
 
 
 def _fake_out(*_: object, **__: object) -> None:

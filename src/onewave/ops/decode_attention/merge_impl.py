@@ -65,7 +65,7 @@ def finish(
     """Normalise and write the rows of one tile; head, query: [rows of the tile], inside: [rows, dims]."""
     row64 = row.to(tl.int64)
     real = tl.max(inside.to(tl.int32), axis=1) > 0
-    seen = total > 0
+    seen = total != 0  # nor is NaN, of a key that holds one, a row without keys
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * _LOG2E
         highest = tl.maximum(top, sink)

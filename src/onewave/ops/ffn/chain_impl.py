@@ -309,7 +309,9 @@ def _chain(asked: _Question) -> Chain:
             )
             made = _kept[asked] = Chain(plan, asked.device, asked.dtype, activation=asked.activation)
             while len(_kept) > _MOST_KEPT:
-                _kept.popitem(last=False)
+                oldest = next(iter(_kept))
+                torch.cuda.synchronize(oldest.device)  # a launch on another stream may still read what goes
+                del _kept[oldest]
         _kept.move_to_end(asked)
         if torch.cuda.is_current_stream_capturing():
             _recorded.add(made)

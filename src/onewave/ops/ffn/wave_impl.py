@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -213,10 +214,16 @@ def is_planned(
     return has_plan(sizes, workers=workers, order=order, policy=policy, compact=compact)
 
 
+def _drop(keys: Iterable[tuple[object, ...]]) -> None:
+    """Let go of packed copies, which launches on other streams may still read."""
+    for key in keys:
+        torch.cuda.synchronize(_kept[key].packed.waves[0].device)
+        del _kept[key]
+
+
 def _drop_dead() -> None:
     """Let go of packed copies of weights that nobody has any more."""
-    for key in [key for key, kept in _kept.items() if not kept.is_alive]:
-        del _kept[key]
+    _drop([key for key, kept in _kept.items() if not kept.is_alive])
 
 
 def ffn(
@@ -230,10 +237,10 @@ def ffn(
         kept = _kept.get(key)
         if kept is None or not kept.holds(tensors):
             _drop_dead()
+            _drop([key] if key in _kept else [])
             refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
             kept = _kept[key] = _Kept(PackedFFN(w_up, w_down, w_gate, choice), refs, _versions(tensors))
-            while len(_kept) > _MOST_KEPT:
-                _kept.popitem(last=False)
+            _drop([*_kept][: max(0, len(_kept) - _MOST_KEPT)])  # the oldest
         _kept.move_to_end(key)
         if torch.cuda.is_current_stream_capturing():
             _recorded.add(kept.packed)

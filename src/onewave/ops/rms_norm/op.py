@@ -14,7 +14,8 @@ from onewave.ops.library import check_tensors, is_watched, register
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DTYPES = (*_CUDA_DTYPES, torch.float64)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -62,7 +63,8 @@ def _check(name: str, x: Tensor, weight: Tensor, eps: float) -> float:
         raise ShapeError(f"{name}: shapes", got=got, allowed="x [.., hidden] and weight [hidden], hidden at least 1")
     if x.is_cpu and weight.is_cpu and x.dtype is weight.dtype is torch.float32:
         return float(eps)
-    if x.dtype not in _DTYPES or weight.dtype not in _DTYPES or weight.device != x.device:
+    taken = _CUDA_DTYPES if x.is_cuda else _DTYPES
+    if x.dtype not in taken or weight.dtype not in taken or weight.device != x.device:
         got = f"{x.dtype} on {x.device} and {weight.dtype} on {weight.device}"
         raise UnsupportedError(f"{name}: x, weight", got=got, allowed="bfloat16, float16 or float32 on one device")
     return float(eps)

@@ -11,6 +11,9 @@ from onewave.ops.library import check_tensors, is_watched, register
 
 __all__ = ["swiglu"]
 
+_CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DTYPES = (*_CUDA_DTYPES, torch.float64)
+
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """SiLU of the first half of each row times its second half.
@@ -19,8 +22,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
     Computed in float32 and rounded once. Raises ShapeError, UnsupportedError. Source: Shazeer 2020, arXiv:2002.05202.
     """
     check_tensors("swiglu", gate_up=gate_up)
-    if not gate_up.is_floating_point():
-        raise UnsupportedError("swiglu: dtype", got=str(gate_up.dtype), allowed="a float dtype")
+    if gate_up.dtype not in (_CUDA_DTYPES if gate_up.is_cuda else _DTYPES):
+        got = f"{gate_up.dtype} on {gate_up.device}"
+        raise UnsupportedError("swiglu: dtype", got=got, allowed="bfloat16, float16 or float32 (float64 on a CPU)")
     if gate_up.ndim == 0 or gate_up.shape[-1] % 2:
         raise ShapeError("swiglu: last axis", got=str(tuple(gate_up.shape)), allowed="an even length (gate then up)")
     return torch.ops.onewave.swiglu(gate_up) if is_watched(gate_up) else _swiglu(gate_up)
