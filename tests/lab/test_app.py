@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")
 
-from onewave.lab.app import GETS, POSTS, STATIC
+from onewave.lab.app import GETS, POSTS, STATIC, make_app
 from onewave.lab.guard import MOST_BYTES
 
 
@@ -220,3 +221,23 @@ def test_a_misspelt_field_is_refused_and_not_passed_over(client):
     assert answer.json() == {"error": "field: 'rows'; allowed: k, m, n, policy, slots, unit"}
     answer = client.post("/api/count", json={"m": 3, "oder": []})
     assert answer.status_code == 400
+
+
+def test_a_client_that_leaves_while_it_sends_ends_its_request_quietly():
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/trace",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", b"500")],
+    }
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        del message
+
+    asyncio.run(make_app()(scope, receive, send))
+    assert messages == []

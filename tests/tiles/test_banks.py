@@ -66,3 +66,32 @@ def test_what_is_no_access_or_no_swizzle_is_refused() -> None:
         passes([8], 16)
     with pytest.raises(InvalidArgumentError, match="vec x max_phase = 64"):
         Swizzle(32)
+
+
+@pytest.mark.parametrize("field", ["columns", "vec", "per_phase", "max_phase", "item_bytes"])
+@pytest.mark.parametrize("value", [0, -64])
+def test_a_swizzle_of_nothing_is_refused(field: str, value: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"swizzle: {field}: {value}; allowed: 1 or more"):
+        Swizzle(**{"columns": 64, field: value})
+
+
+@pytest.mark.parametrize("phases", [3, 5, 6, 12])
+def test_phases_that_would_leave_the_row_are_refused(phases: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"max_phase: {phases}; allowed: a power of two"):
+        Swizzle(8 * phases, max_phase=phases)
+
+
+@pytest.mark.parametrize("item_bytes", [1, 2, 4])
+def test_matrices_hold_each_byte_of_a_tile_once_whatever_an_item_is(item_bytes: int) -> None:
+    tile = Swizzle(128, vec=16 // item_bytes, max_phase=4, item_bytes=item_bytes)
+    found = sorted(address for rows in matrices(tile, 16) for address in rows)
+    assert found == list(range(0, 16 * 128 * item_bytes, 16))
+
+
+def test_a_swizzle_that_takes_rows_or_lanes_apart_is_refused() -> None:
+    for tile, rows in ((Swizzle(64, vec=4), 8), (Swizzle(24, item_bytes=32, max_phase=1), 8), (Swizzle(64), 12)):
+        with pytest.raises(InvalidArgumentError, match="multiples of 8 rows and of 16 bytes"):
+            next(matrices(tile, rows))
+    for width in (0, 1, 3, 6, 32):
+        with pytest.raises(InvalidArgumentError, match=f"width: {width}; allowed: a multiple of 2 that divides .* 16"):
+            next(copied_rows(Swizzle(64), 8, width=width))

@@ -112,6 +112,49 @@ def test_hand_offs_are_found_again() -> None:
     assert stage_spans(simulated(found)) == pytest.approx(stage_spans(measured), rel=1e-3)
 
 
+@pytest.mark.parametrize("unknown", ["a", "b"])
+def test_a_stage_that_the_machine_does_not_know_is_named(unknown: str) -> None:
+    graph = chain(6, 4)
+
+    def simulated(hand_offs: Mapping[str, float], *unknown: str) -> Trace:
+        stages = {task.name: stage_of(task.phase) for task in graph.tasks}
+        named = {name: hand_offs[stage] for name, stage in stages.items() if stage not in unknown}
+        return run(graph, 4, hand_offs={**named, **hand_offs})
+
+    measured = simulated({"a": 420.0, "b": 900.0})
+    with pytest.raises(InvalidArgumentError, match=f"stage {unknown}: .* ns whatever its hand-off; allowed: "):
+        fit_hand_offs(measured, lambda given: simulated(given, unknown))
+
+
+def test_a_slow_stage_that_follows_none_has_no_hand_off() -> None:
+    graph, slow = chain(1, 4), 3000.0
+
+    def simulated(hand_offs: Mapping[str, float], start: float = 0.0) -> Trace:
+        named = {task.name: hand_offs[stage_of(task.phase)] for task in graph.tasks}
+        return run(graph, 4, hand_offs=named, task_costs={"a0": start})
+
+    measured = simulated({"a": 0.0, "b": 900.0}, slow)
+    assert fit_hand_offs(measured, simulated) == pytest.approx({"a": 0.0, "b": 900.0}, rel=1e-3)
+
+
+def test_a_hand_off_that_others_hide_is_no_mistake() -> None:
+    """`b` waits for its own lane's long task; what the other lane hands over is there long before."""
+    build = Builder("int8")
+    build.tensor("y", (3, 1), (1, 1))
+    for at, name in enumerate(("own", "other")):
+        build.task(name, (), (("y", (at, 0)),), 0.0, phase=name, index=(at,))
+    build.task("b", (("y", (0, 0)), ("y", (1, 0))), (("y", (2, 0)),), 0.0, phase="b", index=(2,))
+    graph = build.graph()
+
+    def simulated(hand_offs: Mapping[str, float], last: float = 10.0) -> Trace:
+        costs = {"own": 5000.0, "other": 2.0, "b": last}
+        machine = Machine(workers=2, queues="static", task_ns=0.0, task_costs=costs, hand_offs=hand_offs)
+        return simulate(graph, np.arange(3), machine, queues=[[0, 2], [1]])
+
+    found = fit_hand_offs(simulated({}, 100.0), simulated)
+    assert 0 < found["b"] < 5000
+
+
 def test_traces_of_other_programs_and_units_are_refused() -> None:
     graph = chain(3, 2)
     measured = run(graph, 2)

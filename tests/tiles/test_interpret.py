@@ -118,9 +118,19 @@ def test_the_same_seed_gives_the_same_runs_and_another_seed_others():
 
 def test_bad_arguments_are_refused():
     table = table_of(CHAINS["chain"])
-    for wrong in ({"workers": 0}, {"runs": 0}, {"epochs": 0}):
-        with pytest.raises(InvalidArgumentError):
+    for wrong in ({"workers": 0}, {"runs": 0}, {"epochs": 0}, {"workers": 10**9}, {"seed": -1}):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}: .*allowed: "):
             interpret(table, **wrong)
+    for wrong in ({"workers": 0}, {"workers": 10**9}, {"seed": -1}):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}: .*allowed: "):
+            execute(table, {}, {}, **wrong)
+
+
+def test_runs_of_many_workers_are_refused_before_memory_is_taken():
+    table = lower(verify(plan(CHAINS["chain"], range(len(CHAINS["chain"].tasks)), mode=Mode.TICKET)))
+    assert interpret(table, 60_000).ok
+    with pytest.raises(InvalidArgumentError, match=r"runs: 100000 of 60,000 workers .*allowed: up to [0-9]+"):
+        interpret(table, 60_000, runs=100_000)
 
 
 def test_one_long_row_among_many_short_ones_takes_memory_in_proportion():
@@ -135,7 +145,7 @@ def test_one_long_row_among_many_short_ones_takes_memory_in_proportion():
     tracemalloc.stop()
     # A row of 4,000 operands for each of 4,000 tasks would be 128 MB.
     assert peak < 30e6
-    with pytest.raises(InvalidArgumentError, match=r"runs: 100000 of a table .*allowed: up to [0-9]+"):
+    with pytest.raises(InvalidArgumentError, match=r"runs: 100000 of .*allowed: up to [0-9]+"):
         interpret(table, runs=100_000)
 
 

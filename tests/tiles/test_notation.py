@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -115,8 +116,19 @@ def test_a_byte_order_mark_and_tabs_are_no_words():
 def test_par_accepts_only_what_is_independent():
     text = "dim M=32\nop a T[M] = X[M]\nop b U[M] = X[M]\nop c Y[M] = T[M]\n"
     assert names(parse_notation(text + "tree for M:16 { par { a b } c }").graph) == ["a", "b", "c"] * 2
-    with pytest.raises(InvalidArgumentError, match="do not depend on each other"):
+    with pytest.raises(InvalidArgumentError, match=r"line 5: par: .*do not depend on each other"):
         parse_notation(text + "tree for M:16 { par { a c } b }")
+
+
+def test_a_par_in_a_loop_of_many_steps_is_checked_about_as_fast_as_it_is_walked():
+    head = "dim M=40000\nop a R[M] = X[M]\nop b S[M] = X[M]\nop c T[M] = R[M]\n"
+    times = []
+    for inside in ("a b", "par { a b }"):
+        began = time.process_time()
+        parse_notation(f"{head}tree for M:1 {{ {inside} c }}")
+        times.append(time.process_time() - began)
+    # A pass over all edges at every step took twice the walk here, and more the longer the loop.
+    assert times[1] < 2 * times[0] + 0.2
 
 
 @pytest.mark.parametrize(
@@ -129,26 +141,30 @@ def test_par_accepts_only_what_is_independent():
         ("dim M=0", "M=0"),
         ("dtype fp2", "fp32, bf16"),
         ("level L2", "level NAME SIZE"),
-        ("level L2 fast", "'fast'"),
+        ("level L2 fast", "line 1: fast"),
+        ("\nlevel L2 50XB", "line 2: 50XB; allowed: 1 byte or more"),
+        ("level L2 0MB", "line 1: 0MB"),
         ("level L2 1MB lru fifo", "one policy"),
-        ("level L2 1MB clock", "lru, fifo"),
+        ("level L2 1MB clock", "line 1: clock; allowed: lru, fifo, belady"),
+        ("level L2 1MB\nlevel L2 2MB", "line 2: L2; allowed: a new name"),
+        ("level memory 1MB", "line 1: memory; allowed: a new name"),
         ("level L2 1MB scratchpad", "nothing says which tensors"),
         ("op mul", "RESULT"),
         ("dim M=1\nop a Y[M] = X[M]\nop a Z[M] = X[M]\ntree a", "line 3: a; allowed: a new name"),
         ("op a Y[M] = X[M]", "dimension M"),
         ("dim M=1 N=1\nop a Y[M] = X[M]\nop b Z[N] = X[N]", "everywhere"),
         ("dim M=1\nop a Y[M] = Y[M]", "to add to the result"),
-        (HEAD + "tree qk soft", "without pv"),
+        (HEAD + "tree qk soft", "line 10: tree: without pv"),
         (HEAD + "tree qk soft pv }", "a { for every }"),
         (HEAD + "tree for M:16 { qk soft pv", "the end"),
         (HEAD + "tree for Z:16 { qk soft pv }", "for Z:16"),
         (HEAD + "tree for M:0 { qk soft pv }", "for M:0"),
-        (HEAD + "tree for M:65 { qk soft pv }", "up to 64"),
-        (HEAD + "tree for M:16 { for M:32 { qk soft pv } }", "up to 16"),
-        (HEAD + "tree for M:16 { qk } for M:24 { soft pv }", "multiple"),
+        (HEAD + "tree for M:65 { qk soft pv }", "line 10: for M: 65; allowed: up to 64"),
+        (HEAD + "tree for M:16 { \n for M:32 { qk soft pv } }", "line 11: for M: 32; allowed: up to 16"),
+        (HEAD + "tree for M:16 { qk }\nfor M:24 { soft pv }", "line 11: tiles of M: 16, 24; allowed: each a multiple"),
         (HEAD + "tree qk soft pw", "operators: qk, soft, pv"),
         (HEAD + "tree qk; soft pv", "line 10: ;"),
-        (HEAD + "tensor Z fp32\ntree qk soft pv", "tensor: Z"),
+        (HEAD + "tensor Z fp32\ntree qk soft pv", "line 10: tensor Z; allowed: S, Q, K, P, O, V"),
         ("dim M=999999999 N=999999999\nop a Y[M,N] = X[M,N]\ntree for M:1 { for N:1 { a } }", "larger tiles"),
         (HEAD + "tree " + "for M:64 {" * 40 + "qk soft pv" + "}" * 40, "up to 32"),
         ("#" * 100_001, "characters"),
@@ -161,20 +177,31 @@ def test_par_accepts_only_what_is_independent():
         ),
         ("dim M=9\ndim M=8\nop a B[M] = A[M]\ntree a", "line 2: M again"),
         ("dim M=9\nop a B[M] = A[M]\nop b B[M] = C[M]\ntree a b", "line 3: B again; allowed: one operator"),
-        ("dim M=9\nop a B[M] = A[M]\nop b C[M] = B[M]\ntree for M:3 { b a }", "b reads tile B[0] before a has made"),
+        (
+            "dim M=9\nop a B[M] = A[M]\nop b C[M] = B[M]\ntree for M:3 {\nb a }",
+            "line 5: tree: b reads tile B[0] before a has made",
+        ),
         ("dim M=9\nop a B[M] = A[M]\nop b C[M] = B[M]\ntree for M:3 { a } for M:9 { b }  c", "line 4: c"),
         ("dim M=9\nop a B[M] = A[M]\n\ntree for M:3 {\n a\n\n xyz }", "line 7: xyz"),
         ("dim M=9\nop a B[M] = A[M]\ntree for M:3 {\n a\n", "line 4: the end"),
         (
             "dim M=4 X=4 K=8\nop a C[M] += A[M,K]\nop b D[M,X] = C[M]\ntree for K:4 { for X:1 { a } } for X:1 { b }",
-            "for X: inside for K, over which a sums",
+            "line 4: for X: inside for K, over which a sums",
         ),
-        ("dim M=4 K=8\nop a C[M] = A[M,K]\ntree for K:4 { a }", "for K: around a, whose result lacks K"),
+        ("dim M=4 K=8\nop a C[M] = A[M,K]\ntree for K:4 { a }", "line 3: for K: around a, whose result lacks K"),
         (
             "dim M=4 N=4 K=8\nop a C[M] += A[M,K]\nop b D[N] += C[M]\nop c E[N,K] = D[N]\ntree for K:4 { a b c }",
-            "around c, which reads D before its sum over K has ended",
+            "line 5: for K: around c, which reads D before its sum over K has ended",
         ),
-        ("dim M=4 K=8\nop a C[M] += A[M,K]\ntree for K:4 { a a }", "a twice in the loop over K"),
+        (
+            "dim M=2 K=2\nop a R[M] += X[M,K]\nop b S[M] = R[M]\ntree a\nfor K:1 { b a }",
+            "line 5: for K: around b, which reads R before its sum over K has ended; allowed: b after that loop",
+        ),
+        (
+            "dim M=2 K=2\nop a R[M] += X[M,K]\nop b S[M] = R[M]\nop c T[M] = S[M]\ntree a b for K:1 { c a b }",
+            "line 5: for K: around c, which reads S before its sum over K has ended",
+        ),
+        ("dim M=4 K=8\nop a C[M] += A[M,K]\ntree for K:4 { a a }", "line 3: tree: a twice in the loop over K"),
     ],
 )
 def test_what_is_no_tree_is_refused_with_its_line(text, words):
@@ -208,7 +235,10 @@ def random_tree(rng: random.Random):
             nodes += [(dim, tile, grown(part, room | {dim: tile}, depth + 1))] if loop else part
         return nodes
 
-    return sizes, operators, dims, grown([name for name, *_ in operators], sizes, 0)
+    names = [name for name, *_ in operators]
+    for _ in range(rng.randint(0, 2)):
+        names.insert(rng.randint(0, len(names)), rng.choice(names))
+    return sizes, operators, dims, grown(names, sizes, 0)
 
 
 def test_an_accepted_tree_computes_what_its_operators_say():

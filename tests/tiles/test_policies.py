@@ -138,6 +138,15 @@ def test_unknown_policies_orders_buffers_and_workers_are_refused():
         lambda: plan(graph, [0]),
         lambda: plan(graph, everything, workers=0),
         lambda: plan(graph, everything, buffers={"nobody": "b"}),
+        lambda: plan(graph, everything, queues=[[0], [len(graph.tasks)]]),
+        lambda: plan(graph, everything, queues=[[-1]]),
     ):
         with pytest.raises(InvalidArgumentError):
             wrong()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_scalar_has_a_counter_under_every_policy(policy):
+    tasks = (Task(0, "make", (), (("s", ()),), 1), Task(1, "read", (("s", ()),), (), 1))
+    made = verify(plan(TileGraph({"s": Tensor("s", (), (), 2)}, tasks), [0, 1], policy))
+    assert made.schedule.syncs.num_counters == 1

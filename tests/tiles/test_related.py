@@ -19,8 +19,10 @@ from onewave.tiles.chimera import (
     movement,
     needed_bytes,
     separate_bytes,
+    square_blocks,
 )
 from onewave.tiles.fusion import plan_fusion
+from onewave.tiles.graph import Task, Tensor, TileGraph
 from onewave.tiles.machine import CacheLevel, Machine
 from onewave.tiles.orders import task_order
 from onewave.tiles.placement import place_intermediates
@@ -322,6 +324,12 @@ def test_a_chain_moves_no_more_than_its_movement_counts(order, block):
     assert least <= found.moved <= counted.total
 
 
+def test_reuse_of_nothing_is_refused():
+    for tasks in ((), (Task(0, "idle", (), (), 1),)):
+        with pytest.raises(InvalidArgumentError, match="graph: no task reads or writes a tile"):
+            reuse_report(TileGraph({"x": Tensor("x", (4,), (2,), 2)}, tasks), "sequential")
+
+
 def test_movement_by_hand():
     sizes = {"m": 4, "n": 4, "k": 4, "l": 4}
     found = movement("ml", sizes, {"m": 2, "n": 2, "k": 2, "l": 2}, itemsize=1).by_tensor
@@ -343,6 +351,18 @@ def test_the_closed_form_is_the_least_of_its_own_count():
         wide = (elements - inner * tall) // (tall + inner)
         if wide >= 1:
             assert 1 / tall + 1 / wide >= 2 / (block + 1)
+
+
+def test_the_closed_forms_blocks_fit_with_what_a_product_keeps():
+    sizes = {"m": 128, "n": 100, "k": 7, "l": 128}
+    assert closed_form(30_953, 32) == 96
+    found = square_blocks(sizes, 30_953, 32)
+    assert found == {"m": 80, "n": 32, "k": 7, "l": 80}
+    assert needed_bytes("ml", sizes, found, 2.0) <= 30_953
+    # Where it fits as it is, it stays.
+    assert square_blocks(dict.fromkeys("mnkl", 2048), 10**6, 64) == {"m": 640, "n": 64, "k": 64, "l": 640}
+    with pytest.raises(InvalidArgumentError, match=r"on-chip memory: 1,600 bytes; allowed: 1,[0-9]+ or more"):
+        square_blocks({"m": 64, "n": 64, "k": 7, "l": 64}, 1_600, 16)
 
 
 def test_fusing_a_long_intermediate_beats_two_launches():

@@ -10,6 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from onewave.cli.tiles import tiles
+from onewave.tiles.builders import ffn, gemm_chain
+from onewave.tiles.builders_llama import DecodeShape, decode_step
+from onewave.tiles.graph import TileGraph
+from onewave.tiles.machine import Machine
+from onewave.tiles.notation import parse_notation
+from onewave.tiles.simulate import simulate
 from onewave.tiles.timeline import timeline
 from onewave.tiles.trace import Trace
 
@@ -63,6 +69,44 @@ def test_a_stage_that_begins_before_the_last_has_ended_has_a_hand_off_below_noth
     assert [stage.stage for stage in found.stages] == ["up", "down"]
     assert found.stages[1].hand_off == -8
     assert found.period is None
+
+
+def test_a_simulated_decode_steps_layers_are_the_times_that_a_phase_comes() -> None:
+    shape = DecodeShape(
+        hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512, layers=5, vocab=1000, context=300
+    )
+    trace = simulate(decode_step(shape, workers=16), machine=Machine(16))
+    found = timeline(trace)
+    layer = ["norm before qkv", "qkv", "rope+append", "attention", "combine", "o-proj", "norm before ffn", "ffn"]
+    assert [stage.stage for stage in found.stages] == [*layer, "norm before head", "head"]
+    assert [stage.layers for stage in found.stages] == [5] * 8 + [1, 1]
+    assert [stage.after for stage in found.stages] == ["ffn", *layer, "norm before head"]
+    # Each task starts as soon as what it reads is there, and but for combine each needs all of the stage before.
+    assert [stage.hand_off for stage in found.stages if stage.stage != "combine"] == pytest.approx([0] * 9, abs=1e-6)
+    phase = np.array(trace.phase)
+    norms = trace.start[phase == "norm"]
+    assert found.period == pytest.approx(np.median(np.diff(norms[:-1:2])))
+
+
+@pytest.mark.parametrize(
+    ("graph", "stages"),
+    [
+        (gemm_chain(64, 64, 64, 64, (32, 32, 32)), {"gemm0": 1, "gemm1": 1}),
+        (ffn(64, 64, 128, (32, 32, 32)), {"gate": 1, "up": 1, "silu": 1, "down": 1}),
+        (
+            parse_notation("dim M=4\nop a T[M] = X[M]\nop b Y[M] = T[M]\ntree for M:1 { a b }").graph,
+            {"a": 4, "b": 4},
+        ),
+        (TileGraph({}, ()), {}),
+    ],
+    ids=["chain", "ffn", "tree", "nothing"],
+)
+def test_products_of_a_chain_are_stages_and_turns_of_a_loop_are_layers(
+    graph: TileGraph, stages: dict[str, int]
+) -> None:
+    found = timeline(simulate(graph, machine=Machine(4)))
+    assert {stage.stage: stage.layers for stage in found.stages} == stages
+    assert (found.period is None) == (max(stages.values(), default=0) < 2)
 
 
 def test_the_command_prints_a_row_a_stage_and_the_same_as_json(tmp_path: Path) -> None:

@@ -262,7 +262,15 @@ def chimera_command(
     the two products on their own.
     """
     from onewave.tiles.builders import DTYPES, check_sizes, cuts
-    from onewave.tiles.chimera import best_blocks, chain_graph, closed_form, movement, needed_bytes, separate_bytes
+    from onewave.tiles.chimera import (
+        best_blocks,
+        chain_graph,
+        closed_form,
+        movement,
+        needed_bytes,
+        separate_bytes,
+        square_blocks,
+    )
     from onewave.tiles.programs import parse_bytes
     from onewave.tiles.stages import part_traffic, stages_of
 
@@ -274,7 +282,7 @@ def chimera_command(
     capacity, itemsize = parse_bytes(cache), DTYPES[dtype]
     whole = {"m": m, "n": n, "k": k, "l": l_}
     block = closed_form(capacity, inner, itemsize)
-    blocks = {dim: min(size, block if dim in "ml" else inner) for dim, size in whole.items()}
+    blocks = square_blocks(whole, capacity, inner, itemsize)
     best = best_blocks(whole, capacity, itemsize, inner=(inner,))
     facts: dict[str, Any] = {"program": f"chain M={m} N={n} K={k} L={l_}", "cache": capacity, "block": block}
     for name, order, cut in (("closed_form", "ml", blocks), ("best", best.order, best.blocks)):

@@ -21,7 +21,8 @@ def timeline_command(
 ) -> None:
     """Say where a launch's time goes: each stage, the hand-off before it, and its stragglers, averaged over layers.
 
-    The trace may be measured (bench wave --trace FILE) or simulated (simulate --trace FILE).
+    The trace may be measured (bench wave --trace FILE), predicted (bench predict --trace FILE) or simulated (simulate
+    --trace FILE). In a simulated decode step a stage's layers are the times that its phase comes.
     """
     from onewave.tiles.timeline import timeline
 

@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.lab import game, programs, search
@@ -83,6 +84,7 @@ def make_app(names: frozenset[str] = frozenset()) -> App:
     app.mount("/static", StaticFiles(directory=STATIC))
     app.add_exception_handler(OnewaveError, _bad_input)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _mistake)
     return Guard(cast("App", app), names)
 
@@ -123,6 +125,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     found = cast("HTTPException", error)
     message = f"{request.method} {request.url.path[:80]}: {found.detail}"
     return _json({"error": message}, found.status_code)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Of a client that left while it sent its request: nobody reads the answer."""
+    del request, error
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 async def _mistake(request: Request, error: Exception) -> Response:

@@ -17,6 +17,7 @@ __all__ = ["Swizzle", "conflicts", "copied_rows", "matrices", "passes"]
 
 _BANKS, _WORD_BYTES, _LANES = 32, 4, 32
 _PASS_BYTES = _BANKS * _WORD_BYTES
+_ROW_BYTES = 16  # of an 8 x 8 matrix
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Swizzle:
     """A row-major tile whose rows' pieces are exchanged by exclusive or with the row's phase.
 
     columns: of a row, of item_bytes each; vec: elements of a piece; rows change phase every per_phase rows, and there
-    are max_phase phases. max_phase=1 leaves everything in place.
+    are max_phase phases, a power of two. max_phase=1 leaves everything in place. Raises InvalidArgumentError.
     """
 
     columns: int
@@ -34,9 +35,19 @@ class Swizzle:
     item_bytes: int = 2
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise InvalidArgumentError(f"swizzle: {name}", got=str(value), allowed="1 or more")
+        if self.max_phase & (self.max_phase - 1):  # else the exclusive or leaves the row
+            raise InvalidArgumentError("swizzle: max_phase", got=str(self.max_phase), allowed="a power of two")
         if self.columns % (self.vec * self.max_phase):
             allowed = f"a multiple of vec x max_phase = {self.vec * self.max_phase}"
             raise InvalidArgumentError("swizzle: columns", got=str(self.columns), allowed=allowed)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes that stay together."""
+        return self.vec * self.item_bytes
 
     def offset(self, row: int, column: int) -> int:
         """Bytes from the tile's start to an element."""
@@ -75,17 +86,27 @@ def conflicts(addresses: Sequence[int | None], width: int) -> int:
 
 
 def matrices(tile: Swizzle, rows: int) -> Iterator[list[int]]:
-    """Row addresses of each aligned 8 x 8 matrix of a tile of `rows` rows, as ldmatrix and stmatrix name them.
+    """Row addresses of each aligned matrix of 8 rows of 16 bytes of a tile, as ldmatrix and stmatrix name them.
 
     The same rows serve the matrix and, with .trans, its transpose; which lanes of the warp name it changes no bank.
+    Raises InvalidArgumentError where a swizzle takes a matrix's row apart.
     """
+    if tile.piece_bytes % _ROW_BYTES or _ROW_BYTES % tile.item_bytes or rows % 8:
+        got = f"{rows} rows, pieces of {tile.vec} x {tile.item_bytes} bytes"
+        raise InvalidArgumentError("banks: matrices", got=got, allowed="multiples of 8 rows and of 16 bytes")
     for row in range(0, rows, 8):
-        for column in range(0, tile.columns, 8):
+        for column in range(0, tile.columns, _ROW_BYTES // tile.item_bytes):
             yield [tile.offset(row + lane, column) for lane in range(8)]
 
 
 def copied_rows(tile: Swizzle, rows: int, *, width: int) -> Iterator[list[int]]:
-    """Addresses of each warp's access when 32 lanes copy a tile row by row, `width` bytes a lane."""
+    """Addresses of each warp's access when 32 lanes copy a tile row by row, `width` bytes a lane.
+
+    Raises InvalidArgumentError where a lane's bytes do not lie together.
+    """
+    if width < 1 or width % tile.item_bytes or tile.piece_bytes % width:
+        allowed = f"a multiple of {tile.item_bytes} that divides a piece, {tile.piece_bytes}"
+        raise InvalidArgumentError("banks: width", got=str(width), allowed=allowed)
     columns = width // tile.item_bytes
     cells = [(row, column) for row in range(rows) for column in range(0, tile.columns, columns)]
     for at in range(0, len(cells), _LANES):

@@ -6,6 +6,7 @@ and walks its inputs step by step along K; Task.index is (row block, column, K s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain as flatten
 
@@ -17,6 +18,7 @@ __all__ = [
     "Builder",
     "SplitProgram",
     "add_gate_up_silu",
+    "check_count",
     "check_sizes",
     "check_tile",
     "column_of",
@@ -287,6 +289,8 @@ def conv2d(
     axis, with an even kernel's odd row or column at the end. Raises InvalidArgumentError.
     """
     bm, bn, _ = check_tile(tile)
+    check_count("image", image, ("images", "height", "width", "channels"))
+    check_count("kernel", kernel, ("height", "width"))
     images, height, width, channels = image
     sizes = {"images": images, "height": height, "width": width, "channels": channels, "out_channels": out_channels}
     check_sizes(sizes | {"kernel height": kernel[0], "kernel width": kernel[1], "stride": stride})
@@ -317,6 +321,12 @@ def conv2d(
             flops = 2 * rows * cols * depth
             build.task("conv2d", (*lines, ("weight", (col, 0))), (("out", (row, col)),), flops, index=(row, col))
     return build.graph()
+
+
+def check_count(what: str, sizes: Sequence[int], names: tuple[str, ...]) -> None:
+    """Refuse more or fewer sizes than are named. Raises InvalidArgumentError."""
+    if len(sizes) != len(names):
+        raise InvalidArgumentError(what, got=f"{len(sizes)} sizes", allowed=", ".join(names))
 
 
 def check_tile(tile: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import Builder, add_gate_up_silu, check_sizes, check_tile, cuts, multiply
+from onewave.tiles.builders import Builder, add_gate_up_silu, check_count, check_sizes, check_tile, cuts, multiply
 from onewave.tiles.graph import Task, Tensor, Tile, TileGraph
 
 __all__ = ["add_attention", "attention", "attention_block"]
@@ -27,6 +27,7 @@ def attention(
     pv are tasks of their own, and S and P are tensors. causal: the last query sees the last key; key tiles that a row
     block may not see are not read. Task.index is (row block, head, key tile). Raises InvalidArgumentError.
     """
+    check_count("tile", tile, ("rows", "keys"))
     kv_heads = heads if kv_heads is None else kv_heads
     sizes = {"seq_q": seq_q, "seq_k": seq_k, "heads": heads, "head_dim": head_dim, "kv_heads": kv_heads}
     check_sizes(sizes | {"tile rows": tile[0], "tile keys": tile[1]})

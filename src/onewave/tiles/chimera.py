@@ -30,6 +30,7 @@ __all__ = [
     "closed_form",
     "movement",
     "needed_bytes",
+    "square_blocks",
 ]
 
 BLOCK_ORDERS = ("ml", "lm")
@@ -86,6 +87,23 @@ def needed_bytes(order: str, sizes: Mapping[str, int], blocks: Mapping[str, int]
     first = area["A"] + area["B"] + sum(area[name] for name in ("D", "E") if name in kept)
     second = area["D"] + area["E"] + sum(area[name] for name in ("A", "B") if name in kept)
     return math.ceil((blocks["m"] * blocks["l"] + max(first, second)) * itemsize)
+
+
+def square_blocks(
+    sizes: Mapping[str, int], capacity: int, inner: int, itemsize: float = 2.0, step: int = 16
+) -> dict[str, int]:
+    """The closed form's blocks for the order "ml", m's and l's a few steps smaller where they would not fit.
+
+    The closed form does not count what a product keeps over the other's turn. Raises InvalidArgumentError where not
+    even `step` fits.
+    """
+    needed = 0
+    for size in range(closed_form(capacity, inner, itemsize, step), 0, -step):
+        blocks = {dim: min(sizes[dim], size if dim in "ml" else inner) for dim in "mnkl"}
+        needed = needed_bytes("ml", sizes, blocks, itemsize)
+        if needed <= capacity:
+            return blocks
+    raise InvalidArgumentError("on-chip memory", got=f"{capacity:,} bytes", allowed=f"{needed:,} or more")
 
 
 def _loops(name: str, order: str, turns: Mapping[str, int]) -> list[str]:

@@ -15,6 +15,7 @@ __all__ = ["fit_hand_offs", "stage_spans"]
 # A hand-off moves every end behind it by as much, unless something else hides part of it.
 _ROUNDS = 12
 _STEP = 0.7
+_CLOSE = 0.99
 
 
 def stage_spans(trace: Trace) -> dict[str, float]:
@@ -36,8 +37,8 @@ def fit_hand_offs(measured: Trace, simulate: Callable[[Mapping[str, float]], Tra
     """The hand-off of each stage, in ns, with which `simulate` takes as long as `measured`.
 
     simulate: a trace of the same program, given the hand-offs by stage. A stage that is simulated slower than it was
-    measured gets 0. Raises InvalidArgumentError when the traces have different stages, or the measured one another unit
-    than ns.
+    measured, or that follows none, gets 0. Raises InvalidArgumentError when the traces have different stages, a stage
+    takes as long whatever its hand-off, or the measured trace has another unit than ns.
     """
     if measured.unit != "ns":
         raise InvalidArgumentError("trace", got=f"times in {measured.unit}", allowed="ns")
@@ -49,4 +50,39 @@ def fit_hand_offs(measured: Trace, simulate: Callable[[Mapping[str, float]], Tra
             got, allowed = (", ".join(sorted(stages)) for stages in (spans, wanted))
             raise InvalidArgumentError("simulated stages", got=got, allowed=allowed, next="Fit the same program")
         found = {stage: max(0.0, found[stage] + _STEP * (wanted[stage] - spans[stage])) for stage in wanted}
-    return found
+    return _answered(found, wanted, simulate)
+
+
+def _answered(
+    found: dict[str, float], wanted: Mapping[str, float], simulate: Callable[[Mapping[str, float]], Trace]
+) -> dict[str, float]:
+    """The hand-offs without those that never had an effect; they grew with every round."""
+    trace = simulate(found)
+    spans = stage_spans(trace)
+    answered = dict(found)
+    for stage, cost in found.items():
+        if not cost or spans[stage] > _CLOSE * wanted[stage]:
+            continue
+        # Others may hide a hand-off, but not one that is longer than the launch.
+        longer = simulate({**found, stage: cost + trace.makespan})
+        if not np.array_equal(longer.end, trace.end):
+            continue
+        if _follows(trace, stage):
+            raise InvalidArgumentError(
+                f"stage {stage}",
+                got=f"{spans[stage]:,.0f} ns whatever its hand-off",
+                allowed=f"{wanted[stage]:,.0f} ns",
+                next="Let simulate hand it to the machine under the names of the stage's tasks.",
+            )
+        answered[stage] = 0.0
+    return answered
+
+
+def _follows(trace: Trace, stage: str) -> bool:
+    """Does a stage take over from another, on another worker? Not if all its layers begin before another has ended."""
+    names, group = trace.phase_groups()
+    starts = np.full(len(names), np.inf)
+    np.minimum.at(starts, group, trace.start)
+    mine = np.array([stage_of(name) == stage for name in names])
+    ended = float(trace.end[~mine[group]].min(initial=np.inf))
+    return trace.workers > 1 and float(starts[mine].max()) >= ended

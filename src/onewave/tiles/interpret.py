@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph import distinct
+from onewave.tiles.machine import MOST_WORKERS
 from onewave.tiles.schedule import Csr, Ints, Mode
 from onewave.tiles.table import TaskTable
 
@@ -101,12 +102,10 @@ def interpret(
     the other, on counters that are not reset. max_turns: turns of one epoch, by default enough for any table to end, so
     none can hang it. Raises InvalidArgumentError, also for more runs than some GiB hold.
     """
-    queues = len(table.queues)
-    workers = (4 if table.mode is Mode.TICKET else queues) if workers is None else workers
-    for what, value in (("workers", workers), ("runs", runs), ("epochs", epochs)):
-        if value < (0 if what == "workers" and not queues else 1):
+    for what, value in (("runs", runs), ("epochs", epochs)):
+        if value < 1:
             raise InvalidArgumentError(what, got=str(value), allowed="1 or more")
-    _check_cells(table, runs)
+    workers = _checked_workers(table, workers, runs, seed)
     # Two turns a queue entry and one to take its ticket; every turn moves each unfinished run.
     budget = 3 * len(table.queue) + 2 if max_turns is None else max_turns
     batch = _Batch(table, workers, runs, np.random.default_rng(seed))
@@ -116,14 +115,28 @@ def interpret(
     return Interpretation(batch.finished, batch.stuck, batch.wrong, batch.complaint, turns)
 
 
-def _check_cells(table: TaskTable, runs: int) -> None:
+def _checked_workers(table: TaskTable, workers: int | None, runs: int, seed: int) -> int:
+    """How many run at once. Refuses what no run can have, or more than memory holds."""
+    queues = len(table.queues)
+    most = max(MOST_WORKERS, queues)
+    if workers is None:
+        workers = 4 if table.mode is Mode.TICKET else queues
+    if not min(1, queues) <= workers <= most:
+        raise InvalidArgumentError("workers", got=str(workers), allowed=f"1 to {most:,}")
+    if seed < 0:
+        raise InvalidArgumentError("seed", got=str(seed), allowed="0 or more")
+    _check_cells(table, runs, workers if table.mode is Mode.TICKET else queues)
+    return workers
+
+
+def _check_cells(table: TaskTable, runs: int, lanes: int) -> None:
     longest = max((int(np.diff(start).max(initial=0)) for start in (table.start, table.posts.start)), default=0)
-    cells = 2 * table.num_tasks + table.num_slots + table.num_counters + len(table.waits.first) + longest
+    cells = 2 * table.num_tasks + table.num_slots + table.num_counters + len(table.waits.first) + longest + 4 * lanes
     if runs * cells > MOST_CELLS:
         most = MOST_CELLS // cells
         raise InvalidArgumentError(
             "runs",
-            got=f"{runs} of a table of {table.num_tasks:,} tasks with {len(table.waits.first):,} waits",
+            got=f"{runs} of {lanes:,} workers and {table.num_tasks:,} tasks with {len(table.waits.first):,} waits",
             allowed=f"up to {most}" if most else "smaller tables",
         )
 
@@ -313,10 +326,11 @@ def execute(
     memory: tile number -> array, for the tiles that are there at first. operators: opcode name -> function. A task gets
     its reads as they are at its start, and stores its writes at its end. Returns tile number -> array, one entry a tile
     that was given or written and whose slot still holds it. Raises InvalidArgumentError for an operator that is missing
-    or returns another number of arrays than its task writes, a read of memory that nobody filled, or workers that are
-    stuck (no table that verify passed does that).
+    or returns another number of arrays than its task writes, a read of memory that nobody filled, workers or a seed out
+    of range, or workers that are stuck (no table that verify passed does that).
     """
-    lanes = (4 if workers is None else workers) if table.mode is Mode.TICKET else len(table.queues)
+    workers = _checked_workers(table, workers, 1, seed)
+    lanes = workers if table.mode is Mode.TICKET else len(table.queues)
     queues: list[list[int]] = [queue.tolist() for queue in table.queues]
     slots = dict(zip(table.tile.tolist(), table.slot.tolist(), strict=True))
     store: dict[int, Array] = {slots[tile]: array for tile, array in memory.items() if tile in slots}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.caches import CACHES
@@ -82,8 +83,8 @@ class Machine:
 
     def __post_init__(self) -> None:
         for what, value in (("workers", self.workers), ("co_resident", self.co_resident)):
-            if not 1 <= value <= MOST_WORKERS:
-                raise InvalidArgumentError(what, got=str(value), allowed=f"1 to {MOST_WORKERS}")
+            if not (isinstance(value, Integral) and 1 <= value <= MOST_WORKERS):
+                raise InvalidArgumentError(what, got=shown(value), allowed=f"a whole number, 1 to {MOST_WORKERS}")
         if self.workers * self.co_resident > MOST_WORKERS:
             raise InvalidArgumentError("workers x co_resident", got=str(self.lanes), allowed=f"1 to {MOST_WORKERS}")
         if self.queues not in ("ticket", "static"):

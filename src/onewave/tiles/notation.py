@@ -30,6 +30,7 @@ import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.builders import DTYPES, Builder, check_sizes, cuts
+from onewave.tiles.caches import CACHES
 from onewave.tiles.graph import Tile, TileGraph
 from onewave.tiles.machine import CacheLevel
 from onewave.tiles.programs import parse_bytes
@@ -40,6 +41,7 @@ MOST_CHARACTERS = 100_000
 MOST_DEPTH = 32
 NAME = r"[A-Za-z_][A-Za-z0-9_]{0,39}"
 Range = tuple[int, int]
+_POLICIES = ", ".join(policy for policy in CACHES if policy != "scratchpad")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Operator:
 class Node:
     """A node of the tree: a loop (dim, tile), a `par` group, the root (neither), or a leaf naming an operator."""
 
+    line: int
     dim: str = ""
     tile: int = 0
     parallel: bool = False
@@ -93,12 +96,13 @@ class Text:
     operands: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     dtype: str = "bf16"
     dtypes: dict[str, str] = field(default_factory=dict[str, str])
+    dtype_lines: dict[str, int] = field(default_factory=dict[str, int])
     levels: list[CacheLevel] = field(default_factory=list[CacheLevel])
     tree: Node | None = None
 
 
 def parse_notation(text: str) -> Notation:
-    """Read a fusion tree. Raises InvalidArgumentError naming the line."""
+    """Read a fusion tree. Raises InvalidArgumentError, naming the line if one of them is wrong."""
     if len(text) > MOST_CHARACTERS:
         raise InvalidArgumentError("notation", got=f"{len(text):,} characters", allowed=f"up to {MOST_CHARACTERS:,}")
     read = Text()
@@ -112,8 +116,8 @@ def parse_notation(text: str) -> Notation:
             _statement(read, word, "".join(rest), number)
     if read.tree is None:
         raise InvalidArgumentError("notation", got="no tree", allowed="a last statement `tree ...`")
-    _check_dimensions(read)
-    return Notation(_build(read), tuple(read.levels))
+    _check_dimensions(read, read.tree)
+    return Notation(_build(read, read.tree), tuple(read.levels))
 
 
 def _wrong(number: int, got: str, allowed: str) -> InvalidArgumentError:
@@ -133,9 +137,9 @@ def _statement(read: Text, word: str, rest: str, number: int) -> None:
         read.dtype = _dtype(rest, number)
     elif word == "tensor":
         name, _, dtype = rest.partition(" ")
-        read.dtypes[name] = _dtype(dtype.strip(), number)
+        read.dtypes[name], read.dtype_lines[name] = _dtype(dtype.strip(), number), number
     elif word == "level":
-        read.levels.append(_level(rest.split(), number))
+        read.levels.append(_level(read, rest.split(), number))
     elif word == "op":
         _operator(read, rest, number)
     else:
@@ -148,15 +152,22 @@ def _dtype(name: str, number: int) -> str:
     return name
 
 
-def _level(words: list[str], number: int) -> CacheLevel:
+def _level(read: Text, words: list[str], number: int) -> CacheLevel:
     if len(words) < 2:
         raise _wrong(number, " ".join(words), "level NAME SIZE [POLICY] [private]")
+    if words[0] in ("memory", *(level.name for level in read.levels)):
+        raise _wrong(number, words[0], "a new name; the memory lies behind the last level")
     policies = [word for word in words[2:] if word != "private"] or ["lru"]
     if len(policies) > 1:
         raise _wrong(number, " ".join(policies), "one policy")
     if policies == ["scratchpad"]:
-        raise _wrong(number, "scratchpad", "lru, fifo, belady: nothing says which tensors a scratchpad keeps")
-    return CacheLevel(words[0], parse_bytes(words[1]), policy=policies[0], private="private" in words[2:])
+        raise _wrong(number, "scratchpad", f"{_POLICIES}: nothing says which tensors a scratchpad keeps")
+    if policies[0] not in CACHES:
+        raise _wrong(number, policies[0], _POLICIES)
+    try:
+        return CacheLevel(words[0], parse_bytes(words[1]), policy=policies[0], private="private" in words[2:])
+    except InvalidArgumentError as error:
+        raise _wrong(number, words[1], error.allowed or "a size") from None
 
 
 def _operator(read: Text, rest: str, number: int) -> None:
@@ -189,7 +200,7 @@ def _operand(read: Text, text: str, number: int) -> Operand:
 
 def _tree(text: str, read: Text, first: int) -> Node:
     """Read the tree. first: the line on which the text begins."""
-    root = Node()
+    root = Node(first)
     stack, last = [root], 0
     for found in re.finditer(rf"\s+|for\s+({NAME})\s*:\s*([0-9]{{1,9}})\s*\{{|(par)\s*\{{|(\}})|({NAME})", text):
         if found.start() != last:
@@ -205,11 +216,11 @@ def _tree(text: str, read: Text, first: int) -> Node:
         elif operator:
             if operator not in read.operators:
                 raise _wrong(number, operator, f"operators: {', '.join(read.operators) or 'none yet'}")
-            stack[-1].children.append(Node(operator=operator))
+            stack[-1].children.append(Node(number, operator=operator))
         elif dim or parallel:
             if dim and (dim not in read.sizes or int(tile) < 1):
                 raise _wrong(number, f"for {dim}:{tile}", f"a tile of 1 or more of {', '.join(read.sizes)}")
-            node = Node(dim=dim or "", tile=int(tile or 0), parallel=bool(parallel))
+            node = Node(number, dim=dim or "", tile=int(tile or 0), parallel=bool(parallel))
             stack[-1].children.append(node)
             stack.append(node)
             if len(stack) > MOST_DEPTH:
@@ -220,19 +231,19 @@ def _tree(text: str, read: Text, first: int) -> Node:
     return root
 
 
-def _leaves(node: Node, loops: tuple[Node, ...] = ()) -> Iterator[tuple[str, tuple[Node, ...]]]:
+def _leaves(node: Node, loops: tuple[Node, ...] = ()) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+    """Every leaf, in the order written, with the loops around it."""
     if node.operator:
-        yield node.operator, loops
+        yield node, loops
     for child in node.children:
         yield from _leaves(child, (*loops, node) if node.dim else loops)
 
 
-def _tiles(read: Text) -> dict[str, dict[str, int]]:
+def _tiles(read: Text, tree: Node) -> dict[str, dict[str, int]]:
     """The tile of every tensor's every dimension: the smallest step of any loop around an operator that uses it."""
     tiles = {name: {dim: read.sizes[dim] for dim in dims} for name, dims in read.operands.items()}
-    assert read.tree is not None
-    for name, loops in _leaves(read.tree):
-        operator = read.operators[name]
+    for leaf, loops in _leaves(tree):
+        operator = read.operators[leaf.operator]
         for operand in (operator.out, *operator.inputs):
             for loop in loops:
                 if loop.dim in operand.dims:
@@ -240,93 +251,105 @@ def _tiles(read: Text) -> dict[str, dict[str, int]]:
     return tiles
 
 
-def _check_dimensions(read: Text) -> None:
-    assert read.tree is not None
-    steps: dict[str, set[int]] = {}
+def _wrong_tree(node: Node, what: str, got: str, allowed: str) -> InvalidArgumentError:
+    """As _wrong, of a node, with all of what was got."""
+    return InvalidArgumentError(f"notation, line {node.line}: {what}", got=got, allowed=allowed)
+
+
+def _check_dimensions(read: Text, tree: Node) -> None:
+    steps: dict[str, dict[int, Node]] = {}
     used: set[str] = set()
-    for name, loops in _leaves(read.tree):
-        used.add(name)
+    for leaf, loops in _leaves(tree):
+        used.add(leaf.operator)
         inner: dict[str, int] = {}
         for loop in loops:
-            steps.setdefault(loop.dim, set()).add(loop.tile)
-            if loop.tile > inner.get(loop.dim, read.sizes[loop.dim]):
-                inner_most = inner.get(loop.dim, read.sizes[loop.dim])
-                raise InvalidArgumentError(
-                    f"notation: for {loop.dim}", got=str(loop.tile), allowed=f"up to {inner_most}"
-                )
+            steps.setdefault(loop.dim, {}).setdefault(loop.tile, loop)
+            most = inner.get(loop.dim, read.sizes[loop.dim])
+            if loop.tile > most:
+                raise _wrong_tree(loop, f"for {loop.dim}", str(loop.tile), f"up to {most}")
             inner[loop.dim] = loop.tile
     for dim, tiles in steps.items():
         ordered = sorted(tiles)
-        if any(large % small for small, large in pairwise(ordered)):
-            raise InvalidArgumentError(
-                f"notation: tiles of {dim}", got=", ".join(map(str, ordered)), allowed="each a multiple of the smaller"
-            )
+        for small, large in pairwise(ordered):
+            if large % small:
+                got = ", ".join(map(str, ordered))
+                raise _wrong_tree(tiles[large], f"tiles of {dim}", got, "each a multiple of the smaller")
     if used != set(read.operators):
         missing = ", ".join(sorted(set(read.operators) - used))
-        raise InvalidArgumentError("notation: tree", got=f"without {missing}", allowed="every operator")
-    _check_sums(read)
-    _check_work(read)
+        raise _wrong_tree(tree, "tree", f"without {missing}", "every operator")
+    _check_sums(read, tree)
+    _check_work(read, tree)
 
 
-def _check_sums(read: Text) -> None:
+def _check_sums(read: Text, tree: Node) -> None:
     """Refuse a sum that its tree would add to more than once, and parts of what an `=` needs whole."""
-    assert read.tree is not None
     added: set[tuple[str, int]] = set()
-    inside: dict[int, tuple[Node, list[Operator]]] = {}
-    for name, loops in _leaves(read.tree):
-        operator = read.operators[name]
+    inside: dict[int, tuple[Node, list[Node]]] = {}
+    for leaf, loops in _leaves(tree):
+        name, operator = leaf.operator, read.operators[leaf.operator]
         outside: Node | None = None
         whole = dict(read.sizes)
         for loop in loops:
             several = loop.tile < whole[loop.dim]
             whole[loop.dim] = loop.tile
             if several:
-                inside.setdefault(id(loop), (loop, []))[1].append(operator)
+                inside.setdefault(id(loop), (loop, []))[1].append(leaf)
             if not several or loop.dim in operator.out.dims:
                 continue
             if loop.dim in operator.dims and not operator.sums:
                 got = f"around {name}, whose result lacks {loop.dim}"
-                allowed = f"all of {loop.dim} at once, or += to sum over it"
-                raise InvalidArgumentError(f"notation: for {loop.dim}", got=got, allowed=allowed)
+                raise _wrong_tree(loop, f"for {loop.dim}", got, f"all of {loop.dim} at once, or += to sum over it")
             if loop.dim in operator.dims:
                 outside = loop
                 if (name, id(loop)) in added:
                     got = f"{name} twice in the loop over {loop.dim}"
-                    raise InvalidArgumentError("notation: tree", got=got, allowed="once in a loop that it sums over")
+                    raise _wrong_tree(leaf, "tree", got, "once in a loop that it sums over")
                 added.add((name, id(loop)))
             elif outside is not None:
-                raise InvalidArgumentError(
-                    f"notation: for {loop.dim}",
-                    got=f"inside for {outside.dim}, over which {name} sums: it would add each part again",
-                    allowed=f"for {loop.dim} outside, or without {name}",
-                )
-
-    for loop, operators in inside.values():
-        _check_halves(loop, operators)
+                got = f"inside for {outside.dim}, over which {name} sums: it would add each part again"
+                raise _wrong_tree(loop, f"for {loop.dim}", got, f"for {loop.dim} outside, or without {name}")
+    for loop, leaves in inside.values():
+        _check_halves(read.operators, loop, leaves)
 
 
-def _check_halves(loop: Node, operators: list[Operator]) -> None:
-    """Refuse a part of a result that is made from a half sum and never again. operators: in the loop, in order."""
+def _check_halves(operators: dict[str, Operator], loop: Node, leaves: list[Node]) -> None:
+    """Refuse a result that is left as made from a half sum. leaves: in the loop, in order.
+
+    A step reads what the steps so far have summed; the last one reads all of it, if the sum comes before its reader and
+    the reader makes its whole result again.
+    """
+    last = {leaf.operator: place for place, leaf in enumerate(leaves)}
+    makers = {operators[name].out.name: name for name in last}
+    readers: dict[str, list[str]] = {}
+    for name in last:
+        for operand in operators[name].inputs:
+            readers.setdefault(operand.name, []).append(name)
     halves: set[str] = set()
-    for operator in operators:
-        read = [operand.name for operand in operator.inputs if operand.name in halves]
-        if read and loop.dim in operator.dims:
-            raise InvalidArgumentError(
-                f"notation: for {loop.dim}",
-                got=f"around {operator.name}, which reads {read[0]} before its sum over {loop.dim} has ended",
-                allowed=f"{operator.name} in a loop of its own",
-            )
-        if read or (loop.dim in operator.dims and loop.dim not in operator.out.dims):
-            halves.add(operator.out.name)
+    left = [name for name in last if loop.dim in _summed(operators[name])]
+    while left:
+        half = operators[left.pop()].out.name
+        if half not in halves:
+            halves.add(half)
+            left += readers.get(half, [])  # what reads a half sum is one, too
+    for place, leaf in enumerate(leaves):
+        operator = operators[leaf.operator]
+        for half in (operand.name for operand in operator.inputs if operand.name in halves):
+            maker = makers[half]
+            if loop.dim in operator.dims or (place == last[operator.name] and place < last[maker]):
+                got = f"around {operator.name}, which reads {half} before its sum over {loop.dim} has ended"
+                raise _wrong_tree(leaf, f"for {loop.dim}", got, f"{operator.name} after that loop")
 
 
-def _check_work(read: Text) -> None:
+def _summed(operator: Operator) -> list[str]:
+    return [dim for dim in operator.dims if dim not in operator.out.dims]
+
+
+def _check_work(read: Text, tree: Node) -> None:
     """Refuse more tasks or accesses than a graph holds before any is made."""
-    assert read.tree is not None
-    tiles = _tiles(read)
+    tiles = _tiles(read, tree)
     tasks = accesses = 0
-    for name, loops in _leaves(read.tree):
-        operator = read.operators[name]
+    for leaf, loops in _leaves(tree):
+        operator = read.operators[leaf.operator]
         part = read.sizes | {loop.dim: loop.tile for loop in loops}
         times = prod(cuts(read.sizes[dim], part[dim]) for dim in {loop.dim for loop in loops})
         tasks += times
@@ -337,28 +360,36 @@ def _check_work(read: Text) -> None:
     check_sizes({}, tasks=tasks, accesses=accesses)
 
 
-def _build(read: Text) -> TileGraph:
+def _build(read: Text, tree: Node) -> TileGraph:
     build = Builder(read.dtype)
-    tiles = _tiles(read)
+    tiles = _tiles(read, tree)
     for name, dims in read.operands.items():
         itemsize = DTYPES[read.dtypes.get(name, read.dtype)]
         build.tensor(name, tuple(read.sizes[d] for d in dims), tuple(tiles[name][d] for d in dims), itemsize)
-    unknown = set(read.dtypes) - set(read.operands)
-    if unknown:
-        raise InvalidArgumentError("notation: tensor", got=min(unknown), allowed=", ".join(read.operands))
-    groups: list[list[Range]] = []
-    assert read.tree is not None
-    _walk(read, build, read.tree, {dim: (0, size) for dim, size in read.sizes.items()}, groups)
+    for name, number in read.dtype_lines.items():
+        if name not in read.operands:
+            raise _wrong(number, f"tensor {name}", ", ".join(read.operands))
+    made = Made()
+    _walk(read, build, tree, {dim: (0, size) for dim, size in read.sizes.items()}, made)
     graph = build.graph()
-    _check_made(read, graph)
-    _check_parallel(graph, groups)
+    _check_made(read, graph, made.leaves)
+    _check_parallel(graph, made.groups)
     return graph
 
 
-def _walk(read: Text, build: Builder, node: Node, part: dict[str, Range], groups: list[list[Range]]) -> None:
-    """Run a node on a part of every dimension. groups: for each `par`, its children's ranges of task ids."""
+@dataclass
+class Made:
+    """What a walk made. leaves: of every task. groups: each turn of each `par`, with its children's task ids."""
+
+    leaves: list[Node] = field(default_factory=list[Node])
+    groups: list[tuple[Node, list[Range]]] = field(default_factory=list[tuple[Node, list[Range]]])
+
+
+def _walk(read: Text, build: Builder, node: Node, part: dict[str, Range], made: Made) -> None:
+    """Run a node on a part of every dimension."""
     if node.operator:
         _run(read.operators[node.operator], build, part, read.sizes)
+        made.leaves.append(node)
         return
     begin, end = part[node.dim] if node.dim else (0, 1)
     for start in range(begin, end, node.tile or 1):
@@ -366,10 +397,10 @@ def _walk(read: Text, build: Builder, node: Node, part: dict[str, Range], groups
         ranges: list[Range] = []
         for child in node.children:
             before = len(build.tasks)
-            _walk(read, build, child, inside, groups)
+            _walk(read, build, child, inside, made)
             ranges.append((before, len(build.tasks)))
         if node.parallel:
-            groups.append(ranges)
+            made.groups.append((node, ranges))
 
 
 def _run(operator: Operator, build: Builder, part: dict[str, Range], sizes: dict[str, int]) -> None:
@@ -381,7 +412,7 @@ def _run(operator: Operator, build: Builder, part: dict[str, Range], sizes: dict
         return tuple((operand.name, index) for index in product(*spans))
 
     out, dims = operator.out, operator.dims
-    summed = [dim for dim in dims if dim not in out.dims]
+    summed = _summed(operator)
     target = tiles(out)
     again = operator.sums and any(part[dim][0] > 0 for dim in summed)
     reads = (*(tile for operand in operator.inputs for tile in tiles(operand)), *(target if again else ()))
@@ -395,7 +426,7 @@ def _run(operator: Operator, build: Builder, part: dict[str, Range], sizes: dict
     build.task(operator.name, reads, target, flops, index=(*index[0], index[1]))
 
 
-def _check_made(read: Text, graph: TileGraph) -> None:
+def _check_made(read: Text, graph: TileGraph, leaves: list[Node]) -> None:
     """Refuse a read of an operator's result that comes before any write of it."""
     tile, is_write = graph.accesses.tile, graph.accesses.is_write
     place = np.arange(len(tile), dtype=np.int64)
@@ -406,27 +437,22 @@ def _check_made(read: Text, graph: TileGraph) -> None:
     early = np.flatnonzero(~is_write & (place < written[tile]) & made[graph.tensor_of(tile)])
     if len(early):
         tensor, index = graph.tile_at(int(tile[early[0]]))
-        reader = graph.tasks[int(graph.access_tasks[early[0]])].name
-        where = f"{tensor}[{','.join(map(str, index))}]"
-        raise InvalidArgumentError(
-            "notation: tree",
-            got=f"{reader} reads tile {where} before {maker[tensor]} has made it",
-            allowed="operators after what they read",
-        )
+        leaf = leaves[int(graph.access_tasks[early[0]])]
+        got = f"{leaf.operator} reads tile {tensor}[{','.join(map(str, index))}] before {maker[tensor]} has made it"
+        raise _wrong_tree(leaf, "tree", got, "operators after what they read")
 
 
-def _check_parallel(graph: TileGraph, groups: list[list[Range]]) -> None:
+def _check_parallel(graph: TileGraph, groups: list[tuple[Node, list[Range]]]) -> None:
     """Refuse a `par` whose children depend on each other."""
-    edges = graph.edges()
-    for ranges in groups:
-        for first, last in ranges:
-            inside = (edges.consumer >= first) & (edges.consumer < last)
-            crossing = inside & (edges.producer >= ranges[0][0]) & (edges.producer < first)
-            if crossing.any():
-                at = int(crossing.argmax())
-                producer, consumer = graph.tasks[int(edges.producer[at])], graph.tasks[int(edges.consumer[at])]
-                raise InvalidArgumentError(
-                    "notation: par",
-                    got=f"{consumer.name} needs {graph.tile_at(int(edges.tile[at]))} of {producer.name}",
-                    allowed="children that do not depend on each other",
-                )
+    edges = graph.edges()  # ordered by consumer, so that each child has a run of them
+    later = [(node, ranges[0][0], *child) for node, ranges in groups for child in ranges[1:]]
+    bounds = np.array([child[2:] for child in later], dtype=np.int64).reshape(-1, 2)
+    runs = np.searchsorted(edges.consumer, bounds).tolist()
+    for (node, begin, first, _), (low, high) in zip(later, runs, strict=True):
+        producers = edges.producer[low:high]
+        crossing = (producers >= begin) & (producers < first)
+        if crossing.any():
+            at = low + int(crossing.argmax())
+            producer, consumer = graph.tasks[int(edges.producer[at])], graph.tasks[int(edges.consumer[at])]
+            got = f"{consumer.name} needs {graph.tile_at(int(edges.tile[at]))} of {producer.name}"
+            raise _wrong_tree(node, "par", got, "children that do not depend on each other")

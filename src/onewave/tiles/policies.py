@@ -164,6 +164,10 @@ def plan(
         lines = assign_round_robin(tasks, workers)
     else:
         given = [np.asarray(queue, dtype=np.int64) for queue in queues]
+        for queue in given:
+            unknown = queue[(queue < 0) | (queue >= n)]
+            if len(unknown):
+                raise InvalidArgumentError("queues", got=f"task {unknown[0]}", allowed=f"ids of the {n} tasks")
         lines = tuple(np.concatenate([queue + shift for shift in shifts]) for queue in given)
     syncs = sync_counters(groups, tasks, lines if mode is Mode.STATIC else (), pairs)
     place, slots = ring_places(program, rings, place)
@@ -269,7 +273,8 @@ def _task_groups(graph: TileGraph, program: Program, policy: Callable[[StageTile
             continue
         offset = graph.tile_offset[name]
         reads = by_owner[bounds[number] : bounds[number + 1]]
-        index = np.stack(np.unravel_index(np.arange(tensor.num_tiles), tensor.grid), axis=1).astype(np.int64)
+        grid = tensor.grid or (1,)  # policies look at the last of an index, which a scalar lacks
+        index = np.stack(np.unravel_index(np.arange(tensor.num_tiles), grid), axis=1).astype(np.int64)
         group = policy(StageTiles(index, reader[reads], read_tile[reads] - offset))
         groups[writers[mine]] = offset + np.unique(group, return_inverse=True)[1].reshape(-1)[tile[mine] - offset]
     return groups

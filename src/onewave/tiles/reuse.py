@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph import TileGraph
 from onewave.tiles.machine import Machine
 from onewave.tiles.orders import task_order
@@ -60,6 +61,8 @@ class ReuseReport:
 
 def reuse_report(graph: TileGraph, order: str, machine: Machine | None = None) -> ReuseReport:
     """Report reuse of a graph in an order (a name in ORDERS). Raises InvalidArgumentError."""
+    if not len(graph.accesses.tile):
+        raise InvalidArgumentError("graph", got="no task reads or writes a tile", allowed="1 or more that do")
     machine = Machine() if machine is None else machine
     ids = task_order(graph, order, workers=machine.lanes)
     wave = np.empty(len(ids), dtype=np.int64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.builders import gemm
 from onewave.tiles.energy import energy_mj
 from onewave.tiles.graph import TileGraph
@@ -83,7 +83,11 @@ def _resolve(graph: TileGraph, order: str | Order | Sequence[int] | Ints, machin
         return order, task_order(graph, order, workers=machine.lanes)
     if isinstance(order, Order):
         return order.name, _ids_of_tiles(graph, order)
-    ids = np.asarray(order, dtype=np.int64)
+    try:
+        ids = np.asarray(order, dtype=np.int64)
+    except (TypeError, ValueError):
+        allowed = "a name, an Order or task ids"
+        raise InvalidArgumentError("order", got=shown(order), allowed=allowed) from None
     if ids.ndim != 1 or not np.array_equal(np.sort(ids), np.arange(len(graph.tasks))):
         raise InvalidArgumentError(
             "order", got=f"{ids.size} ids", allowed=f"each of the {len(graph.tasks)} tasks exactly once"

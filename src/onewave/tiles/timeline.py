@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from onewave.tiles.trace import Trace
 
@@ -44,20 +45,25 @@ class Timeline:
 
 
 def timeline(trace: Trace) -> Timeline:
-    """Take a trace apart by stage: a phase's name without the layer's number at its end. A stage that comes once per
-    layer is averaged over all of them but the first two, if there are more: there the pipeline still fills."""
-    phases, group = trace.phase_groups()
-    members = [np.flatnonzero(group == place) for place in range(len(phases))]
+    """Take a trace apart by stage, each averaged over its layers but the first two, if there are more: there the
+    pipeline still fills.
+
+    Where several stages end in numbers, the numbers are layers, as in a wave's traces. Else the layers of a simulated
+    trace are the times that a phase comes in program order, told apart by what comes next: a norm before qkv is another
+    stage than one before ffn. Else each phase is a stage of one layer.
+    """
+    names, group = _stages(trace)
+    members = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group, minlength=len(names))))[:-1]
     firsts = [float(trace.start[mine].min()) for mine in members]
-    order = sorted(range(len(phases)), key=lambda place: firsts[place])
+    order = sorted(range(len(names)), key=lambda place: firsts[place])
     found: dict[str, list[StageTime]] = {}
     for before, place in pairwise((None, *order)):
         assert place is not None
         last = 0.0 if before is None else float(trace.end[members[before]].max())
         start, end = trace.start[members[place]], trace.end[members[place]]
         stage = StageTime(
-            stage=stage_of(phases[place]),
-            after="" if before is None else stage_of(phases[before]),
+            stage=names[place],
+            after="" if before is None else names[before],
             layers=1,
             tasks=len(start),
             hand_off=float(start.min()) - last,
@@ -67,9 +73,31 @@ def timeline(trace: Trace) -> Timeline:
         )
         found.setdefault(stage.stage, []).append(stage)
     stages = tuple(_mean(layers) for layers in found.values())
-    starts = sorted(first for phase, first in zip(phases, firsts, strict=True) if stage_of(phase) == stages[0].stage)
+    starts = [firsts[place] for place in order if names[place] == stages[0].stage]
     period = float(np.median(np.diff(starts))) if len(starts) > 1 else None
     return Timeline(trace.unit, trace.makespan, period, stages)
+
+
+def _stages(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The stage of each group of tasks, a layer of it each, and every task's group."""
+    phases, group = trace.phase_groups()
+    if len({stage_of(phase) for phase in phases if stage_of(phase) != phase}) > 1:
+        return [stage_of(phase) for phase in phases], group
+    if trace.source != "simulated":  # whose task ids need not be in program order
+        return phases, group
+    by_task = np.argsort(trace.task, kind="stable")
+    begins = np.flatnonzero(np.diff(group[by_task], prepend=-1))
+    runs: list[str] = [phases[place] for place in group[by_task[begins]]]
+    followers: dict[str, set[str]] = {}
+    for phase, following in pairwise(runs):
+        followers.setdefault(phase, set()).add(following)
+    names = [
+        f"{phase} before {following}" if following and len(followers[phase]) > 1 else phase
+        for phase, following in zip(runs, (*runs, "")[1:], strict=True)
+    ]
+    of_task = np.empty_like(group)
+    of_task[by_task] = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(group)))
+    return names, of_task
 
 
 def stage_of(phase: str) -> str:
