@@ -21,15 +21,15 @@ help:
 	@echo "make lint      ruff and pyright"
 	@echo "make gpu-test  run the tests that need a CUDA card"
 
-demo: in-place $(VENV)/.ready-demo
+demo: $(VENV)/.ready-demo
 	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats
 
 # A file's tests stay in one process, which compiles what they share once; more than four processes take much memory.
-test: in-place $(VENV)/.ready-dev
+test: $(VENV)/.ready-dev
 	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PYTEST_ARGS)
 
-lint: in-place $(VENV)/.ready-dev
+lint: $(VENV)/.ready-dev
 	@$(VENV)/bin/ruff check src tests
 	@$(VENV)/bin/ruff format --check src tests
 	@$(VENV)/bin/pyright
@@ -47,7 +47,7 @@ in-place:
 	@test ! -s $(VENV)/.ready-python || test "$$(cat $(VENV)/.ready-python)" = "$(CURDIR)" || { \
 		echo "error: $(VENV) was made in $$(cat $(VENV)/.ready-python); rm -rf $(VENV) and run make again" >&2; exit 2; }
 
-$(VENV)/.ready-python:
+$(VENV)/.ready-python: | in-place
 	@$(PYTHON) -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' || { \
 		echo "error: $(PYTHON) is missing or older than Python 3.11; name another with make PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { \
@@ -56,24 +56,25 @@ $(VENV)/.ready-python:
 
 # torch goes first: asked for together with the rest, pip may pick another build of it. Where an index has CUDA builds
 # alone, the first constraints contradict themselves, as those of the second do not.
-$(VENV)/.ready-torch: $(CONSTRAINTS) | $(VENV)/.ready-python
+$(VENV)/.ready-torch: $(CONSTRAINTS) | in-place $(VENV)/.ready-python
 	@for file in $(CONSTRAINTS); do \
 		cp $$file $(CHOSEN); \
 		echo "Installing PyTorch into $(VENV) ($$file)"; \
 		$(PIP) torch 'triton; sys_platform == "linux"' numpy 2> $(VENV)/pip.log && break; \
-		test $$file = constraints/cpu.txt || { cat $(VENV)/pip.log >&2; exit 1; }; \
+		test $$file = constraints/cpu.txt && grep -q "No matching distribution\|conflicting dep" $(VENV)/pip.log || { \
+			cat $(VENV)/pip.log >&2; exit 1; }; \
 		echo "No such PyTorch without CUDA for this Python: the build with CUDA comes instead, some GB"; \
 	done
 	@touch $@
 
-$(VENV)/.ready-demo: pyproject.toml $(VENV)/.ready-torch
+$(VENV)/.ready-demo: pyproject.toml $(VENV)/.ready-torch | in-place
 	@echo "Installing onewave into $(VENV)"
 	@$(PIP) --editable .
 	@echo "Compiling the CPU kernels"
 	@$(RUN) -m onewave.ops.precompile
 	@touch $@
 
-$(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready-torch
+$(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready-torch | in-place
 	@echo "Installing onewave and its test tools into $(VENV)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.ready-demo

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.bench import ceilings
 from onewave.bench import wave as bench
@@ -139,13 +139,14 @@ def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPa
     assert notes == ["torch.compile: no step, RuntimeError: no compiler"]
 
 
-def test_a_case_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [UnsupportedError("memory", got="none left"), torch.OutOfMemoryError("CUDA")])
+def test_a_case_that_fails_takes_no_other_with_it(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
     def measured(model: object, *, batch: int, context: int, **_: object) -> tuple[list[WaveResult], None]:
         begun.append(batch)
         if batch == 8:
-            raise UnsupportedError("memory", got="none left")
+            raise failure
         return [WaveResult("wave", batch, context, summarize([1e-3]), 10**9)], None
 
     loaded = SimpleNamespace(model=None, stream=None)
@@ -159,7 +160,7 @@ def test_a_case_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatc
     ):
         monkeypatch.setattr(place, name, instead)
     done = CliRunner().invoke(app, ["bench", "wave", "--batch-size", "1,8,2"])
-    assert isinstance(done.exception, UnsupportedError)
+    assert isinstance(done.exception, (UnsupportedError, CapacityError))
     assert "1.000" in done.stdout
     assert begun == [1, 8]
     done = CliRunner().invoke(app, ["bench", "wave", "--batch-size", "1,32"])

@@ -79,7 +79,6 @@ def test_the_reference_states_what_is_predicted() -> None:
     assert large is not None
     # The others take half a minute.
     for model, batches, numbers, batch in (
-        ("llama-3.2-1b", [1, 2, 4, 8, 16], small[1], 1),
         ("llama-3.2-1b", [1, 2, 4, 8, 16], small[1], 16),
         ("llama-3.1-8b", [1, 8, 16], large[1], 16),
     ):

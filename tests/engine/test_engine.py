@@ -334,6 +334,19 @@ def test_min_tokens_holds_where_every_token_would_end_the_sample() -> None:
     assert sample.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("least", [1, 2, 3])
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_a_banned_end_does_not_end_the_launch_that_is_fed_it(least: int, run_ahead: int) -> None:
+    """A launch of several once took it for the row's end, and that for a fault that ended everybody's requests."""
+    params = SamplingParams(temperature=0, min_tokens=least, max_tokens=10, stop_token_ids=list(range(VOCAB)))
+    engine = make_engine(FakeRunner(run_ahead=run_ahead, tokens_per_launch=4))
+    request = engine.add(None, PROMPT, params)
+    run_all(engine)
+    alone = generate(params).samples[0]
+    assert request.samples[0].token_ids == alone.token_ids
+    assert len(alone.token_ids) == least + 1
+
+
 def test_the_text_of_the_ending_token_is_left_out_unless_asked_for() -> None:
     biased = {"temperature": 0, "logit_bias": {30: 100.0}, "stop_token_ids": [30]}
     assert generate(SamplingParams.from_dict(biased)).samples[0].text == ""

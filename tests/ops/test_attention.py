@@ -315,10 +315,18 @@ def test_queries_that_overlap_have_results_of_their_own() -> None:
     """As windows over one row do: another axis than the last steps by one element, too."""
     q = randn(400).as_strided((1, 2, 5, 16), (0, 100, 1, 1))
     k, v = (randn(1, 2, 7, 16, seed=seed) for seed in (1, 2))
-    for backend in ("auto", "reference"):
-        out, lse = with_lse(q, k, v, backend=backend)
-        assert out.stride(-1) == 1
-        torch.testing.assert_close((out, lse), with_lse(q.contiguous(), k, v, backend=backend))
+    out, lse = with_lse(q, k, v)
+    assert out.stride(-1) == 1
+    torch.testing.assert_close((out, lse), with_lse(q.contiguous(), k, v))
+    for mask in ({}, {"causal": True}, {"window": 3}):
+        for given in (q, randn(400).bfloat16().as_strided(q.shape, q.stride()), randn(1, 2, 20).unfold(-1, 16, 1)):
+            keys, values = (each.to(given.dtype) for each in (k, v))
+            out = cast("Tensor", attention(given, keys, values, **mask))
+            assert out.stride(-1) == 1
+            expected = cast(
+                "Tensor", attention(given.clone(memory_format=torch.contiguous_format), keys, values, **mask)
+            )
+            torch.testing.assert_close(out, expected)
     starts = torch.tensor([0, 5], dtype=torch.int32)
     tokens = q[0].transpose(0, 1)
     packed = attention_varlen(tokens, k[0, :, :5].transpose(0, 1), v[0, :, :5].transpose(0, 1), starts, starts, 5, 5)

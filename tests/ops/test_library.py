@@ -322,6 +322,8 @@ def test_what_grad_follows_is_refused_and_what_it_does_not_is_computed() -> None
     q, k, v = (randn(1, 4, 9, 16, seed=seed).float() for seed in range(3))
     with pytest.raises(UnsupportedError, match=r"backward: a tensor that torch\.func\.grad follows"):
         torch.func.grad(lambda q: attention(q, k, v).sum())(q)
+    with pytest.raises(UnsupportedError, match=r"backward: a tensor that torch\.func\.grad follows"):
+        torch.func.grad(lambda q: torch.vmap(lambda q: attention(q, k, v))(q).sum())(q[None])
     expected = attention(q, k, v)
     for seen in (lambda x: q, lambda x: x.detach()):
         found = torch.func.grad(lambda x, seen=seen: (x * attention(seen(x), k, v)).sum())(q)

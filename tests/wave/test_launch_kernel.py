@@ -266,7 +266,7 @@ def test_while_a_kernel_is_compiled_no_garbage_is_collected(monkeypatch: pytest.
     assert gc.isenabled()
 
 
-def test_garbage_is_collected_again_when_the_last_compilation_ends_and_not_where_it_was_not_before() -> None:
+def test_garbage_is_collected_again_and_not_where_it_was_not_before() -> None:
     with launches.without_collection():
         with launches.without_collection():
             assert not gc.isenabled()

@@ -70,15 +70,19 @@ def append_to_ledger(directory: Path, measurements: Iterable[Measurement], devic
     settings = Settings.from_env()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     command = shlex.join(["onewave", *sys.argv[1:]])
-    records = [ledger.as_record(each, device_name=name, command=command, settings=settings) for each in measurements]
     citations: list[str] = []
-    try:
-        for record in records:
-            citations.append(f"{directory}/{ledger.append(directory, record)}")
-    except OnewaveError:
-        for record in records[len(citations) :]:
+    failed: OnewaveError | None = None
+    for measurement in measurements:
+        record = ledger.as_record(measurement, device_name=name, command=command, settings=settings)
+        try:
+            if failed is None:
+                citations.append(f"{directory}/{ledger.append(directory, record)}")
+        except OnewaveError as error:
+            failed = error
+        if failed is not None:
             print(json.dumps(record, ensure_ascii=False), file=sys.stderr)
-        raise
+    if failed is not None:
+        raise failed
     return citations
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, OnewaveError, OutOfReachError, UnsupportedError
+from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, OutOfReachError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_latency import numbers
@@ -71,6 +71,7 @@ def wave(
     from onewave.bench.wave import measure_wave
     from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format
     from onewave.engine.wave_decode import WaveLoad, load_streamed
+    from onewave.memory.shortage import is_out_of_memory
     from onewave.models.llama_plan import unsupported_because
     from onewave.models.loading import load_config, load_model
 
@@ -142,11 +143,11 @@ def wave(
                     note=notes.append,
                 )
                 results += found
-    except OnewaveError as error:
+    except (OnewaveError, RuntimeError, MemoryError) as error:
         # What was measured before is shown first.
-        if not results:
+        if not results or not (isinstance(error, OnewaveError) or is_out_of_memory(error)):
             raise
-        failed = error
+        failed = error if isinstance(error, OnewaveError) else CapacityError("bench wave", got="no memory for a case")
     show_status("")
     if trace is not None and traced is not None:
         write_text(trace, traced.to_json())

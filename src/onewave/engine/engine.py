@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -173,6 +174,8 @@ class Engine:
         self._seed = seed
         self._num_requests = 0
         self._scheduler: Scheduler[Sample] = Scheduler(runner.max_num_seqs)
+        # Those that have not ended, and of those that have whatever somebody still holds.
+        self._live: WeakSet[Request] = WeakSet()
         self._sampler = Sampler(num_slots=runner.max_num_seqs, vocab_size=runner.vocab_size, device=runner.device)
         self._on_cuda = runner.device.type == "cuda"
         self._copies = torch.cuda.Stream(runner.device) if self._on_cuda else None
@@ -215,6 +218,7 @@ class Engine:
             streaming=streaming,
             make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
         )
+        self._live.add(request)
         for sample in request.samples:
             self._scheduler.add(sample)
         return request
@@ -225,9 +229,9 @@ class Engine:
 
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
         does, so that a flood of short requests can't hold up the running ones.
-        A prompt that finds no memory ends its own request (`Request.failure`). If anything is raised here (a
-        KeyboardInterrupt too) every request ends with it, because the device's state is unknown then, and the engine is
-        ready for new ones.
+        A prompt, or a row that grows, that finds no memory ends its own request (`Request.failure`). If anything is
+        raised here (a KeyboardInterrupt too) every request ends with it, because the device's state is unknown then,
+        and the engine is ready for new ones.
         """
         try:
             with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
@@ -269,11 +273,15 @@ class Engine:
 
     def abort_all(self, error: BaseException | None = None) -> None:
         """Drop every request and whatever is in flight. error: what a step raised."""
-        for sample in (*self._scheduler.waiting, *self._scheduler.running.values()):
-            sample.request.failure = None if error is None else told_to_others(error)
-            sample.abort()
-            self._scheduler.remove(sample)
-            sample.request.note_finished()
+        # Not the scheduler's: where a step was interrupted amid its bookkeeping, a request may be in neither list.
+        for request in [request for request in self._live if not request.finished]:
+            request.failure = None if error is None else told_to_others(error)
+            for sample in request.samples:
+                if not sample.finished:
+                    sample.abort()
+            request.note_finished()
+        self._live.clear()
+        self._scheduler = Scheduler(self._runner.max_num_seqs)
         unread = bool(self._in_flight)
         self._in_flight.clear()
         self._grown.clear()
@@ -334,10 +342,17 @@ class Engine:
         if rows is None:
             return False
         count = self._runner.tokens_per_launch
-        if count > 1 and rows.plan.fits_a_launch(draws=self._runner.draws_in_launch):
+        several = count > 1 and rows.plan.fits_a_launch(draws=self._runner.draws_in_launch)
+        try:
+            self._runner.reserve(min(rows.longest + count - 1, rows.most) if several else rows.longest)
+        except CapacityError as error:
+            # It ends who needs the most, and the others go on.
+            longest = max(rows.samples, key=lambda sample: len(sample.request.prompt_token_ids) + sample.launched)
+            self.abort(longest.request, without_frames(error))
+            return self._decode()
+        if several:
             self._produce(rows, count)
             return True
-        self._runner.reserve(rows.longest)
         logits = self._runner.decode(rows.slots, rows.token_ids, rows.positions)
         sampled = rows.plan(logits)
         rows.token_ids = sampled.tokens
@@ -349,7 +364,6 @@ class Engine:
 
     def _produce(self, rows: _Rows, count: int) -> None:
         """Launch up to `count` steps of all rows at once; a row that ends before makes fewer."""
-        self._runner.reserve(min(rows.longest + count - 1, rows.most))
         draws = rows.plan.draws(count)
         produced = self._runner.produce(rows.slots, rows.token_ids, rows.positions, rows.limits, draws)
         rows.plan.skip(count)

@@ -71,31 +71,55 @@ class ModelRunner:
         # Rows that only fill a graph up to its size write here.
         self._spare_slot = max_num_seqs
         self._kv: StaticKVCache | None = None
+        # What the wave was bound to last.
+        self._wave_kv: StaticKVCache | None = None
 
     @torch.inference_mode()
     def reserve(self, num_tokens: int) -> None:
-        """Make room for sequences of num_tokens tokens; the cache grows by doubling. Raises CapacityError."""
+        """Make room for sequences of num_tokens tokens; the cache grows by doubling or, where that finds no memory, to
+        what is needed. Raises CapacityError."""
         if num_tokens > self.max_model_len:
             raise CapacityError(
                 "sequence length", got=str(num_tokens), allowed=f"up to max_model_len={self.max_model_len}"
             )
         if self._kv is not None and num_tokens <= self._kv.capacity:
             return
-        capacity = min(self.max_model_len, max(_SMALLEST_CAPACITY, _power_of_two(num_tokens)))
-        try:
-            grown = self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
-        except CapacityError:
-            if self._wave is None or not self._wave.release():
-                raise
-            grown = self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
+        grown = self._larger_cache(num_tokens)
         if self._kv is not None:
             grown.copy_from(self._kv)
-        self._kv = grown
-        if self._wave is not None:
-            self._wave.bind_cache(grown)
-        # Captured graphs hold the old cache's addresses.
+        # Captured graphs hold the old cache's addresses; so does the wave until it is bound again: now or, where this
+        # is interrupted, before its next step.
         self._graphs.clear()
         self._bound = None
+        self._kv = grown
+        self._bind_wave()
+
+    def _larger_cache(self, num_tokens: int) -> StaticKVCache:
+        blocks = -(-num_tokens // _SMALLEST_CAPACITY) * _SMALLEST_CAPACITY
+        wanted, needed = (min(self.max_model_len, size) for size in (_power_of_two(blocks), blocks))
+
+        def made(capacity: int) -> StaticKVCache:
+            return self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
+
+        try:
+            return made(wanted)
+        except CapacityError:
+            released = self._wave is not None and self._wave.release()
+            if needed == wanted and not released:
+                raise
+        if released:
+            try:
+                return made(wanted)
+            except CapacityError:
+                if needed == wanted:
+                    raise
+        return made(needed)
+
+    def _bind_wave(self) -> None:
+        if self._wave is not None and self._wave_kv is not self._kv:
+            assert self._kv is not None
+            self._wave.bind_cache(self._kv)
+            self._wave_kv = self._kv
 
     @torch.inference_mode()
     def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
@@ -130,6 +154,7 @@ class ModelRunner:
         assert self._kv is not None, "reserve() comes first"
         rows = len(slots)
         if self._wave is not None:
+            self._bind_wave()
             return self._wave.step(token_ids, positions, slots)
         if not self._on_cuda and rows > 1 and self.model.dtype is not torch.float32:
             # PyTorch adds several rows' 16-bit products up in another order than one's: a row would see its batch.
@@ -163,6 +188,7 @@ class ModelRunner:
         """
         assert self._kv is not None, "reserve() comes first"
         assert self._wave is not None, "only a wave makes several"
+        self._bind_wave()
         return self._wave.produce(token_ids, positions, slots, limits, draws)
 
     def check(self) -> None:

@@ -125,7 +125,10 @@ class SamplingPlan:
     def fits_a_launch(self, *, draws: bool) -> bool:
         """Whether a launch of several tokens can choose them: as they are, the likeliest or, if it draws, at random,
         and nothing else asked for."""
-        return (self._all_greedy or draws) and self._as_is and self._num_logprobs is None
+        # Where all tokens were banned, the last one before min_tokens may be what ends a row from there on: it did not
+        # end this one, which a launch that is fed it would not know.
+        past = all(row.params.min_tokens < row.step + self._step for row in self._rows if row.params.min_tokens)
+        return (self._all_greedy or draws) and self._as_is and self._num_logprobs is None and past
 
     def draws(self, count: int) -> Tensor | None:
         """How the next `count` tokens are drawn, float64 [rows, DRAW_WORDS + count] on the device: draw_words and the

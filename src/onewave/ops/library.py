@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage] (nothing public tells)
-from torch._C._functorch import is_gradtrackingtensor, peek_interpreter_stack
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_gradtrackingtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
@@ -88,7 +88,12 @@ def _refuse_tangents(tensors: Iterable[Tensor | None]) -> None:
 
 
 def _refuse_gradients(tensors: Iterable[Tensor | None]) -> None:
-    if torch.is_grad_enabled() and any(t is not None and is_gradtrackingtensor(t) and t.requires_grad for t in tensors):
+    def followed(tensor: Tensor) -> bool:
+        while is_batchedtensor(tensor):  # within vmap
+            tensor = get_unwrapped(tensor)
+        return is_gradtrackingtensor(tensor) and tensor.requires_grad
+
+    if torch.is_grad_enabled() and any(tensor is not None and followed(tensor) for tensor in tensors):
         raise UnsupportedError(
             "backward", got="a tensor that torch.func.grad follows", next="Pass the tensor without it, detached."
         )

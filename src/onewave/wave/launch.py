@@ -293,6 +293,7 @@ class Wave:
         self._check(tokens, positions, slots, logits, limits)
         state = self._state()
         state.whole_again()
+        state.count(self.tokens, self.program, self._budget)
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits, draws)
         padded = self.program.shape.batch
         first, _ = several_words(self.tokens, padded, self.program.workers)

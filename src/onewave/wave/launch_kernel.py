@@ -82,28 +82,18 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
         compiled[(*grid, 1, 1)[:3]](*values)
 
 
-_without = 0
-_collects = False
-_collecting = threading.Lock()
-
-
 @contextmanager
 def without_collection() -> Generator[None]:
     """Meanwhile Python collects no garbage, of which a compilation makes hundreds of thousands of objects: with PyTorch
-    loaded, going through all there are takes 0.15 s and more, once a compilation or twice."""
-    global _without, _collects
-    with _collecting:
-        if _without == 0:
-            _collects = gc.isenabled()
-            gc.disable()
-        _without += 1
+    loaded, going through all there are takes 0.15 s and more, once a compilation or twice. Of several threads the first
+    one to begin ends it for all, which costs the others time, and nothing else."""
+    collects = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        with _collecting:
-            _without -= 1
-            if _without == 0 and _collects:
-                gc.enable()
+        if collects:
+            gc.enable()
 
 
 _hashed: set[str] = set()

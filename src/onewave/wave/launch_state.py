@@ -15,6 +15,8 @@ from onewave.wave.watch import watch_words
 
 __all__ = ["LaunchState"]
 
+_MOST_COUNTED = 1 << 30
+
 
 @dataclass
 class LaunchState:
@@ -25,6 +27,7 @@ class LaunchState:
     them, so a wait is for its value plus epoch times total. watch: spin.py; several, asked: choose.py. host: int32 [1]
     of the host's memory, where launches write that one has stalled. asking: copies of `one`, of the host's memory, to
     `asked`; they run beside launches (of several tokens). ends: whether one has been made since the last launch began.
+    counted: tokens that launches of several were asked for, since the last reset.
     """
 
     exchange: Tensor
@@ -37,6 +40,7 @@ class LaunchState:
     one: Tensor
     asking: torch.cuda.Stream | None
     ends: bool = False
+    counted: int = 0
 
     @classmethod
     def made(cls, program: WaveProgram, tokens: int, budget: int, device: torch.device) -> LaunchState:
@@ -73,6 +77,14 @@ class LaunchState:
             self.asked.zero_()
             self.host.zero_()
             self.watch.copy_(torch.from_numpy(watch_words(program.workers, budget, self.host.data_ptr())))
+
+    def count(self, tokens: int, program: WaveProgram, budget: int) -> None:
+        """Note that a launch on the current stream is going to make so many tokens. Before their number, by which the
+        kernel takes turns with its buffers, would pass 31 bits, all begins anew, behind the launches before."""
+        self.counted += tokens
+        if self.counted > _MOST_COUNTED:
+            self.reset(program, budget)
+            self.counted = tokens
 
     def ask_for_end(self) -> None:
         """Have launches of several tokens that are on their way end early. A word of the host's memory in its place

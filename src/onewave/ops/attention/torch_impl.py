@@ -19,6 +19,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | N
     Keys that no query sees are left out, or zeros where a bias hides them, since they may hold NaN, which a mask would
     spread. A mask is built only where the plain causal flag can't say it.
     """
+    if torch.empty_like(q, device="meta").stride(-1) != 1:
+        q = q.contiguous()  # of queries that overlap: PyTorch's CPU kernel would write its rows over each other
     num_queries, grouped = q.shape[2], q.shape[1] != k.shape[1]
     shift = wanted.shift(num_queries, k.shape[2])
     last_place = shift + num_queries - 1
