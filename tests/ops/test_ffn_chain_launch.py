@@ -154,6 +154,20 @@ def test_a_graph_may_be_recorded_once_plan_and_buffers_are_made(monkeypatch: pyt
     assert not chain_impl.is_ready(x, up, down, gate, *asked)
 
 
+def test_the_oldest_plan_goes_when_what_was_launched_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(monkeypatch)
+    x, up, down, gate = operands(130)
+    asked = ("silu", "rows:1", "tile", False)
+    chain_impl.ffn(x, up, down, gate, *asked)
+    waited: list[tuple[object, int]] = []
+    monkeypatch.setattr(chain_impl, "_MOST_KEPT", 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append((device, len(chain_impl._kept))))
+    chain_impl.ffn(x[:128], up, down, gate, *asked)
+    assert (x.device, 2) in waited  # while both were there
+    assert chain_impl.is_ready(x[:128], up, down, gate, *asked)
+    assert not chain_impl.is_ready(x, up, down, gate, *asked)
+
+
 def test_slices_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch)
     x, up, down, gate = operands(100)
