@@ -97,23 +97,16 @@ class ModelRunner:
     def _larger_cache(self, num_tokens: int) -> StaticKVCache:
         blocks = -(-num_tokens // _SMALLEST_CAPACITY) * _SMALLEST_CAPACITY
         wanted, needed = (min(self.max_model_len, size) for size in (_power_of_two(blocks), blocks))
-
-        def made(capacity: int) -> StaticKVCache:
-            return self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
-
-        try:
-            return made(wanted)
-        except CapacityError:
-            released = self._wave is not None and self._wave.release()
-            if needed == wanted and not released:
-                raise
-        if released:
+        capacity = wanted
+        while True:
             try:
-                return made(wanted)
+                return self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
             except CapacityError:
-                if needed == wanted:
+                if self._wave is not None and self._wave.release():
+                    continue
+                if capacity == needed:
                     raise
-        return made(needed)
+                capacity = needed
 
     def _bind_wave(self) -> None:
         if self._wave is not None and self._wave_kv is not self._kv:

@@ -127,8 +127,12 @@ class SamplingPlan:
         and nothing else asked for."""
         # Where all tokens were banned, the last one before min_tokens may be what ends a row from there on: it did not
         # end this one, which a launch that is fed it would not know.
-        past = all(row.params.min_tokens < row.step + self._step for row in self._rows if row.params.min_tokens)
-        return (self._all_greedy or draws) and self._as_is and self._num_logprobs is None and past
+        return (
+            (self._all_greedy or draws)
+            and self._as_is
+            and self._num_logprobs is None
+            and all(row.params.min_tokens < row.step + self._step for row in self._rows if row.params.min_tokens)
+        )
 
     def draws(self, count: int) -> Tensor | None:
         """How the next `count` tokens are drawn, float64 [rows, DRAW_WORDS + count] on the device: draw_words and the
