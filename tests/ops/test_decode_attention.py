@@ -111,7 +111,7 @@ def test_more_query_rows_than_a_tile_holds() -> None:
 @pytest.mark.parametrize(("head_dim", "more"), [(40, 0), (40, 1), (64, 8), (64, 1)])
 def test_rows_may_begin_anywhere(head_dim: int, more: int, queries: int) -> None:
     case = Case([5, 1, 65, 300], 8, 2, head_dim, queries)
-    frames = [torch.full((*cache.shape[:3], head_dim + more), NAN, dtype=case.dtype) for cache in (case.k, case.v)]
+    frames = [case.k.new_full((*cache.shape[:3], head_dim + more), NAN) for cache in (case.k, case.v)]
     k, v = (frame[..., :head_dim].copy_(cache) for frame, cache in zip(frames, (case.k, case.v), strict=True))
     case.check(*case.run(k=k, v=v))
 
