@@ -139,9 +139,9 @@ def test_a_window_hides_older_keys(window: int, queries: int) -> None:
 @pytest.mark.parametrize("queries", [1, 3])
 def test_a_block_that_no_query_sees_need_not_exist(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "checks_contents", lambda: True)
-    q = random(1, 4, queries, 16, dtype=torch.float32, seed=0)
-    k, v = (random(6, 2, 8, 16, dtype=torch.float32, seed=seed) for seed in (1, 2))
-    table, length = torch.tensor([[3, 4, 5, 1, 2]]), torch.tensor([36])
+    q = random(1, 4, queries, 16, dtype=LOW_DTYPES[0], seed=0)
+    k, v = (random(6, 2, 8, 16, dtype=LOW_DTYPES[0], seed=seed) for seed in (1, 2))
+    table, length = (torch.tensor(x, device=DEVICE) for x in ([[3, 4, 5, 1, 2]], [36]))
     given: dict[str, Any] = {"window": 9, "backend": "reference"}
     expected = decode_attention(q, k, v, length, block_table=table, **given)
     hidden = (36 - 9 - (queries - 1)) // 8
