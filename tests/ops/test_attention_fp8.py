@@ -14,6 +14,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention import fp8_impl, fp8_kernel_impl
 from onewave.ops.attention.fp8_kernel_impl import turn_values
 from onewave.ops.attention.fp8_op import attention_fp8
+from onewave.ops.attention.fp8_plan import KEYS, ROWS, WARPGROUPS
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.reference import attention as in_torch
 
@@ -58,7 +59,7 @@ def test_packed_sequences_are_each_attended_to_alone(backend: str) -> None:
 def test_a_warpgroup_takes_the_key_tiles_that_its_rows_see_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = SimpleNamespace(minimum=min, maximum=max, where=lambda condition, yes, no: yes if condition else no)
     monkeypatch.setattr(fp8_kernel_impl, "gl", numbers)
-    draw, keys = random.Random(0), 128
+    draw, keys, high = random.Random(0), KEYS, ROWS * WARPGROUPS
     passed = 0
     for _ in range(300):
         rows, num_keys = draw.choice([1, 63, 192, 300, 700]), draw.choice([1, 128, 500, 900])
@@ -68,14 +69,14 @@ def test_a_warpgroup_takes_the_key_tiles_that_its_rows_see_and_no_others(monkeyp
         problem = SimpleNamespace(
             BN=keys, LEFT=wanted.left is not None, RIGHT=wanted.right is not None, left=wanted.left, right=wanted.right
         )
-        for tile in range(0, rows, 192):
-            end = num_keys if wanted.right is None else min(num_keys, min(tile + 192, rows) + shift + wanted.right)
+        for tile in range(0, rows, high):
+            end = num_keys if wanted.right is None else min(num_keys, min(tile + high, rows) + shift + wanted.right)
             begin = 0 if wanted.left is None else max(tile + shift - wanted.left, 0) // keys
             count = max(-(-max(end, 0) // keys) - begin, 1)
-            for first in range(tile, tile + 192, 64):
+            for first in range(tile, tile + high, ROWS):
                 start, stop = fp8_kernel_impl.steps_of.fn(problem, first, rows, num_keys, shift, begin, count)
                 assert 0 <= start <= stop <= count
-                part = torch.ones(1, num_keys) if seen is None else seen[first : first + 64]
+                part = torch.ones(1, num_keys) if seen is None else seen[first : first + ROWS]
                 any_row = part[: max(rows - first, 0)].any(0).nonzero().flatten()
                 tiles = sorted({int(key) // keys for key in any_row})
                 taken = [begin + count - 1 - step for step in range(start, stop)]

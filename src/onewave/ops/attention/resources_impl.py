@@ -22,7 +22,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.fp8_kernel_impl import fp8_kernel
-from onewave.ops.attention.fp8_plan import FP8_TILE
+from onewave.ops.attention.fp8_plan import FP8_TILE, WARPGROUPS
 from onewave.ops.attention.gluon_kernel_impl import attention_kernel as hopper_kernel
 from onewave.ops.attention.gluon_plan import columns_of, config, knows_limit
 from onewave.ops.attention.mma_kernel_impl import mma_kernel
@@ -129,7 +129,9 @@ def fp8(dtype: str = "bf16", **given: Any) -> Resources:
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     hints = {(at,): _ALIGNED for at, name in enumerate(names) if signature[name].startswith("*")}
     fixed = {(names.index(name),): value for name, value in constants.items()}
-    return _compiled("fp8", GluonASTSource(fp8_kernel, signature, fixed, hints), 90, 4 * 128, num_warps=4)
+    return _compiled(
+        "fp8", GluonASTSource(fp8_kernel, signature, fixed, hints), 90, 128 * (WARPGROUPS + 1), num_warps=4
+    )
 
 
 def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) -> Resources:
