@@ -9,11 +9,9 @@ own rounding and uses most of e4m3's range; the sums are taken before rounding.
 Tensor cores add fp8 products with some 14 bits, so no accumulator may live long: each tile's P V starts from zero and
 is added to the output in float32, by the multiply-add that rescales it to the new maximum. Per-head scales stand in the
 exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and exponentials as long
-as ever, so neither may wait for the other: a warpgroup asks for the next tile's scores before this one's exponentials
-and looks for their maxima under P V. The scores of two tiles, the output and P V at once are most of 232 registers a
-thread, so there are two warpgroups; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives
-from one step to the next (such a one would be taken apart into bytes), and no product is under way from one turn of a
-loop to the next (ptxas would wait for all of them).
+as ever, so a warpgroup does one thing after another, and its products run under the others' exponentials: there are
+three, and nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives
+from one step to the next (such a one would be taken apart into bytes). Bound: the card's power (docs/log.md).
 Source: Shah et al. 2024, arXiv:2407.08608.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -46,7 +44,7 @@ from onewave.wave.one_code import share_code
 __all__ = ["fp8_kernel", "turn_values"]
 
 # fp8_plan deals tiles of as many times 64 rows.
-_WARPGROUPS = gl.constexpr(2)
+_WARPGROUPS = gl.constexpr(3)
 _OFFSET = gl.constexpr(8.0)
 # A row that no descriptor has.
 _BEYOND = gl.constexpr(1 << 30)
@@ -169,49 +167,14 @@ def operand(p, layout: gl.constexpr, BN: gl.constexpr):
 
 
 @gluon.jit
-def scores_of(problem, q, j):
-    """Q times the keys of place j, [64, BN], under way."""
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.BN, 32])
-    zeros = gl.zeros([64, problem.BN], gl.float32, LS)
-    keys = problem.sk.index(j % problem.K_STAGES).permute([1, 0])
-    return warpgroup_mma(q, keys, zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def outputs_of(problem, p, j):
-    """P times the values of place j once they have come, [64, D], under way. p: float32 [64, BN]."""
-    VS: gl.constexpr = problem.V_STAGES
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.D, 32])
-    p = operand(p, gl.DotOperandLayout(0, LO, 4), problem.BN)
-    mbarrier.wait(problem.bv.index(j % VS), (j // VS) & 1)
-    values = problem.sv.index(j % VS).permute([1, 0])
-    return warpgroup_mma(p, values, gl.zeros([64, problem.D], gl.float32, LO), use_acc=False, is_async=True)
-
-
-@gluon.jit
-def seen_of(problem, s, both, i, cut_right, whole_steps, last, row_place, lane, num_keys):
-    """Step i's scores, capped, -inf where a row does not see a key."""
-    if problem.SOFTCAP:
-        s = capped(problem, s * both)
-    if (i < cut_right) | (i >= whole_steps):
-        s = hidden(problem, s, row_place, (last - i) * problem.BN + lane, num_keys)
-    return s
-
-
-@gluon.jit
-def raised(s, m, unit):
-    """(m moved to the rows' highest scores, factor of what was accumulated before)."""
+def online_softmax(problem, s, m, total, unit):
+    """Returns (p times 2^_OFFSET, m, total, factor of what was accumulated before)."""
     moved = gl.maximum(m, gl.max(s, 1) * unit)
-    return moved, gl.exp2(m - gl.where(moved == -float("inf"), 0.0, moved))
-
-
-@gluon.jit
-def weights_of(problem, s, m, total, kept, unit):
-    """(p times 2^_OFFSET, total with its sums)."""
-    reference = gl.where(m == -float("inf"), 0.0, m)
+    reference = gl.where(moved == -float("inf"), 0.0, moved)
+    kept = gl.exp2(m - reference)
     p = gl.exp2(s * unit - (reference - _OFFSET)[:, None])
     kept_in_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
-    return p, total * kept_in_total[:, None] + partial_sums(p, problem.BN)
+    return p, moved, total * kept_in_total[:, None] + partial_sums(p, problem.BN), kept
 
 
 @gluon.jit
@@ -253,9 +216,8 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
     VS: gl.constexpr = problem.V_STAGES
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 32])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 32])
-    # Not where scores are capped: that takes the registers.
-    AHEAD: gl.constexpr = not problem.SOFTCAP
-    bq, bk, bv = problem.bq, problem.bk, problem.bv
+    LP: gl.constexpr = gl.DotOperandLayout(0, LO, 4)
+    bq, bk, bv, sk, sv = problem.bq, problem.bk, problem.bv, problem.sk, problem.sv
     tile = 0
     j = 0
     for turn in range(problem.rounds):
@@ -287,43 +249,25 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
             mbarrier.wait(bq.index(b), (tile // 2) & 1)
             q = problem.sq.index(b)
             j = pass_keys(problem, j, beyond)
-            if beyond < steps:
-                mbarrier.wait(bk.index(j % KS), (j // KS) & 1)
-                sa = scores_of(problem, q, j)
-                # Behind the last keys there may be none to come: then it is these, which have.
-                ahead = gl.where(beyond + 1 < steps, j + 1, j)
-                mbarrier.wait(bk.index(ahead % KS), (ahead // KS) & 1)
-                sa = warpgroup_mma_wait(0, deps=[sa])
-                mbarrier.arrive(bk.index(KS + j % KS), count=1)
-                s = seen_of(problem, sa, both, beyond, cut_right, whole_steps, last, row_place, lane, num_keys)
-                m, kept = raised(s, m, unit)
-                for i in range(beyond + 1, steps):
-                    if AHEAD:
-                        sa = scores_of(problem, q, j + 1)
-                    p, total = weights_of(problem, s, m, total, kept, unit)
-                    part = outputs_of(problem, p, j)
-                    if AHEAD:
-                        sa = warpgroup_mma_wait(1, deps=[sa])
-                        s = seen_of(problem, sa, both, i, cut_right, whole_steps, last, row_place, lane, num_keys)
-                        m, kept_next = raised(s, m, unit)
-                    # It also ends the basic block: without it ptxas hoists the wait for P V above the maxima.
-                    ahead = gl.where(i + 1 < steps, j + 2, j + 1)
-                    mbarrier.wait(bk.index(ahead % KS), (ahead // KS) & 1)
-                    part = warpgroup_mma_wait(0, deps=[part])
-                    if AHEAD:
-                        mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
-                    mbarrier.arrive(bv.index(VS + j % VS), count=1)
-                    o = o * gl.convert_layout(kept, gl.SliceLayout(1, LO))[:, None] + part
-                    if not AHEAD:
-                        sa = warpgroup_mma_wait(0, deps=[scores_of(problem, q, j + 1)])
-                        mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
-                        s = seen_of(problem, sa, both, i, cut_right, whole_steps, last, row_place, lane, num_keys)
-                        m, kept_next = raised(s, m, unit)
-                    kept = kept_next
-                    j += 1
-                p, total = weights_of(problem, s, m, total, kept, unit)
-                part = warpgroup_mma_wait(0, deps=[outputs_of(problem, p, j)])
-                mbarrier.arrive(bv.index(VS + j % VS), count=1)
+            for i in range(beyond, steps):
+                s = j % KS
+                mbarrier.wait(bk.index(s), (j // KS) & 1)
+                z = gl.zeros([64, BN], gl.float32, LS)
+                sn = warpgroup_mma(q, sk.index(s).permute([1, 0]), z, use_acc=False, is_async=True)
+                sn = warpgroup_mma_wait(0, deps=[sn])
+                mbarrier.arrive(bk.index(KS + s), count=1)
+                if problem.SOFTCAP:
+                    sn = capped(problem, sn * both)
+                if (i < cut_right) | (i >= whole_steps):
+                    sn = hidden(problem, sn, row_place, (last - i) * BN + lane, num_keys)
+                pn, m, total, kept = online_softmax(problem, sn, m, total, unit)
+                p = operand(pn, LP, BN)
+                v = j % VS
+                mbarrier.wait(bv.index(v), (j // VS) & 1)
+                zo = gl.zeros([64, D], gl.float32, LO)
+                part = warpgroup_mma(p, sv.index(v).permute([1, 0]), zo, use_acc=False, is_async=True)
+                part = warpgroup_mma_wait(0, deps=[part])
+                mbarrier.arrive(bv.index(VS + v), count=1)
                 o = o * gl.convert_layout(kept, gl.SliceLayout(1, LO))[:, None] + part
                 j += 1
             j = pass_keys(problem, j, count - steps)
@@ -412,22 +356,24 @@ def fp8_kernel(
     if SHARES:
         gl.warp_specialize(
             [
-                (consume_bytes_as_one, (232, problem, so, q_scale, k_scale, v_scale)),
+                (consume_bytes_as_one, (160, problem, so, q_scale, k_scale, v_scale)),
+                (twin, ()),
                 (twin, ()),
                 (load_bytes, (problem, v_tiles)),
             ],
-            [4, 1],
-            [232, 32],
+            [4, 4, 1],
+            [160, 160, 32],
         )
     else:
         gl.warp_specialize(
             [
                 (consume_bytes, (0, problem, so, q_scale, k_scale, v_scale)),
                 (consume_bytes, (1, problem, so, q_scale, k_scale, v_scale)),
+                (consume_bytes, (2, problem, so, q_scale, k_scale, v_scale)),
                 (load_bytes, (problem, v_tiles)),
             ],
-            [4, 1],
-            [240, 32],
+            [4, 4, 1],
+            [160, 160, 32],
         )
 
 

@@ -18,7 +18,7 @@ __all__ = [
 
 FP8_BACKENDS = ("auto", "gluon", "reference")
 MOST_HEAD_DIM, FP8_STEP = 128, 16
-COLUMNS, KEYS, ROWS, WARPGROUPS = 128, 128, 64, 2
+COLUMNS, KEYS, ROWS, WARPGROUPS = 128, 128, 64, 3
 FP8_TILE = {"D": COLUMNS, "BN": KEYS, "K_STAGES": 3, "V_STAGES": 3}
 """Constants of fp8_kernel_impl's kernel."""
 _HOPPER = (9, 0)
