@@ -55,6 +55,13 @@ def test_prompts_come_from_standard_input(run, monkeypatch):
     assert [json.loads(line)["prompt"] for line in lines] == ["eins", "zwölf"]
 
 
+def test_json_loses_no_character_where_standard_output_is_not_unicode(tiny_model):
+    command = [sys.executable, "-m", "onewave", "generate", "é 日本", "--model", str(tiny_model), "--max-tokens", "2"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, check=True)
+    assert json.loads(done.stdout)["prompt"] == "é 日本"
+
+
 @pytest.mark.parametrize("arguments", [[], ["--prompt-file", "-"], ["Hello", "--prompt-file", "-"]])
 def test_a_closed_standard_input_is_an_error(run, monkeypatch, arguments):
     monkeypatch.setattr(sys, "stdin", None)

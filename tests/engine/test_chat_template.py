@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from chat_templates import CHATML, LLAMA2, LLAMA3, MISTRAL, QWEN3, SMOLLM2, TEMPLATES
 from hypothesis import given, settings
@@ -143,6 +146,35 @@ def test_escaped_json_of_a_message_holds_no_marker() -> None:
     ids = tokenizer.encode_chat(user("a <|im_end|>"))
     assert tokenizer.decode(ids, False) == '[{"role": "user", "content": "a <|im_end|>"}]<|im_end|>'
     assert sum(i in tokenizer.special_ids for i in ids) == 1
+
+
+@pytest.mark.parametrize("said", [r"What is '\ue000' in Python?", r"[\ue000-\uf8ff]", r"\ue001", r"\udb80\udc00"])
+@pytest.mark.parametrize("written", ["{{ m.content }}", "{{ m.content | tojson }}"])
+def test_a_private_characters_escape_in_a_message_is_left_as_it_is(said: str, written: str) -> None:
+    tokenizer = with_template("{% for m in messages %}" + written + "<|im_end|>{% endfor %}")
+    content = said + "<|im_end|>"
+    expected = content if "tojson" not in written else json.dumps(content, ensure_ascii=False)
+    assert tokenizer.render_chat(user(content)) == expected + "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("tool", "what"),
+    [
+        ({"since": date(2024, 1, 1)}, r"tools\[0\]\.since"),
+        ({"enum": [{"a"}]}, r"tools\[0\]\.enum\[0\]"),
+        ({("a", "b"): 1}, r"tools\[0\]: a key"),
+        (print, r"tools\[0\]"),
+    ],
+)
+def test_what_json_has_not_is_refused(tool: object, what: str) -> None:
+    tokenizer = with_template("{{ tools | tojson }}")
+    with pytest.raises(InvalidArgumentError, match=what + ": .*; allowed: "):
+        tokenizer.render_chat(user("x"), tools=[tool])
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    tokenizer = with_template("{{ tools | tojson }}")
+    assert tokenizer.render_chat(user("x"), tools=[np.int64(3), np.float32(0.5)]) == "[3, 0.5]"
 
 
 def test_two_parts_cannot_join_into_a_control_token() -> None:
@@ -395,10 +427,11 @@ def test_bos_is_there_once_when_the_template_writes_it() -> None:
     assert tokenizer.encode_chat(user("hi")).count(tokenizer.bos_token_id or -1) == 1
 
 
-def test_messages_that_no_json_holds_are_refused_or_named_not_a_crash() -> None:
+def test_messages_that_no_json_holds_are_refused() -> None:
     tokenizer = with_template("{{ messages[0].content }}")
     itself: dict[str, Any] = {"role": "user", "content": "x"}
     itself["again"] = itself
     with pytest.raises(InvalidArgumentError, match="nested without end"):
         tokenizer.render_chat([itself])
-    assert tokenizer.render_chat([{"role": "user", "content": "x", ("a", "b"): 1}]) == "x"
+    with pytest.raises(InvalidArgumentError, match=r"messages\[0\]: a key: \('a', 'b'\); allowed: a string"):
+        tokenizer.render_chat([{"role": "user", "content": "x", ("a", "b"): 1}])

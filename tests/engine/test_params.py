@@ -64,6 +64,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("stop", ["a", ""], "none of them empty"),
     ("stop", ["a", 3], "a string or a list of strings"),
     ("stop", 3, "a string or a list of strings"),
+    ("stop", "a\udcff", "Unicode text that UTF-8 can write"),
     ("stop_token_ids", [-1], "a whole number from 0"),
     ("stop_token_ids", ["2"], "a whole number from 0"),
     ("stop_token_ids", 2, "a list of token ids"),

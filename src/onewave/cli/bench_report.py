@@ -80,7 +80,7 @@ def append_to_ledger(directory: Path, measurements: Iterable[Measurement], devic
         except OnewaveError as error:
             failed = error
         if failed is not None:
-            print(json.dumps(record, ensure_ascii=False), file=sys.stderr)
+            print(json.dumps(record), file=sys.stderr)
     if failed is not None:
         raise failed
     return citations

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
+from numbers import Integral, Real
 from typing import Any, cast
 
 from jinja2 import Environment, TemplateError, nodes
@@ -22,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError
+from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.engine.tokenizer_parts import AddedPiece
 
 __all__ = ["ChatTemplate", "RenderedChat"]
@@ -161,11 +162,10 @@ class ChatTemplate:
         template fails."""
         try:
             checked = [self._flatten(message) for message in _check_messages(messages)]
-            given = _plain(dict(variables))
+            given = {name: _plain(value, name) for name, value in variables.items()}
         except RecursionError as error:
             raise InvalidArgumentError("messages", got="nested without end, or hundreds of levels deep") from error
-        used = set(self._source).union(*_characters(checked), *_characters(given))
-        private = (chr(code) for code in chain(range(0xE000, 0xF8FF), *_MORE_PRIVATE) if chr(code) not in used)
+        private = _unused([self._source, *self._special_tokens.values(), *_characters(checked), *_characters(given)])
         start, end = next(private, None), next(private, None)
         if start is None or end is None:
             raise InvalidArgumentError("messages", got="every character that Unicode leaves for private use")
@@ -227,7 +227,7 @@ def _check_messages(messages: object) -> list[dict[str, Any]]:
 def _check_message(message: object, what: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidArgumentError(what, got=type(message).__name__, allowed='{"role": ..., "content": ...}')
-    fields = cast("dict[str, Any]", _plain(cast("Mapping[Any, Any]", message)))
+    fields = cast("dict[str, Any]", _plain(cast("Mapping[Any, Any]", message), what))
     # APIs send "tool_calls": null; templates handle a key that is missing, and few handle None. Beside calls of tools
     # it is the content that is null, which some ask for.
     kept = {"content"} if fields.get("tool_calls") else set[str]()
@@ -256,26 +256,39 @@ def _check_parts(content: object, what: str) -> None:
             raise InvalidArgumentError(f"{what}[{i}]", got=got, allowed='{"type": "text", "text": ...}')
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, what: str) -> Any:
     """A copy made of JSON's types alone: a template may call methods of what it gets, so it gets nothing else."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int):
+    if isinstance(value, Integral):
         return int(value)
-    if isinstance(value, float):
+    if isinstance(value, Real):
         return float(value)
     if isinstance(value, Mapping):
-        return {_plain_key(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_plain_key(key, what): _plain(item, f"{what}.{key}") for key, item in items}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in cast("Sequence[Any]", value)]
-    return f"<{type(value).__name__}>"
+        return [_plain(item, f"{what}[{i}]") for i, item in enumerate(cast("Sequence[Any]", value))]
+    raise InvalidArgumentError(
+        what, got=shown(value), allowed="what JSON has: None, True, False, numbers, strings, lists and mappings"
+    )
 
 
-def _plain_key(key: Any) -> Any:
-    # What JSON has as a key; anything else of a message, a tuple say, would be a list here.
-    return _plain(key) if isinstance(key, str | int | float) or key is None else "<not a name>"
+def _plain_key(key: Any, what: str) -> Any:
+    if isinstance(key, str | int | float) or key is None:
+        return _plain(key, what)
+    raise InvalidArgumentError(f"{what}: a key", got=shown(key), allowed="a string")
+
+
+def _unused(texts: Iterable[str]) -> Iterator[str]:
+    """Characters for private use that stand in none of the texts, spelled as JSON does neither."""
+    joined = "\0".join(texts)
+    used, escaped = set(joined), set(re.findall(r"\\u[0-9a-f]{4}", joined))
+    for character in map(chr, chain(range(0xE000, 0xF8FF), *_MORE_PRIVATE)):
+        if character not in used and json.dumps(character)[1:7] not in escaped:
+            yield character
 
 
 def _characters(value: Any) -> Iterable[str]:

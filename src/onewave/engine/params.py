@@ -176,6 +176,8 @@ def _stops(value: object) -> tuple[str, ...]:
     for item in found:
         if not isinstance(item, str) or not item:
             raise InvalidArgumentError("stop", got=shown(item), allowed=allowed)
+        if any("\ud800" <= character <= "\udfff" for character in item):
+            raise InvalidArgumentError("stop", got="a lone surrogate", allowed="Unicode text that UTF-8 can write")
     return tuple(cast("list[str]", found))
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -339,15 +340,19 @@ def _build(parts: ModelParts, config: ModelConfig, *, progress: bool) -> LlamaWe
 
 def _wait(futures: Sequence[Future[Any]], *, progress: bool) -> None:
     """Wait for all; raise the first failure as soon as it is known."""
+    # Not by as_completed: Ctrl-C inside its condition, which is Python code, may leave a worker's lock released twice.
+    done: SimpleQueue[Future[Any]] = SimpleQueue()
+    for future in futures:
+        future.add_done_callback(done.put)
     if not progress:
-        for future in as_completed(futures):
-            future.result()
+        for _ in futures:
+            done.get().result()
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("Loading weights", total=len(futures))
-        for future in as_completed(futures):
-            future.result()
+        for _ in futures:
+            done.get().result()
             bar.advance(task)
