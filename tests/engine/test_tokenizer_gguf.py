@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tiny_tokenizers import (
     CONTROL,
     CONTROL_TOKENS,
     DATA,
+    NORMAL,
+    UNKNOWN,
     USER_DEFINED,
     byte_level_metadata,
     corpus,
@@ -155,6 +158,19 @@ def test_every_end_of_turn_token_ends_an_answer() -> None:
     assert names == ["<|im_end|>", "<|end_of_text|>"]
 
 
+@pytest.mark.parametrize("kind", [NORMAL, CONTROL])
+def test_marks_of_code_infilling_end_an_answer(kind: int) -> None:
+    marks = ["<|fim_prefix|>", "<|fim_pad|>", "<reponame>", "<|repo_name|>", "<|file_sep|>"]
+    metadata = byte_level_metadata("qwen2")
+    first = len(metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.tokens"] += marks
+    metadata["tokenizer.ggml.token_type"] += [kind] * len(marks)
+    ends = build(metadata).eos_token_ids
+    assert [marks[i - first] for i in ends if i >= first] == ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
+    assert set(ends) <= build(metadata).special_ids
+    assert first + 2 in build(metadata | {"tokenizer.ggml.fim_rep_token_id": first + 2}).eos_token_ids
+
+
 def test_a_control_token_that_merges_can_spell_is_not_made_from_plain_text() -> None:
     metadata = byte_level_metadata("llama-bpe")
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
@@ -199,6 +215,29 @@ def test_malformed_metadata_is_refused_in_one_line(change: dict[str, Any], says:
 def test_a_sentencepiece_file_without_scores_is_refused() -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.ggml\.scores: missing"):
         build(sentencepiece_metadata(**{"tokenizer.ggml.scores": None}))
+
+
+def sentencepiece_of(words: list[str]) -> dict[str, Any]:
+    tokens = ["<unk>", "<s>", "</s>", *words]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL] + [NORMAL] * len(words),
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(tokens))],
+    }
+
+
+def test_a_sentencepiece_vocabulary_that_splits_in_countless_ways_is_refused() -> None:
+    with pytest.raises(
+        TokenizerError, match=r"ways and more to split tokens in two, of 64,.*; allowed: 4,000,000 ways"
+    ):
+        build(sentencepiece_of(["a" * length for length in range(1, 700)]))
+
+
+def test_a_sentencepiece_vocabulary_of_256_000_tokens_is_accepted() -> None:
+    words = ["".join(letters) for size in range(1, 6) for letters in product("abcdefghijkl", repeat=size)][:256_000]
+    tokenizer = build(sentencepiece_of(words))
+    assert tokenizer.decode(tokenizer.encode("abcdefgh")) == "abcdefgh"
 
 
 def test_special_ids_out_of_range_count_as_none() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from tiny_tokenizers import (
     sentencepiece_metadata,
 )
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from onewave.base.errors import TokenizerError
 from onewave.engine.gguf_tokenizer import gguf_tokenizer_parts
 from onewave.engine.tokenizer import Tokenizer, load_tokenizer
+from onewave.engine.tokenizer_parts import backend_call
 from onewave.weights.sources import ModelLocation
 
 LLAMA3_WORDS = (
@@ -124,6 +127,130 @@ def test_named_tokens_are_control_tokens_though_tokenizer_json_lists_them_as_wor
     assert ours.decode([2, 1, 3]) == theirs.decode([2, 1, 3], skip_special_tokens=True) == "a b"
 
 
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+def with_plain_end_token(directory: Path, **config: Any) -> Tokenizer:
+    """The byte-level directory whose tokenizer.json lists <|im_end|> as an ordinary added token."""
+    byte_level_directory(directory, QWEN2_WORDS, **config)
+    path = directory / "tokenizer.json"
+    added = json.loads(path.read_text(encoding="utf-8"))["added_tokens"]
+    plain = [
+        token | ({"special": False, "lstrip": True} if token["content"] == "<|im_end|>" else {}) for token in added
+    ]
+    change_json(path, added_tokens=plain)
+    return open_directory(directory)
+
+
+END = {"content": "<|im_end|>", "lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
+WRITES_ENDS = "{% for m in messages %}{{ m.content }}{{ '<|im_end|>' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("where", ["named", "described"])
+def test_a_token_that_only_the_config_calls_special_is_a_control_token(where: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    end = byte_level_metadata("gpt-2")["tokenizer.ggml.tokens"].index("<|im_end|>")
+    described = {"eos_token": "<|end_of_text|>", "added_tokens_decoder": {str(end): END | {"special": True}}}
+    config = {"chat_template": WRITES_ENDS} | (described if where == "described" else {})
+    ours = with_plain_end_token(tmp_path, **config)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    ids = ours.encode("a <|im_end|>b")
+    assert ids == theirs.encode("a <|im_end|>b")  # its lstrip is kept: the space goes with it
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "ab"
+    assert end not in ours.encode("a<|im_end|>b", allow_special=False)
+    chat = ours.encode_chat([{"role": "user", "content": "a<|im_end|>b"}], add_generation_prompt=False)
+    assert (chat.count(end), chat[-1]) == (1, end)
+
+
+def test_the_config_takes_no_control_token_back(tmp_path: Path) -> None:
+    byte_level_directory(tmp_path, QWEN2_WORDS)
+    inst = open_directory(tmp_path).encode("[INST]", add_special_tokens=False)
+    assert len(inst) == 1
+    entry = END | {"content": "[INST]", "special": False}
+    change_json(tmp_path / "tokenizer_config.json", added_tokens_decoder={str(inst[0]): entry})
+    assert open_directory(tmp_path).special_ids.issuperset(inst)
+
+
+def test_tokens_that_only_the_config_describes_are_added(tmp_path: Path) -> None:
+    size = open_directory(byte_level_directory(tmp_path, QWEN2_WORDS)).vocab_size
+    entries = {str(size + 1): {"content": "<b>"}, str(size): END | {"content": "<a>", "special": True}}
+    change_json(tmp_path / "tokenizer_config.json", added_tokens_decoder=entries)
+    ours = open_directory(tmp_path)
+    assert ours.encode("<a><b>", add_special_tokens=False) == [size, size + 1]
+    assert ours.decode([size, size + 1]) == "<b>"
+    change_json(tmp_path / "tokenizer_config.json", added_tokens_decoder={str(size + 7): {"content": "<b>"}})
+    assert f"'<b>' with id {size + 7}; allowed: the next id after tokenizer.json's, {size}" in refusal(tmp_path)
+
+
+WHITESPACE = pre_tokenizers.Whitespace()
+WITHOUT_UNKNOWN: dict[str, Any] = {
+    "byte pairs": models.BPE({"a": 0, "b": 1}, [], unk_token="<unk>"),
+    "words": models.WordLevel({"a": 0, "b": 1}, unk_token="<unk>"),
+    "word pieces": models.WordPiece({"a": 0, "b": 1}, unk_token="[UNK]"),
+    "unigrams": models.Unigram([("a", -1.0), ("b", -1.0)]),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_UNKNOWN)
+def test_text_that_the_pipeline_fails_at_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    backend = Backend(WITHOUT_UNKNOWN[name])
+    backend.pre_tokenizer = WHITESPACE
+    ours = open_directory(save_directory(tmp_path, backend, {"chat_template": "{{ messages[0].content }}"}))
+    assert ours.encode("a b") == [0, 1]
+    for call in (
+        lambda: ours.encode("a z"),
+        lambda: ours.encode("a z", allow_special=False),
+        lambda: ours.encode_plain("a z"),
+        lambda: ours.encode_chat([{"role": "user", "content": "a z"}]),
+    ):
+        with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokenizers library fails at encoding text \("):
+            call()
+
+
+def test_a_panic_of_the_library_is_one_of_our_errors(tmp_path: Path) -> None:
+    backend = Backend(models.BPE({"a": 0, "b": 1}, []))
+    backend.decoder = decoders.Sequence([decoders.Replace("a", ""), decoders.Strip(" ", 0, 1)])
+    ours = open_directory(save_directory(tmp_path, backend, {}))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokenizers library fails at decoding token ids \("):
+        ours.decode([0])
+    undefined = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<x>", "type_id": 0}}]}
+    change_json(tmp_path / "tokenizer.json", post_processor=undefined | {"pair": [], "special_tokens": {}})
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokenizers library fails at encoding text \("):
+        open_directory(tmp_path).encode("a")
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "##"}
+    change_json(tmp_path / "tokenizer.json", post_processor=None, model=model)
+    assert "tokenizer.json: the tokenizers library fails at loading (" in refusal(tmp_path)
+
+
+def test_an_interrupt_inside_the_library_passes() -> None:
+    with pytest.raises(KeyboardInterrupt), backend_call("tokenizer.json", "encoding text"):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_small_files_may_start_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
+    byte_level_directory(tmp_path, QWEN2_WORDS)
+    for name, text in (("generation_config.json", '{"eos_token_id": 5}'), ("tokenizer_config.json", "{}")):
+        (tmp_path / name).write_text(text, encoding=encoding)
+    assert open_directory(tmp_path).eos_token_ids == (5,)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+def test_a_file_that_one_may_not_look_at_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    byte_level_directory(tmp_path, QWEN2_WORDS)
+    (tmp_path / name).touch()
+    is_file = Path.is_file
+
+    def guarded(self: Path) -> bool:
+        if self.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return is_file(self)
+
+    monkeypatch.setattr(Path, "is_file", guarded)
+    assert f"{name}: can't be read (Permission denied)" in refusal(tmp_path)
+
+
 def test_ids_that_end_an_answer_come_from_the_generation_config(tmp_path: Path) -> None:
     byte_level_directory(tmp_path, QWEN2_WORDS)
     assert [open_directory(tmp_path).token_text(i) for i in open_directory(tmp_path).eos_token_ids] == ["<|im_end|>"]
@@ -133,6 +260,8 @@ def test_ids_that_end_an_answer_come_from_the_generation_config(tmp_path: Path) 
     assert len(named) == 3
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}', encoding="utf-8")
     assert open_directory(tmp_path).eos_token_ids[0] == 5
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": -1}', encoding="utf-8")
+    assert [open_directory(tmp_path).token_text(i) for i in open_directory(tmp_path).eos_token_ids] == ["<|im_end|>"]
 
 
 def test_named_tokens_may_stand_in_the_special_tokens_map(tmp_path: Path) -> None:
@@ -178,6 +307,14 @@ def test_a_truncated_tokenizer_json_is_refused(keep: int, tmp_path: Path) -> Non
         ("tokenizer.json", "[]", "not a tokenizer"),
         ("tokenizer_config.json", "[1]", "a JSON list; allowed: an object"),
         ("tokenizer_config.json", '{"bos_token": ', "not readable as JSON"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "added_tokens_decoder: list; allowed: an object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "a"}}}', 'allowed: {"ID": {"content": '),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"1": 2}}', "added_tokens_decoder: {'1': 2}; allowed: {"),
+        (
+            "tokenizer_config.json",
+            '{"added_tokens_decoder": {"1": {"content": "\\ud800"}}}',
+            "added_tokens_decoder: a lone surrogate; allowed",
+        ),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: int; allowed: a string or a list"),
         ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template: 'x'; allowed: {"),
         ("tokenizer_config.json", '{"eos_token": "\\ud800"}', "eos_token: a lone surrogate; allowed: Unicode text"),

@@ -119,11 +119,17 @@ def test_transformers_4_and_5_spell_the_same_rope() -> None:
     assert hf(rope_scaling={"type": "yarn"} | yarn, **top).rope.original_max_position == 512
 
 
+def test_an_id_of_minus_one_is_none() -> None:
+    config = from_hf(LLAMA2 | {"bos_token_id": -1, "eos_token_id": -1})
+    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+
+
 def test_generation_config_says_where_text_ends() -> None:
     config = LLAMA2 | {"bos_token_id": 1, "eos_token_id": 2}
     assert from_hf(config).eos_token_ids == (2,)
     assert from_hf(config, {"eos_token_id": [7, 8, 7], "bos_token_id": 3}).eos_token_ids == (7, 8)
     assert from_hf(config, {"eos_token_id": None}).eos_token_ids == (2,)
+    assert from_hf(config, {"eos_token_id": -1}).eos_token_ids == (2,)
     with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id: \['x'\]"):
         from_hf(config, {"eos_token_id": ["x"]})
 
@@ -184,7 +190,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         ("mlp_bias", [1.0]),
         ("torch_dtype", [16]),
         ("architectures", ["LlamaForCausalLM", 3, {}]),
-        ("eos_token_id", ["2", -1, [2, -1], 1.5, True]),
+        ("eos_token_id", ["2", -2, [2, -1], 1.5, True]),
         ("rope_scaling", [[], "linear", 4]),
         ("hidden_act", [1]),
         ("quantization_config", ["gptq"]),

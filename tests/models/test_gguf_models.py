@@ -167,6 +167,34 @@ def test_every_end_token_ends_text() -> None:
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2, 7))
 
 
+@pytest.mark.parametrize("none", [-1, 131, 2**32 - 1])
+def test_token_ids_that_no_token_has_are_none(none: int) -> None:
+    keys = {f"tokenizer__ggml__{name}_token_id": none for name in ("bos", "eos", "eot", "eom")}
+    config = read(**keys)
+    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+    assert read(**keys | {"tokenizer__ggml__eot_token_id": 130}).eos_token_ids == (130,)
+
+
+def test_a_window_may_be_that_of_some_layers_only() -> None:
+    def windows(pattern: Any) -> tuple[int | None, ...]:
+        return read(llama__attention__sliding_window=8, llama__attention__sliding_window_pattern=pattern).layer_windows
+
+    assert windows([True, False, True]) == (8, None, 8)
+    assert windows([True] * 3) == (8,) * 3
+    assert windows([False] * 3) == (None,) * 3
+    with pytest.raises(ConfigError, match=r"sliding_window_pattern: 2 entries; allowed: block_count=3 of them"):
+        windows([True, False])
+    with pytest.raises(UnsupportedError, match=r"sliding_window_pattern: 2; allowed: true or false"):
+        windows(2)
+
+
+def test_scaling_keys_that_change_nothing_are_accepted() -> None:
+    plain = {"llama__rope__scaling__attn_factor": 1.0, "llama__rope__scaling__yarn_attn_factor": 1.0}
+    assert read(**plain, llama__rope__scaling__yarn_ext_factor=-1.0).rope == read().rope
+    yarn = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0}
+    assert read(**yarn, llama__rope__scaling__yarn_ext_factor=1.0).rope == read(**yarn).rope
+
+
 def test_head_and_biases_are_what_the_file_holds() -> None:
     assert read().tie_word_embeddings
     more = {"output.weight": (131, 192), "blk.0.attn_q.bias": (384,), "blk.0.ffn_gate.bias": (160,)}
@@ -211,6 +239,15 @@ def test_a_missing_or_malformed_key_is_named(key: str) -> None:
         ({"llama__attention__scale": 1.0}, "llama.attention.scale: 1.0"),
         ({"llama__attention__causal": False}, "llama.attention.causal: False"),
         ({"llama__final_logit_softcapping": 30.0}, "llama.final_logit_softcapping: 30.0"),
+        ({"llama__attention__temperature_scale": 0.1}, "llama.attention.temperature_scale: 0.1"),
+        ({"llama__attention__temperature_length": 16}, "llama.attention.temperature_length: 16"),
+        ({"llama__rope__scaling__yarn_attn_factor": 2.0}, "llama.rope.scaling.yarn_attn_factor: 2.0"),
+        ({"llama__rope__scaling__attn_factor": 2.0}, "attn_factor: 2.0; allowed: 1 where rope.scaling.type is linear"),
+        ({"llama__rope__scaling__yarn_ext_factor": 0.5}, "llama.rope.scaling.yarn_ext_factor: 0.5; allowed: 0"),
+        (
+            {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__yarn_ext_factor": 0.0},
+            "llama.rope.scaling.yarn_ext_factor: 0.0; allowed: 1 where rope.scaling.type is yarn",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], said: str) -> None:

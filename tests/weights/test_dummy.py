@@ -43,6 +43,10 @@ def test_tensors_are_described_without_being_made():
     assert tensors["huge.weight"].dtype == "bfloat16"
 
 
+def test_a_size_beyond_64_bits_is_told_as_it_is():
+    assert store(shapes={"huge.weight": (1 << 38, 1 << 31)}).tensors["huge.weight"].nbytes == 1 << 71
+
+
 def test_an_unknown_tensor_is_refused_by_name():
     with pytest.raises(WeightsError, match="no tensor 'c'"):
         store().load("c")

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from onewave.base.errors import TokenizerError, shown
 from onewave.engine.pieces import SPACE_MARK, PieceTable
-from onewave.engine.tokenizer_parts import AddedPiece, TokenizerParts
+from onewave.engine.tokenizer_parts import AddedPiece, TokenizerParts, backend_call
 
 __all__ = ["PRE_TOKENIZERS", "PreTokenizer", "gguf_tokenizer_parts"]
 
@@ -36,7 +36,17 @@ END_OF_TURN_TOKENS = (
     "_<EOT>",
     "<|end_of_text|>",
     "</s>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
 )
+# So it does the padding, repository and file marks of code infilling. Of each kind one token counts: the one that the
+# key names, else the first of these names.
+INFILL_ENDS: Mapping[str, tuple[str, ...]] = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,10 @@ class PreTokenizer:
 
 # Of characters: real ones end at a few hundred, and every way to split one in two is looked at.
 _LONGEST_TOKEN = 4096
+# Of a sentencepiece vocabulary, whose merges grow with the square of a token's length where every prefix is a token.
+# 256,000 tokens of five characters that split everywhere make a million merges of five million characters.
+_MOST_MERGES = 4_000_000
+_MOST_MERGE_CHARACTERS = 64_000_000
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MODERN_WORDS = (  # %s: how many digits make a word
@@ -126,18 +140,19 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
             allowed="'gpt2' (byte-level BPE), 'llama' (sentencepiece)",
         )
     vocabulary = _read_vocabulary(metadata, origin)
-    if model == "gpt2":
-        pre = _pre_tokenizer(metadata, origin)
-        backend = _byte_level_backend(metadata, vocabulary, pre)
-        add_bos, bos_default, eos_default, space_prefix = pre.add_bos, None, None, False
-    else:
-        space_prefix = _flag(metadata, "add_space_prefix", True, origin)
-        backend = _sentencepiece_backend(metadata, vocabulary, space_prefix)
-        add_bos, bos_default, eos_default = True, 1, 2
     added = vocabulary.added
-    backend.add_tokens(  # pyright: ignore[reportUnknownMemberType]
-        [AddedToken(a.content, normalized=False, special=a.special) for a in added]
-    )
+    with backend_call(origin, "building the pipeline"):
+        if model == "gpt2":
+            pre = _pre_tokenizer(metadata, origin)
+            backend = _byte_level_backend(metadata, vocabulary, pre)
+            add_bos, bos_default, eos_default, space_prefix = pre.add_bos, None, None, False
+        else:
+            space_prefix = _flag(metadata, "add_space_prefix", True, origin)
+            backend = _sentencepiece_backend(metadata, vocabulary, space_prefix)
+            add_bos, bos_default, eos_default = True, 1, 2
+        backend.add_tokens(  # pyright: ignore[reportUnknownMemberType]
+            [AddedToken(a.content, normalized=False, special=a.special) for a in added]
+        )
     pieces = PieceTable(
         dict(enumerate(vocabulary.tokens)).get,
         spelling="byte_level" if model == "gpt2" else "sentencepiece",
@@ -150,6 +165,7 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
     suffix = _flag(metadata, "add_eos_token", False, origin) and eos is not None
     return TokenizerParts(
         origin=origin,
+        file=origin,
         backend=backend,
         pieces=pieces,
         added=added,
@@ -185,7 +201,7 @@ def _read_vocabulary(metadata: Mapping[str, Any], origin: str) -> _Vocabulary:
     else:
         types = cast("list[int]", _array(metadata, "token_type", int, origin))
         _same_length(types, tokens, "token_type", origin)
-    for token in END_OF_TURN_TOKENS:
+    for token in (*END_OF_TURN_TOKENS, *(name for names in INFILL_ENDS.values() for name in names)):
         if token in ids:
             types[ids[token]] = CONTROL
     return _Vocabulary(origin, tokens, ids, types)
@@ -269,12 +285,19 @@ def _sentencepiece_backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary,
     _same_length(scores, vocabulary.tokens, "scores", origin)
     normal = {t: i for t, i in vocabulary.ids.items() if vocabulary.types[i] == NORMAL}
     best_first = sorted(normal.items(), key=lambda item: -scores[item[1]])
-    merges = [
-        (token[:cut], token[cut:])
-        for token, _ in best_first
-        for cut in range(1, len(token))
-        if token[:cut] in normal and token[cut:] in normal
-    ]
+    merges: list[tuple[str, str]] = []
+    characters = 0
+    for token, _ in best_first:
+        cuts = [cut for cut in range(1, len(token)) if token[:cut] in normal and token[cut:] in normal]
+        merges += [(token[:cut], token[cut:]) for cut in cuts]
+        characters += len(cuts) * len(token)
+        if len(merges) > _MOST_MERGES or characters > _MOST_MERGE_CHARACTERS:
+            raise TokenizerError(
+                f"{origin}: tokenizer.ggml.tokens",
+                got=f"{len(merges):,} ways and more to split tokens in two, of {characters:,} characters",
+                allowed=f"{_MOST_MERGES:,} ways, of {_MOST_MERGE_CHARACTERS:,} characters",
+                next="The vocabulary is damaged; fetch the file again.",
+            )
     unknown = _special_id(metadata, vocabulary, "unknown", 0)
     model = models.BPE(
         vocabulary.ids,
@@ -312,6 +335,9 @@ def _eos_ids(metadata: Mapping[str, Any], vocabulary: _Vocabulary, eos: int | No
     """Every id that ends an answer, the file's own eos first."""
     found = [eos, *(_special_id(metadata, vocabulary, name, None) for name in ("eot", "eom"))]
     found += [vocabulary.ids.get(token) for token in END_OF_TURN_TOKENS]
+    for name, texts in INFILL_ENDS.items():
+        named = next((vocabulary.ids[text] for text in texts if text in vocabulary.ids), None)
+        found.append(_special_id(metadata, vocabulary, name, named))
     return tuple(dict.fromkeys(i for i in found if i is not None))
 
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import PreTokenizer, Whitespace
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
+from onewave.engine.tokenizer_parts import backend_call
 
 if TYPE_CHECKING:
     from onewave.engine.chat_template import ChatTemplate
@@ -81,15 +82,20 @@ class Tokenizer:
 
         add_special_tokens: put BOS (and whatever else the model's files ask for) around it. allow_special: read
         `<|im_end|>` and its like in the text as control tokens; otherwise they are plain text and no control token
-        comes out of it. Raises InvalidArgumentError for what is not Unicode text.
+        comes out of it. Raises InvalidArgumentError for what is not Unicode text, TokenizerError where the model's
+        pipeline fails at it.
         """
+        try:
+            with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
+                return self._encode(text, add_special_tokens, allow_special)
+        except (TypeError, UnicodeError) as error:
+            raise _not_text(text) from error
+
+    def _encode(self, text: str, add_special_tokens: bool, allow_special: bool) -> list[int]:
         parts = self._parts
         by_backend = add_special_tokens and parts.prefix_ids is None
         backend = self._backend if allow_special else self._text_backend
-        try:
-            ids = backend.encode(text, add_special_tokens=by_backend).ids
-        except (TypeError, UnicodeError) as error:
-            raise _not_text(text) from error
+        ids = backend.encode(text, add_special_tokens=by_backend).ids
         if not allow_special:
             first, last = self._around if by_backend else (0, 0)
             body = ids[first : len(ids) - last]
@@ -100,7 +106,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD. Raises InvalidArgumentError for an id out of
-        range and for what is no list of whole numbers."""
+        range and for what is no list of whole numbers, TokenizerError where the model's decoder fails at it."""
         return self.decode_lenient(self._checked(ids), skip_special_tokens)
 
     def _checked(self, ids: object) -> list[int]:
@@ -128,7 +134,8 @@ class Tokenizer:
         kept = [token_id for token_id in ids if token_id not in skip]
         if self.pieces is None:
             known = [token_id for token_id in kept if 0 <= token_id < self.vocab_size]
-            return self._backend.decode(known, skip_special_tokens=False)
+            with backend_call(self._parts.file, "decoding token ids"):
+                return self._backend.decode(known, skip_special_tokens=False)
         data = b"".join([self.pieces[token_id] for token_id in kept])
         if self.pieces.strip_first_space:
             data = data.removeprefix(b" ")
@@ -265,8 +272,11 @@ class Tokenizer:
         at_start: False for a stretch from the middle of a text, which gets no space prefix where only the first word
         has one.
         """
-        backend = self._plain_backend if at_start else self._plain_inner_backend
-        return self._spell_out(backend.encode(text, add_special_tokens=False).ids) if text else []
+        if not text:
+            return []
+        with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
+            backend = self._plain_backend if at_start else self._plain_inner_backend
+            return self._spell_out(backend.encode(text, add_special_tokens=False).ids)
 
     @property
     def parts(self) -> TokenizerParts:

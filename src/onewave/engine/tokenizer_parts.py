@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer as Backend
 
+from onewave.base.errors import OnewaveError, TokenizerError, shown
 from onewave.engine.pieces import PieceTable
 
-__all__ = ["AddedPiece", "TokenizerParts"]
+__all__ = ["AddedPiece", "TokenizerParts", "backend_call"]
+
+_PANIC = "PanicException"  # pyo3's, a BaseException that no module exports
+
+
+@contextmanager
+def backend_call(file: str, doing: str, *, callers: tuple[type[Exception], ...] = ()) -> Generator[None]:
+    """Turn what the `tokenizers` library raises, panics of its Rust code included, into TokenizerError.
+
+    file: what it was built from. doing: the failed step, for the message. callers: exceptions that tell of the
+    caller's own value, and pass.
+    """
+    try:
+        yield
+    except (OnewaveError, *callers):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        raise TokenizerError(
+            file,
+            got=f"the tokenizers library fails at {doing} ({shown(str(error))})",
+            next="Fetch the file again, or pass token ids instead of text.",
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -33,14 +58,15 @@ class AddedPiece:
 class TokenizerParts:
     """All that `Tokenizer` needs.
 
-    origin: the file or directory, for messages. backend: the `tokenizers` pipeline with its added tokens. pieces: id
-    -> bytes, or None when the decoder is none that we read. added: the added tokens. vocab_size: ids are below it.
-    prefix_ids, suffix_ids: put around a text encoded with add_special_tokens; None when the backend's own
-    post-processor does so. special_tokens: name -> text ("bos_token": "<s>"), as chat templates see them.
-    chat_templates: name -> Jinja source.
+    origin: the file or directory, for messages. file: what describes the pipeline. backend: the `tokenizers` pipeline
+    with its added tokens. pieces: id -> bytes, or None when the decoder is none that we read. added: the added tokens.
+    vocab_size: ids are below it. prefix_ids, suffix_ids: put around a text encoded with add_special_tokens; None when
+    the backend's own post-processor does so. special_tokens: name -> text ("bos_token": "<s>"), as chat templates see
+    them. chat_templates: name -> Jinja source.
     """
 
     origin: str
+    file: str
     backend: Backend
     pieces: PieceTable | None
     added: tuple[AddedPiece, ...]

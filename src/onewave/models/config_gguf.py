@@ -30,6 +30,9 @@ _FOREIGN: dict[str, tuple[object, ...]] = {
     "final_logit_softcapping": (0,),
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
+    "attention.temperature_scale": (0,),
+    "attention.temperature_length": (0,),
+    "rope.scaling.yarn_attn_factor": (1,),
 }
 _FOREIGN_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -64,10 +67,10 @@ def from_gguf(
         raise fields.refuse("attention.head_count_kv", f"a divisor of attention.head_count={num_heads}")
     head_dim = _head_dim(fields, hidden_size, num_heads)
     max_position = fields.integer("context_length")
-    window = fields.optional_integer("attention.sliding_window", minimum=0) or None
+    vocab_size = _vocab_size(general, fields, shapes)
     return ModelConfig(
         family=name,
-        vocab_size=_vocab_size(general, fields, shapes),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("feed_forward_length"),
         num_layers=num_layers,
@@ -82,10 +85,10 @@ def from_gguf(
         o_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
         qk_norm=FAMILIES[name].qk_norm,
-        layer_windows=(window,) * num_layers,
+        layer_windows=_layer_windows(fields, num_layers),
         dtype=_dtype(general),
-        bos_token_id=next(iter(general.token_ids("tokenizer.ggml.bos_token_id")), None),
-        eos_token_ids=_eos_token_ids(general),
+        bos_token_id=next(iter(general.token_ids("tokenizer.ggml.bos_token_id", below=vocab_size)), None),
+        eos_token_ids=_eos_token_ids(general, vocab_size),
     )
 
 
@@ -166,9 +169,28 @@ def _dtype(general: Fields) -> str:
     return {0: "float32", 1: "float16"}.get(-1 if file_type is None else file_type, "bfloat16")
 
 
-def _eos_token_ids(general: Fields) -> tuple[int, ...]:
+def _eos_token_ids(general: Fields, vocab_size: int) -> tuple[int, ...]:
+    """Of ids that there are: converters write -1 or 2^32 - 1 for "none"."""
     keys = (f"tokenizer.ggml.{key}_token_id" for key in ("eos", "eot", "eom"))
-    return tuple(dict.fromkeys(token for key in keys for token in general.token_ids(key)))
+    return tuple(dict.fromkeys(token for key in keys for token in general.token_ids(key, below=vocab_size)))
+
+
+def _layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+    window = fields.optional_integer("attention.sliding_window", minimum=0) or None
+    key = "attention.sliding_window_pattern"
+    pattern = fields.values.get(key)
+    if window is None or pattern is None:
+        return (window,) * num_layers
+    slides = cast("list[object]", pattern) if isinstance(pattern, list) else [pattern] * num_layers
+    if not all(isinstance(each, bool) for each in slides):
+        raise UnsupportedError(
+            f"{fields.source}: {fields.prefix}{key}",
+            got=show(cast("object", pattern)),
+            allowed="true or false for each layer",
+        )
+    if len(slides) != num_layers:
+        raise fields.error(key, got=f"{len(slides)} entries", allowed=f"block_count={num_layers} of them")
+    return tuple(window if each else None for each in slides)
 
 
 def _rope(fields: Fields, head_dim: int, max_position: int, divisors: Sequence[float] | None) -> RopeConfig:
@@ -185,6 +207,7 @@ def _rope(fields: Fields, head_dim: int, max_position: int, divisors: Sequence[f
         raise UnsupportedError(
             f"{fields.source}: {fields.prefix}rope.scaling.type", got=show(kind), allowed=", ".join(_ROPE_KINDS)
         )
+    _refuse_foreign_scaling(fields, kind)
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return RopeConfig(kind="default", theta=theta, rotary_dim=rotary_dim, factor_divisors=checked)
     if kind == "linear":
@@ -206,6 +229,19 @@ def _rope(fields: Fields, head_dim: int, max_position: int, divisors: Sequence[f
         attention_factor=None if scale is None else scale * (1.0 + 0.1 * math.log(max(factor, 1.0))),
         factor_divisors=checked,
     )
+
+
+def _refuse_foreign_scaling(fields: Fields, kind: str) -> None:
+    """llama.cpp scales cos and sin by attn_factor and mixes YaRN's frequencies in by yarn_ext_factor (-1: 1 for YaRN,
+    0 otherwise), whatever the type; for us both belong to YaRN, and the latter is its default."""
+    neutral: dict[str, tuple[int, ...]] = {"rope.scaling.yarn_ext_factor": (-1, 1 if kind == "yarn" else 0)}
+    if kind != "yarn":
+        neutral["rope.scaling.attn_factor"] = (1,)
+    for key, values in neutral.items():
+        given = fields.optional_number(key, above=-1e30)
+        if given is not None and given not in values:
+            allowed = f"{values[-1]} where rope.scaling.type is {kind}"
+            raise UnsupportedError(f"{fields.source}: {fields.prefix}{key}", got=show(given), allowed=allowed)
 
 
 def _checked_divisors(fields: Fields, divisors: Sequence[float], rotary_dim: int) -> tuple[float, ...]:

@@ -186,7 +186,7 @@ def _dtype(fields: Fields) -> str:
 
 def _special_tokens(fields: Fields, generation: Fields) -> tuple[int | None, tuple[int, ...]]:
     def first(key: str) -> tuple[int, ...]:
-        return generation.token_ids(key) if generation.has(key) else fields.token_ids(key)
+        return (generation if generation.has_token_ids(key) else fields).token_ids(key)
 
     return next(iter(first("bos_token_id")), None), first("eos_token_id")
 

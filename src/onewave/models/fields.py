@@ -92,14 +92,27 @@ class Fields:
             raise self.refuse(key, "an object")
         return Fields(cast("Mapping[str, object]", value), self.source, f"{self.prefix}{key}.")
 
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        """Return one token id or a list of them as a tuple, empty when absent."""
-        value = self.values.get(key)
-        ids = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
+    def has_token_ids(self, key: str) -> bool:
+        """Whether the key is there and not -1, which exporters write for "none"."""
+        return self.values.get(key) not in (None, -1)
+
+    def token_ids(self, key: str, *, below: int | None = None) -> tuple[int, ...]:
+        """Return one token id or a list of them as a tuple, empty when absent.
+
+        below: drop ids that are negative or not below this, instead of refusing those that no model could have.
+        """
+        if not self.has_token_ids(key):
+            return ()
+        value = self.values[key]
+        ids = cast("list[object]", value) if isinstance(value, list) else [value]
+        found: list[int] = []
         for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= LARGEST_INTEGER:
+            known = isinstance(token, int) and 0 <= token < (LARGEST_INTEGER + 1 if below is None else below)
+            if not isinstance(token, int) or isinstance(token, bool) or not (known or below is not None):
                 raise self.refuse(key, "a token id or a list of them")
-        return tuple(dict.fromkeys(cast("list[int]", ids)))
+            if known:
+                found.append(token)
+        return tuple(dict.fromkeys(found))
 
 
 def show(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class DummyStore:
         self._dtype, self._seed, self._device = dtype, seed, torch.device(device)
         dtype_name = str(dtype).removeprefix("torch.")
         self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(name, tuple(shape), dtype_name, torch.Size(shape).numel() * dtype.itemsize, Path("dummy"))
+            name: TensorInfo(name, tuple(shape), dtype_name, math.prod(shape) * dtype.itemsize, Path("dummy"))
             for name, shape in shapes.items()
         }
 
