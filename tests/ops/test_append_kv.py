@@ -409,3 +409,34 @@ def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(dtype):
         assert torch.equal(ours, theirs)
     assert compiled_operands[2].any()
     assert library.is_watched(torch.nn.Parameter(bias))
+
+
+@pytest.mark.parametrize("name", ["qkv", "rotary", "bias", "q_norm"])
+def test_backward_is_refused_and_the_cache_is_in_no_graph(name):
+    given = {
+        "qkv": randn(2, 4 * 16, seed=0, dtype=DTYPES[-1]),
+        "rotary": randn(2, 16, seed=1),
+        "bias": randn(4 * 16, seed=2, dtype=DTYPES[-1]),
+        "q_norm": randn(16, seed=3, dtype=DTYPES[-1]),
+    }
+    given[name].requires_grad_()
+    caches = [torch.zeros(2, 1, 8, 16, dtype=DTYPES[-1], device=DEVICE) for _ in "kv"]
+    places = torch.arange(2, device=DEVICE)
+    q = append_kv(
+        given["qkv"], given["rotary"], *caches, places, places, num_heads=2, bias=given["bias"], q_norm=given["q_norm"]
+    )
+    assert all(cache.any() and not cache.requires_grad for cache in caches)
+    with pytest.raises(UnsupportedError, match="append_kv: backward; allowed: forward only"):
+        q.float().sum().backward()
+
+
+def test_vmap_over_caches_is_refused_by_name():
+    qkv, rotary = randn(3, 2, 4 * 16, seed=0, dtype=DTYPES[-1]), randn(2, 16, seed=1)
+    caches = [torch.zeros(3, 2, 1, 8, 16, dtype=DTYPES[-1], device=DEVICE) for _ in "kv"]
+    places = torch.arange(2, device=DEVICE)
+
+    def append(qkv: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        return append_kv(qkv, rotary, k_cache, v_cache, places, places, num_heads=2)
+
+    with pytest.raises(UnsupportedError, match=r"append_kv: torch.vmap"):
+        torch.vmap(append)(qkv, *caches)

@@ -360,3 +360,11 @@ def test_autocast_changes_no_result() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = call()
         torch.testing.assert_close(found, call(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+def test_a_bias_may_have_no_rows_where_nobody_has_queries(keys: int) -> None:
+    q, k, starts = randn(2, 4, 16), randn(3, 4, 16), torch.tensor([0, 2], dtype=torch.int32)
+    starts_k = torch.tensor([0, 3], dtype=torch.int32)
+    out = attention_varlen(q, k, k, starts, starts_k, 0, 3, bias=torch.zeros(1, 1, 0, keys))
+    assert torch.equal(cast("Tensor", out), torch.zeros_like(q))

@@ -174,8 +174,18 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
         (("attention", Q, Q), {"casual": True}, InvalidArgumentError, "causal"),
         (("rms_norm", (4, 8)), {"dtype": "int8", "device": "cpu"}, UnsupportedError, "float16 or float32"),
         (("linear", (1, 8), (4, 9)), {"device": "cpu"}, ShapeError, "cols"),
-        (("linear", (1, 8), (4, 8)), {"device": "cuda:sm_90", "dtype": "int8"}, UnsupportedError, "bf16, fp16, fp32"),
-        (("linear", (1, 8), (4, 8)), {"device": "cpu", "dtype": "fp8"}, UnsupportedError, "bf16, fp16, fp32"),
+        (("linear", (1, 8), (4, 8)), {"device": "cuda:sm_90", "dtype": "int8"}, UnsupportedError, "torch.float64"),
+        (("linear", (1, 8), (4, 8)), {"device": "cpu", "dtype": "fp8"}, UnsupportedError, "torch.float64"),
+        (("linear", (1, 8), (4, 8)), {"device": "cpu", "out_dtype": "int8"}, UnsupportedError, "a float dtype"),
+        (("rms_norm", (2, 8)), {"device": "cpu", "eps": -1.0}, InvalidArgumentError, "eps: -1.0"),
+        (("add_rms_norm", (2, 8)), {"device": "cpu", "eps": float("nan")}, InvalidArgumentError, "eps: nan"),
+        (("rms_norm", (2, 8)), {"device": "cuda:sm_90", "dtype": torch.float64}, UnsupportedError, "64 on a card"),
+        (("swiglu", (2, 8)), {"device": "cuda:sm_90", "dtype": torch.float64}, UnsupportedError, "64 on a card"),
+        (("swiglu", (2, 7)), {"device": "cpu"}, ShapeError, "an even length"),
+        (("ffn", *FFN), {"device": "cpu", "dtype": torch.float64}, UnsupportedError, "float32 on a CPU"),
+        (("ffn", *FFN), {"device": "cpu", "dtype": "fp8"}, UnsupportedError, "float32 on a CPU"),
+        (("ffn", *FFN), {"device": "cuda:sm_90", "dtype": "fp32"}, UnsupportedError, "float32 on a card"),
+        (("ffn", *FFN), {"device": "cpu", "backend": None}, InvalidArgumentError, "backend: None"),
         (("rms_norm", (-1, 2)), {}, ShapeError, "whole numbers from 0"),
         (("ffn", (2, 60), (128, 60), (64, 128)), {}, ShapeError, "multiples of 64"),
         (("ffn", (2, 64), (128, 128), (64, 128)), {}, ShapeError, "w_up .inner, hidden"),
@@ -246,3 +256,34 @@ def test_a_projection_in_int32_runs_on_the_portable_kernel():
     answer = explain("masked_multihead_attention", *shapes, device="cuda:sm_90", qkv_out_scale=True)
     assert answer.backend == "triton"
     assert any("queries in int32 and a cache in bfloat16" in reason for reason in answer.why)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:sm_90"])
+@pytest.mark.parametrize(
+    ("name", "shapes", "options"),
+    [
+        ("attention_varlen", ((4, 2, 16), (4, 2, 16)), ("block_table", "sequences", "page_size")),
+        ("attention_fp8", (Q, Q), ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "sequences")),
+        ("decode_attention", (Q, CACHE), ("seq_len", "kv_dtype", "split_size", "block_table")),
+        ("masked_multihead_attention", ((2, 12, 64), CACHE), ("seq_len", "kv_dtype")),
+        ("ffn", FFN, ("workers", "gated", "w_gate")),
+        ("linear", ((1, 8), (4, 8)), ("out_dtype", "bias")),
+    ],
+)
+def test_an_option_that_is_none_is_as_one_not_given(name, shapes, options, device):
+    usual = explain(name, *shapes, device=device)
+    assert explain(name, *shapes, device=device, **dict.fromkeys(options)) == usual
+
+
+@pytest.mark.parametrize(
+    ("call", "shape", "dtype", "backend"),
+    [
+        (lambda x: rms_norm(x, torch.ones_like(x[0]), 1e-5), (2, 8), torch.float64, "reference"),
+        (swiglu, (2, 8), torch.float64, "reference"),
+        (swiglu, (2, 0), torch.float32, "cpu"),
+    ],
+)
+def test_a_row_that_only_a_cpu_takes_is_explained(call, shape, dtype, backend):
+    call(torch.ones(shape, dtype=dtype))
+    name = "swiglu" if call is swiglu else "rms_norm"
+    assert explain(name, shape, device="cpu", dtype=dtype).backend == backend

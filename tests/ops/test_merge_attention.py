@@ -221,3 +221,24 @@ def test_the_kernel_compiles_for_sm_80_and_sm_90_without_spilling():
         assert stack == 0
         assert registers <= 128
     assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_vmap_merges_as_a_call_for_each_does(stacked):
+    outs, lses = randn(2, 4, 3, 5, 16), randn(2, 3, 4, 5, seed=1)
+
+    def merged(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+        return merge_attention(outs, lses) if stacked else merge_attention([*outs], [*lses])
+
+    found = torch.vmap(merged, in_dims=(2, 1))(outs, lses)
+    expected = [merged(outs[:, :, i].contiguous(), lses[:, i]) for i in range(3)]
+    for each, right in zip(found, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(each, torch.stack(right))
+
+
+def test_vmap_over_one_of_the_parts_keeps_the_other():
+    outs, lses = randn(3, 4, 5, 16), randn(4, 5, seed=1)
+    found = torch.vmap(lambda out: merge_attention([out, outs[0]], [lses, lses * 2]))(outs)
+    expected = [merge_attention([out, outs[0]], [lses, lses * 2]) for out in outs]
+    for each, right in zip(found, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(each, torch.stack(right))

@@ -28,7 +28,7 @@ from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.decode_attention.plan import MAX_QUERIES
-from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched
+from onewave.ops.library import check_optional, check_tensors, checks_contents, is_readable, is_watched, register
 
 __all__ = [
     "flash_attn_func",
@@ -213,7 +213,7 @@ def flash_attn_with_kvcache(
     [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything,
     run on the decode kernel; of other calls, those with neither block_table nor cache_seqlens as a number gather the
     cache into a copy first. A refused call has appended nothing. Lengths, rows and pages are read and checked on a CPU,
-    and on a GPU with ONEWAVE_DEBUG=1.
+    and on a GPU with ONEWAVE_DEBUG=1; where they can't be read (compiled, vmap), keys without a place are dropped.
     Raises ShapeError, InvalidArgumentError, UnsupportedError.
     """
     name = "flash_attn_with_kvcache"
@@ -235,19 +235,35 @@ def flash_attn_with_kvcache(
     cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table, written=k is not None)
     past = lengths_before(cache, q, k, v, cache_seqlens)
     q = q if q.stride(-1) == 1 else q.contiguous()
-    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options = _within(cache.capacity, _options(softmax_scale, causal, window_size, softcap, alibi_slopes))
     num_new = 0 if k is None else k.shape[1]
     angles = checked_angles(q, k, rotary_cos, rotary_sin)
     _check_attends(name, q, cache, options)
     check_devices(name, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, past, cache_batch_idx, block_table)
-    moves = bool(options["causal"]) or tuple(window_size) != (-1, -1)
-    if (q.is_cpu or checks_contents()) and not is_watched(q, k_cache, v_cache):
+    moves = bool(options["causal"]) or options["window"] is not None
+    is_watched(q, k, v, k_cache, v_cache, rotary_cos, rotary_sin)  # refuses what the operators would, but before
+    readable = is_readable(q, k_cache, v_cache, past, cache_batch_idx, block_table)
+    if readable and (q.is_cpu or checks_contents()):
         check_places(cache, past, num_new, angles, max(num_new, q.shape[1] if moves else 1))
     if k is not None and v is not None:
-        q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves)
+        q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves, checked=readable)
+        if not q.requires_grad and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            q = torch.ops.onewave.flash_attn_with_kvcache(q, k, v)
     host_length = None if cache_seqlens is None or isinstance(cache_seqlens, Tensor) else int(cache_seqlens) + num_new
     out, lse = _with_cache(q, cache, past + num_new, host_length, options, num_splits, return_softmax_lse)
     return out if lse is None else (out, lse)
+
+
+def _followed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q as a result of the new keys and values, too: they go through the cache, which takes no gradient."""
+    return q.clone()
+
+
+def _fake_followed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+register("flash_attn_with_kvcache", _followed, _fake_followed)
 
 
 def _decodes(q: Tensor, options: dict[str, Any]) -> bool:
@@ -342,6 +358,13 @@ def _options(
     return {
         "causal": causal, "scale": scale, "window": window, "softcap": softcap or None, "alibi_slopes": alibi_slopes
     }  # fmt: skip
+
+
+def _within(num_keys: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Without the sides of the window that reach over all keys, as flash-attn 2 drops them."""
+    left, right = (None if side is None or side >= num_keys else side for side in options["window"] or (None, None))
+    hides = left is not None or (right is not None and not options["causal"])
+    return {**options, "window": (left, right) if hides else None}
 
 
 def _dense(name: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], return_lse: bool = False) -> _Result:

@@ -95,28 +95,59 @@ class FlashCache:
             rows = torch.arange(len(positions), device=positions.device) if self.rows is None else self.rows
             return rows[:, None].expand_as(positions), positions
         size = self.k.shape[1]
-        # Positions beyond the table belong to nobody; a wrong one must not read past its end.
-        page = (positions // size).clamp(max=self.block_table.shape[1] - 1)
+        # Positions outside the table belong to nobody; a wrong one must not read past its ends.
+        page = (positions // size).clamp(min=0).clamp(max=self.block_table.shape[1] - 1)
         return self.block_table.long().gather(1, page), positions % size
 
-    def append(self, k: Tensor, v: Tensor, past: Tensor) -> None:
-        """Write new keys and values [batch, n, kv_heads, head_dim] behind the `past` ones. past: int [batch]."""
+    def exist(self, positions: Tensor) -> Tensor:
+        """Whether the cache has them, bool like positions [batch, n]."""
+        if self.capacity == 0:  # a table without columns has nothing to look up
+            return torch.zeros_like(positions, dtype=torch.bool)
+        rows, _ = self.places(positions)
+        return (positions >= 0) & (positions < self.capacity) & (rows >= 0) & (rows < self.k.shape[0])
+
+    def append(self, k: Tensor, v: Tensor, past: Tensor, *, checked: bool) -> None:
+        """Write new keys and values [batch, n, kv_heads, head_dim] behind the `past` ones. past: int [batch].
+
+        checked: there is a place for each. Otherwise those without one are dropped.
+        """
         positions = past.long()[:, None] + torch.arange(k.shape[1], device=k.device)
+        if not checked and min(positions.numel(), self.capacity, self.k.shape[0]) == 0:
+            return
         places = self.places(positions)
         # A cache must not become a part of some graph of gradients.
         with torch.no_grad():
-            self.k[places] = k
-            self.v[places] = v
+            if checked:
+                self.k[places] = k
+                self.v[places] = v
+                return
+            exist = self.exist(positions).flatten()
+            # Shapes must be known: what has no place becomes one more write of the first that has.
+            source = torch.where(exist, torch.arange(len(exist), device=k.device), exist.int().argmax())
+            rows, columns = (index.flatten()[source] for index in places)
+            places = rows.clamp(0, self.k.shape[0] - 1), columns.clamp(0, self.k.shape[1] - 1)
+            for cache, new in ((self.k, k), (self.v, v)):
+                cache[places] = torch.where(exist.any(), new.flatten(0, 1)[source], cache[places])
 
     def append_rotated(
-        self, q: Tensor, k: Tensor, v: Tensor, past: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past: Tensor,
+        angles: tuple[Tensor, Tensor],
+        interleaved: bool,
+        *,
+        checked: bool,
     ) -> Tensor:
         """Rotate q [batch, n, heads, head_dim] and the new keys by their places, append, and return q: one kernel.
 
-        angles: cosines and sines, [positions, rotary_dim / 2].
+        angles: cosines and sines, [positions, rotary_dim / 2]. checked: as in append.
         """
         batch, num_new, num_heads, head_dim = q.shape
-        positions = (past.long()[:, None] + torch.arange(num_new, device=q.device)).flatten()
+        positions = past.long()[:, None] + torch.arange(num_new, device=q.device)
+        stored = positions if checked else torch.where(self.exist(positions), positions, -1)
+        positions = positions.flatten()
         rows = torch.arange(batch, device=q.device) if self.rows is None else self.rows
         rotated = append_kv(
             torch.cat((q, k, v), dim=2).flatten(2).flatten(0, 1),
@@ -124,7 +155,7 @@ class FlashCache:
             self.k.transpose(1, 2),
             self.v.transpose(1, 2),
             rows[:, None].expand(-1, num_new).flatten(),
-            positions,
+            stored.flatten(),
             num_heads=num_heads,
             rotary_style="interleaved" if interleaved else "neox",
             block_table=self.block_table,
@@ -137,6 +168,8 @@ class FlashCache:
         A copy, as long as the longest batch there can be: lengths are not known on the host.
         """
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        if self.k.shape[0] == 0:  # nobody has a key, and there is no place to copy from
+            return self.k.flatten(0, 1), self.v.flatten(0, 1), cu_seqlens
         row, position = _owners(cu_seqlens, len(lengths) * self.capacity, self.capacity)
         if self.block_table is None:
             places = (row if self.rows is None else self.rows[row], position)
@@ -169,18 +202,23 @@ def append_new(
     angles: tuple[Tensor, Tensor] | None,
     interleaved: bool,
     moves: bool,
+    *,
+    checked: bool,
 ) -> Tensor:
-    """Rotate q and k, append k and v, return q. moves: each query stands one further than the one before."""
+    """Rotate q and k, append k and v, return q. moves: each query stands one further than the one before.
+
+    checked: whether there is a place for each new key; those without one are dropped.
+    """
     if angles is None:
-        cache.append(k, v, past)
+        cache.append(k, v, past, checked=checked)
         return q
     num_queries, num_new = q.shape[1], k.shape[1]
     fits = k.dtype is v.dtype is q.dtype and q.shape[3] % 8 == 0
     if fits and num_queries == num_new and (moves or num_new == 1):
-        return cache.append_rotated(q, k, v, past, angles, interleaved)
+        return cache.append_rotated(q, k, v, past, angles, interleaved, checked=checked)
     start = past.long()[:, None]
     k = _rotate(k, *angles, start + torch.arange(num_new, device=q.device), interleaved)
-    cache.append(k, v, past)
+    cache.append(k, v, past, checked=checked)
     return _rotate(q, *angles, start + torch.arange(num_queries, device=q.device) * moves, interleaved)
 
 

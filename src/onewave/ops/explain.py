@@ -19,12 +19,16 @@ import torch
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops import explain_attention
+from onewave.ops.explain_attention import check_on_a_card, on_meta
 from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
-from onewave.ops.ffn.op import check_choices, check_sizes, of_the_wave
+from onewave.ops.ffn.op import ffn, of_the_wave
 from onewave.ops.ffn.op import suits as ffn_suits
 from onewave.ops.ffn.plan import FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
+from onewave.ops.linear.op import linear
 from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, check_numbers, dtype_of, elsewhere
+from onewave.ops.rms_norm.op import rms_norm
+from onewave.ops.swiglu.op import swiglu
 from onewave.wave.layout import MOST_BATCH
 
 __all__ = ["Explanation", "explain"]
@@ -32,7 +36,6 @@ __all__ = ["Explanation", "explain"]
 Shape = Sequence[int]
 
 _LINEAR_TILE_TOKENS = 64
-_ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # What a call says by its tensors, beside the options that are its own.
 _MORE_OPTIONS = {
     "append_kv": ("kv_dtype",),
@@ -73,12 +76,17 @@ def explain(
     if kind is None:
         raise UnsupportedError("explain: dtype", got=shown(dtype), allowed=", ".join(DTYPES))
     sizes = tuple(_sizes(shape) for shape in shapes)
-    known = [*signature(getattr(import_module("onewave.ops"), name)).parameters, *_MORE_OPTIONS.get(name, ())]
+    parameters = signature(getattr(import_module("onewave.ops"), name)).parameters
+    more = _MORE_OPTIONS.get(name, ())
+    known = [*parameters, *more]
     for option in options:
         if option not in known:
             raise InvalidArgumentError(f"explain {name}: option", got=shown(option), allowed=", ".join(known))
     check_numbers(name, options)
-    return _EXPLAINERS[name](Question(name, sizes, cuda, sm, card, kind, options))
+    # None is what such a call has without them; elsewhere, as for rotary and activation, it means something.
+    absent = {*more, *(option for option, parameter in parameters.items() if parameter.default is None)}
+    given = {option: value for option, value in options.items() if value is not None or option not in absent}
+    return _EXPLAINERS[name](Question(name, sizes, cuda, sm, card, kind, given))
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
@@ -112,15 +120,13 @@ def _device(device: str | torch.device | None) -> tuple[bool, int | None, str | 
 
 def _linear(question: Question) -> Explanation:
     x, weight = question.take((2,), (2,))
-    if x[1] != weight[1]:
-        raise ShapeError("explain linear: shapes", got=question.text(), allowed="[tokens, cols] and [rows, cols]")
-    if not question.dtype.is_floating_point or question.dtype.itemsize < 2:
-        raise UnsupportedError("explain linear: dtype", got=str(question.dtype), allowed="bf16, fp16, fp32")
+    out = dtype_of(question, "out_dtype", question.dtype)
+    named = None if "out_dtype" not in question.options else out
+    linear(on_meta(x, question.dtype), on_meta(weight, question.dtype), out_dtype=named)
     if not question.cuda:
         return Explanation(
             "linear", question.text(), "torch", "torch.nn.functional.linear", ("dense weights on a CPU",)
         )
-    out = dtype_of(question, "out_dtype", question.dtype)
     low = question.dtype in (torch.float16, torch.bfloat16)
     if low and x[0] == 1:
         block_n, block_k = (4, 1024) if weight[1] <= 2048 else (2, 2048)
@@ -143,9 +149,10 @@ def _ffn(question: Question) -> Explanation:
     x, up, down = question.take((1, 2, 3), (2,), (2,))
     rows = math.prod(x[:-1])
     options = question.options
-    check_sizes(x[-1], up[1], up[0], down)
+    choices = {name: options[name] for name in ("activation", "order", "policy", "backend") if name in options}
+    ffn(*(on_meta(shape, question.dtype) for shape in (x, up, down)), **choices)
+    check_on_a_card(question, question.dtype)
     backend, order, policy = (options.get(name, "auto") for name in ("backend", "order", "policy"))
-    check_choices(options.get("activation", "silu"), order, policy, backend)
     suits = question.cuda and question.sm in (None, 90) and question.dtype in (torch.float16, torch.bfloat16)
     gated, dtype = bool(options.get("gated", False)), str(question.dtype).removeprefix("torch.")
     sizes = (up[1], up[0], down[0], gated)
@@ -235,12 +242,14 @@ def _by_row(question: Question) -> Explanation:
     if not x:
         raise ShapeError(f"explain {question.operator}: shapes", got="none", allowed="x's")
     folder = "rms_norm" if "rms_norm" in question.operator else question.operator
-    if x[-1] == 0 or (folder == "swiglu" and x[-1] % 2):
-        allowed = "an even last axis" if folder == "swiglu" else "a last axis of at least 1"
-        raise ShapeError(f"explain {question.operator}: shapes", got=question.text(), allowed=allowed)
-    if question.dtype not in _ROW_DTYPES:
-        allowed = "bfloat16, float16 or float32"
-        raise UnsupportedError(f"explain {question.operator}: dtype", got=str(question.dtype), allowed=allowed)
+    rows_of_x = on_meta(x, question.dtype)
+    if folder == "swiglu":
+        swiglu(rows_of_x)
+    else:
+        rms_norm(rows_of_x, on_meta(x[-1:], question.dtype), question.options.get("eps", 1e-6))
+    if question.cuda and question.dtype is torch.float64:
+        got, allowed = "float64 on a card", "bfloat16, float16 or float32"
+        raise UnsupportedError(f"{question.operator}: dtype", got=got, allowed=allowed)
     if not question.cuda:
         backend = "cpu" if question.dtype is torch.float32 else "reference"
         return elsewhere(question, backend, "float32")

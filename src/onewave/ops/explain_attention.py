@@ -34,7 +34,17 @@ from onewave.ops.question import (
     elsewhere,
 )
 
-__all__ = ["append", "attention", "attention_fp8", "attention_varlen", "decode", "masked", "merge"]
+__all__ = [
+    "append",
+    "attention",
+    "attention_fp8",
+    "attention_varlen",
+    "check_on_a_card",
+    "decode",
+    "masked",
+    "merge",
+    "on_meta",
+]
 
 # Of which PyTorch still counts the bytes.
 _MOST_ELEMENTS = 1 << 59
@@ -54,7 +64,7 @@ _APPEND_LOOPS_TAKE = "float32, plain caches, neox rotation"
 def attention(question: Question) -> Explanation:
     q, k, *v = question.take((4,), (4,), *((4,) for _ in question.shapes[2:3]))
     kind = _as_on_a_card(question, torch.float32, torch.bfloat16)
-    tensors = _on_meta(q, kind), _on_meta(k, kind), _on_meta(v[0] if v else k, kind)
+    tensors = on_meta(q, kind), on_meta(k, kind), on_meta(v[0] if v else k, kind)
     ops_attention(*tensors, bias=_bias(question), **_given(question, *_ATTENTION_OPTIONS))
     return _as_planned(question, explain_attention(q, k, **_flags(question)))
 
@@ -66,8 +76,8 @@ def attention_varlen(question: Question) -> Explanation:
     given = {name: options.pop(name, None) for name in defaults}
     rows, longest_q, longest_k = (defaults[name] if n is None else int(n) for name, n in given.items())
     kind = _as_on_a_card(question, torch.float32, torch.bfloat16)
-    tensors = _on_meta(q, kind), _on_meta(k, kind), _on_meta(v[0] if v else k, kind)
-    starts = _on_meta((rows + 1,), torch.int32)
+    tensors = on_meta(q, kind), on_meta(k, kind), on_meta(v[0] if v else k, kind)
+    starts = on_meta((rows + 1,), torch.int32)
     more = _given(question, *_ATTENTION_OPTIONS)
     ops_attention_varlen(*tensors, starts, starts, longest_q, longest_k, bias=_bias(question), **more)
     asked = replace(question, options=options)
@@ -141,7 +151,7 @@ def decode(question: Question) -> Explanation:
     kv_dtype = dtype_of(question, "kv_dtype", question.dtype)
     if question.operator == "decode_attention":
         _check_decode(question, q, cache, kv_dtype)
-        _check_on_a_card(question, question.dtype)
+        check_on_a_card(question, question.dtype)
     if kv_dtype is torch.float8_e4m3fn and question.sm is not None and question.sm < 89:
         raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     # A packed key is [.., head_dim / x, capacity, x].
@@ -205,7 +215,7 @@ def decode(question: Question) -> Explanation:
     )
 
 
-def _on_meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def on_meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A shape as an operator's own checks want to see it. Raises ShapeError."""
     if not all(is_whole(size) and size >= 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
         raise ShapeError("explain: shape", got=shown(shape), allowed=f"whole numbers, a product up to {_MOST_ELEMENTS}")
@@ -223,7 +233,7 @@ def _as_on_a_card(question: Question, cpu_only: torch.dtype, taken: torch.dtype)
     return taken if question.dtype is cpu_only and not question.cuda else question.dtype
 
 
-def _check_on_a_card(question: Question, dtype: torch.dtype) -> None:
+def check_on_a_card(question: Question, dtype: torch.dtype) -> None:
     """For operators that take tensors without a device for a CPU's. Raises UnsupportedError."""
     if question.cuda and dtype not in _HALVES:
         got = f"{str(dtype).removeprefix('torch.')} on a card"
@@ -238,7 +248,7 @@ def _bias(question: Question) -> Tensor | None:
     kind: Any = getattr(bias, "dtype", bias)
     if isinstance(kind, str):
         kind = torch.bool if kind == "bool" else dtype_of(question, "bias", question.dtype)
-    return _on_meta((1,), kind if isinstance(kind, torch.dtype) else question.dtype)
+    return on_meta((1,), kind if isinstance(kind, torch.dtype) else question.dtype)
 
 
 def _block_table(question: Question) -> Tensor | None:
@@ -250,21 +260,21 @@ def _block_table(question: Question) -> Tensor | None:
     except (TypeError, ValueError) as error:
         allowed = "its shape, (rows, blocks a row)"
         raise InvalidArgumentError("explain: block_table", got=shown(table), allowed=allowed) from error
-    return _on_meta((rows, per_row), torch.int32)
+    return on_meta((rows, per_row), torch.int32)
 
 
 def _caches(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Keys and values. shape: the keys', plain or packed as [.., head_dim / x, capacity, x]."""
     values = shape if len(shape) == 4 else (shape[0], shape[1], shape[3], shape[2] * shape[4])
-    return _on_meta(shape, dtype), _on_meta(values, dtype)
+    return on_meta(shape, dtype), on_meta(values, dtype)
 
 
 def _check_decode(question: Question, q: tuple[int, ...], cache: tuple[int, ...], kv_dtype: torch.dtype) -> None:
     """Whether decode_attention takes such a call."""
     options = _given(question, "scale", "window", "softcap", "split_size")
-    lengths = _on_meta((q[0],), torch.int32)
+    lengths = on_meta((q[0],), torch.int32)
     caches = _caches(cache, kv_dtype)
-    decode_attention(_on_meta(q, question.dtype), *caches, lengths, block_table=_block_table(question), **options)
+    decode_attention(on_meta(q, question.dtype), *caches, lengths, block_table=_block_table(question), **options)
 
 
 def masked(question: Question) -> Explanation:
@@ -273,7 +283,7 @@ def masked(question: Question) -> Explanation:
     scaled = question.options.get("qkv_out_scale") is not None
     if scaled:  # which goes with a projection in int32; the cache is in the type that was named
         dtype = torch.int32
-    width, head_dim = _check_masked(question, _on_meta(qkv, dtype), _caches(cache, kv_dtype), scaled=scaled)
+    width, head_dim = _check_masked(question, on_meta(qkv, dtype), _caches(cache, kv_dtype), scaled=scaled)
     if backend_of(question, MMHA_BACKENDS) == "reference" or not question.cuda:
         return elsewhere(question, "reference", None)
     options = {"steps_per_block": 128} | question.options | {"kv_dtype": kv_dtype}
@@ -289,11 +299,11 @@ def _check_masked(question: Question, qkv: Tensor, caches: tuple[Tensor, Tensor]
     head_dim."""
     head_dim = caches[1].shape[3]
     width = qkv.shape[1:].numel() // max(head_dim, 1)
-    scale = _on_meta((width, head_dim), torch.float32) if scaled else None
+    scale = on_meta((width, head_dim), torch.float32) if scaled else None
     names = ("rotary_style", "out_scale", "quant_round", "quant_max_bound", "quant_min_bound", "scale")
-    lengths = _on_meta((qkv.shape[0],), torch.int32)
+    lengths = on_meta((qkv.shape[0],), torch.int32)
     masked_multihead_attention(qkv, *caches, lengths, qkv_out_scale=scale, **_given(question, *names))
-    _check_on_a_card(question, caches[1].dtype)
+    check_on_a_card(question, caches[1].dtype)
     return width, head_dim
 
 
@@ -314,7 +324,7 @@ def _pdl(question: Question) -> str:
 def merge(question: Question) -> Explanation:
     (outs,) = question.take((3, 4, 5, 6))
     kind = _as_on_a_card(question, torch.float64, torch.float32)
-    merge_attention(_on_meta(outs, kind), _on_meta(outs[:-1], torch.float32))
+    merge_attention(on_meta(outs, kind), on_meta(outs[:-1], torch.float32))
     if backend_of(question, MERGE_BACKENDS) == "reference" or not question.cuda:
         return elsewhere(question, "reference", None)
     head_dim, queries = outs[-1], outs[-2]
@@ -343,14 +353,14 @@ def append(question: Question) -> Explanation:
     head_dim = values.shape[3]
     width = qkv[1] // max(head_dim, 1)
     k_scale, v_scale = (
-        None if options.get(name) is None else _on_meta(cache[1:2], torch.float32) for name in ("k_scale", "v_scale")
+        None if options.get(name) is None else on_meta(cache[1:2], torch.float32) for name in ("k_scale", "v_scale")
     )
     extras = {"block_table": _block_table(question), "k_scale": k_scale, "v_scale": v_scale}
     heads = options.get("num_heads", width - 2 * cache[1])
-    places = _on_meta(qkv[:1], torch.int64)
+    places = on_meta(qkv[:1], torch.int64)
     more = _given(question, "eps", "rotary_style")
-    append_kv(_on_meta(qkv, question.dtype), None, keys, values, places, places, num_heads=heads, **extras, **more)
-    _check_on_a_card(question, question.dtype)
+    append_kv(on_meta(qkv, question.dtype), None, keys, values, places, places, num_heads=heads, **extras, **more)
+    check_on_a_card(question, question.dtype)
     # The loops rotate: an explicit None is a call without rotation.
     rotates = options.get("rotary_style", "neox") == "neox" and options.get("rotary", True) is not None
     plain = rotates and len(cache) == 4 and all(extra is None for extra in extras.values())

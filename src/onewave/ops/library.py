@@ -28,6 +28,7 @@ __all__ = [
     "check_optional",
     "check_tensors",
     "checks_contents",
+    "is_readable",
     "is_watched",
     "outside_autocast",
     "refuse_grad",
@@ -44,16 +45,24 @@ def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], 
     """Register `function` as onewave::<name>. Its annotations are the schema; `mutates` names the arguments it writes.
 
     fake: same signature, returns empty tensors of the right shape and dtype (None for an operator that only mutates).
-    Outputs may alias no input. Backward through an operator without mutation raises UnsupportedError when it is asked
-    for, not before.
+    Outputs may alias no input. Backward through an operator raises UnsupportedError when it is asked for, not before.
     """
     operator = torch.library.custom_op(f"onewave::{name}", function, mutates_args=tuple(mutates))
     operator.register_fake(fake)
-    if not mutates:
 
-        def refuse(ctx: object, *grads: object) -> None:
-            raise UnsupportedError(f"{name}: backward", allowed="forward only", next="Run it under torch.no_grad().")
+    def refuse(ctx: object, *grads: object) -> None:
+        raise UnsupportedError(f"{name}: backward", allowed="forward only", next="Run it under torch.no_grad().")
 
+    if mutates:
+        # register_autograd takes no operator that writes to its arguments, not even to refuse.
+        operator._backward_fn = refuse  # pyright: ignore[reportPrivateUsage]
+
+        def refuse_vmap(info: object, in_dims: object, *args: object) -> None:
+            next = "Call it on the whole batch, or once for each."
+            raise UnsupportedError(f"{name}: torch.vmap", got="a tensor to be written to", next=next)
+
+        operator.register_vmap(refuse_vmap)
+    else:
         operator.register_autograd(refuse)
 
 
@@ -78,6 +87,18 @@ def is_watched(*tensors: Tensor | None) -> bool:
             return True
     first = tensors[0]
     return first is not None and first.is_meta
+
+
+def is_readable(*tensors: Tensor | None) -> bool:
+    """Whether contents can be read: not while a compiler, a dispatch mode or a transform sees the call, nor of a tensor
+    that may have none (device meta, a subclass that dispatches by itself, such as a fake one)."""
+    if torch.compiler.is_compiling() or _len_torch_dispatch_stack() or peek_interpreter_stack():
+        return False
+    given = [t for t in tensors if t is not None]
+    kinds: list[Any] = [Tensor, *map(type, given)]
+    return all(kind.__torch_dispatch__ is kinds[0].__torch_dispatch__ for kind in kinds) and not any(
+        t.is_meta for t in given
+    )
 
 
 def _refuse_tangents(tensors: Iterable[Tensor | None]) -> None:

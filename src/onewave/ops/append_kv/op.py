@@ -8,7 +8,7 @@ from torch import Tensor
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv.checks import check_arguments, check_contents
 from onewave.ops.backends import load
-from onewave.ops.library import checks_contents, is_watched, register
+from onewave.ops.library import checks_contents, is_readable, is_watched, register
 
 __all__ = ["append_kv"]
 
@@ -55,7 +55,7 @@ def append_kv(
     Source: Su et al. 2021, arXiv:2104.09864.
     """
     vectors = (rotary, bias, q_norm, k_norm)
-    watched = is_watched(qkv, k_cache, v_cache, bias, q_norm, k_norm, k_scale, v_scale)
+    watched = is_watched(qkv, rotary, k_cache, v_cache, bias, q_norm, k_norm, k_scale, v_scale)
     plain = block_table is None and k_scale is None and v_scale is None and rotary_style == "neox" and backend == "auto"
     signature = None
     if plain and not watched and type(num_heads) is int and type(eps) is float:  # 4.0 and 4 would be one
@@ -73,7 +73,7 @@ def append_kv(
             if len(_seen) >= _MOST_SEEN:
                 _seen.clear()
             is_cpu_case = _seen[signature] = _is_cpu_case(qkv, k_cache, v_cache, slots, positions, *vectors)
-    if not watched and checks_contents():
+    if (not watched or is_readable(qkv, slots, positions, block_table)) and checks_contents():
         check_contents(slots, positions, v_cache, block_table)
     if is_cpu_case:
         return load(_NAME, "numba_impl").append_kv(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,4 +106,19 @@ def _fake(outs: Sequence[Tensor], lses: Sequence[Tensor], backend: str = "auto")
     return out, torch.empty(shape[:-1], dtype=lses[0].dtype, device=lses[0].device)
 
 
+def _over_batch(
+    info: Any, in_dims: Any, outs: Sequence[Tensor], lses: Sequence[Tensor], backend: str = "auto"
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """torch.vmap: its axis becomes one more behind the parts'."""
+
+    def moved(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+        return [
+            t.unsqueeze(1).expand(-1, info.batch_size, *t.shape[1:]) if dim is None else t.movedim(dim, 1)
+            for t, dim in zip(tensors, dims, strict=True)
+        ]
+
+    return torch.ops.onewave.merge_attention(moved(outs, in_dims[0]), moved(lses, in_dims[1]), backend), (0, 0)
+
+
 register(_NAME, _library, _fake)
+torch.library.register_vmap(f"onewave::{_NAME}", _over_batch)  # pyright: ignore[reportUnknownMemberType]
