@@ -330,7 +330,9 @@ def test_a_bad_choice_is_refused_before_a_model_is_fetched(onewave, command, fla
 
 @pytest.mark.usefixtures("nothing_is_fetched")
 @pytest.mark.parametrize("command", SPEAKING, ids=" ".join)
-@pytest.mark.parametrize("asked", [["--device", "cuda"], ["--decode", "wave"], ["--tokens-per-launch", "4"]])
+@pytest.mark.parametrize(
+    "asked", [["--device", "cuda"], ["--decode", "wave"], ["--tokens-per-launch", "4"], ["--compact"]]
+)
 def test_a_card_that_is_not_there_is_missed_before_a_model_is_fetched(onewave, monkeypatch, command, asked):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert asked[0].strip("-").replace("-", "_") in onewave(*command, *asked).error()

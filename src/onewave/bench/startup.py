@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -176,7 +177,8 @@ def _in_new_process(arguments: Sequence[str], text: str, caches: Path) -> dict[s
     )
     if done.returncode != 0 or not done.stdout.strip():
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        said = lines[-1][:300] if lines else "nothing on stderr"
+        # A traceback's last line; of our own errors without the class.
+        said = re.sub(r"^onewave\.[\w.]+: ", "", lines[-1])[:300] if lines else "nothing on stderr"
         ended = f"status {done.returncode}" if done.returncode >= 0 else f"killed by signal {-done.returncode}"
         if done.returncode == -signal.SIGKILL:
             said = "probably out of memory"  # the kernel leaves no time to say so

@@ -73,9 +73,11 @@ def check_place(name: str, place: str | os.PathLike[str]) -> None:
         raise InvalidArgumentError(name, got=shown(place), allowed=allowed)
 
 
-def needs_card(*, device: str = "auto", decode: str = "auto", tokens_per_launch: int = 1) -> bool:
+def needs_card(
+    *, device: str = "auto", decode: str = "auto", tokens_per_launch: int = 1, compact: bool | None = None
+) -> bool:
     """Whether these checked arguments name what runs on a card alone, so that without one they are refused."""
-    return device.startswith("cuda") or decode in ("wave", "graph") or tokens_per_launch > 1
+    return device.startswith("cuda") or decode in ("wave", "graph") or tokens_per_launch > 1 or compact is True
 
 
 def check_decode(decode: str, *, enforce_eager: bool) -> None:

@@ -16,6 +16,7 @@ from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments, check_place, flag
 from onewave.engine.engine import Engine
 from onewave.engine.options import (
+    check_compact,
     check_dtype_on,
     choose_decode,
     choose_device,
@@ -121,6 +122,7 @@ class LLM:
         if tokens_per_launch > 1 and path not in ("auto", "wave"):
             got = f"{tokens_per_launch} on {self.device}, decode={path!r}"
             raise UnsupportedError("tokens_per_launch", got=got, allowed="1", next="Only the wave makes several.")
+        check_compact(compact, quantization, decode=path, dtype=None)
         settings = Settings.from_env()
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
         self.name, self.quantization = location.name, quantization

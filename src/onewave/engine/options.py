@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onewave.models.config import ModelConfig
 
 __all__ = [
+    "check_compact",
     "check_dtype_on",
     "choose_decode",
     "choose_device",
@@ -31,6 +32,7 @@ __all__ = [
     "find_tokenizer",
 ]
 
+_WAVE_PATHS = ("auto", "wave")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
@@ -79,22 +81,27 @@ def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.
     return torch.float16 if config.dtype == "float16" else torch.bfloat16
 
 
+def check_compact(compact: bool | None, quantization: str | None, *, decode: str, dtype: torch.dtype | None) -> None:
+    """Raises UnsupportedError where compact weights were asked for and can't be. decode: of choose_decode; dtype: None
+    where only the model can tell."""
+    if compact and (quantization is not None or decode not in _WAVE_PATHS or dtype not in (None, torch.bfloat16)):
+        weights = "" if dtype is None else f"{str(dtype).removeprefix('torch.')} weights, "
+        raise UnsupportedError(
+            "compact",
+            got=f"{weights}decode={decode!r}, quantization={quantization!r}",
+            allowed="bfloat16 ones that the wave decodes with, not quantized",
+            next="Leave compact out.",
+        )
+
+
 def choose_weight_format(
     quantization: str | None, compact: bool | None, *, dtype: torch.dtype, decode: str
 ) -> WeightFormat | None:
     """What the wave's weights are kept as: rounded if that was asked for, else compact where they are bfloat16, unless
     that was not wanted; None: as they are. decode: of choose_decode. Raises InvalidArgumentError, UnsupportedError."""
+    check_compact(compact, quantization, decode=decode, dtype=dtype)
     rounding = find_rounding(quantization)
-    may_be = dtype is torch.bfloat16 and decode in ("auto", "wave") and rounding is None
-    if compact and not may_be:
-        name = str(dtype).removeprefix("torch.")
-        got = f"{name} weights, decode={decode!r}, quantization={quantization!r}"
-        raise UnsupportedError(
-            "compact",
-            got=got,
-            allowed="bfloat16 ones that the wave decodes with, not quantized",
-            next="Leave compact out.",
-        )
+    may_be = dtype is torch.bfloat16 and decode in _WAVE_PATHS and rounding is None
     return COMPACT if may_be and compact is not False else rounding
 
 
