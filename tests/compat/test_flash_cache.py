@@ -3,7 +3,6 @@ graph."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -63,8 +62,11 @@ def test_a_compiled_call_writes_nothing_outside_its_own_places(wrong, rotated):
 
     compiled = torch.compile(append, fullgraph=True, backend="aot_eager")
     # Or it is refused by the operator that reads the cache afterwards.
-    with torch.no_grad(), suppress(InvalidArgumentError):
-        compiled(*caches, wrong)
+    with torch.no_grad():
+        try:
+            compiled(*caches, wrong)
+        except InvalidArgumentError as error:
+            assert str(error).startswith("decode_attention: ")  # noqa: PT017 (not every case is refused)
     assert not any(cache.any() for cache in caches)
 
 

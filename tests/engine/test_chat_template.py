@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,17 @@ def test_what_json_has_not_is_refused(tool: object, what: str) -> None:
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
     tokenizer = with_template("{{ tools | tojson }}")
-    assert tokenizer.render_chat(user("x"), tools=[np.int64(3), np.float32(0.5)]) == "[3, 0.5]"
+    assert tokenizer.render_chat(user("x"), tools=[np.int64(3), np.float32(0.5), np.True_]) == "[3, 0.5, true]"
+
+
+@pytest.mark.parametrize("template", ["{{ m.at }}", "{{ m.at.year }}", "{% if m.at %}x{% endif %}", "{{ m.at ~ 'x' }}"])
+def test_what_json_has_not_is_refused_where_a_template_takes_it_up(template: str) -> None:
+    said = [{"role": "user", "content": "x", "at": Fraction(10**400)}]
+    assert with_template("{% for m in messages %}{{ m.content }}{% endfor %}").render_chat(said) == "x"
+    with pytest.raises(InvalidArgumentError, match=r"messages\[0\]\.at: .*; allowed: what JSON has"):
+        with_template("{% for m in messages %}" + template + "{% endfor %}").render_chat(said)
+    with pytest.raises(InvalidArgumentError, match=r"messages\[0\]\.content: .*; allowed: what JSON has"):
+        with_template(template).render_chat([{"role": "user", "content": {1, 2}}])
 
 
 def test_two_parts_cannot_join_into_a_control_token() -> None:

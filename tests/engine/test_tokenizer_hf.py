@@ -180,7 +180,9 @@ def test_tokens_that_only_the_config_describes_are_added(tmp_path: Path) -> None
     assert ours.encode("<a><b>", add_special_tokens=False) == [size, size + 1]
     assert ours.decode([size, size + 1]) == "<b>"
     change_json(tmp_path / "tokenizer_config.json", added_tokens_decoder={str(size + 7): {"content": "<b>"}})
-    assert f"'<b>' with id {size + 7}; allowed: the next id after tokenizer.json's, {size}" in refusal(tmp_path)
+    without = open_directory(tmp_path)
+    assert without.vocab_size == size
+    assert without.encode("<b>") == without.encode("<b>", allow_special=False)
 
 
 WHITESPACE = pre_tokenizers.Whitespace()
@@ -240,14 +242,14 @@ def test_small_files_may_start_with_a_byte_order_mark(encoding: str, tmp_path: P
 def test_a_file_that_one_may_not_look_at_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     byte_level_directory(tmp_path, QWEN2_WORDS)
     (tmp_path / name).touch()
-    is_file = Path.is_file
+    found = os.stat
 
-    def guarded(self: Path) -> bool:
-        if self.name == name:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-        return is_file(self)
+    def guarded(path: Any, **options: Any) -> os.stat_result:
+        if os.path.basename(path) == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return found(path, **options)
 
-    monkeypatch.setattr(Path, "is_file", guarded)
+    monkeypatch.setattr(os, "stat", guarded)
     assert f"{name}: can't be read (Permission denied)" in refusal(tmp_path)
 
 

@@ -213,7 +213,8 @@ def flash_attn_with_kvcache(
     [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything,
     run on the decode kernel; of other calls, those with neither block_table nor cache_seqlens as a number gather the
     cache into a copy first. A refused call has appended nothing. Lengths, rows and pages are read and checked on a CPU,
-    and on a GPU with ONEWAVE_DEBUG=1; where they can't be read (compiled, vmap), keys without a place are dropped.
+    and on a GPU with ONEWAVE_DEBUG=1; where they can't be read (compiled, or vmap without rotation), keys without a
+    place are dropped.
     Raises ShapeError, InvalidArgumentError, UnsupportedError.
     """
     name = "flash_attn_with_kvcache"
@@ -246,9 +247,9 @@ def flash_attn_with_kvcache(
     if readable and (q.is_cpu or checks_contents()):
         check_places(cache, past, num_new, angles, max(num_new, q.shape[1] if moves else 1))
     if k is not None and v is not None:
-        q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves, checked=readable)
+        q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves, drops=not readable)
         if not q.requires_grad and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            q = torch.ops.onewave.flash_attn_with_kvcache(q, k, v)
+            q = torch.ops.onewave.follow_new_keys(q, k, v)
     host_length = None if cache_seqlens is None or isinstance(cache_seqlens, Tensor) else int(cache_seqlens) + num_new
     out, lse = _with_cache(q, cache, past + num_new, host_length, options, num_splits, return_softmax_lse)
     return out if lse is None else (out, lse)
@@ -263,7 +264,7 @@ def _fake_followed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.empty_like(q)
 
 
-register("flash_attn_with_kvcache", _followed, _fake_followed)
+register("follow_new_keys", _followed, _fake_followed)
 
 
 def _decodes(q: Tensor, options: dict[str, Any]) -> bool:
@@ -362,7 +363,9 @@ def _options(
 
 def _within(num_keys: int, options: dict[str, Any]) -> dict[str, Any]:
     """Without the sides of the window that reach over all keys, as flash-attn 2 drops them."""
-    left, right = (None if side is None or side >= num_keys else side for side in options["window"] or (None, None))
+    if options["window"] is None:
+        return options
+    left, right = (None if side is None or side >= num_keys else side for side in options["window"])
     hides = left is not None or (right is not None and not options["causal"])
     return {**options, "window": (left, right) if hides else None}
 

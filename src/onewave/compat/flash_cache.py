@@ -106,18 +106,18 @@ class FlashCache:
         rows, _ = self.places(positions)
         return (positions >= 0) & (positions < self.capacity) & (rows >= 0) & (rows < self.k.shape[0])
 
-    def append(self, k: Tensor, v: Tensor, past: Tensor, *, checked: bool) -> None:
+    def append(self, k: Tensor, v: Tensor, past: Tensor, *, drops: bool) -> None:
         """Write new keys and values [batch, n, kv_heads, head_dim] behind the `past` ones. past: int [batch].
 
-        checked: there is a place for each. Otherwise those without one are dropped.
+        drops: those without a place are left out. Otherwise each must have one.
         """
         positions = past.long()[:, None] + torch.arange(k.shape[1], device=k.device)
-        if not checked and min(positions.numel(), self.capacity, self.k.shape[0]) == 0:
+        if drops and min(positions.numel(), self.capacity, self.k.shape[0]) == 0:
             return
         places = self.places(positions)
         # A cache must not become a part of some graph of gradients.
         with torch.no_grad():
-            if checked:
+            if not drops:
                 self.k[places] = k
                 self.v[places] = v
                 return
@@ -138,15 +138,15 @@ class FlashCache:
         angles: tuple[Tensor, Tensor],
         interleaved: bool,
         *,
-        checked: bool,
+        drops: bool,
     ) -> Tensor:
         """Rotate q [batch, n, heads, head_dim] and the new keys by their places, append, and return q: one kernel.
 
-        angles: cosines and sines, [positions, rotary_dim / 2]. checked: as in append.
+        angles: cosines and sines, [positions, rotary_dim / 2]. drops: as in append.
         """
         batch, num_new, num_heads, head_dim = q.shape
         positions = past.long()[:, None] + torch.arange(num_new, device=q.device)
-        stored = positions if checked else torch.where(self.exist(positions), positions, -1)
+        stored = torch.where(self.exist(positions), positions, -1) if drops else positions
         positions = positions.flatten()
         rows = torch.arange(batch, device=q.device) if self.rows is None else self.rows
         rotated = append_kv(
@@ -203,22 +203,22 @@ def append_new(
     interleaved: bool,
     moves: bool,
     *,
-    checked: bool,
+    drops: bool,
 ) -> Tensor:
     """Rotate q and k, append k and v, return q. moves: each query stands one further than the one before.
 
-    checked: whether there is a place for each new key; those without one are dropped.
+    drops: as in FlashCache.append.
     """
     if angles is None:
-        cache.append(k, v, past, checked=checked)
+        cache.append(k, v, past, drops=drops)
         return q
     num_queries, num_new = q.shape[1], k.shape[1]
     fits = k.dtype is v.dtype is q.dtype and q.shape[3] % 8 == 0
     if fits and num_queries == num_new and (moves or num_new == 1):
-        return cache.append_rotated(q, k, v, past, angles, interleaved, checked=checked)
+        return cache.append_rotated(q, k, v, past, angles, interleaved, drops=drops)
     start = past.long()[:, None]
     k = _rotate(k, *angles, start + torch.arange(num_new, device=q.device), interleaved)
-    cache.append(k, v, past, checked=checked)
+    cache.append(k, v, past, drops=drops)
     return _rotate(q, *angles, start + torch.arange(num_queries, device=q.device) * moves, interleaved)
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from numbers import Integral, Real
 from typing import Any, cast
 
+import numpy as np
 from jinja2 import Environment, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -110,8 +112,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    # Jinja's own escapes HTML. What json does not know is asked for its text, which refuses.
+    how: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys, "default": str}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 
 def _strftime_now(format: str) -> str:
@@ -196,6 +199,8 @@ class ChatTemplate:
                 length += len(chunk)
                 if length > MAX_CHARACTERS:
                     raise TemplateError(f"it writes more than {MAX_CHARACTERS} characters")
+        except InvalidArgumentError:
+            raise
         except Exception as error:  # whatever a stranger's program may raise
             raise TokenizerError(
                 self._what,
@@ -232,6 +237,10 @@ def _check_message(message: object, what: str) -> dict[str, Any]:
     # it is the content that is null, which some ask for.
     kept = {"content"} if fields.get("tool_calls") else set[str]()
     fields = {key: value for key, value in fields.items() if value is not None or key in kept}
+    for name in ("role", "content"):
+        given = fields.get(name)
+        if isinstance(given, _Foreign):
+            raise given.error
     if not isinstance(fields.get("role"), str):
         got = type(fields["role"]).__name__ if "role" in fields else "missing"
         raise InvalidArgumentError(f"{what}.role", got=got, allowed="a string such as 'user'")
@@ -262,24 +271,43 @@ def _plain(value: Any, what: str) -> Any:
         return value
     if isinstance(value, str):
         return str.__str__(value)
+    if isinstance(value, np.bool_):
+        return bool(cast("Any", value))
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return {_plain_key(key, what): _plain(item, f"{what}.{key}") for key, item in items}
+        return {_plain_key(key, what): _plain(item, f"{what}.{str(key)[:60]}") for key, item in items}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{what}[{i}]") for i, item in enumerate(cast("Sequence[Any]", value))]
-    raise InvalidArgumentError(
-        what, got=shown(value), allowed="what JSON has: None, True, False, numbers, strings, lists and mappings"
-    )
+    return _Foreign(value, what)
 
 
 def _plain_key(key: Any, what: str) -> Any:
-    if isinstance(key, str | int | float) or key is None:
+    if isinstance(key, str | Real) or key is None:
         return _plain(key, what)
-    raise InvalidArgumentError(f"{what}: a key", got=shown(key), allowed="a string")
+    raise InvalidArgumentError(f"{what}: a key", got=shown(key), allowed="a string or a number")
+
+
+class _Foreign:
+    """Stands for a value that JSON has not: refused where a template takes it up, which most never do."""
+
+    error: InvalidArgumentError
+
+    def __init__(self, value: object, what: str) -> None:
+        allowed = "what JSON has: None, True, False, numbers, strings, lists and mappings"
+        hint = "Call its model_dump() first." if hasattr(value, "model_dump") else "Convert it to one of them."
+        self.error = InvalidArgumentError(what, got=shown(value), allowed=allowed, next=hint)
+
+    def _refuse(self, *_: object) -> Any:
+        raise self.error
+
+    __str__ = __repr__ = __format__ = __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = _refuse
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __call__ = __getattr__ = _refuse
+    __hash__ = _refuse
 
 
 def _unused(texts: Iterable[str]) -> Iterator[str]:
@@ -343,7 +371,7 @@ class _Marker:
         return value
 
     def _mark_text(self, text: str, start: str, end: str, *, edges: bool) -> str:
-        if edges:
+        if edges and self._longest:
             # Two strings that the template joins must not make a token of a half each.
             body = text.strip()
             lead, trail = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -78,7 +80,9 @@ def _read_backend(directory: Path) -> Backend:
 
 def _is_file(path: Path) -> bool:
     try:
-        return path.is_file()
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:
         raise TokenizerError(
             str(path), got=f"can't be read ({error.strerror or error})", next="Give this user the right to read it."
@@ -121,7 +125,10 @@ def _unicode(text: str, what: str) -> str:
 
 
 def _add_described(backend: Backend, config: Mapping[str, Any], directory: Path) -> None:
-    """Give the tokens of added_tokens_decoder the flags written there, and add those that tokenizer.json lacks."""
+    """Give the tokens of added_tokens_decoder the flags written there, and add those that tokenizer.json lacks.
+
+    One that would not get the id written there is left out: its text stays text.
+    """
     what = f"{directory / 'tokenizer_config.json'}: added_tokens_decoder"
     entries: object = config.get("added_tokens_decoder") or {}
     if not isinstance(entries, dict):
@@ -145,16 +152,15 @@ def _add_described(backend: Backend, config: Mapping[str, Any], directory: Path)
             normalized=fields.get("normalized", not special) is True,
             **{flag: fields.get(flag) is True for flag in ("lstrip", "rstrip", "single_word")},
         )
-    new = {i: described[i].content for i in described if backend.token_to_id(described[i].content) is None}
-    backend.add_tokens([described[i] for i in sorted(described)])  # pyright: ignore[reportUnknownMemberType]
-    for token_id, content in sorted(new.items()):
-        if (got := backend.token_to_id(content)) != token_id:
-            raise TokenizerError(
-                what,
-                got=f"{shown(content)} with id {token_id}",
-                allowed=f"the next id after tokenizer.json's, {got}",
-                next="Fetch both files from the same place.",
-            )
+    following = backend.get_vocab_size(with_added_tokens=True)
+    kept: list[AddedToken] = []
+    for token_id, token in sorted(described.items()):
+        if backend.token_to_id(token.content) is not None:
+            kept.append(token)
+        elif token_id == following and token.content not in (each.content for each in kept):
+            kept.append(token)
+            following += 1
+    backend.add_tokens(kept)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _mark_named(backend: Backend, named: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ def backend_call(file: str, doing: str, *, callers: tuple[type[Exception], ...] 
     """
     try:
         yield
-    except (OnewaveError, *callers):
+    except (OnewaveError, MemoryError, RecursionError, *callers):
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
@@ -33,7 +33,7 @@ def backend_call(file: str, doing: str, *, callers: tuple[type[Exception], ...] 
         raise TokenizerError(
             file,
             got=f"the tokenizers library fails at {doing} ({shown(str(error))})",
-            next="Fetch the file again, or pass token ids instead of text.",
+            next="Pass token ids instead of text, or fetch the file again.",
         ) from error
 
 
