@@ -212,6 +212,18 @@ def test_the_cache_is_appended_to_and_attended_over(layout, num_queries, mask):
         assert torch.equal(cache.nan_to_num(123.0), before.nan_to_num(123.0))
 
 
+@pytest.mark.parametrize(("window", "same_as"), [((-1, 4), (-1, -1)), ((4, 1), (-1, 1)), ((1, 9), (1, -1))])
+def test_a_side_of_the_window_that_reaches_over_all_keys_hides_nothing(window, same_as):
+    q, k, v = randn(1, 9, 2, 16), randn(1, 4, 2, 16, seed=1), randn(1, 4, 2, 16, seed=2)
+    starts = torch.tensor([0, 9], dtype=torch.int32), torch.tensor([0, 4], dtype=torch.int32)
+    for call in (
+        lambda size: flash_attn_func(q, k, v, window_size=size),
+        lambda size: flash_attn_varlen_func(q[0], k[0], v[0], *starts, 9, 4, window_size=size),
+    ):
+        assert torch.equal(call(window), call(same_as))
+    assert not torch.equal(flash_attn_func(q, k, v, window_size=(-1, 3)), flash_attn_func(q, k, v))
+
+
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window_size": (4, -1)}])
 @pytest.mark.parametrize(("rotary_dim", "layout"), [(8, "plain"), (16, "plain"), (16, "indexed"), (8, "paged")])

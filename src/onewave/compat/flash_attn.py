@@ -327,7 +327,7 @@ def _with_cache(
         return out, None if lse is None else lse.reshape(batch, num_heads, num_queries)
     if host_length is not None and cache.table is None:
         k, v = cache.k[:, :host_length], cache.v[:, :host_length]
-        return _dense("flash_attn_with_kvcache", q, k, v, options, return_lse)
+        return _dense("flash_attn_with_kvcache", q, k, v, options, return_lse, num_keys=cache.capacity)
     cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * num_queries
     if cache.block_table is not None and cache.block_table.dtype is torch.int32:
         # Pages are read where they lie, if the kernel that runs can.
@@ -370,13 +370,23 @@ def _within(num_keys: int, options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "window": (left, right) if hides else None}
 
 
-def _dense(name: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], return_lse: bool = False) -> _Result:
+def _dense(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: dict[str, Any],
+    return_lse: bool = False,
+    *,
+    num_keys: int | None = None,
+) -> _Result:
+    """num_keys: that there could be, by which a window's sides are dropped."""
     check_tensors(name, q=q, k=k, v=v)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError(f"{name}: q, k, v", got=got, allowed="[batch, seq, heads, head_dim] each")
     _check_head_dims(name, q, k, v)
-    head_dim, options = q.shape[-1], _with_scale(q, options)
+    head_dim, options = q.shape[-1], _with_scale(q, _within(k.shape[1] if num_keys is None else num_keys, options))
     q, k, v = (_prepared(tensor) for tensor in (q, k, v))
     heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
     if is_watched(q, k, v, options["alibi_slopes"]):
@@ -398,6 +408,8 @@ def _varlen(
 ) -> _Result:
     check_tensors("flash_attn_varlen", q=q, k=k, v=v)
     _check_head_dims("flash_attn_varlen", q, k, v)
+    if isinstance(sizes[3], int):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        options = _within(sizes[3], options)
     head_dim, options = q.shape[-1], _with_scale(q, options)
     q, k, v = (_prepared(tensor) for tensor in (q, k, v))
     out, lse = _pair(attention_varlen(q, k, v, *sizes, return_lse=return_lse, block_table=block_table, **options))
