@@ -353,8 +353,6 @@ def namespace(
         "Problem": lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True))),
         "barrier_sync": named.sync,
         "barrier_arrive": named.arrive,
-        "turn_begins": named.sync,
-        "turn_ends": named.arrive,
         "declare_vote": lambda _: None,
         "cast_ballots": lambda _, ballots: setattr(_PARTITION, "found", int(np.any(ballots))),
         "vote": lambda *_: None,

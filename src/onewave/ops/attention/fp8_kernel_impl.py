@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from onewave.ops.attention.gluon_softmax_impl import capped, hidden, partial_sums
 from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, place_of_keys, tile_of
-from onewave.ops.attention.gluon_warpgroup_impl import SHARES, barrier_arrive, barrier_sync, own_warpgroup, twin
+from onewave.ops.attention.gluon_warpgroup_impl import SHARES, own_warpgroup, twin
 from onewave.wave.one_code import share_code
 
 __all__ = ["fp8_kernel", "turn_values"]
@@ -53,16 +53,6 @@ _ROUND = gl.constexpr(
     " mov.b32 $0, {low, high}; }"
 )
 _FOUR = gl.constexpr("=r,r,r,r,r")
-# A branch that nobody takes ends a basic block: ptxas moves no exponential from within a turn to before or behind it.
-_TURN_BEGINS = gl.constexpr(
-    "{ .reg .pred never; turn_begins: bar.sync $1, 256; setp.gt.s32 never, $1, 15; @never bra turn_begins;"
-    " mov.u32 $0, 0; }"
-)
-_TURN_ENDS = gl.constexpr(
-    "{ .reg .pred never; turn_ends: bar.arrive $1, 256; setp.gt.s32 never, $1, 15; @never bra turn_ends;"
-    " mov.u32 $0, 0; }"
-)
-_FIRST_BARRIER = gl.constexpr(13)
 _LN2 = gl.constexpr(0.6931471805599453)
 _LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -177,23 +167,14 @@ def operand(p, layout: gl.constexpr, BN: gl.constexpr):
 
 
 @gluon.jit
-def turn_begins(number):
-    """Wait for the warpgroup before this one. number: of this one's barrier."""
-    gl.inline_asm_elementwise(_TURN_BEGINS, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def turn_ends(number):
-    """number: of the next warpgroup's barrier."""
-    gl.inline_asm_elementwise(_TURN_ENDS, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def exponents(s, m, unit):
-    """Returns (log2 of p times 2^_OFFSET, m, factor of what was accumulated before)."""
+def online_softmax(problem, s, m, total, unit):
+    """Returns (p times 2^_OFFSET, m, total, factor of what was accumulated before)."""
     moved = gl.maximum(m, gl.max(s, 1) * unit)
     reference = gl.where(moved == -float("inf"), 0.0, moved)
-    return s * unit - (reference - _OFFSET)[:, None], moved, gl.exp2(m - reference)
+    kept = gl.exp2(m - reference)
+    p = gl.exp2(s * unit - (reference - _OFFSET)[:, None])
+    kept_in_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
+    return p, moved, total * kept_in_total[:, None] + partial_sums(p, problem.BN), kept
 
 
 @gluon.jit
@@ -213,9 +194,8 @@ def steps_of(problem, first, rows, num_keys, shift, begin, count):
 
 
 @gluon.jit
-def pass_keys(wg, problem, j, count):
-    """Let the next `count` tiles of keys and values go as they come, and their turns: no row of this warpgroup sees
-    them."""
+def pass_keys(problem, j, count):
+    """Let the next `count` tiles of keys and values go as they come: no row of this warpgroup sees them."""
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
     for i in range(j, j + count):
@@ -223,8 +203,6 @@ def pass_keys(wg, problem, j, count):
         mbarrier.arrive(problem.bk.index(KS + i % KS), count=1)
         mbarrier.wait(problem.bv.index(i % VS), (i // VS) & 1)
         mbarrier.arrive(problem.bv.index(VS + i % VS), count=1)
-        turn_begins(_FIRST_BARRIER + wg)
-        turn_ends(_FIRST_BARRIER + (wg + 1) % problem.WARPGROUPS)
     return j + count
 
 
@@ -240,8 +218,6 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 32])
     LP: gl.constexpr = gl.DotOperandLayout(0, LO, 4)
     bq, bk, bv, sk, sv = problem.bq, problem.bk, problem.bv, problem.sk, problem.sv
-    if wg == W - 1:
-        barrier_arrive(_FIRST_BARRIER)
     tile = 0
     j = 0
     for turn in range(problem.rounds):
@@ -272,7 +248,7 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
             b = tile % 2 * W + wg
             mbarrier.wait(bq.index(b), (tile // 2) & 1)
             q = problem.sq.index(b)
-            j = pass_keys(wg, problem, j, beyond)
+            j = pass_keys(problem, j, beyond)
             for i in range(beyond, steps):
                 s = j % KS
                 mbarrier.wait(bk.index(s), (j // KS) & 1)
@@ -284,22 +260,17 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                     sn = capped(problem, sn * both)
                 if (i < cut_right) | (i >= whole_steps):
                     sn = hidden(problem, sn, row_place, (last - i) * BN + lane, num_keys)
-                x, m, kept = exponents(sn, m, unit)
+                pn, m, total, kept = online_softmax(problem, sn, m, total, unit)
+                p = operand(pn, LP, BN)
                 v = j % VS
                 mbarrier.wait(bv.index(v), (j // VS) & 1)
-                turn_begins(_FIRST_BARRIER + wg)
-                pn = gl.exp2(x)
-                turn_ends(_FIRST_BARRIER + (wg + 1) % W)
-                kept_in_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
-                total = total * kept_in_total[:, None] + partial_sums(pn, BN)
-                p = operand(pn, LP, BN)
                 zo = gl.zeros([64, D], gl.float32, LO)
                 part = warpgroup_mma(p, sv.index(v).permute([1, 0]), zo, use_acc=False, is_async=True)
                 part = warpgroup_mma_wait(0, deps=[part])
                 mbarrier.arrive(bv.index(VS + v), count=1)
                 o = o * gl.convert_layout(kept, gl.SliceLayout(1, LO))[:, None] + part
                 j += 1
-            j = pass_keys(wg, problem, j, count - steps)
+            j = pass_keys(problem, j, count - steps)
             mbarrier.arrive(bq.index(2 * W + b), count=1)
             sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
             # A row that sees no key gives 0 and -inf, sink or not.
@@ -329,8 +300,6 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                 at = place(problem, batch, head, start_q, rows, first)
                 tma.async_copy_shared_to_global(problem.out, at, boxed(so.index(wg), problem.out))
             tile += 1
-    if wg == 0:
-        barrier_sync(_FIRST_BARRIER)
     tma.store_wait(0)
 
 
