@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from onewave.bench import ceilings, ledger
+from onewave.bench import ceilings, engine, ledger
 from onewave.cli import bench_latency
 
 
@@ -34,6 +35,23 @@ def test_what_was_measured_before_an_error_is_shown(latency, tmp_path):
     assert "tg" in done.out
     assert done.err.endswith("error: max_num_seqs: 100000000; allowed: a whole number from 1 to 65536\n")
     assert list((tmp_path / "figures").glob("*.jsonl"))
+
+
+def test_a_card_without_memory_keeps_no_figure_back(latency, monkeypatch):
+    measure = engine.measure
+
+    def measured(llm, tests, **given):
+        if tests[0].batch_size == 2:
+            raise torch.OutOfMemoryError("CUDA")
+        return measure(llm, tests, **given)
+
+    monkeypatch.setattr(engine, "measure", measured)
+    done = latency("--batch-size", "1,2,3")
+    assert done.status == 2
+    assert "tg6" in done.out
+    assert done.err == "error: bench latency: no memory left\n"
+    done = latency("--batch-size", "2")
+    assert (done.status, done.out, done.err) == (2, "", "error: bench latency: no memory left\n")
 
 
 def test_json_holds_the_same(latency):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, OnewaveError, shown
+from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench_report import append_to_ledger, check_count, check_ledger, print_table, show_status
@@ -58,6 +58,7 @@ def latency(
     given = [numbers("--batch-size", batch_size), numbers("--input-len", input_len)]
     given += [numbers("--output-len", output_len), numbers("--depth", depth)]
     from onewave.bench.engine import cases, measure
+    from onewave.memory.shortage import is_out_of_memory
 
     tests = cases(*given)
     opened: Opened | None = None
@@ -91,13 +92,15 @@ def latency(
                 ceiling = read_bandwidth(opened.llm.device)
             own = [case for case in tests if case.batch_size == size]
             results += measure(opened.llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=show_status)
-        except OnewaveError as error:
-            # What was measured before is shown first.
-            if not results:
+        except (OnewaveError, RuntimeError, MemoryError) as error:
+            if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
                 raise
-            failed = error
+            failed = error if isinstance(error, OnewaveError) else CapacityError("bench latency", got="no memory left")
             break
         opened.llm.close()
+    # What was measured before is shown first.
+    if failed is not None and not results:
+        raise failed
     assert opened is not None
     assert ceiling is not None
     show_status("")

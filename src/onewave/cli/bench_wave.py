@@ -144,10 +144,12 @@ def wave(
                 )
                 results += found
     except (OnewaveError, RuntimeError, MemoryError) as error:
-        # What was measured before is shown first.
-        if not results or not (isinstance(error, OnewaveError) or is_out_of_memory(error)):
+        if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
             raise
         failed = error if isinstance(error, OnewaveError) else CapacityError("bench wave", got="no memory for a case")
+    # What was measured before is shown first.
+    if failed is not None and not results:
+        raise failed
     show_status("")
     if trace is not None and traced is not None:
         write_text(trace, traced.to_json())
