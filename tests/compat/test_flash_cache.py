@@ -145,6 +145,15 @@ def test_a_cache_without_any_rows_has_keys_for_nobody(where, num_queries):
     assert torch.equal(out, torch.zeros_like(q))
 
 
+@pytest.mark.parametrize("num_queries", [1, 2, 9])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_batch_of_nobody_gives_nothing(num_queries, causal):
+    q = randn(0, num_queries, 2, HEAD_DIM)
+    out, lse = flash_attn_with_kvcache(q, *pair(0), cache_seqlens=3, causal=causal, return_softmax_lse=True)
+    assert out.shape == q.shape
+    assert lse.shape == (0, 2, num_queries)
+
+
 def test_vmap_appends_as_a_call_for_each_does():
     q, k = randn(3, 2, 1, 2, HEAD_DIM), randn(3, 2, 1, 1, HEAD_DIM, seed=1)
     lengths = torch.tensor([[1, 2], [3, 4], [7, 0]], dtype=torch.int32)

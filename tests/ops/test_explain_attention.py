@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onewave import ops
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
+from onewave.ops.attention.gluon_plan import schedule
 
 Shape = tuple[int, ...]
 DTYPES = {
@@ -146,6 +147,8 @@ def test_the_backend_named_for_a_cpu_is_the_one_that_runs(monkeypatch, name, sha
         (("attention", Q, KV), {"dtype": "fp32", "backend": "reference"}, UnsupportedError, "float16, bfloat16"),
         (("attention", Q, KV), {"backend": "torch", "bias": True, "causal": True}, UnsupportedError, "float bias"),
         (("attention", Q, KV), {"bias": "nonsense"}, UnsupportedError, "bias: 'nonsense'"),
+        (("decode_attention", (2, 4, 1, 16), KV), {"v_scale": True}, InvalidArgumentError, "both or none"),
+        (("decode_attention", (2, 4, 1, 16), KV), {"k_scale": True}, InvalidArgumentError, "both or none"),
     ],
 )
 def test_what_a_call_on_a_card_refuses_is_refused(question, options, error, says):
@@ -170,3 +173,30 @@ def test_a_card_runs_the_backend_that_is_asked_for(question, options, backend):
     assert answer.backend == backend
     if backend == "reference":
         assert answer.why == ("asked for",)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_fp8", "attention_varlen"])
+def test_a_card_before_the_first_that_attention_takes_is_refused(name):
+    shapes = [(8, 4, 16), (8, 2, 16)] if name == "attention_varlen" else [Q, KV]
+    with pytest.raises(UnsupportedError, match="sm_75; allowed: sm_80 and newer"):
+        ops.explain(name, *shapes, device="cuda:sm_75")
+    assert ops.explain(name, *shapes, device="cuda:sm_75", backend="reference").backend == "reference"
+
+
+@pytest.mark.parametrize(("name", "rows"), [("attention_varlen", 128), ("attention_fp8", 192)])
+def test_packed_tiles_are_those_of_all_tokens_however_long_a_sequence_may_be(name, rows):
+    shape, lengths = (10_000, 16, 128), {"max_seqlen_q": 5000, "max_seqlen_k": 5000}
+    answer = ops.explain(name, shape, shape, device="cuda:sm_90", sequences=64, causal=True, **lengths)
+    assert answer.backend == "gluon"
+    assert answer.programs == f"132, {10_000 // rows + 64} tiles for each head of a sequence"
+    nothing = ops.explain(name, (0, 16, 128), shape, device="cuda:sm_90", sequences=64, **lengths)
+    assert nothing.kernel == "attention: none"
+
+
+def test_sorted_tiles_are_dealt_as_the_launch_deals_them():
+    shape = (10_000, 16, 128)
+    asked = {"heads": 16, "group": 1, "num_queries": shape[0], "num_keys": shape[0], "columns": 128, "right": 0}
+    launched = schedule(**asked, processors=132, sequences=64, queue=True)
+    answer = ops.explain("attention_varlen", shape, shape, device="cuda:sm_90", sequences=64, causal=True)
+    assert launched.order == "sorted"
+    assert answer.why[-1] == f"{launched.section} heads together"

@@ -310,13 +310,13 @@ def _with_cache(
     return_lse: bool,
 ) -> _Result:
     """Choose the kernel. lengths: int32 [batch], the new keys included; host_length: the same where it is a number."""
-    batch, num_queries, num_heads, _ = q.shape
+    batch, num_queries, num_heads, head_dim = q.shape
     if _decodes(q, options):
         left, _ = options["window"] or (None, None)
         # Queries that see the same keys are more heads of one query.
         folded = not options["causal"] and options["window"] is None and num_queries > 1
         heads_first = q.transpose(1, 2)
-        queries = heads_first.reshape(batch, num_heads * num_queries, 1, -1) if folded else heads_first
+        queries = heads_first.reshape(batch, num_heads * num_queries, 1, head_dim) if folded else heads_first
         split = max(1, -(-cache.capacity // num_splits)) if num_splits > 0 else None
         out, lse = _pair(decode_attention(
             queries, cache.k.transpose(1, 2), cache.v.transpose(1, 2), lengths,

@@ -81,22 +81,22 @@ def attention_varlen(question: Question) -> Explanation:
     more = _given(question, *_ATTENTION_OPTIONS)
     ops_attention_varlen(*tensors, starts, starts, longest_q, longest_k, bias=_bias(question), **more)
     asked = replace(question, options=options)
-    plan = explain_attention((rows, q[1], longest_q, q[2]), (rows, k[1], longest_k, k[2]), **_flags(asked))
+    plan = explain_attention((rows, q[1], longest_q, q[2]), (rows, k[1], longest_k, k[2]), **_flags(asked), tokens=q[0])
     return _as_planned(question, plan)
 
 
 def attention_fp8(question: Question) -> Explanation:
     """dtype: of the output, bf16 where it is float8 itself; packed if sequences is given."""
     options = {name: value for name, value in question.options.items() if name not in ("q_scale", "k_scale", "v_scale")}
-    packed = "sequences" in options
+    packed, tokens = "sequences" in options, None
     rank = (3,) if packed else (4,)
     q, k, *_ = question.take(rank, rank, *(rank for _ in question.shapes[2:]))
     if packed:
         rows = int(options["sequences"])
         longest_q, longest_k = int(options.pop("max_seqlen_q", q[0])), int(options.pop("max_seqlen_k", k[0]))
-        q, k = (1, q[1], longest_q, q[2]), (1, k[1], longest_k, k[2])
+        tokens, q, k = q[0], (1, q[1], longest_q, q[2]), (1, k[1], longest_k, k[2])
         options["sequences"] = rows
-    known = inspect.signature(explain_fp8).parameters.keys() - {"q_shape", "k_shape", "capability"}
+    known = inspect.signature(explain_fp8).parameters.keys() - {"q_shape", "k_shape", "capability", "tokens"}
     _refuse_odd(question, options, known)
     out = options.pop("out_dtype", "bf16" if question.dtype.itemsize == 1 else question.dtype)
     out = DTYPES.get(out) if isinstance(out, str) else out
@@ -104,7 +104,7 @@ def attention_fp8(question: Question) -> Explanation:
         raise UnsupportedError("attention_fp8: out_dtype", got=str(out), allowed="torch.bfloat16, torch.float16")
     capability = divmod(question.sm or 90, 10) if question.cuda else None
     name = str(out).removeprefix("torch.")
-    return _as_planned(question, explain_fp8(q, k, **options, out_dtype=name, capability=capability))
+    return _as_planned(question, explain_fp8(q, k, **options, out_dtype=name, capability=capability, tokens=tokens))
 
 
 def _refuse_odd(question: Question, options: dict[str, Any], known: set[str]) -> None:
@@ -118,7 +118,7 @@ def _flags(question: Question) -> dict[str, Any]:
     options = {name: value for name, value in question.options.items() if name != "out"}
     if (bias := _bias(question)) is not None:
         options["bias"] = str(bias.dtype).removeprefix("torch.")
-    given = {"q_shape", "k_shape", "device", "capability", "dtype", "packed"}
+    given = {"q_shape", "k_shape", "device", "capability", "dtype", "packed", "tokens"}
     known = inspect.signature(explain_attention).parameters.keys() - given
     _refuse_odd(question, options, known)
     capability = divmod(question.sm, 10) if question.sm else (9, 0)
@@ -272,6 +272,8 @@ def _caches(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]
 def _check_decode(question: Question, q: tuple[int, ...], cache: tuple[int, ...], kv_dtype: torch.dtype) -> None:
     """Whether decode_attention takes such a call."""
     options = _given(question, "scale", "window", "softcap", "split_size")
+    for name in ("k_scale", "v_scale"):
+        options[name] = None if question.options.get(name) is None else on_meta(cache[1:2], torch.float32)
     lengths = on_meta((q[0],), torch.int32)
     caches = _caches(cache, kv_dtype)
     decode_attention(on_meta(q, question.dtype), *caches, lengths, block_table=_block_table(question), **options)

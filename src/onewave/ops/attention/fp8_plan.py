@@ -75,10 +75,12 @@ def explain_fp8(
     backend: str = "auto",
     capability: tuple[int, int] | None = _HOPPER,
     sequences: int | None = None,
+    tokens: int | None = None,
 ) -> AttentionPlan:
     """What attention_fp8(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D]; capability: None on a CPU.
 
-    sequences: of a packed batch, each with Sq queries and Sk keys; then B is 1. The LSE is always made.
+    sequences: of a packed batch, each with Sq queries and Sk keys, or with as many at most where tokens says how many
+    queries they all have; then B is 1. The LSE is always made.
     """
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
@@ -98,25 +100,25 @@ def explain_fp8(
         rows = (sequences or batch, *q_shape[1:]), (sequences or batch, *k_shape[1:])
         found = explain_attention(
             *rows, scale=scale, softcap=softcap, sinks=sinks, return_lse=True, packed=sequences is not None,
-            device="cpu" if capability is None else "cuda", capability=capability or _HOPPER,
+            tokens=tokens, device="cpu" if capability is None else "cuda", capability=capability or _HOPPER,
             dtype="float32" if capability is None else "bfloat16", **given,
         )  # fmt: skip
         return replace(found, why=f"attention of dequantised copies: {reason}; {found.why}")
     shift = wanted.shift(num_queries, num_keys)
     if wanted.right is not None and sequences is None:
         num_keys = min(num_keys, num_queries + shift + wanted.right)
-    if 0 in (batch, num_heads, num_queries) or num_keys <= 0 or sequences == 0:
+    if 0 in (batch, num_heads, num_queries, tokens) or num_keys <= 0 or sequences == 0:
         return AttentionPlan("gluon", "none", "no query sees a key: nothing is computed")
     dealt = deal(
         heads=num_heads * (batch if sequences is None else 1), group=num_heads // num_kv_heads,
-        num_queries=num_queries * (sequences or 1), num_keys=num_keys * (sequences or 1), wanted=wanted, shift=shift,
-        sequences=sequences, processors=_H200_PROCESSORS,
+        num_queries=tokens or num_queries * (sequences or 1), num_keys=num_keys * (sequences or 1), wanted=wanted,
+        shift=shift, sequences=sequences, processors=_H200_PROCESSORS,
     )  # fmt: skip
     why = (
         f"head_dim {head_dim}" + (f" as {COLUMNS}" if head_dim != COLUMNS else ""),
         "products in float8, sums in float32; a kernel before it turns the values",
         f"sm_90: one warp loads through TMA, {WARPGROUPS} warpgroups of {ROWS} queries each multiply",
-        f"as many programs as {dealt.programs} of the card's SMs take turns",
+        f"as many programs as {dealt.programs} of the card's SMs share the tiles",
     )
     return AttentionPlan(
         backend="gluon", kernel="fp8_kernel", why="; ".join(why), block_m=ROWS * WARPGROUPS, block_n=KEYS,

@@ -296,10 +296,6 @@ def _plan_on_card(
     longest: int = 0,
 ) -> AttentionPlan:  # fmt: skip
     """Of the portable kernel. sequences, longest: of a packed batch, whose tensors have a batch axis of one."""
-    capability = torch.cuda.get_device_capability(q.device)
-    if capability < (8, 0):
-        got = f"sm_{capability[0]}{capability[1]}"
-        raise UnsupportedError(f"{_NAME}: {q.device}", got=got, allowed="sm_80 and newer", next='Use backend="torch".')
     return plan_attention(
         batch=q.shape[0] if sequences is None else sequences,
         num_heads=q.shape[1],
@@ -308,7 +304,7 @@ def _plan_on_card(
         head_dim=q.shape[3],
         hides_keys=wanted.hides_keys,
         descriptors=load(_NAME, "triton_impl").allows_descriptors(k, v),
-        capability=capability,
+        capability=torch.cuda.get_device_capability(q.device),
         wide_bias=bias is not None and bias.dtype is torch.float32,
     )
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
-_FIRST_WITH_DESCRIPTORS = (9, 0)
+_FIRST, _FIRST_WITH_DESCRIPTORS = (8, 0), (9, 0)
 # Bytes of shared memory that a program may hold; other cards from sm_80 on have 99 KiB.
 _LARGE_SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 _SMALL_SHARED = 99 << 10
@@ -76,8 +76,11 @@ def plan_attention(
     """Plan the portable kernel. num_queries: of the longest sequence.
 
     hides_keys: causal or windowed. descriptors: whether the strides of K and V allow them. wide_bias: there is a
-    float32 bias. why_not_hopper: why the other kernel does not run, for the reasons.
+    float32 bias. why_not_hopper: why the other kernel does not run, for the reasons. Raises UnsupportedError.
     """
+    if capability < _FIRST:
+        got = f"sm_{capability[0]}{capability[1]}"
+        raise UnsupportedError("attention: card", got=got, allowed="sm_80 and newer", next='Use backend="torch".')
     width = 1 << (head_dim - 1).bit_length()
     most_rows, block_n, warps, stages = _tile(width, capability)
     if _shared_bytes(most_rows, block_n, width, 1) > _shared_limit(capability):
@@ -149,7 +152,7 @@ def plan_on_hopper(
     dealt = schedule(
         heads=num_heads * (batch if sequences is None else 1), group=num_heads // num_kv_heads, num_queries=num_queries,
         num_keys=num_keys, columns=columns, processors=processors, shift=shift, left=left, right=right,
-        sequences=sequences,
+        sequences=sequences, queue=True,
     )  # fmt: skip
     warpgroups = constants["WARPGROUPS"]
     order = "tiles as long as each other, head by head"
@@ -158,11 +161,13 @@ def plan_on_hopper(
     if dealt.order == "table":
         order = f"longest rows of {dealt.section} heads first, each to whoever has least to do"
     if dealt.order == "sorted":
-        order = f"a kernel sorts tiles by length first; {dealt.section} heads together"
+        order = (
+            f"a kernel sorts tiles by length first, and whoever is free takes the next; {dealt.section} heads together"
+        )
     reasons = (
         f"head_dim {head_dim}" + (f" as {columns}" if columns != head_dim else ""),
         f"sm_90: one warp loads through TMA, {warpgroups} warpgroups of 64 queries each multiply",
-        f"as many programs as {dealt.programs} of the card's SMs take turns; {order}",
+        f"as many programs as {dealt.programs} of the card's SMs share the tiles; {order}",
     )
     return AttentionPlan(
         backend="gluon", kernel="attention_kernel", why="; ".join(reasons), block_m=64 * warpgroups,
@@ -243,12 +248,14 @@ def explain_attention(
     dtype: str = "bfloat16",
     packed: bool = False,
     page_size: int | None = None,
+    tokens: int | None = None,
 ) -> AttentionPlan:
     """What attention(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D] on a device of this capability.
 
     Of softcap to alibi_slopes only whether they are None matters; bias: its dtype ("bool", "float32"). descriptors:
     whether the strides of K and V allow tensor descriptors (multiples of 16 bytes, none of them 0); of Q and the output
-    as well for Hopper's kernel. packed: attention_varlen; page_size: of its keys, where block_table is given.
+    as well for Hopper's kernel. packed: attention_varlen, each sequence with Sq queries, or with as many at most where
+    tokens says how many they all have; page_size: of its keys, where block_table is given.
     """
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
@@ -281,7 +288,7 @@ def explain_attention(
     why_not = refusal(call, asked_for=backend == "gluon") if backend != "triton" else None
     if why_not is not None and backend == "gluon":
         raise UnsupportedError("attention (backend=gluon)", got=why_not, next='Use backend="auto".')
-    if 0 in (batch, num_heads, num_queries):
+    if 0 in (batch, num_heads, num_queries, tokens):
         return AttentionPlan("triton" if why_not or backend == "triton" else "gluon", "none", "no queries: no launch")
     if why_not is None and backend != "triton":
         shift = wanted.shift(num_queries, num_keys)
@@ -292,8 +299,8 @@ def explain_attention(
             return AttentionPlan("gluon", "none", "no query sees a key: zeros are written")
         plan = plan_on_hopper(
             batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, num_keys=num_keys, head_dim=head_dim,
-            num_queries=num_queries * batch if packed else num_queries, right=wanted.right, left=wanted.left,
-            shift=shift, sequences=batch if packed else None,
+            num_queries=tokens or (num_queries * batch if packed else num_queries), right=wanted.right,
+            left=wanted.left, shift=shift, sequences=batch if packed else None,
         )  # fmt: skip
         return replace(plan, why=f"{plan.why}; pages of {page_size} keys are copied first") if copied else plan
     return plan_attention(
