@@ -65,5 +65,26 @@ def test_free_swap_counts_and_an_overdrawn_limit_is_no_debt(root: Path) -> None:
     assert available_bytes(root) == MIB
 
 
+@pytest.mark.parametrize(("most", "left"), [(0, 400), (64 * MIB, 404), (50 * MIB, 400), ("max", 1424)])
+def test_a_groups_limit_of_swap_holds_however_much_the_host_has(root: Path, most: object, left: int) -> None:
+    write(root / "proc/meminfo", f"MemAvailable: 819200 kB\nSwapFree: {2**20} kB\n")
+    write(root / "proc/self/cgroup", "0::/outer/inner\n")
+    current(root / "sys/fs/cgroup/outer", 500 * MIB, 110 * MIB, files=10 * MIB)
+    write(root / "sys/fs/cgroup/outer/memory.swap.max", f"{most}\n")
+    write(root / "sys/fs/cgroup/outer/memory.swap.current", f"{60 * MIB}\n")
+    assert available_bytes(root) == left * MIB
+
+
+@pytest.mark.parametrize(("most", "left"), [(500 * MIB, 380), (600 * MIB, 480), (2**63 - 4096, 1424)])
+def test_groups_of_the_first_version_limit_memory_and_swap_together(root: Path, most: int, left: int) -> None:
+    write(root / "proc/meminfo", f"MemAvailable: 819200 kB\nSwapFree: {2**20} kB\n")
+    write(root / "proc/self/cgroup", "4:memory:/\n")
+    group = root / "sys/fs/cgroup/memory"
+    stat = f"total_active_file {4 * MIB}\ntotal_inactive_file {6 * MIB}\n"
+    limit(group, ("memory.limit_in_bytes", "memory.usage_in_bytes"), 500 * MIB, 110 * MIB, stat)
+    limit(group, ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"), most, 130 * MIB, stat)
+    assert available_bytes(root) == left * MIB
+
+
 def test_a_system_that_does_not_say_is_not_guessed(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) is None

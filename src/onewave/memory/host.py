@@ -8,27 +8,36 @@ from pathlib import Path
 
 __all__ = ["available_bytes"]
 
-# Name of a control group's limit, of what it uses, and of the files among that, which give way: of versions 2 and 1.
+# Names of a control group's limit, of what it uses, and of the files among that, which give way: of versions 2 and 1.
 _CURRENT = ("memory.max", "memory.current", ("active_file", "inactive_file"))
-_OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+_OLD_FILES = ("total_active_file", "total_inactive_file")
+_OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes", _OLD_FILES)
+# The same of swap, which version 1 counts together with memory.
+_CURRENT_SWAP = ("memory.swap.max", "memory.swap.current", ())
+_OLD_BOTH = ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", _OLD_FILES)
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that can be used before the kernel ends a process: what is free or can be taken back from files, within the
-    limits of the process's control groups, and free swap. None where the system does not say (Linux does).
+    """Bytes that can be used before the kernel ends a process: what is free or can be taken back from files, and free
+    swap, both within the limits of the process's control groups. None where the system does not say (Linux does).
 
     root: where /proc and /sys lie.
     """
     try:
         host = _numbers(root / "proc/meminfo")
-        rooms = [host["MemAvailable"] * 1024, *_rooms_of_groups(root)]
+        memory, swap = [host["MemAvailable"] * 1024], [host.get("SwapFree", 0) * 1024]
+        both: list[int] = []
+        for group, current in _groups(root):
+            memory += _room(group, *(_CURRENT if current else _OLD))
+            swap += _room(group, *_CURRENT_SWAP) if current else []
+            both += [] if current else _room(group, *_OLD_BOTH)
     except (OSError, ValueError, KeyError):
         return None
-    return max(0, min(rooms)) + host.get("SwapFree", 0) * 1024
+    return max(0, min([max(0, min(memory)) + max(0, min(swap)), *both]))
 
 
-def _rooms_of_groups(root: Path) -> Iterator[int]:
-    """What the limit of every control group that the process is in leaves."""
+def _groups(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Every memory group that the process is in, and whether it is of version 2."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" or "memory" in controllers.split(","):
@@ -37,15 +46,17 @@ def _rooms_of_groups(root: Path) -> Iterator[int]:
             for directory in (group, *group.parents):
                 if not directory.is_relative_to(top):
                     break
-                # A group without a limit says "max", and one above the container can't be seen.
-                with suppress(OSError, ValueError, KeyError):
-                    yield _room(directory, *(_CURRENT if number == "0" else _OLD))
+                yield directory, number == "0"
 
 
-def _room(directory: Path, limit: str, used: str, files: tuple[str, str]) -> int:
-    most, now = (int((directory / name).read_text()) for name in (limit, used))
-    held = _numbers(directory / "memory.stat")
-    return most - now + sum(held[name] for name in files)
+def _room(directory: Path, limit: str, used: str, files: tuple[str, ...]) -> list[int]:
+    """What a limit leaves; nothing where there is none."""
+    # A group without a limit says "max", and one above the container can't be seen.
+    with suppress(OSError, ValueError, KeyError):
+        most, now = (int((directory / name).read_text()) for name in (limit, used))
+        held = _numbers(directory / "memory.stat")
+        return [most - now + sum(held[name] for name in files)]
+    return []
 
 
 def _numbers(path: Path) -> dict[str, int]:
