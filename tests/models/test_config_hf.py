@@ -152,6 +152,8 @@ def test_generation_config_says_where_text_ends() -> None:
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'; allowed: silu"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: 'gptq'"),
         ({"torch_dtype": "float64"}, "'float64'; allowed: bfloat16, float16, float32"),
+        ({"is_causal": False}, "config.json: is_causal: False; allowed: True"),
+        ({"per_layer_config": {"1": {"rms_norm_eps": 0.5}}}, "per_layer_config: layers that differ; allowed: one kind"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
@@ -159,6 +161,10 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], said:
         hf(**changes)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_causal_attention_and_equal_layers_may_be_said() -> None:
+    assert hf(is_causal=True, per_layer_config={}) == hf(is_causal=None, per_layer_config=None) == hf()
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,13 @@ def _refuse_unsupported(fields: Fields) -> None:
     activation = fields.text("hidden_act")
     if activation is not None and activation not in _ACTIVATIONS:
         raise UnsupportedError(f"{fields.source}: hidden_act", got=show(activation), allowed=", ".join(_ACTIVATIONS))
+    # From transformers 5.2 on it makes an encoder of any decoder: every token sees all others.
+    if not fields.flag("is_causal", default=True):
+        raise UnsupportedError(f"{fields.source}: is_causal", got=show(False), allowed=show(True))
+    if fields.section("per_layer_config") is not None:
+        raise UnsupportedError(
+            f"{fields.source}: per_layer_config", got="layers that differ", allowed="one kind for all layers"
+        )
     for key in ("quantization_config", "compression_config"):
         section = fields.section(key)
         if section is not None:
