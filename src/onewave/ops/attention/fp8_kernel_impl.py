@@ -11,7 +11,7 @@ is added to the output in float32, by the multiply-add that rescales it to the n
 exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and exponentials as long
 as ever, so a warpgroup does one thing after another, and its products run under the others' exponentials: there are
 three, and nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives
-from one step to the next (such a one would be taken apart into bytes). Bound: a warp's own latencies.
+from one step to the next (such a one would be taken apart into bytes). Bound: a warp's latencies and, hot, power.
 See docs/log.md. Source: Shah et al. 2024, arXiv:2407.08608.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
