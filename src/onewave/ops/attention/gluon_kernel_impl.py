@@ -393,11 +393,11 @@ def attention_kernel(
     columns; *_page_rows: from one page to the next, in rows.
     """
     W: gl.constexpr = WARPGROUPS
-    # With turns and a limit to the right, a copy each takes up to 1 % less where tiles are many, dealt by a table or
-    # from a queue: of two warpgroups the first alone sees no more than half of its last key tile. (In closed form they
-    # are few, which is what matters, or too many for either.) With a softcap registers do not do for a number more.
-    MANY: gl.constexpr = ORDER == 1 or ORDER == 3
-    SHARED: gl.constexpr = SHARES and not (PING_PONG and RIGHT and MANY) and not (SOFTCAP and (PING_PONG or W == 3))
+    # With turns and a limit to the right, a copy each takes up to 3 % less where many tiles are dealt by a table: of
+    # two warpgroups the first alone sees no more than half of its last key tile. (In closed form they are few, which is
+    # what matters, or too many for either; from a queue both are even.) With a softcap registers do not do for more.
+    DEALT: gl.constexpr = ORDER == 1
+    SHARED: gl.constexpr = SHARES and not (PING_PONG and RIGHT and DEALT) and not (SOFTCAP and (PING_PONG or W == 3))
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     sq = gl.allocate_shared_memory(q.dtype, [Q_STAGES * W, 64, D], flat)
     sk = gl.allocate_shared_memory(q.dtype, [K_STAGES, BN, D], flat)
