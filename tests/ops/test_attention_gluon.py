@@ -19,7 +19,7 @@ from sass_registers import reads_before_writes
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops import descriptors_impl
-from onewave.ops.attention import fp8_impl, gluon_impl, gluon_plan, gluon_tiles_impl, mma_impl, op
+from onewave.ops.attention import fp8_impl, fp8_plan, gluon_impl, gluon_plan, gluon_tiles_impl, mma_impl, op
 from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule
 from onewave.ops.attention.gluon_plan import dealt as dealt_table
 from onewave.ops.attention.masks import Options, visible_keys
@@ -143,12 +143,12 @@ def test_the_vote_is_one_barrier(ours: dict[str, Any]) -> None:
 
 def test_warpgroups_run_one_copy_of_their_code(ours: dict[str, Any]) -> None:
     """One vote a copy, or a loop. With turns the loop of whole steps is there for each, and all else once, but where
-    many tiles have a limit to the right, or with a softcap; with that three warpgroups have a copy each."""
+    a table deals many tiles with a limit to the right, or with a softcap; with that three have a copy each."""
     turns, three = {name for name in ours if name.startswith("128")}, {"64 softcap"}
     copies = {name: 2 if name in turns else 3 if name in three else 1 for name in ours if not name.startswith("fp8")}
     assert {name: report["BAR.RED"] for name, report in ours.items() if name in copies} == copies
     split = {name for name in turns if ours[name]["HGMMA"] < 100}
-    assert split == {"128", "128 causal, few tiles", "128 packed", "128 few pages"}
+    assert turns - split == {"128 causal", "128 softcap"}
     # Two loops with the three barriers of a whole step that are no turn.
     assert {name for name, report in ours.items() if report["own"]} == split
     assert {ours[name]["own"] for name in split} == {6}
@@ -293,8 +293,11 @@ def test_every_row_of_every_head_is_one_programs_and_its_keys_are_all_those_it_s
 
 @pytest.mark.parametrize(
     ("batch", "heads", "group", "length", "head_dim"),
-    [(4, 16, 1, 4096, 128), (2, 16, 1, 8192, 128), (1, 16, 1, 16384, 128), (1, 32, 4, 8192, 128), (4, 32, 1, 4096, 64)],
-)
+    [
+        (4, 16, 1, 4096, 128), (2, 16, 1, 8192, 128), (1, 16, 1, 16384, 128), (1, 32, 4, 8192, 128),
+        (4, 32, 1, 4096, 64), (16, 16, 1, 1024, 128), (1, 32, 4, 3000, 128),
+    ],
+)  # fmt: skip
 def test_no_program_has_much_more_causal_work_than_another(
     monkeypatch: pytest.MonkeyPatch, batch: int, heads: int, group: int, length: int, head_dim: int
 ) -> None:
@@ -304,8 +307,29 @@ def test_no_program_has_much_more_causal_work_than_another(
         wanted=Options(1.0, right=0), packed=False,
     )  # fmt: skip
     work = [sum(tile[9] + 1 for tile in program) for program in programs]
-    # The table of the shape with head_dim 64 is 1.4 % from even: with 8 heads in turn, not 32, it was faster by more.
-    assert max(work) <= 1.014 * sum(work) / 132
+    # With the last sections dealt one by one those with head_dim 64 and 1,024 tokens were 1.4 and 2 % from even.
+    assert max(work) <= 1.008 * sum(work) / 132
+
+
+@pytest.mark.parametrize(("batch", "heads", "group", "length"), [(1, 16, 1, 16384), (4, 16, 1, 4096), (1, 32, 4, 8192)])
+def test_tiles_of_192_rows_come_out_even_although_the_last_section_has_fewer_than_there_are_programs(
+    batch: int, heads: int, group: int, length: int
+) -> None:
+    """float8's: 7 % from even with a head at a time to the end."""
+    plan = fp8_plan.deal(
+        heads=batch * heads, group=group, num_queries=length, num_keys=length, wanted=Options(1.0, right=0), shift=0,
+        sequences=None, processors=132,
+    )  # fmt: skip
+    table = dealt_table(plan=plan, num_queries=length, num_keys=length, shift=0, left=None, right=0)
+    across = plan.section * plan.slots
+    first = [plan.rows * (plan.slots - 1 - at % across // plan.section) for row in table for at in row if at >= 0]
+    assert Counter(first) == Counter({plan.rows * slot: batch * heads for slot in range(plan.slots)})
+    blocks = {at: -(-min(at + plan.rows, length) // plan.keys) for at in set(first)}
+    work = [
+        sum(blocks[plan.rows * (plan.slots - 1 - at % across // plan.section)] + 1 for at in row if at >= 0)
+        for row in table
+    ]
+    assert max(work) <= 1.008 * sum(work) / 132
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def deal(
     """gluon_plan.schedule, of this kernel's tiles."""
     return schedule(
         heads=heads, group=group, num_queries=num_queries, num_keys=num_keys, columns=COLUMNS, processors=processors,
-        shift=shift, left=wanted.left, right=wanted.right, sequences=sequences, rows=ROWS * WARPGROUPS,
+        shift=shift, left=wanted.left, right=wanted.right, sequences=sequences, rows=ROWS * WARPGROUPS, item_bytes=1,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +42,8 @@ _SECTION_BYTES, _DEALT_SECTION_BYTES = 32 << 20, 8 << 20
 _TILES_TRIED = 8192
 # A table costs the host about half a microsecond a tile, once a shape; with more turns the closed form is even enough.
 _MOST_DEALT, _MOST_TURNS = 8192, 64
+# Sections at the end that it deals as one: the fewer tiles the last ones have, the less even they come out.
+_MOST_LAST = 8
 # Heads of packed sequences that are walked together. In turns: enough that sorted tiles come out even, and a long
 # sequence's keys and values of so many heads still fit the L2. From a queue tiles come out even anyway.
 _PACKED_SECTION, _QUEUED_SECTION = 8, 2
@@ -78,7 +81,7 @@ class Schedule:
 
     rows, keys: queries of a tile, and keys of a key tile.
     order: who takes which tile: "turns", closed form; "table", as `dealt` says; "sorted", turns over packed tiles from
-    the longest on.
+    the longest on. last: sections at the end that a table deals as one.
     """
 
     section: int
@@ -88,6 +91,7 @@ class Schedule:
     rows: int
     keys: int
     order: str = "turns"
+    last: int = 1
 
     @property
     def turns(self) -> int:
@@ -161,18 +165,20 @@ def schedule(
     sequences: int | None = None,
     rows: int | None = None,
     queue: bool = False,
+    item_bytes: int = 2,
 ) -> Schedule:
     """Deal the tiles. heads: of all batch rows; sequences: of a packed batch, whose num_queries count all tokens.
 
     rows: queries of a tile where they are not tuned.json's. queue: sorted tiles of packed sequences go to whoever is
-    free, not in turns.
+    free, not in turns. item_bytes: of a key's or value's element.
 
     Program p takes tile turn * programs + p, or + programs - 1 - p every other turn. Without a limit to the right all
     tiles are as long, and follow head by head; a few programs that as many turns do not need are left out, as turns are
     then whole heads more often. With one, a section's tiles go by from the longest to the shortest; sections and turns
     may beat against each other (a program that always gets the longest), so sections and numbers of programs are tried,
     and the pair is taken whose busiest program has least to do; a table is better still where its tiles are few enough
-    to be dealt one by one. Packed lengths are unknown here: a kernel sorts their tiles.
+    to be dealt one by one, the last sections' as if they were one where that comes out more even. Packed lengths are
+    unknown here: a kernel sorts their tiles.
     """
     constants = config(columns)
     rows, keys = int(rows or 64 * constants["WARPGROUPS"]), int(constants["BN"])
@@ -188,7 +194,7 @@ def schedule(
         plain = Schedule(1, slots, heads, programs, rows, keys)
         enough = -(-slots * heads // plain.turns)
         return replace(plain, programs=enough) if enough >= programs * _FEWEST_PROGRAMS else plain
-    head_bytes = 4 * num_keys * columns // group
+    head_bytes = 2 * item_bytes * num_keys * columns // group
     most = max(group, min(heads, _SECTION_BYTES // max(1, head_bytes)))
     sections = [n for n in range(group, most + 1, group) if heads % n == 0]
     blocks = blocks_of_tiles(slots, rows, keys, num_queries, num_keys, shift, left, right)
@@ -202,10 +208,13 @@ def schedule(
     most = max(group, min(heads, _DEALT_SECTION_BYTES // max(1, head_bytes)))
     # The two largest sections: most are even, and more heads share the L2 in smaller ones.
     for candidate in [n for n in sections if n <= most][:-3:-1]:
-        loads = _deal(blocks, heads, candidate, programs)[1]
-        share = max(loads) / sum(loads)
-        if share < least:
-            plain, least = Schedule(candidate, slots, heads, programs, rows, keys, "table"), share * _WORTH_ANOTHER
+        together = min(_MOST_LAST, heads // candidate, _SECTION_BYTES // max(1, candidate * head_bytes))
+        for last, share in enumerate(_shares(blocks, heads, candidate, programs, max(1, together)), 1):
+            if share < least:
+                plain = Schedule(candidate, slots, heads, programs, rows, keys, "table", last)
+                least = share * _WORTH_ANOTHER
+            if least * programs < 1:
+                return plain
     return plain
 
 
@@ -214,9 +223,11 @@ def _together(heads: int, group: int, most: int) -> int:
     return max(n for n in range(group, max(group, most) + 1, group) if heads % n == 0)
 
 
-# A table may be this much less even than the closed form, as its sections are smaller; the second section tried must
-# be so much more even than the first.
+# A table may be this much less even than the closed form, as its sections are smaller; what is tried after it must be
+# so much more even.
 _EVEN_ENOUGH, _WORTH_ANOTHER = 1.01, 0.995
+# A tile's start and end cost about as much as a key tile.
+_TILE_COST = 1
 
 
 def blocks_of_tiles(
@@ -231,16 +242,35 @@ def blocks_of_tiles(
     return blocks
 
 
-def _deal(blocks: list[int], heads: int, section: int, programs: int) -> tuple[list[list[int]], list[int]]:
-    """Positions of each program's tiles and its work: each tile goes to whoever has least, as a queue would do it."""
+def _deal(blocks: list[int], heads: int, section: int, last: int, programs: int) -> list[list[int]]:
+    """Positions of each program's tiles: each goes to whoever has least, as a queue would do it."""
+    across = section * len(blocks)
+    costs = [n + _TILE_COST for n in blocks for _ in range(section)]
+    ahead = (heads // section - last) * across
+    behind = sorted(range(ahead, heads * len(blocks)), key=lambda position: -costs[position % across])
     rows: list[list[int]] = [[] for _ in range(programs)]
     least = [(0, program) for program in range(programs)]
-    across = section * len(blocks)
-    for position in range(heads * len(blocks)):
+    for position in (*range(ahead), *behind):
         work, program = least[0]
         rows[program].append(position)
-        heapq.heapreplace(least, (work + blocks[position % across // section] + 1, program))
-    return rows, [work for work, _ in least]
+        heapq.heapreplace(least, (work + costs[position % across], program))
+    return rows
+
+
+def _shares(blocks: list[int], heads: int, section: int, programs: int, most: int) -> Iterator[float]:
+    """Share of all work that the busiest program has where _deal's last 1, 2, .. `most` sections are dealt as one."""
+    costs = [n + _TILE_COST for n in blocks for _ in range(section)]
+    loads = [0] * programs
+    before: list[list[int]] = []
+    for _ in range(heads // section):
+        before.append(loads.copy())
+        for cost in costs:
+            heapq.heapreplace(loads, loads[0] + cost)
+    for last in range(1, most + 1):
+        loads = before[-last]
+        for cost in sorted(costs * last, reverse=True):
+            heapq.heapreplace(loads, loads[0] + cost)
+        yield max(loads) / sum(loads)
 
 
 @lru_cache(maxsize=256)
@@ -249,7 +279,7 @@ def dealt(
 ) -> tuple[tuple[int, ...], ...]:
     """The table of a Schedule whose order is "table": each program's positions, -1 after its last."""
     blocks = blocks_of_tiles(plan.slots, plan.rows, plan.keys, num_queries, num_keys, shift, left, right)
-    positions, _ = _deal(blocks, plan.heads, plan.section, plan.programs)
+    positions = _deal(blocks, plan.heads, plan.section, plan.last, plan.programs)
     turns = max(map(len, positions))
     return tuple(tuple(row + [-1] * (turns - len(row))) for row in positions)
 
@@ -257,13 +287,13 @@ def dealt(
 def busiest(blocks: list[int], heads: int, section: int, programs: int) -> float:
     """Share of all work, times `programs` of the card, that the busiest program has: time, in arbitrary units.
 
-    blocks: key tiles of a head's tiles, in order. A tile's start and end cost about as much as one.
+    blocks: key tiles of a head's tiles, in order.
     """
     seen = min(heads, max(section, _TILES_TRIED // len(blocks) // section * section))
     at = torch.arange(seen * len(blocks), device="cpu")
     turn, program = at // programs, at % programs
     program = torch.where(turn % 2 == 0, program, programs - 1 - program)
-    costs = torch.tensor(blocks, dtype=torch.float32, device="cpu") + 1.0
+    costs = torch.tensor(blocks, dtype=torch.float32, device="cpu") + _TILE_COST
     work = costs[at % (section * len(blocks)) // section]
     most = torch.zeros(programs, dtype=torch.float32, device="cpu").index_add_(0, program, work).max()
     return float(most / work.sum())

@@ -159,7 +159,8 @@ def plan_on_hopper(
     if right is not None:
         order = f"longest rows of {dealt.section} heads first, every other turn the other way round"
     if dealt.order == "table":
-        order = f"longest rows of {dealt.section} heads first, each to whoever has least to do"
+        end = f", of the last {dealt.section * dealt.last} together" if dealt.last > 1 else ""
+        order = f"longest rows of {dealt.section} heads first{end}, each to whoever has least to do"
     if dealt.order == "sorted":
         order = (
             f"a kernel sorts tiles by length first, and whoever is free takes the next; {dealt.section} heads together"
