@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.compat import flash_attn
 from onewave.compat.flash_attn import flash_attn_with_kvcache
+from onewave.ops.decode_attention.op import decode_attention
 
 HEAD_DIM = 16
 
@@ -152,6 +154,27 @@ def test_a_batch_of_nobody_gives_nothing(num_queries, causal):
     out, lse = flash_attn_with_kvcache(q, *pair(0), cache_seqlens=3, causal=causal, return_softmax_lse=True)
     assert out.shape == q.shape
     assert lse.shape == (0, 2, num_queries)
+
+
+@pytest.mark.parametrize("num_queries", [64, 65, 200])
+def test_many_queries_that_see_the_same_keys_take_no_more_memory_at_a_time(num_queries, monkeypatch):
+    asked: list[int] = []
+
+    def counted(q: Tensor, *arguments: Any, **options: Any) -> Any:
+        asked.append(q.shape[1] * q.shape[2])
+        return decode_attention(q, *arguments, **options)
+
+    monkeypatch.setattr(flash_attn, "decode_attention", counted)
+    q = randn(2, num_queries, 4, HEAD_DIM, seed=1)
+    k, v = (randn(2, 8, 2, HEAD_DIM, seed=seed) for seed in (2, 3))
+    lengths = whole(8, 3)
+    out, lse = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, return_softmax_lse=True)
+    assert max(asked) <= 64 * 4
+    heads_first = [x.repeat_interleave(2, 2).transpose(1, 2) for x in (k, v)]
+    seen = (torch.arange(8) < lengths[:, None])[:, None, None]
+    scores = (q.transpose(1, 2) @ heads_first[0].mT / HEAD_DIM**0.5).masked_fill(~seen, -torch.inf)
+    torch.testing.assert_close(out, (scores.softmax(-1) @ heads_first[1]).transpose(1, 2))
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
 
 
 def test_vmap_appends_as_a_call_for_each_does():

@@ -231,6 +231,7 @@ def test_a_question_that_makes_no_sense_is_refused(arguments, options, error, sa
         ([(0, 8, 300, 128)] * 2, {"causal": True}, "gluon", "no launch"),
         ([(1, 8, 300, 128), (1, 8, 0, 128)], {}, "gluon", "zeros are written"),
         ([(1, 8, 300, 64), (1, 8, 50, 64)], {"causal": True, "align": "top-left"}, "gluon", "longest rows"),
+        ([(8, 16, 1024, 128)] * 2, {"causal": True}, "gluon", "of the last 64 together"),
     ],
 )
 def test_attention_on_hopper_is_explained_to_its_edges(shapes, options, backend, says):

@@ -42,6 +42,8 @@ __all__ = [
 
 Window = tuple[int, int]
 _Result = tuple[Tensor, Tensor | None]
+# Queries of a row that the decode kernel takes at a time where all see the same keys: its memory goes by their number.
+_FOLDED = 64
 
 
 def flash_attn_func(
@@ -210,11 +212,11 @@ def flash_attn_with_kvcache(
     cache_batch_idx: int32 [batch], the cache row of each sequence. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
     for the appended keys and for q, which stands where they do (all at cache_seqlens if neither causal nor windowed).
     num_splits: parts to cut the keys in; below 1 it is chosen. Returns out like q, with return_softmax_lse also float32
-    [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything,
-    run on the decode kernel; of other calls, those with neither block_table nor cache_seqlens as a number gather the
-    cache into a copy first. A refused call has appended nothing. Lengths, rows and pages are read and checked on a CPU,
-    and on a GPU with ONEWAVE_DEBUG=1; where they can't be read (compiled, or vmap without rotation), keys without a
-    place are dropped.
+    [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything, 64
+    at a time, run on the decode kernel; of other calls, those with neither block_table nor cache_seqlens as a number
+    gather the cache into a copy first. A refused call has appended nothing. Lengths, rows and pages are read and
+    checked on a CPU, and on a GPU with ONEWAVE_DEBUG=1; where they can't be read (compiled, or vmap without rotation),
+    keys without a place are dropped.
     Raises ShapeError, InvalidArgumentError, UnsupportedError.
     """
     name = "flash_attn_with_kvcache"
@@ -310,25 +312,16 @@ def _with_cache(
     return_lse: bool,
 ) -> _Result:
     """Choose the kernel. lengths: int32 [batch], the new keys included; host_length: the same where it is a number."""
-    batch, num_queries, num_heads, head_dim = q.shape
+    num_queries, num_heads = q.shape[1:3]
     if _decodes(q, options):
-        left, _ = options["window"] or (None, None)
-        # Queries that see the same keys are more heads of one query.
-        folded = not options["causal"] and options["window"] is None and num_queries > 1
-        heads_first = q.transpose(1, 2)
-        queries = heads_first.reshape(batch, num_heads * num_queries, 1, head_dim) if folded else heads_first
         split = max(1, -(-cache.capacity // num_splits)) if num_splits > 0 else None
-        out, lse = _pair(decode_attention(
-            queries, cache.k.transpose(1, 2), cache.v.transpose(1, 2), lengths,
-            block_table=cache.table, scale=options["scale"], window=None if left is None else left + 1,
-            softcap=options["softcap"], split_size=split, return_lse=return_lse,
-        ))  # fmt: skip
-        out = out.reshape(heads_first.shape).transpose(1, 2).contiguous()
-        return out, None if lse is None else lse.reshape(batch, num_heads, num_queries)
+        parts = [_decoded(part, cache, lengths, options, split, return_lse) for part in torch.split(q, _FOLDED, 1)]
+        out = torch.cat([out for out, _ in parts], 1) if len(parts) > 1 else parts[0][0]
+        return out, torch.cat([lse for _, lse in parts if lse is not None], 2) if return_lse else None
     if host_length is not None and cache.table is None:
         k, v = cache.k[:, :host_length], cache.v[:, :host_length]
         return _dense("flash_attn_with_kvcache", q, k, v, options, return_lse, num_keys=cache.capacity)
-    cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * num_queries
+    cu_seqlens_q = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device) * num_queries
     if cache.block_table is not None and cache.block_table.dtype is torch.int32:
         # Pages are read where they lie, if the kernel that runs can.
         k, v, table = cache.k, cache.v, cache.block_table
@@ -338,7 +331,26 @@ def _with_cache(
         table = None
     sizes = (cu_seqlens_q, cu_seqlens_k, num_queries, cache.capacity)
     out, lse = _varlen(q.flatten(0, 1), k, v, sizes, options, return_lse, table)
-    return out.view(q.shape), None if lse is None else lse.view(num_heads, batch, num_queries).transpose(0, 1)
+    return out.view(q.shape), None if lse is None else lse.view(num_heads, len(q), num_queries).transpose(0, 1)
+
+
+def _decoded(
+    q: Tensor, cache: FlashCache, lengths: Tensor, options: dict[str, Any], split: int | None, return_lse: bool
+) -> _Result:
+    """By the decode kernel."""
+    batch, num_queries, num_heads, head_dim = q.shape
+    left, _ = options["window"] or (None, None)
+    # Queries that see the same keys are more heads of one query.
+    folded = not options["causal"] and options["window"] is None and num_queries > 1
+    heads_first = q.transpose(1, 2)
+    queries = heads_first.reshape(batch, num_heads * num_queries, 1, head_dim) if folded else heads_first
+    out, lse = _pair(decode_attention(
+        queries, cache.k.transpose(1, 2), cache.v.transpose(1, 2), lengths,
+        block_table=cache.table, scale=options["scale"], window=None if left is None else left + 1,
+        softcap=options["softcap"], split_size=split, return_lse=return_lse,
+    ))  # fmt: skip
+    out = out.reshape(heads_first.shape).transpose(1, 2).contiguous()
+    return out, None if lse is None else lse.reshape(batch, num_heads, num_queries)
 
 
 def _options(
