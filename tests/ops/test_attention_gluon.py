@@ -313,24 +313,34 @@ def test_no_program_has_much_more_causal_work_than_another(
 
 
 @pytest.mark.parametrize(("batch", "heads", "group", "length"), [(1, 16, 1, 16384), (4, 16, 1, 4096), (1, 32, 4, 8192)])
-def test_tiles_of_192_rows_come_out_even_although_the_last_section_has_fewer_than_there_are_programs(
-    batch: int, heads: int, group: int, length: int
-) -> None:
-    """float8's: 7 % from even with a head at a time to the end."""
+def test_float8s_tiles_of_192_rows_come_out_even(batch: int, heads: int, group: int, length: int) -> None:
+    """They were 7.1, 2.6 and 1.4 % from even with a section at a time to the end, of half as many heads."""
     plan = fp8_plan.deal(
         heads=batch * heads, group=group, num_queries=length, num_keys=length, wanted=Options(1.0, right=0), shift=0,
         sequences=None, processors=132,
     )  # fmt: skip
     table = dealt_table(plan=plan, num_queries=length, num_keys=length, shift=0, left=None, right=0)
     across = plan.section * plan.slots
-    first = [plan.rows * (plan.slots - 1 - at % across // plan.section) for row in table for at in row if at >= 0]
-    assert Counter(first) == Counter({plan.rows * slot: batch * heads for slot in range(plan.slots)})
-    blocks = {at: -(-min(at + plan.rows, length) // plan.keys) for at in set(first)}
-    work = [
-        sum(blocks[plan.rows * (plan.slots - 1 - at % across // plan.section)] + 1 for at in row if at >= 0)
-        for row in table
-    ]
+    first = [[plan.rows * (plan.slots - 1 - at % across // plan.section) for at in row if at >= 0] for row in table]
+    assert Counter(at for row in first for at in row) == dict.fromkeys(range(0, length, plan.rows), batch * heads)
+    work = [sum(-(-min(at + plan.rows, length) // plan.keys) + 1 for at in row) for row in first]
     assert max(work) <= 1.008 * sum(work) / 132
+
+
+def test_what_a_table_is_chosen_by_is_what_it_gives() -> None:
+    draw = random.Random(1)
+    for _ in range(40):
+        blocks = [draw.randint(1, 40) for _ in range(draw.randint(1, 30))]
+        section, sections, programs = draw.randint(1, 5), draw.randint(1, 12), draw.choice([1, 7, 132])
+        heads = section * sections
+        cost = [n + 1 for n in blocks for _ in range(section)]
+        shares = dict(gluon_plan._shares(blocks, heads, section, programs, 8))
+        assert list(shares) == list(range(1, min(8, sections) + 1))
+        for last, share in shares.items():
+            rows = gluon_plan._deal(blocks, heads, section, last, programs)
+            assert sorted(at for row in rows for at in row) == list(range(heads * len(blocks)))
+            work = [sum(cost[at % len(cost)] for at in row) for row in rows]
+            assert max(work) / sum(work) == share
 
 
 @pytest.mark.parametrize(

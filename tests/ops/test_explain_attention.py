@@ -200,3 +200,14 @@ def test_sorted_tiles_are_dealt_as_the_launch_deals_them():
     answer = ops.explain("attention_varlen", shape, shape, device="cuda:sm_90", sequences=64, causal=True)
     assert launched.order == "sorted"
     assert answer.why[-1] == f"{launched.section} heads together"
+
+
+def test_how_float8s_tiles_are_dealt_is_told():
+    shape = (1, 16, 16384, 128)
+    answer = ops.explain("attention_fp8", shape, shape, device="cuda:sm_90", causal=True)
+    assert any("of the last 8 together" in reason for reason in answer.why)
+    answer = ops.explain("attention_fp8", shape, shape, device="cuda:sm_90")
+    assert answer.why[-1].endswith("head by head")
+    packed = (10_000, 16, 128)
+    answer = ops.explain("attention_fp8", packed, packed, device="cuda:sm_90", sequences=64, causal=True)
+    assert any("every other turn" in reason for reason in answer.why)

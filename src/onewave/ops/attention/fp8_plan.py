@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.gluon_plan import Schedule, schedule, swept
+from onewave.ops.attention.gluon_plan import Schedule, order_in_words, schedule, swept
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.plan import AttentionPlan, explain_attention
 
@@ -118,7 +118,8 @@ def explain_fp8(
         f"head_dim {head_dim}" + (f" as {COLUMNS}" if head_dim != COLUMNS else ""),
         "products in float8, sums in float32; a kernel before it turns the values",
         f"sm_90: one warp loads through TMA, {WARPGROUPS} warpgroups of {ROWS} queries each multiply",
-        f"as many programs as {dealt.programs} of the card's SMs share the tiles",
+        f"as many programs as {dealt.programs} of the card's SMs share the tiles; "
+        + order_in_words(dealt, wanted.right, queue=False),
     )
     return AttentionPlan(
         backend="gluon", kernel="fp8_kernel", why="; ".join(why), block_m=ROWS * WARPGROUPS, block_n=KEYS,

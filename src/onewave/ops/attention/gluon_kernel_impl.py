@@ -393,9 +393,9 @@ def attention_kernel(
     columns; *_page_rows: from one page to the next, in rows.
     """
     W: gl.constexpr = WARPGROUPS
-    # With turns and a limit to the right, a copy each takes up to 3 % less where many tiles are dealt by a table: of
-    # two warpgroups the first alone sees no more than half of its last key tile. (In closed form they are few, which is
-    # what matters, or too many for either; from a queue both are even.) With a softcap registers do not do for more.
+    # With turns and a limit to the right, a copy each takes up to 3 % less where a table deals many tiles: of two
+    # warpgroups the first alone sees no more than half of its last key tile. (In closed form they are mostly few, which
+    # matters more, or too many; from a queue both take as long.) With a softcap there is no register for the number.
     DEALT: gl.constexpr = ORDER == 1
     SHARED: gl.constexpr = SHARES and not (PING_PONG and RIGHT and DEALT) and not (SOFTCAP and (PING_PONG or W == 3))
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)

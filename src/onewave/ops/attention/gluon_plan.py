@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "config",
     "dealt",
     "knows_limit",
+    "order_in_words",
     "refusal",
     "schedule",
     "swept",
@@ -41,9 +42,10 @@ _NARROWEST = 40
 _SECTION_BYTES, _DEALT_SECTION_BYTES = 32 << 20, 8 << 20
 # Enough to see how turns and sections beat against each other, and still about a millisecond.
 _TILES_TRIED = 8192
-# A table costs the host about half a microsecond a tile, once a shape; with more turns the closed form is even enough.
+# A table costs the host one to four microseconds a tile, once a shape; with more turns the closed form is even enough.
 _MOST_DEALT, _MOST_TURNS = 8192, 64
-# Sections at the end that it deals as one: the fewer tiles the last ones have, the less even they come out.
+# Sections at the end that a table deals as one, and no more than hold _SECTION_BYTES: where a section has few tiles,
+# the last one can't make up for what the others left uneven.
 _MOST_LAST = 8
 # Heads of packed sequences that are walked together. In turns: enough that sorted tiles come out even, and a long
 # sequence's keys and values of so many heads still fit the L2. From a queue tiles come out even anyway.
@@ -82,7 +84,8 @@ class Schedule:
 
     rows, keys: queries of a tile, and keys of a key tile.
     order: who takes which tile: "turns", closed form; "table", as `dealt` says; "sorted", turns over packed tiles from
-    the longest on. last: sections at the end that a table deals as one.
+    the longest on.
+    last: sections at the end that a table deals as one, from the longest tile on.
     """
 
     section: int
@@ -178,8 +181,7 @@ def schedule(
     then whole heads more often. With one, a section's tiles go by from the longest to the shortest; sections and turns
     may beat against each other (a program that always gets the longest), so sections and numbers of programs are tried,
     and the pair is taken whose busiest program has least to do; a table is better still where its tiles are few enough
-    to be dealt one by one, the last sections' as if they were one where that comes out more even. Packed lengths are
-    unknown here: a kernel sorts their tiles.
+    to be dealt one by one. Packed lengths are unknown here: a kernel sorts their tiles.
     """
     constants = config(columns)
     rows, keys = int(rows or 64 * constants["WARPGROUPS"]), int(constants["BN"])
@@ -205,22 +207,20 @@ def schedule(
     plain = Schedule(section, slots, heads, fewest, rows, keys)
     if not 1 < plain.turns <= _MOST_TURNS or slots * heads > _MOST_DEALT:
         return plain
-    least, worth = busiest(blocks, heads, section, fewest), _EVEN_ENOUGH
-    most = max(group, min(heads, _DEALT_SECTION_BYTES // max(1, head_bytes)))
-    # The two largest sections: most are even, and more heads share the L2 in smaller ones.
-    tables = {
-        n: _shares(blocks, heads, n, programs, max(1, min(_MOST_LAST, _SECTION_BYTES // max(1, n * head_bytes))))
-        for n in [n for n in sections if n <= most][:-3:-1]
-    }
-    for as_one in (False, True):
-        for candidate, shares in tables.items():
-            for last, share in shares if as_one else islice(shares, 1):
-                if share < least * worth:
-                    plain = Schedule(candidate, slots, heads, programs, rows, keys, "table", last)
-                    least, worth = share, _WORTH_ANOTHER
-        if least * programs <= _EVEN_TABLE:
-            break
-    return plain
+    return _or_by_table(plain, programs, blocks, sections, head_bytes)
+
+
+def order_in_words(plan: Schedule, right: int | None, *, queue: bool) -> str:
+    """How the tiles of `schedule`'s answer are dealt, for explain."""
+    if plan.order == "sorted":
+        taken = "whoever is free takes the next" if queue else "every other turn goes the other way round"
+        return f"a kernel sorts tiles by length first, and {taken}; {plan.section} heads together"
+    if right is None:
+        return "tiles as long as each other, head by head"
+    if plan.order == "table":
+        end = f", of the last {plan.section * plan.last} together" if plan.last > 1 else ""
+        return f"longest rows of {plan.section} heads first{end}, each to whoever has least to do"
+    return f"longest rows of {plan.section} heads first, every other turn the other way round"
 
 
 def _together(heads: int, group: int, most: int) -> int:
@@ -231,11 +231,37 @@ def _together(heads: int, group: int, most: int) -> int:
 # A table may be this much less even than the closed form, as its sections are smaller; what is tried after it must be
 # so much more even.
 _EVEN_ENOUGH, _WORTH_ANOTHER = 1.01, 0.995
-# The busiest program of a table that is left as it is may have this many times the mean's work. (16 sequences of 1,024
-# tokens, 2 % from even, with the last sections as one, 0.8 %: a percent slower; with more to win they gain it.)
-_EVEN_TABLE = 1.02
+# Where the busiest program has so many times the mean's work, no sections are dealt as one: a head's tiles then lie
+# further apart, which cost sixteen sequences of 1,024 tokens more than 1.2 % of evenness gave (docs/log.md).
+_EVEN = 1.02
 # A tile's start and end cost about as much as a key tile.
 _TILE_COST = 1
+
+
+def _or_by_table(plain: Schedule, programs: int, blocks: list[int], sections: list[int], head_bytes: int) -> Schedule:
+    """The closed form, or a table of so many programs where that is more even.
+
+    sections: heads that may be walked together, the fewest first. The last ones are dealt as one only where that is
+    more even by _WORTH_ANOTHER and neither the closed form nor a table without comes within _EVEN of the mean.
+    """
+    most = max(sections[0], _DEALT_SECTION_BYTES // max(1, head_bytes))
+    # The two largest sections: most are even, and more heads share the L2 in smaller ones.
+    tables = {
+        n: _shares(blocks, plain.heads, n, programs, min(_MOST_LAST, _SECTION_BYTES // max(1, n * head_bytes)))
+        for n in sorted((n for n in sections if n <= most), reverse=True)[:2]
+    }
+    # Each without, and then what else there is of each.
+    without = ((n, *next(shares)) for n, shares in tables.items())
+    others = ((n, *share) for n, shares in tables.items() for share in shares)
+    best, least, worth = plain, busiest(blocks, plain.heads, plain.section, plain.programs), _EVEN_ENOUGH
+    for tried in (without, others):
+        for section, last, share in tried:
+            if share < least * worth:
+                best = replace(plain, section=section, programs=programs, order="table", last=last)
+                least, worth = share, _WORTH_ANOTHER
+        if least * programs <= _EVEN:
+            break
+    return best
 
 
 def blocks_of_tiles(
@@ -251,7 +277,10 @@ def blocks_of_tiles(
 
 
 def _deal(blocks: list[int], heads: int, section: int, last: int, programs: int) -> list[list[int]]:
-    """Positions of each program's tiles: each goes to whoever has least, as a queue would do it."""
+    """Positions of each program's tiles: each goes to whoever has least, as a queue would do it.
+
+    They go by as they are numbered, but those of the last `last` sections the longest first.
+    """
     across = section * len(blocks)
     costs = [n + _TILE_COST for n in blocks for _ in range(section)]
     ahead = (heads // section - last) * across
@@ -266,18 +295,20 @@ def _deal(blocks: list[int], heads: int, section: int, last: int, programs: int)
 
 
 def _shares(blocks: list[int], heads: int, section: int, programs: int, most: int) -> Iterator[tuple[int, float]]:
-    """Share of all work that the busiest program has where _deal's last n sections are dealt as one, by n = 1, 2, .."""
+    """(last, share of all work that _deal's busiest program has), for last = 1, 2, .. `most`, at most all sections."""
     costs = [n + _TILE_COST for n in blocks for _ in range(section)]
     loads = [0] * programs
-    before: list[list[int]] = []
+    before: deque[list[int]] = deque(maxlen=max(1, most))
     for _ in range(heads // section):
         before.append(loads.copy())
         for cost in costs:
             heapq.heapreplace(loads, loads[0] + cost)
-    for last in range(1, min(most, len(before)) + 1):
+    costs.sort(reverse=True)
+    for last in range(1, len(before) + 1):
         loads = before[-last]
-        for cost in sorted(costs * last, reverse=True):
-            heapq.heapreplace(loads, loads[0] + cost)
+        for cost in costs:
+            for _ in range(last):
+                heapq.heapreplace(loads, loads[0] + cost)
         yield last, max(loads) / sum(loads)
 
 

@@ -13,7 +13,15 @@ from functools import lru_cache
 from typing import cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.ops.attention.gluon_plan import PAGE_SIZES, HopperCall, columns_of, config, refusal, schedule
+from onewave.ops.attention.gluon_plan import (
+    PAGE_SIZES,
+    HopperCall,
+    columns_of,
+    config,
+    order_in_words,
+    refusal,
+    schedule,
+)
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.mma_plan import mma_refusal, mma_tile
 
@@ -155,20 +163,11 @@ def plan_on_hopper(
         sequences=sequences, queue=True,
     )  # fmt: skip
     warpgroups = constants["WARPGROUPS"]
-    order = "tiles as long as each other, head by head"
-    if right is not None:
-        order = f"longest rows of {dealt.section} heads first, every other turn the other way round"
-    if dealt.order == "table":
-        end = f", of the last {dealt.section * dealt.last} together" if dealt.last > 1 else ""
-        order = f"longest rows of {dealt.section} heads first{end}, each to whoever has least to do"
-    if dealt.order == "sorted":
-        order = (
-            f"a kernel sorts tiles by length first, and whoever is free takes the next; {dealt.section} heads together"
-        )
     reasons = (
         f"head_dim {head_dim}" + (f" as {columns}" if columns != head_dim else ""),
         f"sm_90: one warp loads through TMA, {warpgroups} warpgroups of 64 queries each multiply",
-        f"as many programs as {dealt.programs} of the card's SMs share the tiles; {order}",
+        f"as many programs as {dealt.programs} of the card's SMs share the tiles; "
+        + order_in_words(dealt, right, queue=True),
     )
     return AttentionPlan(
         backend="gluon", kernel="attention_kernel", why="; ".join(reasons), block_m=64 * warpgroups,

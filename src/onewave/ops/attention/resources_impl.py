@@ -82,7 +82,7 @@ def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
     columns = columns_of(head_dim)
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
     constants = flags | config(columns) | {"D": columns, "HEADROOM": 12 if dtype == "fp16" else 40}
-    constants |= {"ORDER": 1 if given.get("RIGHT") else 0, "PAGE": 0} | given
+    constants |= {"ORDER": 1 if given.get("RIGHT") and not given.get("RAGGED") else 0, "PAGE": 0} | given
     constants["RIGHT"] |= knows_limit(columns, packed=bool(constants["RAGGED"]))
     rank = 5 if constants["RAGGED"] else 4
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
