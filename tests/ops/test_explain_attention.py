@@ -210,4 +210,6 @@ def test_how_float8s_tiles_are_dealt_is_told():
     assert answer.why[-1].endswith("head by head")
     packed = (10_000, 16, 128)
     answer = ops.explain("attention_fp8", packed, packed, device="cuda:sm_90", sequences=64, causal=True)
-    assert any("every other turn" in reason for reason in answer.why)
+    assert any(reason.startswith("as sequences follow") for reason in answer.why)
+    answer = ops.explain("attention_varlen", (1000, 16, 128), (1000, 16, 128), device="cuda:sm_90", sequences=4)
+    assert any(reason.startswith("as sequences follow") for reason in answer.why)

@@ -85,13 +85,10 @@ def attention(
             heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
             num_keys=num_keys, wanted=wanted, shift=shift, sequences=sequences, processors=num_sms(q.device),
         )  # fmt: skip
-        # Packed tiles are taken in turns: a sorted queue was not tried here.
-        order, which, rounds = (None, 0, plan.turns)
-        if plan.order == "table":
-            order, which, rounds = order_of(
-                plan, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift,
-                starts_q=None, starts_k=None, longest=longest,
-            )  # fmt: skip
+        order, which, rounds = order_of(
+            plan, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift, starts_q=starts_q,
+            starts_k=starts_k, longest=longest,
+        )  # fmt: skip
         if not packed:
             k = k[:, :, first_key:num_keys]
         launch_kernel(

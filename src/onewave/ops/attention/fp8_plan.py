@@ -53,11 +53,12 @@ def deal(
     *, heads: int, group: int, num_queries: int, num_keys: int, wanted: Options, shift: int, sequences: int | None,
     processors: int,
 ) -> Schedule:  # fmt: skip
-    """gluon_plan.schedule, of this kernel's tiles."""
-    return schedule(
+    """gluon_plan.schedule, of this kernel's tiles. Packed ones are taken in turns: no sorted queue was tried."""
+    plan = schedule(
         heads=heads, group=group, num_queries=num_queries, num_keys=num_keys, columns=COLUMNS, processors=processors,
         shift=shift, left=wanted.left, right=wanted.right, sequences=sequences, rows=ROWS * WARPGROUPS, item_bytes=1,
     )  # fmt: skip
+    return replace(plan, order="turns") if plan.order == "sorted" else plan
 
 
 def explain_fp8(
@@ -114,12 +115,12 @@ def explain_fp8(
         num_queries=tokens or num_queries * (sequences or 1), num_keys=num_keys * (sequences or 1), wanted=wanted,
         shift=shift, sequences=sequences, processors=_H200_PROCESSORS,
     )  # fmt: skip
+    order = order_in_words(dealt, wanted.right, packed=sequences is not None)
     why = (
         f"head_dim {head_dim}" + (f" as {COLUMNS}" if head_dim != COLUMNS else ""),
         "products in float8, sums in float32; a kernel before it turns the values",
         f"sm_90: one warp loads through TMA, {WARPGROUPS} warpgroups of {ROWS} queries each multiply",
-        f"as many programs as {dealt.programs} of the card's SMs share the tiles; "
-        + order_in_words(dealt, wanted.right, queue=False),
+        f"as many programs as {dealt.programs} of the card's SMs share the tiles; {order}",
     )
     return AttentionPlan(
         backend="gluon", kernel="fp8_kernel", why="; ".join(why), block_m=ROWS * WARPGROUPS, block_n=KEYS,

@@ -210,11 +210,13 @@ def schedule(
     return _or_by_table(plain, programs, blocks, sections, head_bytes)
 
 
-def order_in_words(plan: Schedule, right: int | None, *, queue: bool) -> str:
-    """How the tiles of `schedule`'s answer are dealt, for explain."""
+def order_in_words(plan: Schedule, right: int | None, *, packed: bool) -> str:
+    """How a Schedule's tiles are dealt, sorted ones from a queue; for explain."""
+    together = f"{plan.section} heads together"
     if plan.order == "sorted":
-        taken = "whoever is free takes the next" if queue else "every other turn goes the other way round"
-        return f"a kernel sorts tiles by length first, and {taken}; {plan.section} heads together"
+        return f"a kernel sorts tiles by length first, and whoever is free takes the next; {together}"
+    if packed:
+        return f"as sequences follow, {together}, every other turn the other way round"
     if right is None:
         return "tiles as long as each other, head by head"
     if plan.order == "table":

@@ -167,7 +167,7 @@ def plan_on_hopper(
         f"head_dim {head_dim}" + (f" as {columns}" if columns != head_dim else ""),
         f"sm_90: one warp loads through TMA, {warpgroups} warpgroups of 64 queries each multiply",
         f"as many programs as {dealt.programs} of the card's SMs share the tiles; "
-        + order_in_words(dealt, right, queue=True),
+        + order_in_words(dealt, right, packed=sequences is not None),
     )
     return AttentionPlan(
         backend="gluon", kernel="attention_kernel", why="; ".join(reasons), block_m=64 * warpgroups,
