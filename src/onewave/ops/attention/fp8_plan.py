@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.gluon_plan import Schedule, order_in_words, schedule, swept
+from onewave.ops.attention.gluon_plan import Schedule, schedule, swept
 from onewave.ops.attention.masks import Options, Window, options
-from onewave.ops.attention.plan import AttentionPlan, explain_attention
+from onewave.ops.attention.plan import AttentionPlan, explain_attention, order_in_words
 
 __all__ = [
     "COLUMNS", "FP8_BACKENDS", "FP8_STEP", "FP8_TILE", "KEYS", "MOST_HEAD_DIM", "ROWS", "WARPGROUPS", "check_sizes",

@@ -25,7 +25,6 @@ __all__ = [
     "config",
     "dealt",
     "knows_limit",
-    "order_in_words",
     "refusal",
     "schedule",
     "swept",
@@ -208,21 +207,6 @@ def schedule(
     if not 1 < plain.turns <= _MOST_TURNS or slots * heads > _MOST_DEALT:
         return plain
     return _or_by_table(plain, programs, blocks, sections, head_bytes)
-
-
-def order_in_words(plan: Schedule, right: int | None, *, packed: bool) -> str:
-    """How a Schedule's tiles are dealt, sorted ones from a queue; for explain."""
-    together = f"{plan.section} heads together"
-    if plan.order == "sorted":
-        return f"a kernel sorts tiles by length first, and whoever is free takes the next; {together}"
-    if packed:
-        return f"as sequences follow, {together}, every other turn the other way round"
-    if right is None:
-        return "tiles as long as each other, head by head"
-    if plan.order == "table":
-        end = f", of the last {plan.section * plan.last} together" if plan.last > 1 else ""
-        return f"longest rows of {plan.section} heads first{end}, each to whoever has least to do"
-    return f"longest rows of {plan.section} heads first, every other turn the other way round"
 
 
 def _together(heads: int, group: int, most: int) -> int:

@@ -13,15 +13,7 @@ from functools import lru_cache
 from typing import cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.ops.attention.gluon_plan import (
-    PAGE_SIZES,
-    HopperCall,
-    columns_of,
-    config,
-    order_in_words,
-    refusal,
-    schedule,
-)
+from onewave.ops.attention.gluon_plan import PAGE_SIZES, HopperCall, Schedule, columns_of, config, refusal, schedule
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.mma_plan import mma_refusal, mma_tile
 
@@ -29,6 +21,7 @@ __all__ = [
     "BACKENDS",
     "AttentionPlan",
     "explain_attention",
+    "order_in_words",
     "plan_attention",
     "plan_on_hopper",
     "plan_on_mma",
@@ -174,6 +167,21 @@ def plan_on_hopper(
         block_n=constants["BN"], num_warps=4 * warpgroups + 1, num_stages=constants["K_STAGES"], width=columns,
         tiles=dealt.slots, programs=dealt.programs, descriptors=True,
     )  # fmt: skip
+
+
+def order_in_words(plan: Schedule, right: int | None, *, packed: bool) -> str:
+    """How a Schedule's tiles are dealt, sorted ones from a queue; for explain."""
+    together = f"{plan.section} heads together"
+    if plan.order == "sorted":
+        return f"a kernel sorts tiles by length first, and whoever is free takes the next; {together}"
+    if packed:
+        return f"as sequences follow, {together}, every other turn the other way round"
+    if right is None:
+        return "tiles as long as each other, head by head"
+    if plan.order == "table":
+        end = f", of the last {plan.section * plan.last} together" if plan.last > 1 else ""
+        return f"longest rows of {plan.section} heads first{end}, each to whoever has least to do"
+    return f"longest rows of {plan.section} heads first, every other turn the other way round"
 
 
 def plan_on_mma(
