@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 INSTRUCTIONS = (
     "HGMMA", "QGMMA", "WARPGROUP.DEPBAR", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL",
-    "MUFU.EX2",
+    "MUFU.EX2", "HADD2",
 )  # fmt: skip
 
 

@@ -295,10 +295,15 @@ def take(counter: Place) -> Array:
     return wrapped(np.int64(counter.values[counter.at] - 1))
 
 
-def eight_bits(p: Array, _: object, BN: int) -> Array:
-    """fp8_kernel_impl.operand, with its order of keys."""
-    rounded = torch.from_numpy(np.ascontiguousarray(p)).clamp(max=448).to(torch.float8_e4m3fn).float().numpy()
-    return wrapped(rounded.reshape(64, BN // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(64, BN))
+def eight_bits(bits: Array, _: object, BN: int) -> tuple[Array, Array]:
+    """fp8_kernel_impl.weights_of, with its order of keys."""
+    half = np.maximum(bits, 0).astype(np.float16).view(np.uint16)
+    numbers = torch.from_numpy(half.astype(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+    weights, halves = (
+        wrapped(each.reshape(64, BN // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(64, BN))
+        for each in (numbers, (half << 7).view(np.float16))
+    )
+    return weights, halves
 
 
 def namespace(
@@ -359,7 +364,7 @@ def namespace(
         "voted": lambda _: _PARTITION.found,
         "own_warpgroup": lambda *_: _PARTITION.number,
         "only_warpgroup": only_warpgroup,
-        "operand": eight_bits,
+        "weights_of": eight_bits,
         "take": take,
         "fence_async_shared": happens_before.fence,
         "warpgroup_mma": product,

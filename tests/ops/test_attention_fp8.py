@@ -94,10 +94,11 @@ def test_a_compiler_sees_one_operator() -> None:
     assert torch.equal(cast("Tensor", compiled(q, k, k, causal=True)), expected)
 
 
-def test_its_registration_is_sound() -> None:
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_its_registration_is_sound(with_lse: bool) -> None:
     q, k = stored(1, 2, 20, 32, seed=0), stored(1, 2, 20, 32, seed=1)
     tensors = (q, k, k, ONES, ONES, ONES, None, None, 0, 0, None)
-    plain = (0.2, None, 0, False, None, torch.bfloat16, "auto")
+    plain = (0.2, None, 0, False, None, torch.bfloat16, "auto", with_lse)
     # PyTorch's own check of the schema multiplies its inputs, which float8 can't.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(torch.ops.onewave.attention_fp8.default, (*tensors, *plain), test_utils=checks)

@@ -269,6 +269,31 @@ def test_float8_rounds_nothing_but_its_weights(
     assert (out.float() - exact.float()).pow(2).mean().sqrt() <= 0.04 * exact.float().pow(2).mean().sqrt()
 
 
+def test_float8_outputs_are_the_same_bits_with_log_sums_and_without(kernels: dict[str, NumpyKernel]) -> None:
+    q, k, v = (randn(1, 2, n, 128, seed=n).to(torch.float8_e4m3fn) for n in (70, 300, 301))
+    v = v[:, :, :300]
+    sinks = torch.tensor([0.5, -1.0])
+    with_lse, _ = cast("tuple[Tensor, Tensor]", attention_fp8(q, k, v, sinks=sinks, return_lse=True, backend="gluon"))
+    assert torch.equal(cast("Tensor", attention_fp8(q, k, v, sinks=sinks, backend="gluon")), with_lse)
+    assert kernels["fp8_kernel"].launches == 2
+
+
+@pytest.mark.parametrize("score", [1e3, 1e5, 1e6, 5e6])
+def test_float8_scores_of_any_size_give_the_values_of_their_highest(
+    kernels: dict[str, NumpyKernel], score: float
+) -> None:
+    """Rounding lifts none above e4m3's largest number, whose next one is NaN."""
+    q, k, v = (randn(1, 1, n, 128, seed=n).to(torch.float8_e4m3fn) for n in (66, 300, 301))
+    v = v[:, :, :300]
+    scales = {"q_scale": torch.tensor([score])}
+    out = cast("Tensor", attention_fp8(q, k, v, backend="gluon", **scales)).float()
+    exact = cast("Tensor", attention_fp8(q, k, v, backend="reference", **scales)).float()
+    assert torch.isfinite(out).all()
+    # Where float32 tells two scores apart, one weight is all there is.
+    assert (out - exact).abs().max() <= v.float().abs().max() / 16
+    assert kernels["fp8_kernel"].launches == 1
+
+
 def test_float8_rows_whose_window_begins_beyond_their_sequence_read_no_neighbour(
     kernels: dict[str, NumpyKernel],
 ) -> None:

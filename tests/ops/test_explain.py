@@ -66,13 +66,17 @@ def test_every_operator_answers_for_cards_that_are_not_there(name, shapes, optio
     [
         ("cuda:sm_90", "gluon", "fp8_kernel_impl.py: fp8_kernel"),
         ("cuda:sm_80", "triton", "dequantised copies: products in float8 need sm_90, and this is sm_80"),
-        ("cpu", "reference", "dequantised copies: tensors on a CPU"),
+        ("cpu", "torch", "dequantised copies: tensors on a CPU"),
     ],
 )
 def test_float8_attention_says_whether_it_multiplies_in_float8(device, backend, says):
     answer = explain("attention_fp8", (1, 4, 300, 128), (1, 2, 300, 128), device=device, dtype="fp16", causal=True)
     assert answer.backend == backend
     assert says in str(answer)
+    shapes = ((1, 4, 300, 128), (1, 2, 300, 128))
+    with_lse = explain("attention_fp8", *shapes, device=device, dtype="fp16", causal=True, return_lse=True)
+    assert with_lse.backend == ("reference" if device == "cpu" else backend)
+    assert ("exponentials of its own" in str(with_lse)) == (device == "cuda:sm_90")
     with pytest.raises(UnsupportedError, match="head_dim: 136"):
         explain("attention_fp8", (1, 4, 300, 136), (1, 2, 300, 136), device=device)
     if device != "cuda:sm_90":

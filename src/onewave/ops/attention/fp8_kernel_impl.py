@@ -3,16 +3,23 @@
 What differs. Products of fp8 want both operands with the summed axis contiguous: Q and K lie so, V does not, so a
 kernel before this one writes V^T, tile by tile of BN keys, zeros where nobody sees a key. It also puts the 16 keys of a
 group into the order in which a thread holds its scores: then P goes from the scores' registers to the next product's
-without leaving its thread. P is rounded to fp8 with its row's maximum at 2^_OFFSET, which leaves room for the maximum's
-own rounding and uses most of e4m3's range; the sums are taken before rounding.
+without leaving its thread.
+
+P's exponentials are not computed. From one power of two to the next e4m3's bits count eighths, so as a function of the
+number's log2 they are nearly a line, and a score's distance to its row's maximum, times eight, is rounded to bits: the
+maximum's are those of 448, and 15.75 octaves lie below. A weight is between 1 and 1.0615 times its power of two, 1.04
+on average, and is divided by the sum of such weights: an error of 1.9 % of a weight beside the 2.6 % of rounding to
+e4m3, both of which cancel over many keys. That sum is one of float16 numbers, each a weight's bits moved to their place
+there, and of float32 from step to step. The LSE has sums of true exponentials, where it is asked for; they change no
+bit of the output. Source: Schraudolph 1999, Neural Computation 11(4).
 
 Tensor cores add fp8 products with some 14 bits, so no accumulator may live long: each tile's P V starts from zero and
 is added to the output in float32, by the multiply-add that rescales it to the new maximum. Per-head scales stand in the
-exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and exponentials as long
-as ever, so a warpgroup does one thing after another, and its products run under the others' exponentials: there are
-three, and nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives
-from one step to the next (such a one would be taken apart into bytes). Bound: a warp's latencies and, hot, power.
-See docs/log.md. Source: Shah et al. 2024, arXiv:2407.08608.
+exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and the rest as long as
+ever, so a warpgroup does one thing after another, and its products run under the others' softmax: there are three, and
+nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives from one
+step to the next (such a one would be taken apart into bytes). Bound: power and a warp's latencies. See docs/log.md.
+Source: Shah et al. 2024, arXiv:2407.08608.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -45,14 +52,24 @@ __all__ = ["fp8_kernel", "turn_values"]
 
 # fp8_plan deals tiles of as many times 64 rows.
 _WARPGROUPS = gl.constexpr(3)
-_OFFSET = gl.constexpr(8.0)
 # A row that no descriptor has.
 _BEYOND = gl.constexpr(1 << 30)
-_ROUND = gl.constexpr(
-    "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
-    " mov.b32 $0, {low, high}; }"
+# e4m3's largest number, and its bits.
+_LARGEST = gl.constexpr(448.0)
+_TOP = gl.constexpr(126.0)
+# A float16 below 2^-13 holds, as its bits, how many of these it is: rounding to float16 rounds to bits.
+_BIT = gl.constexpr(2.0**-24)
+_OCTAVE = gl.constexpr(8 * 2.0**-24)
+# More than roundings to float32 may lift a row's maximum above its place, as a share of its distance from 0: bits above
+# those of 448 would be NaN.
+_SLACK = gl.constexpr(2.0**-22)
+# Four float32 numbers of _BIT each -> their bits as bytes, and the weights that these are as float16, divided by 2^8.
+_WEIGHTS = gl.constexpr(
+    "{ .reg .b32 low, high; cvt.rn.relu.f16x2.f32 low, $4, $3; cvt.rn.relu.f16x2.f32 high, $6, $5;"
+    " prmt.b32 $0, low, high, 0x6420; shl.b32 $1, low, 7; shl.b32 $2, high, 7; }"
 )
-_FOUR = gl.constexpr("=r,r,r,r,r")
+_FOUR = gl.constexpr("=r,=r,=r,r,r,r,r")
+_UNIT_OF_SUMS = gl.constexpr(256.0)
 _LN2 = gl.constexpr(0.6931471805599453)
 _LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -159,22 +176,34 @@ def load_bytes(problem, v_tiles):
 
 
 @gluon.jit
-def operand(p, layout: gl.constexpr, BN: gl.constexpr):
-    """Exponentials [64, BN] as the next product's operand: the keys in the order of turn_values."""
-    p = gl.convert_layout(p.reshape([64, BN // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([64, BN]), layout)
+def weights_of(bits, layout: gl.constexpr, BN: gl.constexpr):
+    """(P as the next product's operand, its numbers as float16 over 2^8), keys in the order of turn_values.
+
+    bits: float32 [64, BN], of softmax_bits.
+    """
+    bits = gl.convert_layout(bits.reshape([64, BN // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([64, BN]), layout)
     # Four at a time: converted in the order of scores they would be taken apart and put together byte by byte.
-    return gl.inline_asm_elementwise(_ROUND, _FOUR, [p], dtype=gl.float8e4nv, is_pure=True, pack=4)
+    return gl.inline_asm_elementwise(_WEIGHTS, _FOUR, [bits], dtype=(gl.float8e4nv, gl.float16), is_pure=True, pack=4)
 
 
 @gluon.jit
-def online_softmax(problem, s, m, total, unit):
-    """Returns (p times 2^_OFFSET, m, total, factor of what was accumulated before)."""
+def sums_of(weights, BN: gl.constexpr):
+    """Float16 [64, BN] in the operand's order -> float32 [64, 4]; every sum stays in its thread."""
+    # Pairs last: so a multiprocessor adds two at a time.
+    pairs = gl.sum(gl.sum(weights.reshape([64, BN // 16, 4, 2, 2]), 1), 2)
+    return gl.sum(pairs.to(gl.float32), 2)
+
+
+@gluon.jit
+def softmax_bits(s, m, unit):
+    """Returns (bits of P's numbers, in _BIT each and not rounded, m, its power of two or 0, factor of what was
+    accumulated before)."""
     moved = gl.maximum(m, gl.max(s, 1) * unit)
     reference = gl.where(moved == -float("inf"), 0.0, moved)
     kept = gl.exp2(m - reference)
-    p = gl.exp2(s * unit - (reference - _OFFSET)[:, None])
-    kept_in_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
-    return p, moved, total * kept_in_total[:, None] + partial_sums(p, problem.BN), kept
+    place = _OCTAVE * reference
+    bits = s * (_OCTAVE * unit) + (_TOP * _BIT - place - gl.abs(place * _SLACK))[:, None]
+    return bits, moved, reference, kept
 
 
 @gluon.jit
@@ -244,7 +273,8 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
             beyond, steps = steps_of(problem, first, rows, num_keys, shift, begin, count)
             m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
             o = gl.zeros([64, D], gl.float32, LO)
-            total = partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
+            total = sums_of(gl.zeros([64, BN], gl.float16, LP), BN)
+            exact = partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
             b = tile % 2 * W + wg
             mbarrier.wait(bq.index(b), (tile // 2) & 1)
             q = problem.sq.index(b)
@@ -260,8 +290,13 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                     sn = capped(problem, sn * both)
                 if (i < cut_right) | (i >= whole_steps):
                     sn = hidden(problem, sn, row_place, (last - i) * BN + lane, num_keys)
-                pn, m, total, kept = online_softmax(problem, sn, m, total, unit)
-                p = operand(pn, LP, BN)
+                bits, m, reference, kept = softmax_bits(sn, m, unit)
+                if problem.LSE:
+                    kept_in_exact = gl.convert_layout(kept, gl.SliceLayout(1, exact.type.layout))
+                    exact = exact * kept_in_exact[:, None] + partial_sums(gl.exp2(sn * unit - reference[:, None]), BN)
+                p, weights = weights_of(bits, LP, BN)
+                kept_in_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
+                total = total * kept_in_total[:, None] + sums_of(weights, BN)
                 v = j % VS
                 mbarrier.wait(bv.index(v), (j // VS) & 1)
                 zo = gl.zeros([64, D], gl.float32, LO)
@@ -272,20 +307,23 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                 j += 1
             j = pass_keys(problem, j, count - steps)
             mbarrier.arrive(bq.index(2 * W + b), count=1)
-            sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
+            sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS)) * _UNIT_OF_SUMS
             # A row that sees no key gives 0 and -inf, sink or not.
             empty = sum_of_row == 0.0
             share = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, LS))
+            exact_sum = gl.convert_layout(gl.sum(exact, axis=1), gl.SliceLayout(1, LS))
             if problem.SINKS:
                 # One more key, of this score and with a value of zero.
                 sink = gl.load(problem.sinks + head).to(gl.float32) * _LOG2E
                 higher = gl.where(empty, 0.0, gl.maximum(m, sink))
                 share = gl.exp2(m - higher)
-                sum_of_row = sum_of_row * share + gl.exp2(sink - higher + _OFFSET)
+                of_sink = gl.exp2(sink - higher)
+                sum_of_row = sum_of_row * share + of_sink * _LARGEST
+                exact_sum = exact_sum * share + of_sink
                 m = higher
             share = gl.where(empty, 0.0, share / gl.where(empty, 1.0, sum_of_row)) * gl.load(v_scale + kv_head)
             if problem.LSE:
-                lse = (m - _OFFSET + gl.log2(gl.where(empty, 1.0, sum_of_row))) * _LN2
+                lse = (m + gl.log2(gl.where(empty, 1.0, exact_sum))) * _LN2
                 base = batch.to(gl.int64) * problem.lse_batch + head.to(gl.int64) * problem.lse_head
                 if problem.RAGGED:
                     base = head.to(gl.int64) * problem.lse_head + start_q

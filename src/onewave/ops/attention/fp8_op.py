@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def attention_fp8(
         _filled(q_scale, q.shape[1], q), _filled(k_scale, k.shape[1], q), _filled(v_scale, k.shape[1], q)
     )  # fmt: skip
     tensors = (q, k, v, *scales, cu_seqlens_q, cu_seqlens_k, *longest, sinks)
-    plain = (wanted.scale, wanted.left, wanted.right, wanted.top_left, wanted.softcap, out_dtype, backend)
+    plain = (wanted.scale, wanted.left, wanted.right, wanted.top_left, wanted.softcap, out_dtype, backend, return_lse)
     run = torch.ops.onewave.attention_fp8 if watched else _run
     result, lse = run(*tensors, *plain)
     return (result, lse) if return_lse else result
@@ -147,7 +147,9 @@ def _run(
     softcap: float | None,
     out_dtype: torch.dtype,
     backend: str,
+    with_lse: bool,
 ) -> tuple[Tensor, Tensor]:
+    """The LSE has no elements unless it is asked for."""
     wanted = Options(scale, left, right, top_left, softcap)
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         check_packed(_NAME, q, k, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k), wanted)
@@ -164,21 +166,22 @@ def _run(
         dtype = torch.float32 if exact or q.is_cpu else torch.bfloat16
         q, k, v = (_stored_as(t, s, dtype) for t, s in ((q, q_scale), (k, k_scale), (v, v_scale)))
         if cu_seqlens_q is None or cu_seqlens_k is None:
-            result = in_torch(q, k, v, **given) if exact else attention(q, k, v, return_lse=True, **given)
+            result = in_torch(q, k, v, **given) if exact else attention(q, k, v, return_lse=with_lse, **given)
         elif exact:
             result = in_torch_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **given)
         else:
             starts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-            result = attention_varlen(q, k, v, *starts, return_lse=True, **given)
-        out, lse = cast("tuple[Tensor, Tensor]", result)
-        return out.to(out_dtype), lse
+            result = attention_varlen(q, k, v, *starts, return_lse=with_lse, **given)
+        out, lse = result if isinstance(result, tuple) else (result, None)
+        return out.to(out_dtype), lse if lse is not None and with_lse else _empty_lse(q, with_lse=False)
     out = like(q, out_dtype)
-    lse = _empty_lse(q)
-    rows, row_lse = [out, q, k, v], lse
+    lse = _empty_lse(q, with_lse=with_lse)
+    rows = [out, q, k, v]
+    row_lse = lse if with_lse else None
     packing: dict[str, Any] = {}
     if cu_seqlens_q is not None:
         rows = [tensor.transpose(0, 1)[None] for tensor in rows]
-        row_lse = lse[None]
+        row_lse = lse[None] if with_lse else None
         packing = {"starts_q": cu_seqlens_q, "starts_k": cu_seqlens_k, "longest": max_seqlen_q}
     launch = load("attention", "fp8_impl").attention
     dense = None if sinks is None else sinks.contiguous()
@@ -204,15 +207,16 @@ def _stored_as(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (tensor.float() * scale.view(shape)).to(dtype)
 
 
-def _empty_lse(q: Tensor) -> Tensor:
+def _empty_lse(q: Tensor, *, with_lse: bool) -> Tensor:
     shape = q.shape[:3] if q.ndim == 4 else (q.shape[1], q.shape[0])
+    shape = shape if with_lse else (0,)
     return torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
 def _fake(q: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    dtype = others[-2]
+    dtype, _, with_lse = others[-3:]
     assert isinstance(dtype, torch.dtype)
-    return like(q, dtype), _empty_lse(q)
+    return like(q, dtype), _empty_lse(q, with_lse=bool(with_lse))
 
 
 register(_NAME, _run, _fake)

@@ -81,7 +81,7 @@ def explain_fp8(
     """What attention_fp8(q, k, v, ...) would run for q [B, H, Sq, D], k [B, Hkv, Sk, D]; capability: None on a CPU.
 
     sequences: of a packed batch, each with Sq queries and Sk keys, or with as many at most where tokens says how many
-    queries they all have; then B is 1. The LSE is always made.
+    queries they all have; then B is 1.
     """
     batch, num_heads, num_queries, head_dim = q_shape
     num_kv_heads, num_keys = k_shape[1], k_shape[2]
@@ -100,7 +100,7 @@ def explain_fp8(
             raise UnsupportedError("attention_fp8 (backend=gluon)", got=reason, next='Use backend="auto".')
         rows = (sequences or batch, *q_shape[1:]), (sequences or batch, *k_shape[1:])
         found = explain_attention(
-            *rows, scale=scale, softcap=softcap, sinks=sinks, return_lse=True, packed=sequences is not None,
+            *rows, scale=scale, softcap=softcap, sinks=sinks, return_lse=return_lse, packed=sequences is not None,
             tokens=tokens, device="cpu" if capability is None else "cuda", capability=capability or _HOPPER,
             dtype="float32" if capability is None else "bfloat16", **given,
         )  # fmt: skip
@@ -115,12 +115,14 @@ def explain_fp8(
         num_queries=tokens or num_queries * (sequences or 1), num_keys=num_keys * (sequences or 1), wanted=wanted,
         shift=shift, sequences=sequences, processors=_H200_PROCESSORS,
     )  # fmt: skip
+    lse = ("the LSE from exponentials of its own",) if return_lse else ()
     order = order_in_words(dealt, wanted.right, packed=sequences is not None)
     why = (
         f"head_dim {head_dim}" + (f" as {COLUMNS}" if head_dim != COLUMNS else ""),
-        "products in float8, sums in float32; a kernel before it turns the values",
+        "products in float8, weights as e4m3's bits from scores; a kernel before it turns the values",
         f"sm_90: one warp loads through TMA, {WARPGROUPS} warpgroups of {ROWS} queries each multiply",
         f"as many programs as {dealt.programs} of the card's SMs share the tiles; {order}",
+        *lse,
     )
     return AttentionPlan(
         backend="gluon", kernel="fp8_kernel", why="; ".join(why), block_m=ROWS * WARPGROUPS, block_n=KEYS,
