@@ -295,15 +295,22 @@ def take(counter: Place) -> Array:
     return wrapped(np.int64(counter.values[counter.at] - 1))
 
 
-def eight_bits(bits: Array, _: object, BN: int) -> tuple[Array, Array]:
-    """fp8_kernel_impl.weights_of, with its order of keys."""
+def in_order(p: Array, _: object, BN: int) -> Array:
+    """fp8_kernel_impl's."""
+    return wrapped(p.reshape(64, BN // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(64, BN))
+
+
+def rounded(p: Array) -> Array:
+    """fp8_kernel_impl's."""
+    found = torch.from_numpy(np.ascontiguousarray(p)).clamp(max=448).to(torch.float8_e4m3fn)
+    return wrapped(found.float().numpy())
+
+
+def weights_of(bits: Array) -> tuple[Array, Array]:
+    """fp8_kernel_impl's."""
     half = np.maximum(bits, 0).astype(np.float16).view(np.uint16)
-    numbers = torch.from_numpy(half.astype(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
-    weights, halves = (
-        wrapped(each.reshape(64, BN // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(64, BN))
-        for each in (numbers, (half << 7).view(np.float16))
-    )
-    return weights, halves
+    weights = torch.from_numpy(half.astype(np.uint8)).view(torch.float8_e4m3fn)
+    return wrapped(weights.float().numpy()), wrapped((half << 7).view(np.float16))
 
 
 def namespace(
@@ -364,7 +371,9 @@ def namespace(
         "voted": lambda _: _PARTITION.found,
         "own_warpgroup": lambda *_: _PARTITION.number,
         "only_warpgroup": only_warpgroup,
-        "weights_of": eight_bits,
+        "in_order": in_order,
+        "rounded": rounded,
+        "weights_of": weights_of,
         "take": take,
         "fence_async_shared": happens_before.fence,
         "warpgroup_mma": product,

