@@ -48,9 +48,13 @@ def test_a_peer_gets_bytes_and_a_scale_for_each_head(monkeypatch: pytest.MonkeyP
     engines, _ = fp8_engines(CPU)
     shape = AttentionShape.parse("2,4/2,40,32")
     results = compare("attention_fp8", engines, lambda: ByteOperands.make(shape, True, CPU, torch.float32), rounds=1)
-    assert [r.engine for r in results] == ["onewave", "onewave 16 bits", "reference", "flash-attn 3"]
-    assert [r.failure for r in results] == [None] * 4
-    assert all(r.difference is not None and r.difference < 0.05 for r in results[:3])
+    ours = ["onewave", "onewave with LSE", "onewave 16 bits", "reference"]
+    assert [r.engine for r in results] == [*ours, "flash-attn 3"]
+    assert [r.failure for r in results] == [None] * 5
+    assert all(r.difference is not None and r.difference < 0.05 for r in results[:4])
+    assert all(r.error is not None and r.error < 0.01 for r in results[:4])
+    # The peer gave zeros.
+    assert results[4].error == pytest.approx(1.0)
 
 
 def test_the_command_measures_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,3 +65,14 @@ def test_the_command_measures_it(capsys: pytest.CaptureFixture[str]) -> None:
         ("attention_fp8", "1,2,30,16", "float8_e4m3fn")
     }
     assert results[0]["ceiling_share"] > 0
+    assert results[0]["rms_error"] < 0.01
+
+
+def test_the_table_has_the_error_to_float32(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--shape", "1,2,30,16", "--causal"]
+    assert (
+        main.run(["bench", "ops", "attention-fp8", "--device", "cpu", "--dtype", "float32", "--reps", "1", *shape]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "rms error" in out
+    assert "onewave with LSE" in out

@@ -25,6 +25,7 @@ __all__ = [
     "OURS",
     "PREFILLS",
     "PREFILL_SHAPES",
+    "REFERENCE",
     "SMALL_DECODE_SHAPES",
     "SMALL_PREFILL_SHAPES",
     "AttentionResult",
@@ -36,8 +37,8 @@ __all__ = [
     "repetitions",
 ]
 
-OURS = "onewave"
-"""The engine that the others' ratios are to."""
+OURS, REFERENCE = "onewave", "reference"
+"""The engines that the others' ratios and errors are to."""
 
 PREFILLS = ("attention", "attention_varlen", "attention_fp8")
 """Operators that the matmul ceiling bounds; the others read a cache."""
@@ -163,8 +164,8 @@ class Engine:
 
 @dataclass(frozen=True)
 class AttentionResult:
-    """seconds a call, or why there are none. difference: largest one of the output to ours. ratio: of speeds, ours to
-    this engine's."""
+    """seconds a call, or why there are none. difference: largest one of the output to ours. error: root of the mean
+    square of its difference to the reference's output, by that output's. ratio: of speeds, ours to this engine's."""
 
     operator: str
     engine: str
@@ -174,6 +175,7 @@ class AttentionResult:
     seconds: Summary | None
     failure: str | None = None
     difference: float | None = None
+    error: float | None = None
     ratio: float | None = None
     logits: str | None = None
 
@@ -211,6 +213,7 @@ class AttentionResult:
             "ceiling_share": self.share(matmul, read),
             "onewave_speed_ratio": self.ratio,
             "max_difference": self.difference,
+            "rms_error": self.error,
             "failure": self.failure,
         } | ({} if self.logits is None else {"logits": self.logits})
 
@@ -286,12 +289,14 @@ def _results(
     outputs: dict[str, Tensor],
     failures: dict[str, str],
 ) -> list[AttentionResult]:
-    ours = seconds.get(OURS)
+    ours, exact = seconds.get(OURS), outputs.get(REFERENCE)
     results: list[AttentionResult] = []
     for engine in engines:
-        took, difference = seconds.get(engine.name), None
-        if OURS in outputs and engine.name in outputs and outputs[engine.name].shape == outputs[OURS].shape:
-            difference = (outputs[engine.name].float() - outputs[OURS].float()).abs().max().item()
+        took, found, difference, error = seconds.get(engine.name), outputs.get(engine.name), None, None
+        if found is not None and OURS in outputs and found.shape == outputs[OURS].shape:
+            difference = (found.float() - outputs[OURS].float()).abs().max().item()
+        if found is not None and exact is not None and found.shape == exact.shape:
+            error = _root_mean_square(found.float() - exact.float()) / (_root_mean_square(exact) or 1.0)
         results.append(
             AttentionResult(
                 operator,
@@ -302,11 +307,16 @@ def _results(
                 took,
                 failures.get(engine.name),
                 difference,
+                error,
                 took.p50 / ours.p50 if took and ours else None,
                 first.logits,
             )
         )
     return results
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return values.float().pow(2).mean().item() ** 0.5
 
 
 def hardened(q: Tensor, k: Tensor, logits: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onewave.bench.attention import OURS, AttentionShape, Engine, Operands
+from onewave.bench.attention import OURS, REFERENCE, AttentionShape, Engine, Operands
 from onewave.bench.attention_engines import flash_modules
 from onewave.ops.attention.fp8_op import attention_fp8
 from onewave.ops.attention.op import attention
@@ -62,29 +62,30 @@ def fp8_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
 
     The reference computes in float32 what the bytes stand for: its difference is ours to float32.
     """
-    engines = [Engine(OURS, lambda o: _ours(o, "auto"))]
+    engines = [Engine(OURS, lambda o: _ours(o, "auto")), Engine(f"{OURS} with LSE", _with_lse)]
     if device.type == "cuda":
         engines.append(Engine(f"{OURS} gluon", lambda o: _ours(o, "gluon")))
     engines.append(Engine(f"{OURS} 16 bits", _wide))
     # It writes all scores in float32, and holds about four such tensors at once.
-    engines.append(Engine("reference", lambda o: _ours(o, "reference"), graph=False, scores_bytes=4 * _FLOAT32))
+    engines.append(Engine(REFERENCE, lambda o: _ours(o, "reference"), graph=False, scores_bytes=4 * _FLOAT32))
     peers, missing = flash_modules()
     if "flash-attn 3" in peers:
         engines.append(Engine("flash-attn 3", lambda o, module=peers["flash-attn 3"]: _flash(module, o)))
     return engines, missing
 
 
-def _ours(o: Operands, backend: str) -> Callable[[], Tensor]:
+def _ours(o: Operands, backend: str, *, return_lse: bool = False) -> Callable[[], Any]:
     own = cast("ByteOperands", o)
     q_scale, k_scale, v_scale = own.scales
+    return lambda: attention_fp8(
+        o.q, o.k, o.v, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, causal=o.causal, return_lse=return_lse,
+        backend=backend,
+    )  # fmt: skip
 
-    def call() -> Tensor:
-        out = attention_fp8(
-            o.q, o.k, o.v, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, causal=o.causal, backend=backend
-        )
-        return cast("Tensor", out)
 
-    return call
+def _with_lse(o: Operands) -> Callable[[], Tensor]:
+    call = _ours(o, "auto", return_lse=True)
+    return lambda: call()[0]
 
 
 def _wide(o: Operands) -> Callable[[], Tensor]:
