@@ -53,11 +53,13 @@ def attention_fp8(
     other keywords are attention's. Returns out_dtype (bfloat16 or float16) in q's shape and, with return_lse, float32
     [batch, heads, Sq] or [heads, tokens].
 
-    backend: auto, gluon (Hopper's kernel: products in float8, P rounded to e4m3 with its row's maximum at 256, sums and
-    the output in float32; a scratch copy of the values), reference (everything in float32). auto is gluon where a sweep
-    on a card has covered it (tuned.json) and TMA can address the tensors; elsewhere, and on a CPU, attention of
-    dequantised copies, in float32 on a CPU and in bfloat16 on a card.
-    Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: Shah et al. 2024, arXiv:2407.08608.
+    backend: auto, gluon (Hopper's kernel: products in float8, sums and the output in float32; weights are e4m3 numbers
+    whose bits come straight from scores, within 8 % of what they should be, or, with return_lse, exponentials rounded
+    to e4m3, within 6.25 %, which takes a tenth longer; a scratch copy of the values), reference (everything in
+    float32). auto is gluon where a sweep on a card has covered it (tuned.json) and TMA can address the tensors;
+    elsewhere, and on a CPU, attention of dequantised copies, in float32 on a CPU and in bfloat16 on a card.
+    Raises ShapeError, UnsupportedError, InvalidArgumentError. Sources: Shah et al. 2024,
+    arXiv:2407.08608; Schraudolph 1999, Neural Computation 11(4).
     """
     packed = cu_seqlens_q is not None
     _check(q, k, v, packed, (q_scale, k_scale, v_scale), out_dtype, backend)
