@@ -56,7 +56,8 @@ def deal(
     """gluon_plan.schedule, of this kernel's tiles. Packed ones are taken in turns: no sorted queue was tried."""
     plan = schedule(
         heads=heads, group=group, num_queries=num_queries, num_keys=num_keys, columns=COLUMNS, processors=processors,
-        shift=shift, left=wanted.left, right=wanted.right, sequences=sequences, rows=ROWS * WARPGROUPS, item_bytes=1,
+        shift=shift, left=wanted.left, right=wanted.right, sequences=sequences, rows=ROWS * WARPGROUPS, tile_cost=1.0,
+        item_bytes=1,
     )  # fmt: skip
     return replace(plan, order="turns") if plan.order == "sorted" else plan
 

@@ -85,6 +85,7 @@ class Schedule:
     order: who takes which tile: "turns", closed form; "table", as `dealt` says; "sorted", turns over packed tiles from
     the longest on.
     last: sections at the end that a table deals as one, from the longest tile on.
+    tile_cost: what a tile's start and end take, in key tiles.
     """
 
     section: int
@@ -95,6 +96,7 @@ class Schedule:
     keys: int
     order: str = "turns"
     last: int = 1
+    tile_cost: float = 1.0
 
     @property
     def turns(self) -> int:
@@ -167,13 +169,15 @@ def schedule(
     right: int | None = None,
     sequences: int | None = None,
     rows: int | None = None,
+    tile_cost: float | None = None,
     queue: bool = False,
     item_bytes: int = 2,
 ) -> Schedule:
     """Deal the tiles. heads: of all batch rows; sequences: of a packed batch, whose num_queries count all tokens.
 
-    rows: queries of a tile where they are not tuned.json's. queue: sorted tiles of packed sequences go to whoever is
-    free, not in turns. item_bytes: of a key's or value's element.
+    rows, tile_cost: queries of a tile, and what its start and end take in key tiles, where they are not tuned.json's.
+    queue: sorted tiles of packed sequences go to whoever is free, not in turns. item_bytes: of a key's or value's
+    element.
 
     Program p takes tile turn * programs + p, or + programs - 1 - p every other turn. Without a limit to the right all
     tiles are as long, and follow head by head; a few programs that as many turns do not need are left out, as turns are
@@ -199,14 +203,16 @@ def schedule(
     head_bytes = 2 * item_bytes * num_keys * columns // group
     most = max(group, min(heads, _SECTION_BYTES // max(1, head_bytes)))
     sections = [n for n in range(group, most + 1, group) if heads % n == 0]
-    blocks = blocks_of_tiles(slots, rows, keys, num_queries, num_keys, shift, left, right)
+    if tile_cost is None:
+        tile_cost = float(_table()["head_dims"][str(columns)]["tile_cost"])
+    work = work_of_tiles(slots, rows, keys, num_queries, num_keys, shift, left, right, tile_cost)
     fewer = {n for n in (programs, programs - programs % 32) if n > 0}
     tried = [(n, p) for n in reversed(sections) for p in sorted(fewer, reverse=True)]
-    section, fewest = min(tried, key=lambda pair: busiest(blocks, heads, *pair))
-    plain = Schedule(section, slots, heads, fewest, rows, keys)
+    section, fewest = min(tried, key=lambda pair: busiest(work, heads, *pair))
+    plain = Schedule(section, slots, heads, fewest, rows, keys, tile_cost=tile_cost)
     if not 1 < plain.turns <= _MOST_TURNS or slots * heads > _MOST_DEALT:
         return plain
-    return _or_by_table(plain, programs, blocks, sections, head_bytes)
+    return _or_by_table(plain, programs, work, sections, head_bytes)
 
 
 def _together(heads: int, group: int, most: int) -> int:
@@ -220,11 +226,9 @@ _EVEN_ENOUGH, _WORTH_ANOTHER = 1.01, 0.995
 # Where the busiest program has so many times the mean's work, no sections are dealt as one: a head's tiles then lie
 # further apart, which cost sixteen sequences of 1,024 tokens more than 1.2 % of evenness gave (docs/log.md).
 _EVEN = 1.02
-# A tile's start and end cost about as much as a key tile.
-_TILE_COST = 1
 
 
-def _or_by_table(plain: Schedule, programs: int, blocks: list[int], sections: list[int], head_bytes: int) -> Schedule:
+def _or_by_table(plain: Schedule, programs: int, work: list[float], sections: list[int], head_bytes: int) -> Schedule:
     """The closed form, or a table of so many programs where that is more even.
 
     sections: heads that may be walked together, the fewest first. The last ones are dealt as one only where that is
@@ -233,13 +237,13 @@ def _or_by_table(plain: Schedule, programs: int, blocks: list[int], sections: li
     most = max(sections[0], _DEALT_SECTION_BYTES // max(1, head_bytes))
     # The two largest sections: most are even, and more heads share the L2 in smaller ones.
     tables = {
-        n: _shares(blocks, plain.heads, n, programs, min(_MOST_LAST, _SECTION_BYTES // max(1, n * head_bytes)))
+        n: _shares(work, plain.heads, n, programs, min(_MOST_LAST, _SECTION_BYTES // max(1, n * head_bytes)))
         for n in sorted((n for n in sections if n <= most), reverse=True)[:2]
     }
     # Each without, and then what else there is of each.
     without = ((n, *next(shares)) for n, shares in tables.items())
     others = ((n, *share) for n, shares in tables.items() for share in shares)
-    best, least, worth = plain, busiest(blocks, plain.heads, plain.section, plain.programs), _EVEN_ENOUGH
+    best, least, worth = plain, busiest(work, plain.heads, plain.section, plain.programs), _EVEN_ENOUGH
     for tried in (without, others):
         for section, last, share in tried:
             if share < least * worth:
@@ -250,51 +254,52 @@ def _or_by_table(plain: Schedule, programs: int, blocks: list[int], sections: li
     return best
 
 
-def blocks_of_tiles(
-    slots: int, rows: int, keys: int, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
-) -> list[int]:
-    """Key tiles of a head's tiles, from the last rows to the first."""
-    blocks: list[int] = []
+def work_of_tiles(
+    slots: int, rows: int, keys: int, num_queries: int, num_keys: int, shift: int, left: int | None, right: int,
+    tile_cost: float,
+) -> list[float]:  # fmt: skip
+    """What a head's tiles take, from the last rows to the first, in key tiles: those of each, and tile_cost."""
+    work: list[float] = []
     for at in reversed(range(slots)):
         end = min(num_keys, min((at + 1) * rows, num_queries) + shift + right)
         begin = 0 if left is None else max(0, at * rows + shift - left) // keys
-        blocks.append(max(1, -(-max(end, 0) // keys) - begin))
-    return blocks
+        work.append(max(1, -(-max(end, 0) // keys) - begin) + tile_cost)
+    return work
 
 
-def _deal(blocks: list[int], heads: int, section: int, last: int, programs: int) -> list[list[int]]:
+def _deal(work: list[float], heads: int, section: int, last: int, programs: int) -> list[list[int]]:
     """Positions of each program's tiles: each goes to whoever has least, as a queue would do it.
 
-    They go by as they are numbered, but those of the last `last` sections the longest first.
+    They go by as they are numbered, but those of the last `last` sections the longest first. work: of a head's tiles.
     """
-    across = section * len(blocks)
-    costs = [n + _TILE_COST for n in blocks for _ in range(section)]
+    across = section * len(work)
+    each = [n for n in work for _ in range(section)]
     ahead = (heads // section - last) * across
-    behind = sorted(range(ahead, heads * len(blocks)), key=lambda position: -costs[position % across])
+    behind = sorted(range(ahead, heads * len(work)), key=lambda position: -each[position % across])
     rows: list[list[int]] = [[] for _ in range(programs)]
-    least = [(0, program) for program in range(programs)]
+    least = [(0.0, program) for program in range(programs)]
     for position in (*range(ahead), *behind):
-        work, program = least[0]
+        done, program = least[0]
         rows[program].append(position)
-        heapq.heapreplace(least, (work + costs[position % across], program))
+        heapq.heapreplace(least, (done + each[position % across], program))
     return rows
 
 
-def _shares(blocks: list[int], heads: int, section: int, programs: int, most: int) -> Iterator[tuple[int, float]]:
+def _shares(work: list[float], heads: int, section: int, programs: int, most: int) -> Iterator[tuple[int, float]]:
     """(last, share of all work that _deal's busiest program has), for last = 1, 2, .. `most`, at most all sections."""
-    costs = [n + _TILE_COST for n in blocks for _ in range(section)]
-    loads = [0] * programs
-    before: deque[list[int]] = deque(maxlen=max(1, most))
+    each = [n for n in work for _ in range(section)]
+    loads = [0.0] * programs
+    before: deque[list[float]] = deque(maxlen=max(1, most))
     for _ in range(heads // section):
         before.append(loads.copy())
-        for cost in costs:
-            heapq.heapreplace(loads, loads[0] + cost)
-    costs.sort(reverse=True)
+        for one in each:
+            heapq.heapreplace(loads, loads[0] + one)
+    each.sort(reverse=True)
     for last in range(1, len(before) + 1):
         loads = before[-last]
-        for cost in costs:
+        for one in each:
             for _ in range(last):
-                heapq.heapreplace(loads, loads[0] + cost)
+                heapq.heapreplace(loads, loads[0] + one)
         yield last, max(loads) / sum(loads)
 
 
@@ -303,22 +308,21 @@ def dealt(
     *, plan: Schedule, num_queries: int, num_keys: int, shift: int, left: int | None, right: int
 ) -> tuple[tuple[int, ...], ...]:
     """The table of a Schedule whose order is "table": each program's positions, -1 after its last."""
-    blocks = blocks_of_tiles(plan.slots, plan.rows, plan.keys, num_queries, num_keys, shift, left, right)
-    positions = _deal(blocks, plan.heads, plan.section, plan.last, plan.programs)
+    sizes = (plan.slots, plan.rows, plan.keys, num_queries, num_keys, shift, left, right)
+    positions = _deal(work_of_tiles(*sizes, plan.tile_cost), plan.heads, plan.section, plan.last, plan.programs)
     turns = max(map(len, positions))
     return tuple(tuple(row + [-1] * (turns - len(row))) for row in positions)
 
 
-def busiest(blocks: list[int], heads: int, section: int, programs: int) -> float:
+def busiest(work: list[float], heads: int, section: int, programs: int) -> float:
     """Share of all work, times `programs` of the card, that the busiest program has: time, in arbitrary units.
 
-    blocks: key tiles of a head's tiles, in order.
+    work: of a head's tiles, in order.
     """
-    seen = min(heads, max(section, _TILES_TRIED // len(blocks) // section * section))
-    at = torch.arange(seen * len(blocks), device="cpu")
+    seen = min(heads, max(section, _TILES_TRIED // len(work) // section * section))
+    at = torch.arange(seen * len(work), device="cpu")
     turn, program = at // programs, at % programs
     program = torch.where(turn % 2 == 0, program, programs - 1 - program)
-    costs = torch.tensor(blocks, dtype=torch.float32, device="cpu") + _TILE_COST
-    work = costs[at % (section * len(blocks)) // section]
-    most = torch.zeros(programs, dtype=torch.float32, device="cpu").index_add_(0, program, work).max()
-    return float(most / work.sum())
+    each = torch.tensor(work, dtype=torch.float32, device="cpu")[at % (section * len(work)) // section]
+    most = torch.zeros(programs, dtype=torch.float32, device="cpu").index_add_(0, program, each).max()
+    return float(most / each.sum())
