@@ -4,7 +4,8 @@ Built on gluon_in_numpy's arrays, mbarriers and threads, a thread a partition. T
 launcher made, as test_attention_gluon_launch addresses memory; a store reads shared memory when it is waited for; named
 barriers block as bar.sync does, and every access to shared memory must be ordered with those before it
 (happens_before). Shared memory is laid out in blocks of 64 columns, so that pieces of a tile land where the kernel puts
-them. Numbers are float32 throughout, except that P of float8 is rounded to e4m3.
+them. Numbers are float32 throughout, except that P of float8 is rounded to e4m3 and
+added as float16.
 """
 
 from __future__ import annotations
@@ -309,6 +310,7 @@ def rounded(p: Array) -> Array:
 def weights_of(bits: Array) -> tuple[Array, Array]:
     """fp8_kernel_impl's."""
     half = np.maximum(bits, 0).astype(np.float16).view(np.uint16)
+    half = np.where(np.isnan(bits), np.uint16(0x7FFF), half)
     weights = torch.from_numpy(half.astype(np.uint8)).view(torch.float8_e4m3fn)
     return wrapped(weights.float().numpy()), wrapped((half << 7).view(np.float16))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -270,19 +271,38 @@ def test_float8_rounds_nothing_but_its_weights(
     assert kernels["fp8_kernel"].launches == 2
 
 
-@pytest.mark.parametrize("score", [1e3, 1e5, 1e6, 5e6])
-def test_float8_scores_of_any_size_give_the_values_of_their_highest(
-    kernels: dict[str, NumpyKernel], score: float
+@pytest.mark.parametrize("q_scale", [1e3, 1e5, 1e6, 5e6])
+def test_float8_scores_up_to_2_to_the_25_octaves_give_the_values_of_their_highest(
+    kernels: dict[str, NumpyKernel], q_scale: float
 ) -> None:
     """Rounding lifts none above e4m3's largest number, whose next one is NaN."""
     q, k, v = (randn(1, 1, n, 128, seed=n).to(torch.float8_e4m3fn) for n in (66, 300, 301))
     v = v[:, :, :300]
-    scales = {"q_scale": torch.tensor([score])}
+    scales = {"q_scale": torch.tensor([q_scale])}
     out = cast("Tensor", attention_fp8(q, k, v, backend="gluon", **scales)).float()
     exact = cast("Tensor", attention_fp8(q, k, v, backend="reference", **scales)).float()
-    assert torch.isfinite(out).all()
     # Where float32 tells two scores apart, one weight is all there is.
     assert (out - exact).abs().max() <= v.float().abs().max() / 16
+    assert kernels["fp8_kernel"].launches == 1
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("octaves", [8.0, 16.0, 24.0])
+@pytest.mark.parametrize("peak", [0, 400, 1150, 2047])
+def test_float8_many_keys_far_below_one_weigh_what_they_should(
+    kernels: dict[str, NumpyKernel], octaves: float, peak: int, return_lse: bool
+) -> None:
+    """Relative to the row's highest score they would be 0, wherever that is read before them."""
+    q = torch.zeros(1, 1, 70, 64)
+    k, v = torch.zeros(1, 1, 2048, 64), torch.ones(1, 1, 2048, 64)
+    q[..., 0] = 1.0
+    k[:, :, peak, 0], v[:, :, peak] = octaves, -1.0
+    stored = [tensor.to(torch.float8_e4m3fn) for tensor in (q, k, v)]
+    found = attention_fp8(*stored, scale=math.log(2), backend="gluon", return_lse=return_lse)
+    out = found[0] if isinstance(found, tuple) else found
+    # The peak's own 128 keys count relative to it.
+    others = (2047 if octaves < 14 else 2048 - 128) * 2.0**-octaves
+    torch.testing.assert_close(out.float(), torch.full(out.shape, (others - 1) / (others + 1)), atol=6e-3, rtol=0.0)
     assert kernels["fp8_kernel"].launches == 1
 
 

@@ -76,7 +76,8 @@ def test_float8_attention_says_whether_it_multiplies_in_float8(device, backend, 
     shapes = ((1, 4, 300, 128), (1, 2, 300, 128))
     with_lse = explain("attention_fp8", *shapes, device=device, dtype="fp16", causal=True, return_lse=True)
     assert with_lse.backend == ("reference" if device == "cpu" else backend)
-    assert ("exponentials of its own" in str(with_lse)) == (device == "cuda:sm_90")
+    for said, asked in ((answer, "e4m3's bits from scores"), (with_lse, "exponentials, whose sums the LSE is")):
+        assert (asked in str(said)) == (device == "cuda:sm_90")
     with pytest.raises(UnsupportedError, match="head_dim: 136"):
         explain("attention_fp8", (1, 4, 300, 136), (1, 2, 300, 136), device=device)
     if device != "cuda:sm_90":

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from onewave.bench.attention import OURS, Engine, Operands
+from onewave.bench.attention import OURS, REFERENCE, Engine, Operands
 from onewave.ops.attention.op import attention
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
@@ -34,7 +34,7 @@ def prefill_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
         if find_spec("onewave.ops.attention.gluon_impl") is not None:
             engines.append(_prefill_backend(f"{OURS} gluon", "gluon"))
     # It writes all scores in float32, and holds about four such tensors at once.
-    engines.append(_prefill_backend("reference", "reference", graph=False, scores_bytes=4 * _FLOAT32))
+    engines.append(_prefill_backend(REFERENCE, "reference", graph=False, scores_bytes=4 * _FLOAT32))
     engines += _torch_engines()
     peers, missing = flash_modules()
     for name, module in peers.items():
@@ -47,7 +47,7 @@ def decode_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
     engines = [
         _decode_backend(OURS, "auto"),
         # It reads the lengths on the host, which no graph can hold.
-        _decode_backend("reference", "reference", graph=False),
+        _decode_backend(REFERENCE, "reference", graph=False),
         *_torch_engines(),
     ]
     peers, missing = flash_modules()
@@ -61,7 +61,7 @@ def mmha_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
     engines = [
         Engine(OURS, lambda o: _mmha(o, "auto")),
         _decode_backend(f"{OURS} decode_attention", "auto"),
-        Engine("reference", lambda o: _mmha(o, "reference"), graph=False),
+        Engine(REFERENCE, lambda o: _mmha(o, "reference"), graph=False),
     ]
     return engines, []
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onewave.bench.attention import OURS, AttentionShape, Engine, Operands
+from onewave.bench.attention import OURS, REFERENCE, AttentionShape, Engine, Operands
 from onewave.bench.attention_engines import flash_modules
 from onewave.ops.attention.op import attention_varlen
 
@@ -67,7 +67,7 @@ def varlen_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
     if device.type == "cuda":
         engines += [_ours(f"{OURS} {backend}", backend) for backend in ("triton", "gluon")]
     # It reads the lengths on the host, which no graph can hold.
-    engines.append(_ours("reference", "reference", graph=False))
+    engines.append(_ours(REFERENCE, "reference", graph=False))
     peers, missing = flash_modules()
     for name, module in peers.items():
         engines.append(Engine(name, lambda o, module=module: _flash(module, cast("PackedOperands", o))))

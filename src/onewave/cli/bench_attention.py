@@ -194,8 +194,8 @@ def _print(
     table = Table(title=title, title_justify="left")
     for heading in ("shape", "engine"):
         table.add_column(heading, no_wrap=True)
-    rounded = prefill and results[0].operator == "attention_fp8"
-    for heading in ("us", *rates, "onewave is", *(("rms error",) if rounded else ())):
+    with_errors = any(result.operator == "attention_fp8" for result in results)
+    for heading in ("us", *rates, "onewave is", *(("rms error",) if with_errors else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     failed: list[str] = []
     for result in results:
@@ -208,7 +208,7 @@ def _print(
             continue
         rate = result.tflops if prefill else result.terabytes_per_second
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}x"
-        error = (() if result.error is None else (f"{result.error:.2%}",)) if rounded else ()
+        error = (f"{result.error:.2%}",) if with_errors and result.error is not None else ()
         took = f"{result.seconds.p50 * 1e6:.1f}"
         table.add_row(label, result.engine, took, f"{rate:.3g}", f"{share:.1%}", ratio, *error)
     print_table(table, *failed, *notes)

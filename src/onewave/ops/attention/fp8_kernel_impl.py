@@ -6,15 +6,19 @@ group into the order in which a thread holds its scores: then P goes from the sc
 without leaving its thread.
 
 P's exponentials are not computed. From one power of two to the next e4m3's bits count eighths, so as a function of the
-number's log2 they are nearly a line, and a score's distance to its row's maximum, times eight, is rounded to bits: the
-maximum's are those of 448, and 15.75 octaves lie below. A weight is between 1 and 1.0615 times its power of two, 1.04
-on average, and is divided by the sum of such weights: an error of 1.9 % of a weight beside the 2.6 % of rounding to
-e4m3, both of which cancel over many keys. That sum is one of float16 numbers, each a weight's bits moved to their place
-there, and of float32 from step to step. Source: Schraudolph 1999, Neural Computation 11(4). Where the LSE is asked for,
-weights are exponentials, added before they are rounded to e4m3, with the maximum at 2^8.
+number's log2 they are nearly a line, and a score's distance to the highest of its row and tile, times eight, is rounded
+to bits: the highest's are those of 448, and 15.7 octaves lie below. A weight is between 1 and 1.0615 times its power of
+two, 1.04 on average, and is divided by the sum of such weights: an error of 1.9 % of a weight beside the 2.6 % of
+rounding to e4m3, both of which cancel over many keys. That sum is one of float16 numbers, each a weight's bits moved to
+their place there, and of float32 from step to step. Source: Schraudolph 1999, Neural Computation 11(4). Where the LSE
+is asked for, weights are exponentials, added before they are rounded to e4m3, with the highest at 2^8.
+
+What is accumulated is relative to the highest score of the last tile, not to that of all tiles: it costs nothing, as
+the output is multiplied at each step anyway, and many keys far below a row's highest keep their weights, which e4m3
+would not hold. But for those of its own tile, and no more than 60 octaves below, so that float32 holds the sums.
 
 Tensor cores add fp8 products with some 14 bits, so no accumulator may live long: each tile's P V starts from zero and
-is added to the output in float32, by the multiply-add that rescales it to the new maximum. Per-head scales stand in the
+is added to the output in float32, by the multiply-add that rescales it to the tile's highest score. Per-head scales stand in the
 exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and the rest as long as
 ever, so a warpgroup does one thing after another, and its products run under the others' softmax: there are three, and
 nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives from one
@@ -52,6 +56,8 @@ __all__ = ["fp8_kernel", "turn_values"]
 
 # fp8_plan deals tiles of as many times 64 rows.
 _WARPGROUPS = gl.constexpr(3)
+# Octaves that a row's reference may lie below its highest score so far.
+_BEHIND = gl.constexpr(60.0)
 # A row that no descriptor has.
 _BEYOND = gl.constexpr(1 << 30)
 # The weight of a row's maximum as an exponential (log2), and as bits: e4m3's largest number.
@@ -193,7 +199,7 @@ def rounded(p):
 
 @gluon.jit
 def weights_of(bits):
-    """(e4m3 numbers of these bits, as softmax_bits gives them, and the same as float16 over 2^8); four at a time."""
+    """(e4m3 numbers of these bits, as bits_of gives them, and the same as float16 over 2^8); four at a time."""
     return gl.inline_asm_elementwise(
         _WEIGHTS, "=r,=r,=r,r,r,r,r", [bits], dtype=(gl.float8e4nv, gl.float16), is_pure=True, pack=4
     )
@@ -208,18 +214,22 @@ def sums_of(weights, BN: gl.constexpr):
 
 
 @gluon.jit
-def raised(s, m, unit):
-    """(m moved to the rows' highest scores, that or 0 where there is none, factor of what was accumulated before)."""
-    moved = gl.maximum(m, gl.max(s, 1) * unit)
-    reference = gl.where(moved == -float("inf"), 0.0, moved)
-    return moved, reference, gl.exp2(m - reference)
+def moved(s, m, highest, unit):
+    """Returns (m moved to this tile's highest scores, that or 0 where there is none yet, the highest of all so far,
+    factor of what was accumulated before)."""
+    top = gl.max(s, 1) * unit
+    highest = gl.maximum(highest, top)
+    # A row that sees nothing of this tile stays where it is.
+    to = gl.where(top == -float("inf"), m, gl.maximum(top, highest - _BEHIND))
+    reference = gl.where(to == -float("inf"), 0.0, to)
+    return to, reference, highest, gl.exp2(m - reference)
 
 
 @gluon.jit
 def bits_of(s, reference, unit):
     """Bits of the weights as e4m3, in _BIT each and not rounded."""
-    place = _OCTAVE * reference
-    return s * (_OCTAVE * unit) + (_TOP * _BIT - place - gl.abs(place * _SLACK))[:, None]
+    at = _OCTAVE * reference
+    return s * (_OCTAVE * unit) + (_TOP * _BIT - at - gl.abs(at * _SLACK))[:, None]
 
 
 @gluon.jit
@@ -288,6 +298,7 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                 whole_steps = gl.minimum(count, last + 1 - whole_start)
             beyond, steps = steps_of(problem, first, rows, num_keys, shift, begin, count)
             m = gl.full([64], -float("inf"), gl.float32, gl.SliceLayout(1, LS))
+            highest = m
             o = gl.zeros([64, D], gl.float32, LO)
             if problem.LSE:
                 total = partial_sums(gl.zeros([64, BN], gl.float32, LS), BN)
@@ -308,7 +319,7 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                     sn = capped(problem, sn * both)
                 if (i < cut_right) | (i >= whole_steps):
                     sn = hidden(problem, sn, row_place, (last - i) * BN + lane, num_keys)
-                m, reference, kept = raised(sn, m, unit)
+                m, reference, highest, kept = moved(sn, m, highest, unit)
                 if problem.LSE:
                     pn = gl.exp2(sn * unit - (reference - _OFFSET)[:, None])
                     sums = partial_sums(pn, BN)
@@ -328,7 +339,7 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
             j = pass_keys(problem, j, count - steps)
             mbarrier.arrive(bq.index(2 * W + b), count=1)
             sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LS))
-            highest = 2.0**_OFFSET if problem.LSE else _LARGEST / _UNIT_OF_SUMS
+            heaviest = 2.0**_OFFSET if problem.LSE else _LARGEST / _UNIT_OF_SUMS
             # A row that sees no key gives 0 and -inf, sink or not.
             empty = sum_of_row == 0.0
             share = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, LS))
@@ -337,7 +348,7 @@ def consume_bytes(wg, problem, so, q_scale, k_scale, v_scale):
                 sink = gl.load(problem.sinks + head).to(gl.float32) * _LOG2E
                 higher = gl.where(empty, 0.0, gl.maximum(m, sink))
                 share = gl.exp2(m - higher)
-                sum_of_row = sum_of_row * share + gl.exp2(sink - higher) * highest
+                sum_of_row = sum_of_row * share + gl.exp2(sink - higher) * heaviest
                 m = higher
             share = gl.where(empty, 0.0, share / gl.where(empty, 1.0, sum_of_row)) * gl.load(v_scale + kv_head)
             if problem.LSE:

@@ -53,13 +53,17 @@ def attention_fp8(
     other keywords are attention's. Returns out_dtype (bfloat16 or float16) in q's shape and, with return_lse, float32
     [batch, heads, Sq] or [heads, tokens].
 
-    backend: auto, gluon (Hopper's kernel: products in float8, sums and the output in float32; weights are e4m3 numbers
-    whose bits come straight from scores, within 8 % of what they should be, or, with return_lse, exponentials rounded
-    to e4m3, within 6.25 %, which takes a tenth longer; a scratch copy of the values), reference (everything in
-    float32). auto is gluon where a sweep on a card has covered it (tuned.json) and TMA can address the tensors;
-    elsewhere, and on a CPU, attention of dequantised copies, in float32 on a CPU and in bfloat16 on a card.
-    Raises ShapeError, UnsupportedError, InvalidArgumentError. Sources: Shah et al. 2024,
-    arXiv:2407.08608; Schraudolph 1999, Neural Computation 11(4).
+    backend: auto, gluon (Hopper's kernel: products in float8, sums and the output in float32; a scratch copy of the
+    values), reference (everything in float32). auto is gluon where a sweep on a card has covered it (tuned.json) and
+    TMA can address the tensors; elsewhere, and on a CPU, attention of dequantised copies, in float32 on a CPU and in
+    bfloat16 on a card.
+
+    Hopper's kernel weighs values by e4m3 numbers, of 128 keys at a time relative to their highest score. Without
+    return_lse their bits come straight from scores: within 8 % of what they should be down to 2^-14.75 of that score's
+    weight, 0 from 2^-15.7 on. With it they are exponentials rounded to e4m3: within 6 % down to 2^-14, 0 from 2^-18 on;
+    that takes about a tenth longer. Scores are taken up to 2^26 as powers of two; beyond, all weights may be 0.
+    Raises ShapeError, UnsupportedError, InvalidArgumentError. Sources: Shah et al. 2024, arXiv:2407.08608; Schraudolph
+    1999, Neural Computation 11(4).
     """
     packed = cu_seqlens_q is not None
     _check(q, k, v, packed, (q_scale, k_scale, v_scale), out_dtype, backend)
@@ -174,8 +178,8 @@ def _run(
         else:
             starts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
             result = attention_varlen(q, k, v, *starts, return_lse=with_lse, **given)
-        out, lse = result if isinstance(result, tuple) else (result, None)
-        return out.to(out_dtype), lse if lse is not None and with_lse else _empty_lse(q, with_lse=False)
+        out, lse = result if isinstance(result, tuple) else (result, _empty_lse(q, with_lse=False))
+        return out.to(out_dtype), lse if with_lse else _empty_lse(q, with_lse=False)
     out = like(q, out_dtype)
     lse = _empty_lse(q, with_lse=with_lse)
     rows = [out, q, k, v]
@@ -210,8 +214,10 @@ def _stored_as(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _empty_lse(q: Tensor, *, with_lse: bool) -> Tensor:
-    shape = q.shape[:3] if q.ndim == 4 else (q.shape[1], q.shape[0])
-    shape = shape if with_lse else (0,)
+    if not with_lse:
+        shape: tuple[int, ...] = (0,)
+    else:
+        shape = q.shape[:3] if q.ndim == 4 else (q.shape[1], q.shape[0])
     return torch.empty(shape, dtype=torch.float32, device=q.device)
 
 

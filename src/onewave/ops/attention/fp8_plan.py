@@ -116,14 +116,13 @@ def explain_fp8(
         num_queries=tokens or num_queries * (sequences or 1), num_keys=num_keys * (sequences or 1), wanted=wanted,
         shift=shift, sequences=sequences, processors=_H200_PROCESSORS,
     )  # fmt: skip
-    lse = ("the LSE from exponentials of its own",) if return_lse else ()
+    weights = "exponentials, whose sums the LSE is" if return_lse else "e4m3's bits from scores"
     order = order_in_words(dealt, wanted.right, packed=sequences is not None)
     why = (
         f"head_dim {head_dim}" + (f" as {COLUMNS}" if head_dim != COLUMNS else ""),
-        "products in float8, weights as e4m3's bits from scores; a kernel before it turns the values",
+        f"products in float8, weights as {weights}; a kernel before it turns the values",
         f"sm_90: one warp loads through TMA, {WARPGROUPS} warpgroups of {ROWS} queries each multiply",
         f"as many programs as {dealt.programs} of the card's SMs share the tiles; {order}",
-        *lse,
     )
     return AttentionPlan(
         backend="gluon", kernel="fp8_kernel", why="; ".join(why), block_m=ROWS * WARPGROUPS, block_n=KEYS,
