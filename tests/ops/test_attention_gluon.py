@@ -163,6 +163,9 @@ def test_weights_in_float8_come_from_no_exponential_and_are_put_together_once(ou
     assert ours["fp8 causal"]["PRMT"] == 64 // 4
     assert ours["fp8 causal"]["MUFU.EX2"] <= 4
     assert ours["fp8 causal"]["HADD2"] <= 64 // 2 + 4
+    # Where the LSE is asked for they are exponentials, which are not taken apart and put together.
+    assert ours["fp8 packed"]["PRMT"] == 0
+    assert ours["fp8 packed"]["MUFU.EX2"] > 64
 
 
 def test_one_program_fills_an_sm_where_the_portable_kernel_shares_it(reports: dict[str, Any]) -> None:
