@@ -18,12 +18,12 @@ the output is multiplied at each step anyway, and many keys far below a row's hi
 would not hold. But for those of its own tile, and no more than 60 octaves below, so that float32 holds the sums.
 
 Tensor cores add fp8 products with some 14 bits, so no accumulator may live long: each tile's P V starts from zero and
-is added to the output in float32, by the multiply-add that rescales it to the tile's highest score. Per-head scales stand in the
-exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and the rest as long as
-ever, so a warpgroup does one thing after another, and its products run under the others' softmax: there are three, and
-nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives from one
-step to the next (such a one would be taken apart into bytes). Bound: power and a warp's latencies. See docs/log.md.
-Source: Shah et al. 2024, arXiv:2407.08608.
+is added to the output in float32, by the multiply-add that rescales it to the tile's highest score. Per-head scales
+stand in the exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and the rest
+as long as ever, so a warpgroup does one thing after another, and its products run under the others' softmax: there are
+three, and nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives
+from one step to the next (such a one would be taken apart into bytes). Bound: power and a warp's latencies. See
+docs/log.md. Source: Shah et al. 2024, arXiv:2407.08608.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
