@@ -13,9 +13,9 @@ rounding to e4m3, both of which cancel over many keys. That sum is one of float1
 their place there, and of float32 from step to step. Source: Schraudolph 1999, Neural Computation 11(4). Where the LSE
 is asked for, weights are exponentials, added before they are rounded to e4m3, with the highest at 2^8.
 
-What is accumulated is relative to the highest score of the last tile, not to that of all tiles: it costs nothing, as
-the output is multiplied at each step anyway, and many keys far below a row's highest keep their weights, which e4m3
-would not hold. But for those of its own tile, and no more than 60 octaves below, so that float32 holds the sums.
+What is accumulated is relative to the last tile's highest score, not to all tiles': at no cost, as the output is
+multiplied at each step anyway. Many keys far below a row's highest keep their weights so, unless they share its tile;
+e4m3 would not hold them. No reference lies over 60 octaves below it: sums fit float32.
 
 Tensor cores add fp8 products with some 14 bits, so no accumulator may live long: each tile's P V starts from zero and
 is added to the output in float32, by the multiply-add that rescales it to the tile's highest score. Per-head scales
