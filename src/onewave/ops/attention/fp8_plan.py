@@ -22,6 +22,8 @@ COLUMNS, KEYS, ROWS, WARPGROUPS = 128, 128, 64, 3
 FP8_TILE = {"D": COLUMNS, "BN": KEYS, "K_STAGES": 3, "V_STAGES": 3}
 """Constants of fp8_kernel_impl's kernel."""
 _HOPPER = (9, 0)
+# What a tile's start and end take in key tiles: 1.5, bfloat16's, is no better on average (docs/log.md).
+_TILE_COST = 1.0
 _H200_PROCESSORS = 132
 
 
@@ -56,8 +58,8 @@ def deal(
     """gluon_plan.schedule, of this kernel's tiles. Packed ones are taken in turns: no sorted queue was tried."""
     plan = schedule(
         heads=heads, group=group, num_queries=num_queries, num_keys=num_keys, columns=COLUMNS, processors=processors,
-        shift=shift, left=wanted.left, right=wanted.right, sequences=sequences, rows=ROWS * WARPGROUPS, tile_cost=1.0,
-        item_bytes=1,
+        shift=shift, left=wanted.left, right=wanted.right, sequences=sequences, rows=ROWS * WARPGROUPS,
+        tile_cost=_TILE_COST, item_bytes=1,
     )  # fmt: skip
     return replace(plan, order="turns") if plan.order == "sorted" else plan
 
