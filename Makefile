@@ -1,4 +1,4 @@
-# make demo | test | lint | gpu-test. Needs Python 3.11 or newer with venv and pip, and nothing else.
+# make demo | test | lint | gpu-test | kernels. Needs Python 3.11 or newer with venv and pip, and nothing else.
 # Each sets up .venv by itself, once; `rm -rf .venv` starts afresh. Pick an interpreter with PYTHON=python3.12.
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -13,13 +13,14 @@ PIP := PIP_USER=0 $(RUN) -m pip install -qq --disable-pip-version-check --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint gpu-test in-place
+.PHONY: help demo test lint gpu-test kernels in-place
 
 help:
 	@echo "make demo      answer a question with the default model"
 	@echo "make test      run the tests on the CPU"
 	@echo "make lint      ruff and pyright"
 	@echo "make gpu-test  run the tests that need a CUDA card"
+	@echo "make kernels   compile the attention kernels that come compiled, after a change of theirs"
 
 demo: $(VENV)/.ready-demo
 	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats
@@ -41,6 +42,10 @@ gpu-test:
 	else \
 		$(MAKE) --no-print-directory $(VENV)/.ready-dev && $(RUN) -m pytest tests -m gpu $(PYTEST_ARGS); \
 	fi
+
+# No card is needed, but the Triton that the kernels are for.
+kernels: $(VENV)/.ready-dev
+	@$(RUN) -m onewave.ops.attention.prebuild
 
 # A virtual environment knows its own place: that of a clone which was moved would fail, or run another clone's code.
 in-place:

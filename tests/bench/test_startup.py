@@ -92,17 +92,19 @@ def test_a_start_that_fails_says_why(job, decode, said):
 def test_first_calls_side_by_side_and_one_after_another(monkeypatch):
     ran: list[tuple[bool, Path]] = []
 
-    def run(arguments, text, caches):
+    def run(arguments, text, caches, prebuilt):
         alone = "--threads" in arguments
         ran.append((alone, caches))
-        seconds = (4.0 if alone else 1.0) * (1 if ran.count((alone, caches)) == 1 else 0.1)
+        seconds = (4.0 if alone else 1.0) * (1 if ran.count((alone, caches)) == 1 else 0.1) * (1 if prebuilt else 10)
         return {"seconds": seconds, "calls": [{"name": "full", "seconds": seconds / 2}]}
 
     monkeypatch.setattr(startup, "_in_new_process", run)
-    results = {(each.order, each.caches): each for each in measure_warm("cuda:0", reps=2)}
-    assert results["side by side", "empty"].seconds.p50 == 1.0
-    assert results["one after another", "empty"].calls["full"].p50 == 2.0
-    assert results["one after another", "filled"].seconds.p50 == pytest.approx(0.4)
-    assert len({caches for _, caches in ran}) == 4
-    lines = [line.metric for each in results.values() for line in each.measurements()]
-    assert lines == ["warm", "warm", "warm", "first_call", "warm", "first_call"]
+    results = {(each.order, each.caches, each.prebuilt): each for each in measure_warm("cuda:0", reps=2)}
+    assert results["side by side", "empty", True].seconds.p50 == 1.0
+    assert results["one after another", "empty", True].calls["full"].p50 == 2.0
+    assert results["one after another", "filled", True].seconds.p50 == pytest.approx(0.4)
+    assert results["one after another", "empty", False].calls["full"].p50 == 20.0
+    assert len({caches for _, caches in ran}) == 8
+    lines = [line for each in results.values() for line in each.measurements()]
+    assert [line.metric for line in lines] == ["warm"] * 3 + ["warm", "first_call"] * 3
+    assert [line.extra["prebuilt"] for line in lines] == [True, True, False, True, True, True, True, False, False]

@@ -1,4 +1,4 @@
-"""After `onewave warm` the common kinds of prefill attention compile nothing any more, in any process."""
+"""Common kinds of prefill attention come compiled, and after `onewave warm` have all they need, in any process."""
 
 from __future__ import annotations
 
@@ -34,6 +34,56 @@ for head_dim in (64, 128):
         attention_varlen(q, k, k, starts, starts, max(lengths), max(lengths), causal=True)
 torch.cuda.synchronize()
 """
+
+# Prints what Triton was asked for, as (kernel, whether it found it), and a digest of each call's result.
+FIRST = """
+import hashlib, json, sys, torch
+from triton import knobs
+from onewave.ops import attention, attention_fp8, attention_varlen
+asked, digests = [], []
+knobs.compilation.listener = lambda *, src, cache_hit, **others: asked.append((src.fn.__name__, cache_hit))
+def keep(out):
+    digests.append(hashlib.sha256(out.float().cpu().numpy().tobytes()).hexdigest())
+torch.manual_seed(0)
+for dtype in (torch.bfloat16, torch.float16):
+    for head_dim in map(int, sys.argv[1:]):
+        for batch, heads, kv_heads, tokens in ((12, 16, 16, 1024), (1, 8, 2, 300)):
+            q = torch.randn(batch, heads, tokens, head_dim, device="cuda").to(dtype)
+            k, v = (torch.randn(batch, kv_heads, tokens, head_dim, device="cuda").to(dtype) for _ in range(2))
+            for causal in (False, True):
+                keep(attention(q, k, v, causal=causal))
+                if head_dim == 128 and dtype == torch.bfloat16:
+                    keep(attention_fp8(*(t.to(torch.float8_e4m3fn) for t in (q, k, v)), causal=causal))
+        for lengths in ([5, 700], [300] * 40):
+            starts = torch.tensor([0, *lengths], dtype=torch.int32, device="cuda").cumsum(0, dtype=torch.int32)
+            q = torch.randn(sum(lengths), 32, head_dim, device="cuda").to(dtype)
+            k = torch.randn(sum(lengths), 8, head_dim, device="cuda").to(dtype)
+            keep(attention_varlen(q, k, k, starts, starts, max(lengths), max(lengths), causal=True))
+print(json.dumps([asked, digests]))
+"""
+
+
+def first_calls(cache: Path, *head_dims: str, prebuilt: str) -> tuple[dict[str, set[bool]], list[str]]:
+    """Of a process with empty caches, which compiled kernels Triton found, and the results' digests."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "ONEWAVE_PREBUILT": prebuilt}
+    command = [sys.executable, "-c", FIRST, *head_dims]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    asked, digests = json.loads(done.stdout)
+    return {name: {hit for other, hit in asked if other == name} for name, _ in asked}, digests
+
+
+def test_nothing_that_comes_compiled_is_compiled(tmp_path: Path) -> None:
+    found, _ = first_calls(tmp_path, "64", "96", "128", "256", prebuilt="1")
+    kernels = ("attention_kernel", "sort_slots", "fp8_kernel", "turn_values")
+    assert {name: found[name] for name in kernels} == {name: {True} for name in kernels}
+
+
+def test_what_comes_compiled_computes_the_bits_of_what_is_compiled_here(tmp_path: Path) -> None:
+    found, digests = first_calls(tmp_path / "prebuilt", "128", prebuilt="1")
+    made, others = first_calls(tmp_path / "made", "128", prebuilt="0")
+    assert found["attention_kernel"] == {True}
+    assert made["attention_kernel"] == {False}
+    assert digests == others
 
 
 def compiled(cache: Path) -> list[str]:

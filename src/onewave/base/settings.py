@@ -32,12 +32,14 @@ class Settings:
     num_threads: CPU threads for the decode kernels (ONEWAVE_NUM_THREADS; default: the cores this process may use).
     commit: what measurements name as the source's commit instead of asking git (ONEWAVE_COMMIT).
     debug: operators check lengths and block tables, at the price of a device synchronisation a call (ONEWAVE_DEBUG=1).
+    prebuilt: kernels that come compiled are taken instead of compiled (unless ONEWAVE_PREBUILT=0).
     """
 
     cache_dir: Path
     num_threads: int
     commit: str | None = None
     debug: bool = False
+    prebuilt: bool = True
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -52,7 +54,8 @@ class Settings:
             cache_dir=cache_dir,
             num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")),
             commit=env.get("ONEWAVE_COMMIT") or None,
-            debug=_flag("ONEWAVE_DEBUG", env.get("ONEWAVE_DEBUG")),
+            debug=_flag("ONEWAVE_DEBUG", env.get("ONEWAVE_DEBUG") or "0"),
+            prebuilt=_flag("ONEWAVE_PREBUILT", env.get("ONEWAVE_PREBUILT") or "1"),
         )
 
 
@@ -61,8 +64,8 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
-def _flag(name: str, text: str | None) -> bool:
-    if text not in (None, "", "0", "1"):
+def _flag(name: str, text: str) -> bool:
+    if text not in ("0", "1"):
         raise InvalidArgumentError(name, got=repr(text[:40]), allowed="0 or 1")
     return text == "1"
 

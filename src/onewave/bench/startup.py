@@ -86,18 +86,21 @@ class StartupResult:
 @dataclass(frozen=True)
 class WarmResult:
     """`onewave warm` in new processes. order: its calls "side by side" or "one after another". seconds: all of them,
-    imports left out. calls: seconds until each one's first call came back, by name."""
+    imports left out. calls: seconds until each one's first call came back, by name. prebuilt: kernels that come
+    compiled are taken; otherwise Triton compiles all of them."""
 
     order: str
     caches: str
     seconds: Summary
     calls: Mapping[str, Summary]
+    prebuilt: bool = True
 
     def measurements(self) -> Iterator[Measurement]:
         """The ledger's lines: one for all calls and, where nothing ran beside it, one for each."""
-        yield Measurement("attention", "warm", "s", self.seconds, None, {"caches": self.caches, "order": self.order})
+        how = {"caches": self.caches, "prebuilt": self.prebuilt}
+        yield Measurement("attention", "warm", "s", self.seconds, None, {**how, "order": self.order})
         for name, summary in self.calls.items() if self.order == "one after another" else ():
-            yield Measurement("attention", "first_call", "s", summary, None, {"caches": self.caches, "call": name})
+            yield Measurement("attention", "first_call", "s", summary, None, {**how, "call": name})
 
 
 def measure_startup(job: Job, *, reps: int, show: Callable[[str], None] = lambda text: None) -> list[StartupResult]:
@@ -124,28 +127,30 @@ def measure_startup(job: Job, *, reps: int, show: Callable[[str], None] = lambda
 
 
 def measure_warm(device: str, *, reps: int, show: Callable[[str], None] = lambda text: None) -> list[WarmResult]:
-    """`onewave warm` as often with empty caches and with what those left. One after another, a call's time is its
-    kernels' alone. Raises StartupError."""
+    """`onewave warm` as often with empty caches and with what those left, and with empty ones and every kernel
+    compiled. One after another, a call's time is its kernels' alone. Raises StartupError."""
     arguments = ["-m", "onewave", "warm", "--json", "--device", device]
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
     for number in range(1, reps + 1):
-        for side_by_side, more in (("side by side", []), ("one after another", ["--threads", "1"])):
-            with tempfile.TemporaryDirectory(prefix="onewave-warm-") as directory:
-                for caches in ("empty", "filled"):
-                    show(f"{side_by_side}, {caches} caches: {number} of {reps}")
-                    answer = _in_new_process([*arguments, *more], "", Path(directory))
-                    found.setdefault((side_by_side, caches), []).append(answer)
+        for order, more in (("side by side", []), ("one after another", ["--threads", "1"])):
+            for starts in ((("empty", True), ("filled", True)), (("empty", False),)):
+                with tempfile.TemporaryDirectory(prefix="onewave-warm-") as directory:
+                    for caches, prebuilt in starts:
+                        show(f"{order}, {caches} caches{'' if prebuilt else ', compiling'}: {number} of {reps}")
+                        answer = _in_new_process([*arguments, *more], "", Path(directory), prebuilt=prebuilt)
+                        found.setdefault((order, caches, prebuilt), []).append(answer)
     return [
         WarmResult(
             order=order,
             caches=caches,
+            prebuilt=prebuilt,
             seconds=summarize([run["seconds"] for run in runs]),
             calls={
                 call["name"]: summarize([run["calls"][place]["seconds"] for run in runs])
                 for place, call in enumerate(runs[0]["calls"])
             },
         )
-        for (order, caches), runs in found.items()
+        for (order, caches, prebuilt), runs in found.items()
     ]
 
 
@@ -156,14 +161,13 @@ def _start(job: Job, caches: Path) -> dict[str, Any]:
     return _in_new_process(["-P", str(_WORKER)], json.dumps(order) + "\n", caches)
 
 
-def _in_new_process(arguments: Sequence[str], text: str, caches: Path) -> dict[str, Any]:
+def _in_new_process(arguments: Sequence[str], text: str, caches: Path, *, prebuilt: bool = True) -> dict[str, Any]:
     """What Python, called so and given a text, prints as JSON; its caches lie in that directory.
 
-    Raises StartupError.
+    prebuilt: take kernels that come compiled. Raises StartupError.
     """
-    environment = child_environment(
-        {name: str(caches / name.lower()) for name in ("ONEWAVE_CACHE", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")}
-    )
+    kept = {name: str(caches / name.lower()) for name in ("ONEWAVE_CACHE", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")}
+    environment = child_environment({**kept, "ONEWAVE_PREBUILT": "1" if prebuilt else "0"})
     sources = str(_WORKER.parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (sources, environment.get("PYTHONPATH"))))
     done = subprocess.run(

@@ -101,7 +101,8 @@ def warm(
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
-    """Time the first calls of attention's kernels in new processes: what `onewave warm` does, and one after another."""
+    """Time the first calls of attention's kernels in new processes: what `onewave warm` does, and one after another;
+    with what comes compiled, with filled caches, and with every kernel compiled."""
     check_count("--reps", reps)
     check_ledger(ledger)
     check_device(device)
@@ -153,7 +154,8 @@ def _print_calls(title: str, results: list[WarmResult], citations: list[str]) ->
     table = Table(title=title, title_justify="left")
     table.add_column("call", no_wrap=True)
     for result in results:
-        table.add_column(f"{result.order}, {result.caches} caches", justify="right")
+        caches = f"{result.caches} caches" if result.prebuilt else "compiled"
+        table.add_column(f"{result.order}, {caches}", justify="right")
     for name in results[0].calls:
         table.add_row(name, *(f"{result.calls[name].p50:.2f}" for result in results))
     table.add_section()

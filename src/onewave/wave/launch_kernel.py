@@ -23,7 +23,9 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITCallable, JITFunction
 
-__all__ = ["hash_in_order", "launch_kernel", "properties", "without_collection"]
+from onewave.wave.prebuilt import Launch, take_prebuilt
+
+__all__ = ["hash_in_order", "launch_kernel", "launches_nowhere", "properties", "without_collection"]
 
 _ALIGNED_BYTES = 16
 _HALF = 1 << 31
@@ -59,6 +61,9 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
         function[grid](*args, **named)
         return
     card = _card_of(chain(args, named.values()))
+    if card is None and _nowhere is not None:
+        _nowhere.append(Launch(function, args, named))
+        return
     if card is not None and card != torch.cuda.current_device():
         with torch.cuda.device(card):
             launch_kernel(function, grid, *args, **named)
@@ -74,12 +79,28 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     compiled = kernel.compiled.get(key)
     if compiled is None:
         hash_in_order(function)
+        take_prebuilt(Launch(function, values, named))
         with without_collection():
             made = function[grid](*values, **named)
         if isinstance(made, CompiledKernel):
             kernel.compiled[key] = made
     else:
         compiled[(*grid, 1, 1)[:3]](*values)
+
+
+_nowhere: list[Launch] | None = None
+
+
+@contextmanager
+def launches_nowhere() -> Generator[list[Launch]]:
+    """Meanwhile launches whose tensors lie on no card, by any thread, are kept in the list and not made: for what is
+    to be compiled without a card."""
+    global _nowhere
+    before, _nowhere = _nowhere, []
+    try:
+        yield _nowhere
+    finally:
+        _nowhere = before
 
 
 @contextmanager

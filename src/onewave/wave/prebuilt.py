@@ -1,0 +1,128 @@
+"""Kernels that come compiled with the package (decision 0011).
+
+Before Triton would compile one of these, its binary is put into Triton's cache on disk, under the name that Triton
+itself gives it. Which binary belongs to which launch is told by a digest of all that Triton compiles it from: source,
+arguments' types, constants, options, Triton's version and its assembler's. What differs in any of them is compiled as
+ever, and so is everything for whoever asks Triton for more than its usual compilation.
+"""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime import driver
+from triton.runtime.cache import get_cache_key, get_cache_manager
+from triton.runtime.jit import create_function_from_signature
+
+from onewave.base.settings import Settings
+
+__all__ = ["FOLDER", "INDEX", "Launch", "compiled_from", "key_of", "take_prebuilt"]
+
+FOLDER, INDEX = "prebuilt", "index.json"
+"""Beside a kernel's source: {"triton": version, "kernels": {name: {"key", "sha256" of the binary, "metadata"}}}.
+
+name.xz is the binary, compressed; metadata is what Triton keeps beside it, but for the options of the launch.
+"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A Triton or Gluon kernel, and what a launch gives it: arguments in order and by name, options of the launch."""
+
+    function: Any
+    args: Sequence[Any]
+    named: Mapping[str, Any]
+
+
+def take_prebuilt(launch: Launch) -> bool:
+    """Put what a launch needs into Triton's cache, if it is there compiled. Returns whether Triton will find it."""
+    folder = Path(launch.function.fn.__code__.co_filename).with_name(FOLDER)
+    kernels = _compiled(folder)
+    if not kernels or not _wanted():
+        return False
+    target: Any = driver.active.get_current_target()
+    source, options = compiled_from(launch, target)
+    found = kernels.get(key_of(source, options, target))
+    if found is None:
+        return False
+    name, entry = found
+    file = folder / f"{name}.xz"
+    try:
+        binary = lzma.decompress(file.read_bytes())
+    except (OSError, lzma.LZMAError, EOFError):
+        binary = b""
+    if hashlib.sha256(binary).hexdigest() != entry["sha256"]:
+        what = f"{file} is missing or damaged: its kernel is compiled here instead, in seconds. Install onewave again."
+        warnings.warn(what, stacklevel=2)
+        return False
+    _keep(source, options, target, binary, entry["metadata"])
+    return True
+
+
+def _wanted() -> bool:
+    """Whether nobody asks for what a compilation does beside its binary, or for another one."""
+    asked = knobs.compilation.always_compile or knobs.compilation.override or knobs.compilation.dump_ir
+    return Settings.from_env().prebuilt and not asked and not get_cache_invalidating_env_vars()
+
+
+@lru_cache
+def _compiled(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """By key the name and the entry of each kernel in a folder, of which there need be none."""
+    index = folder / INDEX
+    kept: dict[str, Any] = json.loads(index.read_text()) if index.exists() else {"triton": None}
+    if kept["triton"] != triton.__version__:
+        return {}
+    return {entry["key"]: (name, entry) for name, entry in kept["kernels"].items()}
+
+
+def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
+    """What Triton compiles for a launch on such a card, and with which options."""
+    function, backend = launch.function, make_backend(target)
+    asked = {
+        **launch.named,
+        "debug": function.debug or knobs.runtime.debug,
+        "instrumentation_mode": knobs.compilation.instrumentation_mode,
+    }
+    bind = create_function_from_signature(function.signature, function.params, backend)
+    bound, properties, others = bind(*launch.args, **asked)
+    options, signature, constants, attributes = function._pack_args(backend, asked, bound, properties, others)
+    kind = GluonASTSource if function.is_gluon() else ASTSource
+    return kind(function, signature, constants, attributes), backend.parse_options(dict(options.__dict__))
+
+
+def key_of(source: ASTSource, options: Any, target: GPUTarget) -> str:
+    """A digest of all that a binary is compiled from. Functions are hashed in order by then (hash_in_order)."""
+    words = (triton.__version__, make_backend(target).hash(), source.hash(), options.hash())
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def _keep(source: ASTSource, options: Any, target: GPUTarget, binary: bytes, metadata: dict[str, Any]) -> None:
+    """Leave a binary where Triton looks for it, in Triton's own form."""
+    words = get_cache_key(source, make_backend(target), options, env_vars={})
+    digest = hashlib.sha256(words.encode()).hexdigest()
+    cache = get_cache_manager(digest)
+    about = f"{source.name}.json"
+    if cache.get_group(about) is None:
+        whole = {"hash": digest, "target": target, **options.__dict__, "triton_version": triton.__version__, **metadata}
+        group = {
+            f"{source.name}.cubin": cache.put(binary, f"{source.name}.cubin"),
+            about: cache.put(json.dumps(whole, default=vars), about, binary=False),
+        }
+        cache.put_group(about, group)

@@ -1,0 +1,130 @@
+"""What comes compiled, without a card: `python prebuilt_alone.py`, one JSON line. Not under Triton's interpreter:
+TRITON_INTERPRET must be unset, and TRITON_CACHE_DIR an empty directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.runtime import driver
+
+from onewave.ops.attention import prebuild
+from onewave.ops.attention.prebuild import TARGET, build, launches
+from onewave.wave import prebuilt
+from onewave.wave.prebuilt import FOLDER, INDEX, Launch, compiled_from, key_of, take_prebuilt
+
+__all__ = ["found"]
+
+KEPT = Path(prebuild.__file__).with_name(FOLDER)
+SMALL = "order-128-causal"
+COMPILED = (SMALL, "attention-bf16-64", "fp8-causal")
+
+
+def instructions(cubin: bytes) -> list[str]:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+    return [re.sub(r"\.L_\w+", "label", line) for line in text.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/", line)]
+
+
+def in_triton(launch: Launch) -> tuple[str, Any]:
+    """How Triton came by a launch's kernel."""
+    source, options = compiled_from(launch, TARGET)
+    how: list[bool] = []
+    knobs.compilation.listener = lambda *, cache_hit, **others: how.append(cache_hit)
+    kernel = triton.compile(source, target=TARGET, options=options.__dict__)
+    return "found" if how == [True] else "compiled", kernel
+
+
+def taken_or_not(launch: Launch) -> dict[str, bool]:
+    """Whether a launch's kernel is taken: as it is, of another kind, and where somebody wants it otherwise."""
+    seen = {"another constant": take_prebuilt(replace(launch, named={**launch.named, "OTHERS": 64}))}
+    seen["another option"] = take_prebuilt(replace(launch, named={**launch.named, "num_warps": 8}))
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        seen["always compiled"] = take_prebuilt(launch)
+    version, triton.__version__ = triton.__version__, "3.7.0"
+    prebuilt._compiled.cache_clear()
+    seen["another Triton"] = take_prebuilt(launch)
+    triton.__version__ = version
+    prebuilt._compiled.cache_clear()
+    driver.set_active(SimpleNamespace(get_current_target=lambda: replace(TARGET, arch=100)))
+    seen["another card"] = take_prebuilt(launch)
+    driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))
+    seen["as it is"] = take_prebuilt(launch)
+    return seen
+
+
+def of_damaged_files(launch: Launch) -> list[str]:
+    """What is said of a binary that is cut short, changed or missing, none of which is taken."""
+    said: list[str] = []
+    whole = (KEPT / f"{SMALL}.xz").read_bytes()
+    code = launch.function.fn.__code__
+    with tempfile.TemporaryDirectory() as elsewhere:
+        path = Path(elsewhere) / FOLDER / f"{SMALL}.xz"
+        path.parent.mkdir()
+        path.with_name(INDEX).write_text((KEPT / INDEX).read_text())
+        launch.function.fn.__code__ = code.replace(co_filename=f"{elsewhere}/kernels.py")
+        for contents in (whole[:-40], lzma.compress(b"other"), None):
+            path.unlink(missing_ok=True)
+            if contents is not None:
+                path.write_bytes(contents)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert not take_prebuilt(launch)
+            said += [str(warning.message).replace(elsewhere, "") for warning in caught]
+    launch.function.fn.__code__ = code
+    return said
+
+
+def found() -> dict[str, Any]:
+    driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))
+    index = json.loads((KEPT / INDEX).read_text())["kernels"]
+    wanted = launches()
+    keys = {name: key_of(*compiled_from(launch, TARGET), TARGET) for name, launch in wanted.items()}
+    binaries = {path.stem: lzma.decompress(path.read_bytes()) for path in KEPT.glob("*.xz")}
+    report: dict[str, Any] = {
+        "stale": [name for name in {*keys, *index} if keys.get(name) != index.get(name, {}).get("key")],
+        "files": sorted(binaries) == sorted(index),
+        "damaged": [n for n, b in binaries.items() if hashlib.sha256(b).hexdigest() != index[n]["sha256"]],
+        "paths": [n for n, binary in binaries.items() if b".py" in binary or b"/src" in binary],
+        "said": of_damaged_files(wanted[SMALL]),
+        "taken": taken_or_not(wanted[SMALL]),
+    }
+    for name in COMPILED:
+        taken = take_prebuilt(wanted[name])
+        how, kernel = in_triton(wanted[name])
+        binary, entry = build(name)
+        report[name] = {
+            "taken": taken,
+            "how": how,
+            "binary": kernel.asm["cubin"] == binaries[name] == binary,
+            "entry": entry == index[name],
+            "metadata": all(getattr(kernel.metadata, key) == value for key, value in entry["metadata"].items()),
+        }
+        knobs.compilation.listener = None
+        with knobs.compilation.scope():
+            knobs.compilation.always_compile = True
+            source, options = compiled_from(wanted[name], TARGET)
+            anew = triton.compile(source, target=TARGET, options=options.__dict__)
+        report[name]["instructions"] = instructions(binaries[name]) == instructions(anew.asm["cubin"])
+        report[name]["same metadata"] = anew.metadata._asdict() == kernel.metadata._asdict()
+    return report
+
+
+if __name__ == "__main__":
+    json.dump(found(), sys.stdout)
