@@ -45,7 +45,7 @@ gpu-test:
 
 # No card is needed, but the Triton that the kernels are for.
 kernels: $(VENV)/.ready-dev
-	@$(RUN) -m onewave.ops.attention.prebuild
+	@$(RUN) -m onewave.ops.attention.prebuild_impl
 
 # A virtual environment knows its own place: that of a clone which was moved would fail, or run another clone's code.
 in-place:

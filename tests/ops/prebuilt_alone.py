@@ -20,14 +20,14 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
-from onewave.ops.attention import prebuild
-from onewave.ops.attention.prebuild import TARGET, build, launches
+from onewave.ops.attention import prebuild_impl
+from onewave.ops.attention.prebuild_impl import TARGET, build, launches
 from onewave.wave import prebuilt
 from onewave.wave.prebuilt import FOLDER, INDEX, Launch, compiled_from, key_of, take_prebuilt
 
 __all__ = ["found"]
 
-KEPT = Path(prebuild.__file__).with_name(FOLDER)
+KEPT = Path(prebuild_impl.__file__).with_name(FOLDER)
 SMALL = "order-128-causal"
 COMPILED = (SMALL, "attention-bf16-64", "fp8-causal")
 

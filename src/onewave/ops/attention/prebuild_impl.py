@@ -1,4 +1,4 @@
-"""Compile the common kinds of prefill attention into the package: `python -m onewave.ops.attention.prebuild`.
+"""Compile the common kinds of prefill attention into the package: `python -m onewave.ops.attention.prebuild_impl`.
 
 To be run, without a card, after every change of these kernels, of what calls them or of Triton (`make kernels`;
 decision 0011). What is not up to date is not taken, and a test says so.
