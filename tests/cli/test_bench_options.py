@@ -53,6 +53,12 @@ def test_kernels_are_compiled_for_a_card_and_for_16_bits(onewave):
     assert onewave("warm", "--device", "cpu").error() == (
         "error: warm: cpu; allowed: a CUDA card. A CPU's kernels need none."
     )
+    assert onewave("bench", "prefill", "--device", "cpu").error() == (
+        "error: bench prefill: cpu; allowed: a CUDA card. Use bench latency."
+    )
+    assert onewave("bench", "prefill", "--input-len", "8,0").error() == (
+        "error: --input-len: 8,0; allowed: whole numbers from 1"
+    )
     assert onewave("warm", "--threads", "0").error().startswith("error: --threads: 0; allowed: a whole number from 1")
     assert onewave("warm", "--dtype", "int3").error().startswith("error: dtype: 'int3'")
 

@@ -41,6 +41,8 @@ __all__ = [
     "kv_bytes_read",
     "measure",
     "measurements",
+    "prompts_of",
+    "seconds_and_tokens",
 ]
 
 _PROMPT_SEED = 0
@@ -138,11 +140,11 @@ def measure(
         samples: list[tuple[float, float]] = []
         for repetition in range(warmup + reps):
             show(f"{case.name} batch {case.batch_size}: {repetition + 1} of {warmup + reps}")
-            prompts = _prompts(case, llm.config.vocab_size, repetition)
+            prompts = prompts_of(case, llm.config.vocab_size, repetition)
             params = SamplingParams(temperature=0.0, max_tokens=case.generate, ignore_eos=True, detokenize=False)
             outputs = llm.generate(prompts, params)
             if repetition >= warmup:
-                samples.append(_seconds_and_tokens(case, outputs))
+                samples.append(seconds_and_tokens(case, outputs))
         steps = 1 if case.is_prefill else case.generate - 1
         yield Result(
             case=case,
@@ -219,7 +221,7 @@ def _step_bytes(llm: LLM, case: Case) -> float:
     return decode_weight_bytes(llm.runner.model.weights, stream=llm.runner.stream) + case.batch_size * kv
 
 
-def _seconds_and_tokens(case: Case, outputs: Sequence[RequestOutput]) -> tuple[float, float]:
+def seconds_and_tokens(case: Case, outputs: Sequence[RequestOutput]) -> tuple[float, float]:
     """Seconds of the phase that a test measures, and the tokens it went through."""
     first_tokens: list[float] = []
     ends: list[float] = []
@@ -235,7 +237,7 @@ def _seconds_and_tokens(case: Case, outputs: Sequence[RequestOutput]) -> tuple[f
     return max(ends) - max(first_tokens), case.batch_size * (case.generate - 1)
 
 
-def _prompts(case: Case, vocab_size: int, repetition: int) -> list[list[int]]:
+def prompts_of(case: Case, vocab_size: int, repetition: int) -> list[list[int]]:
     """Random token ids, the same in every run and different in every repetition."""
     rng = random.Random(f"{_PROMPT_SEED} {repetition} {case.prompt}")
     return [[rng.randrange(vocab_size) for _ in range(case.prompt)] for _ in range(case.batch_size)]

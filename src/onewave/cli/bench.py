@@ -12,6 +12,7 @@ bench = group(
         "ops": Listed("bench_ops:ops", "Time operators one by one, beside their peers."),
         "peers": Listed("bench_peers:peers", "Measure this engine beside transformers and llama.cpp."),
         "predict": Listed("bench_predict:predict", "Predict a decode step as one launch, without a card."),
+        "prefill": Listed("bench_prefill:prefill", "Time prompts with our attention and with PyTorch's in its place."),
         "startup": Listed("bench_startup:startup", "Time a model's loading and first answer in new processes."),
         "warm": Listed("bench_startup:warm", "Time the first calls of attention's kernels."),
         "wave": Listed("bench_wave:wave", "Time a decode step as one launch and as a CUDA graph."),
