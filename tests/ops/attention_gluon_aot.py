@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "64 pages": {"head_dim": 64, "RIGHT": True, "LEFT": True, "RAGGED": True, "LSE": True, "PAGE": 16},
     "128 pages": {"head_dim": 128, "RIGHT": True, "RAGGED": True, "LSE": True, "ORDER": 3, "PAGE": 64},
     "64 softcap": {"head_dim": 64, "RIGHT": True, "SOFTCAP": True},
+    "256": {"head_dim": 256},
     "256 causal": {"head_dim": 256, "RIGHT": True},
 }
 INSTRUCTIONS = (

@@ -2,7 +2,9 @@
 
 ptxas 12.8 once kept a product's descriptor in uniform registers that only one of two branches set, and read them after
 both; and once in a place of the stack that it read before it had stored anything there. A forward analysis finds such
-reads: a register, or a word of the stack, counts as written where every path to a place has written it.
+reads: a register, or a word of the stack, counts as written where every path to a place has written it. A plain move
+of an unset one is no fault: it leaves its target unset. ptxas moves pairs of which one half is written next, and keeps
+registers around code that needs more, whether they are set or not.
 """
 
 from __future__ import annotations
@@ -20,6 +22,12 @@ _NO_WRITERS = ("UTMA", "USETMAXREG", "UISETP", "UPLOP3", "UFSETP")
 _ZERO = 63
 # Words of the stack are numbered from here on.
 _STACK = 1000
+# And a thread's own registers, which count as written but for those that an unset one was moved to.
+_VECTOR, _VECTORS = 2000, 256
+_MOVE = re.compile(r"(?:UMOV UR(\d+)|MOV R(\d+)|R2UR UR(\d+)), (?:UR(\d+)|R(\d+))")
+_OWN = re.compile(r"(?<!U)\bR(\d+)\b")
+_WIDE = re.compile(r"64|WIDE|\.E\b")
+_STORES = ("ST", "RED", "BRA", "BRX", "R2P")
 _SPILT = re.compile(r"(STL|LDL)(\S*) .*\[R1(?:\+(0x[0-9a-f]+))?\]")
 _WORDS = {"64": 2, "128": 4}
 
@@ -30,19 +38,27 @@ class _Instruction:
     next: list[int]
     reads: set[int]
     writes: set[int]
+    # (to, from) of a plain move.
+    move: tuple[int, int] | None
+
+    def after(self, known: set[int]) -> set[int]:
+        """What is written behind it, where that was before it."""
+        if self.move is not None and self.move[1] not in known and self.move[1] != _ZERO:
+            return known - {self.move[0]}
+        return known | self.writes
 
 
 def reads_before_writes(code: str) -> list[str]:
     """Instructions of nvdisasm's listing that may read an unset uniform register or word of the stack."""
     instructions = _parse(code)
     before: list[set[int] | None] = [None] * len(instructions)
-    before[0] = set()
+    before[0] = {_VECTOR + number for number in range(_VECTORS)}
     waiting = [0]
     while waiting:
         at = waiting.pop()
         known = before[at]
         assert known is not None
-        after = known | instructions[at].writes
+        after = instructions[at].after(known)
         for to in instructions[at].next:
             found = before[to]
             both = after if found is None else found & after
@@ -52,7 +68,7 @@ def reads_before_writes(code: str) -> list[str]:
     return [
         each.text
         for each, known in zip(instructions, before, strict=True)
-        if known is not None and each.reads - known - {_ZERO}
+        if known is not None and each.move is None and each.reads - known - {_ZERO}
     ]
 
 
@@ -64,7 +80,18 @@ def _parse(code: str) -> list[_Instruction]:
             labels[label[1]] = len(texts)
         elif found := _INSTRUCTION.search(line):
             texts.append(found[1].strip())
-    return [_Instruction(text, _next(at, text, labels, len(texts)), *_registers(text)) for at, text in enumerate(texts)]
+    return [
+        _Instruction(text, _next(at, text, labels, len(texts)), *_registers(text), _moved(text))
+        for at, text in enumerate(texts)
+    ]
+
+
+def _moved(text: str) -> tuple[int, int] | None:
+    found = _MOVE.fullmatch(re.sub(r"^@!?U?P\w+ ", "", text).strip())
+    if found is None:
+        return None
+    to = int(found[1] or found[3] or 0) if found[2] is None else _VECTOR + int(found[2])
+    return to, int(found[4]) if found[5] is None else _VECTOR + int(found[5])
 
 
 def _next(at: int, text: str, labels: dict[str, int], count: int) -> list[int]:
@@ -109,4 +136,18 @@ def _registers(text: str) -> tuple[set[int], set[int]]:
             reads |= {number + step for step in range(0 if at == 1 else 2, 4)}
         else:
             reads |= {int(number) for number in re.findall(r"\bUR(\d+)", operand)}
-    return reads, writes
+    return reads | _own(name, rest, first=False), writes | _own(name, rest, first=True)
+
+
+def _own(name: str, rest: str, *, first: bool) -> set[int]:
+    """A thread's registers that an instruction writes (first), or those that it reads."""
+    operands = rest.split(",")
+    target = 1 if re.fullmatch(r"\s*P\w+\s*", operands[0]) and len(operands) > 1 else 0
+    writes = re.fullmatch(r"\s*R\d+(?:\.\w+)*\s*", operands[target]) is not None and not name.startswith(_STORES)
+    if first:
+        chosen = [operands[target]] if writes else []
+    else:
+        chosen = [operand for at, operand in enumerate(operands) if not (writes and at == target)]
+    numbers = {int(number) for operand in chosen for number in _OWN.findall(operand)}
+    pairs = {number + 1 for number in numbers} if _WIDE.search(name) or ".64" in "".join(chosen) else set()
+    return {_VECTOR + number for number in numbers | pairs if number < _VECTORS}

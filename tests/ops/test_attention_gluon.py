@@ -123,6 +123,25 @@ def test_a_place_of_the_stack_that_is_read_before_it_is_stored_to_is_found() -> 
     assert reads_before_writes(code.replace("STL.64 [R1+0x8]", "STL.128 [R1]")) == []
 
 
+def test_a_move_of_an_unset_register_is_a_fault_only_where_it_is_used() -> None:
+    code = """
+        /*0000*/ UMOV UR4, 0x1 ;
+        /*0010*/ UMOV UR5, UR7 ;
+        /*0020*/ MOV R6, UR5 ;
+        /*0030*/ UMOV UR5, 0x2 ;
+        /*0040*/ R2UR UR7, R6 ;
+        /*0050*/ UTMALDG.2D [UR4], [UR4] ;
+        /*0060*/ EXIT ;
+    """
+    assert reads_before_writes(code) == []
+    used = code.replace("UMOV UR5, 0x2", "IMAD R8, R6, R6, R9")
+    assert reads_before_writes(used) == ["IMAD R8, R6, R6, R9"]
+    assert reads_before_writes(code.replace("UMOV UR5, 0x2", "UIADD3 UR6, UR5, 0x1, URZ")) == [
+        "UIADD3 UR6, UR5, 0x1, URZ"
+    ]
+    assert reads_before_writes(used.replace("MOV R6, UR5", "MOV R6, UR4")) == []
+
+
 def test_a_scores_exponent_is_one_multiply_add_in_every_loop(ours: dict[str, Any]) -> None:
     """Where one loop multiplies and then subtracts, a row's bits depend on which of them took its keys."""
     # What is left are the factors of what was summed before: two rows a thread, a dozen places.

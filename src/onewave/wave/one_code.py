@@ -22,20 +22,18 @@ declares. Without it the kernel does not assemble.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import triton
 
 from onewave.base.errors import UnsupportedError
-from onewave.wave.ptx_hook import complete_ptx
+from onewave.wave.ptx_hook import changes
 
-__all__ = ["NUMBER", "ONLY", "knows_triton", "run_as_one", "share_code"]
+__all__ = ["NUMBER", "ONLY", "knows_triton", "run_as_one", "unexpected"]
 
-# Triton 3.6 keeps compiled kernels by their source alone: with this in it, a change here compiles them anew.
-_DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+# Triton 3.6 keeps compiled kernels by their source alone: with this in it, a change of theirs compiles them anew.
+_DIGEST = changes()[:12]
 NUMBER = f"mov.b32 $0, onewave_warpgroup; // {{warpgroups}} warpgroups of {{registers}} registers run this ({_DIGEST})"
 """Inline assembly of the first partition: the warpgroup's number. Registers are a thread's."""
 ONLY = "mov.b32 $0, 0; // only warpgroup {0} goes on from here"
@@ -72,11 +70,6 @@ def knows_triton() -> bool:
     return triton.__version__.startswith(f"{_TRITON}.")
 
 
-def share_code(kernel: str) -> None:
-    """From now on have Gluon kernels of that name compiled with `run_as_one`."""
-    complete_ptx(kernel, run_as_one)
-
-
 def run_as_one(ptx: str) -> str:
     """A kernel's PTX with the first partition's code run by as many warpgroups as it asks for; others' as it is.
 
@@ -100,9 +93,9 @@ def run_as_one(ptx: str) -> str:
     _expect(lines[over + 1 : done], _REGISTERS, _END)
     _expect(lines[done + 1 : end], _LABEL)
     if over == done or not any(map(_END.match, lines[over:done])):
-        raise _unexpected("no word to the other warps where its first partition ends")
+        raise unexpected("no word to the other warps where its first partition ends")
     if _twins(lines) != warpgroups - 1:
-        raise _unexpected(f"{_twins(lines)} empty partitions behind the first one instead of {warpgroups - 1}")
+        raise unexpected(f"{_twins(lines)} empty partitions behind the first one instead of {warpgroups - 1}")
     waiting = lines[_before(lines, _first(lines, 0, r"\tld\.shared\.b8\s+%r\d+, \[%r\d+\+\d+\];"), _REGISTERS)]
     _check_registers(ptx, warpgroups, registers, waiting)
 
@@ -129,26 +122,27 @@ def run_as_one(ptx: str) -> str:
 def _first(lines: list[str], start: int, pattern: str) -> int:
     found = next((at for at in range(start, len(lines)) if re.match(pattern, lines[at])), None)
     if found is None:
-        raise _unexpected(f"no line {pattern!r} from line {start + 1} on")
+        raise unexpected(f"no line {pattern!r} from line {start + 1} on")
     return found
 
 
 def _before(lines: list[str], start: int, pattern: re.Pattern[str]) -> int:
     found = next((at for at in range(start, -1, -1) if pattern.match(lines[at])), None)
     if found is None:
-        raise _unexpected(f"no line {pattern.pattern!r} up to line {start + 1}")
+        raise unexpected(f"no line {pattern.pattern!r} up to line {start + 1}")
     return found
 
 
 def _expect(lines: Iterable[str], *patterns: re.Pattern[str]) -> None:
     for line in lines:
         if not any(pattern.match(line) for pattern in (_NOTE, *patterns)):
-            raise _unexpected(f"{line.strip()!r} where its first partition begins or ends")
+            raise unexpected(f"{line.strip()!r} where its first partition begins or ends")
 
 
-def _unexpected(found: str) -> UnsupportedError:
+def unexpected(found: str, what: str = "warpgroups that share their code") -> UnsupportedError:
+    """What is raised of a kernel's PTX in which that was found."""
     return UnsupportedError(
-        "warpgroups that share their code",
+        what,
         got=f"PTX of Triton {triton.__version__} with {found}",
         allowed=f"what Triton {_TRITON}.0 writes",
         next=f"Install triton {_TRITON}.0, or take another backend.",
@@ -186,7 +180,7 @@ def _parted(setup: list[str]) -> tuple[list[str], list[str]]:
         elif _EFFECT.fullmatch(line) or _NOTE.match(line):
             rest.append(line)
         else:
-            raise _unexpected(f"{line.strip()!r} before its partitions begin")
+            raise unexpected(f"{line.strip()!r} before its partitions begin")
     return pure, rest
 
 
@@ -195,13 +189,13 @@ def _own_barriers(code: list[str], warpgroups: int) -> list[str]:
     own = range(_FIRST_BARRIER, _FIRST_BARRIER + warpgroups)
     for line in code:
         if any(int(n) in own for n in _BARRIER.findall(line)):
-            raise _unexpected(f"{line.strip()!r} in its partitions")
+            raise unexpected(f"{line.strip()!r} in its partitions")
     numbers = ["onewave_barrier"] * len(code)
     parts: dict[int, set[int]] = {}
     for at, line in enumerate(code):
         told = _PARTS.search(line)
         if told is not None and int(told[1]) >= warpgroups:
-            raise _unexpected(f"{line.strip()!r}, of a warpgroup more than there are,")
+            raise unexpected(f"{line.strip()!r}, of a warpgroup more than there are,")
         if told is not None:
             parts.setdefault(int(told[1]), set()).add(at)
     everywhere = _reached(code, set()) if parts else set[int]()
@@ -213,7 +207,7 @@ def _own_barriers(code: list[str], warpgroups: int) -> list[str]:
     ]
     for line in code:
         if _STILL_OF_FOUR.search(line):
-            raise _unexpected(f"{line.strip()!r} in its partitions")
+            raise unexpected(f"{line.strip()!r} in its partitions")
     return code
 
 
@@ -232,7 +226,7 @@ def _reached(code: list[str], closed: set[int]) -> set[int]:
                 if branch[1] is None:
                     break
             elif _LEAVES.search(code[at].partition("//")[0]) and not _LABEL.match(code[at]):
-                raise _unexpected(f"{code[at].strip()!r} in its first partition")
+                raise unexpected(f"{code[at].strip()!r} in its first partition")
             at += 1
     return reached
 

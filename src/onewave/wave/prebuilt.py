@@ -1,9 +1,9 @@
 """Kernels that come compiled with the package (decision 0011).
 
 Before Triton would compile one of these, its binary is put into Triton's cache on disk, under the name that Triton
-itself gives it. Which binary belongs to which launch is told by a digest of all that Triton compiles it from: source,
-arguments' types, constants, options, Triton's version and its assembler's. What differs in any of them is compiled as
-ever, and so is everything for whoever asks Triton for more than its usual compilation.
+itself gives it. Which binary belongs to which launch is told by a digest of all that it is compiled from: source,
+arguments' types, constants, options, what is changed in the PTX, Triton's version and its assembler's. What differs in
+any of them is compiled as ever, and so is everything for whoever asks Triton for more than its usual compilation.
 """
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
@@ -32,6 +32,7 @@ from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import create_function_from_signature
 
 from onewave.base.settings import Settings
+from onewave.wave.ptx_hook import changes
 
 __all__ = ["FOLDER", "INDEX", "Launch", "compiled_from", "key_of", "take_prebuilt"]
 
@@ -109,7 +110,7 @@ def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
 
 def key_of(source: ASTSource, options: Any, target: GPUTarget) -> str:
     """A digest of all that a binary is compiled from. Functions are hashed in order by then (hash_in_order)."""
-    words = (triton.__version__, make_backend(target).hash(), source.hash(), options.hash())
+    words = (triton.__version__, make_backend(target).hash(), changes(), source.hash(), options.hash())
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 

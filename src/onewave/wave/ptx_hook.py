@@ -18,10 +18,10 @@ from typing import Any
 
 from triton import knobs
 
-__all__ = ["complete_ptx", "completed"]
+__all__ = ["changes", "complete_ptx", "completed"]
 
 # Triton 3.6 keeps compiled kernels by their source alone: a change in one of these compiles none anew by itself.
-_CHANGES = ("ptx_hook.py", "read_once.py", "one_code.py")
+_CHANGES = ("ptx_hook.py", "read_once.py", "one_code.py", "partitions.py")
 
 _completions: dict[str, Callable[[str], str]] = {}
 
@@ -32,7 +32,8 @@ def complete_ptx(kernel: str, change: Callable[[str], str]) -> None:
 
 
 @lru_cache
-def _digest() -> str:
+def changes() -> str:
+    """A digest of all that may become of a kernel's PTX."""
     return hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _CHANGES)).hexdigest()
 
 
@@ -46,7 +47,7 @@ def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
         if stages is None:
             # Triton from 3.7 on asks before each launch what the hook does to a kernel, which is kept under that name.
             key, digest = ("", "") if before is None else before()
-            return f"{key} onewave.wave.ptx_hook", f"{digest}{_digest()}"
+            return f"{key} onewave.wave.ptx_hook", f"{digest}{changes()}"
         if before is not None:
             before(backend, stages, options, language, capability)
         make = stages.get("ptx")

@@ -50,7 +50,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from onewave.ops.attention.gluon_softmax_impl import capped, hidden, partial_sums
 from onewave.ops.attention.gluon_tiles_impl import Problem, boxed, place, place_of_keys, tile_of
 from onewave.ops.attention.gluon_warpgroup_impl import SHARES, own_warpgroup, twin
-from onewave.wave.one_code import share_code
+from onewave.wave.partitions import complete_partitions
 
 __all__ = ["fp8_kernel", "turn_values"]
 
@@ -446,4 +446,4 @@ def fp8_kernel(
         )
 
 
-share_code(fp8_kernel.__name__)
+complete_partitions(fp8_kernel.__name__)

@@ -80,11 +80,12 @@ from onewave.ops.attention.gluon_warpgroup_impl import (
     declare_vote,
     only_warpgroup,
     own_warpgroup,
+    tell_partitions,
     twin,
     vote,
     voted,
 )
-from onewave.wave.one_code import share_code
+from onewave.wave.partitions import complete_partitions
 
 __all__ = ["attention_kernel"]
 
@@ -428,6 +429,8 @@ def attention_kernel(
         BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, SHARED, Q_REGISTERS, HALF_TILES, HEADROOM, ORDER, PAGE,
         RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
+    if SOFTCAP and not SHARED:
+        tell_partitions()  # as there is no register for that, either
     # Looking up pages takes more registers than a loader otherwise needs.
     OTHERS: gl.constexpr = 48 if PAGE > 0 and W == 2 else 32
     if SHARED and W == 2:
@@ -470,4 +473,4 @@ def attention_kernel(
         )
 
 
-share_code(attention_kernel.__name__)
+complete_partitions(attention_kernel.__name__)
