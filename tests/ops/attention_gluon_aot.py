@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "64 softcap": {"head_dim": 64, "RIGHT": True, "SOFTCAP": True},
     "256": {"head_dim": 256},
     "256 causal": {"head_dim": 256, "RIGHT": True},
+    "256 causal packed": {"head_dim": 256, "RIGHT": True, "RAGGED": True, "ORDER": 3},
 }
 INSTRUCTIONS = (
     "HGMMA", "QGMMA", "WARPGROUP.DEPBAR", "PRMT", "UTMALDG", "UTMASTG", "USETMAXREG", "BAR.RED", "STL", "LDL",

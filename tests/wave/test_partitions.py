@@ -7,7 +7,7 @@ import re
 import pytest
 
 from onewave.base.errors import UnsupportedError
-from onewave.wave.partitions import TOLD, numbered
+from onewave.wave.partitions import numbered
 
 PTX = """
 .visible .entry parted()
@@ -51,7 +51,7 @@ $L__BB0_9:
 }
 """
 # What Triton writes there: a byte for each warp from the fourth on.
-PARTITIONS = [0] * 4 + [1] * 4 + [3, 3, 2, 4]
+TOLD = [0] * 4 + [1] * 4 + [3, 3, 2, 4]
 
 
 def ran(lines: list[str], registers: dict[str, int]) -> None:
@@ -82,7 +82,7 @@ def test_each_warp_finds_the_partition_that_it_would_have_been_told_and_then_non
     asks = re.search(r"add\.s32 \t%r10[^\n]*\n(.*?)\tsetp\.gt", found, re.DOTALL)
     assert begin
     assert asks
-    for warp, partition in enumerate(PARTITIONS, 4):
+    for warp, partition in enumerate(TOLD, 4):
         registers = {"%r3": warp}
         ran(begin[1].splitlines(), registers)
         for expected in (partition, 5, 5):
@@ -109,12 +109,6 @@ def test_a_kernel_without_partitions_stays_as_it_is() -> None:
     text = PTX.replace("ld.shared.b8", "ld.shared.b32")
     assert numbered(text) == text
     assert numbered("") == ""
-
-
-def test_a_kernel_that_says_so_stays_as_it_is() -> None:
-    text = PTX.replace("$L__BB0_7:\n", f"$L__BB0_7:\n	{TOLD.replace('$0', '%r7')}\n")
-    assert TOLD.replace("$0", "%r7") in text
-    assert numbered(text) == text
 
 
 UNEXPECTED = {

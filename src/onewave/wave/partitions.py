@@ -1,8 +1,8 @@
-"""All that the PTX of attention's kernels with partitions goes through: `one_code`, and what is described here.
+"""Has waiting warps of a kernel with partitions know theirs by their number, so that racecheck has nothing to report.
 
-Triton tells waiting warps in shared memory which partition is theirs, and at the end that there is none, each time
-between two barriers of the whole block. That is right, but compute-sanitizer's racecheck reports it. Here they know it
-from their number, as such a kernel's partitions begin once and a partition's warps never change.
+Triton tells them in shared memory which partition is theirs, and at the end that there is none, each time between two
+barriers of the whole block. That is right, but compute-sanitizer's racecheck reports it. Where a kernel's partitions
+begin once, a warp's number tells as much.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import re
 from onewave.wave.one_code import knows_triton, run_as_one, unexpected
 from onewave.wave.ptx_hook import complete_ptx
 
-__all__ = ["TOLD", "complete_partitions", "numbered"]
-
-TOLD = "mov.b32 $0, 0; // warps are told their partition"
-"""Inline assembly of kernels that stay as Triton has them, having no register for it."""
+__all__ = ["complete_partitions", "numbered"]
 
 _ASKS = re.compile(r"\tld\.shared\.b8\s+(%r\d+), \[(%r\d+)\+(\d+)\];")
 _TELLS = re.compile(r"\tst\.shared\.(?:v[24]\.)?b32\s+\[global_smem\+(\d+)\], \{?([\d, ]+)\}?;")
@@ -27,7 +24,7 @@ _WHAT = "partitions by their warps' numbers"
 
 
 def complete_partitions(kernel: str) -> None:
-    """From now on have Gluon kernels of that name compiled with `one_code`, and with what is described above."""
+    """From now on have Gluon kernels of that name compiled with `one_code.run_as_one` and `numbered`."""
     complete_ptx(kernel, _completed)
 
 
@@ -42,7 +39,7 @@ def numbered(ptx: str) -> str:
     Raises UnsupportedError if they are not told once which it is, and once that there is none.
     """
     asks = _ASKS.findall(ptx)
-    if not asks or TOLD.partition("//")[2] in ptx:
+    if not asks:
         return ptx
     threads, warp, targets = _THREADS.search(ptx), _WARP.search(ptx), _TARGETS.search(ptx)
     if len(asks) != 1 or threads is None or warp is None or targets is None:

@@ -80,12 +80,11 @@ from onewave.ops.attention.gluon_warpgroup_impl import (
     declare_vote,
     only_warpgroup,
     own_warpgroup,
-    tell_partitions,
     twin,
     vote,
     voted,
 )
-from onewave.wave.partitions import complete_partitions
+from onewave.wave.one_code import share_code
 
 __all__ = ["attention_kernel"]
 
@@ -429,8 +428,6 @@ def attention_kernel(
         BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, SHARED, Q_REGISTERS, HALF_TILES, HEADROOM, ORDER, PAGE,
         RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
     )  # fmt: skip
-    if SOFTCAP and not SHARED:
-        tell_partitions()  # as there is no register for that, either
     # Looking up pages takes more registers than a loader otherwise needs.
     OTHERS: gl.constexpr = 48 if PAGE > 0 and W == 2 else 32
     if SHARED and W == 2:
@@ -473,4 +470,4 @@ def attention_kernel(
         )
 
 
-complete_partitions(attention_kernel.__name__)
+share_code(attention_kernel.__name__)

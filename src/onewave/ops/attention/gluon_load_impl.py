@@ -40,7 +40,6 @@ from onewave.ops.attention.gluon_tiles_impl import (
     place,
     place_in_page,
     place_of_keys,
-    place_of_post,
     position_of,
     post,
     posted,
@@ -119,18 +118,17 @@ def post_next(problem, turn, tile):
         if exists:
             for w in gl.static_range(W):
                 mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
-            at_post = place_of_post(QS, slot)
-            post(problem.posts, at_post, EXISTS, 1)
-            post(problem.posts, at_post, BATCH, batch)
-            post(problem.posts, at_post, HEAD, head)
-            post(problem.posts, at_post, FIRST, first)
-            post(problem.posts, at_post, START_Q, start_q)
-            post(problem.posts, at_post, ROWS, rows)
-            post(problem.posts, at_post, START_K, start_k)
-            post(problem.posts, at_post, NUM_KEYS, num_keys)
-            post(problem.posts, at_post, SHIFT, shift)
-            post(problem.posts, at_post, BEGIN, begin)
-            post(problem.posts, at_post, COUNT, count)
+            post(problem.posts, slot, EXISTS, 1)
+            post(problem.posts, slot, BATCH, batch)
+            post(problem.posts, slot, HEAD, head)
+            post(problem.posts, slot, FIRST, first)
+            post(problem.posts, slot, START_Q, start_q)
+            post(problem.posts, slot, ROWS, rows)
+            post(problem.posts, slot, START_K, start_k)
+            post(problem.posts, slot, NUM_KEYS, num_keys)
+            post(problem.posts, slot, SHIFT, shift)
+            post(problem.posts, slot, BEGIN, begin)
+            post(problem.posts, slot, COUNT, count)
             gl.thread_barrier()
             for w in gl.static_range(W):
                 mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
@@ -145,14 +143,13 @@ def post_next(problem, turn, tile):
     if found == 0:
         for w in gl.static_range(W):
             mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
-        at_post = place_of_post(QS, slot)
-        post(problem.posts, at_post, EXISTS, 0)
+        post(problem.posts, slot, EXISTS, 0)
         # Nobody shall have to ask whether the other words mean anything.
-        post(problem.posts, at_post, FIRST, 0)
-        post(problem.posts, at_post, NUM_KEYS, 0)
-        post(problem.posts, at_post, SHIFT, 0)
-        post(problem.posts, at_post, BEGIN, 0)
-        post(problem.posts, at_post, COUNT, 1)
+        post(problem.posts, slot, FIRST, 0)
+        post(problem.posts, slot, NUM_KEYS, 0)
+        post(problem.posts, slot, SHIFT, 0)
+        post(problem.posts, slot, BEGIN, 0)
+        post(problem.posts, slot, COUNT, 1)
         gl.thread_barrier()
         for w in gl.static_range(W):
             mbarrier.arrive(bq.index(b + w), count=1)

@@ -35,14 +35,12 @@ __all__ = [
     "place",
     "place_in_page",
     "place_of_keys",
-    "place_of_post",
     "position_of",
     "post",
     "posted",
     "take",
     "tile_at",
     "tile_of",
-    "unless_first",
 ]
 
 _RAGGED_END = gl.constexpr(0x40000000)
@@ -160,37 +158,16 @@ class Problem:
 
 @gluon.jit
 def allocate_posts(SLOTS: gl.constexpr):
-    """Shared memory where the loading warp writes what a tile is, for all: a slot for each of Q's buffers.
-
-    Its first thread does, which is the one that arrives at barriers for it. The others write beside, in as much again.
-    """
+    """Shared memory where the loading warp writes what a tile is, for all: a slot for each of Q's buffers."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return gl.allocate_shared_memory(gl.int32, [2 * SLOTS * _WORDS, 1], layout)
-
-
-_UNLESS_FIRST = gl.constexpr(
-    "{ .reg .pred other; .reg .b32 lane; mov.u32 lane, %laneid; setp.ne.u32 other, lane, 0;"
-    " selp.b32 $0, $1, 0, other; }"
-)
+    return gl.allocate_shared_memory(gl.int32, [SLOTS * _WORDS, 1], layout)
 
 
 @gluon.jit
-def unless_first(places):
-    """0 to a warp's first thread, `places` to its others."""
-    return gl.inline_asm_elementwise(_UNLESS_FIRST, "=r,r", [places], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def place_of_post(SLOTS: gl.constexpr, slot):
-    """Where a thread of the loading warp writes a slot's words: see allocate_posts."""
-    return slot * _WORDS + unless_first(SLOTS * _WORDS)
-
-
-@gluon.jit
-def post(posts, at, word: gl.constexpr, value):
-    """Written by the loading warp, at place_of_post, before it arrives at Q's barriers; free again with Q's buffer."""
+def post(posts, slot, word: gl.constexpr, value):
+    """Written by the loading warp before it arrives at Q's barriers; free again with Q's buffer."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    posts.index(at + word).store(gl.full([1], value, gl.int32, layout))
+    posts.index(slot * _WORDS + word).store(gl.full([1], value, gl.int32, layout))
 
 
 @gluon.jit

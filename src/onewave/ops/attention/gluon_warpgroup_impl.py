@@ -13,7 +13,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from onewave.wave.one_code import NUMBER, ONLY, knows_triton
-from onewave.wave.partitions import TOLD
 
 __all__ = [
     "SHARES",
@@ -23,7 +22,6 @@ __all__ = [
     "declare_vote",
     "only_warpgroup",
     "own_warpgroup",
-    "tell_partitions",
     "twin",
     "vote",
     "voted",
@@ -49,7 +47,7 @@ _RESULT = gl.constexpr(
     " selp.b32 $0, 1, 0, any; }}"
 )
 _VOTE_BARRIER = gl.constexpr(10)
-_NUMBER, _ONLY, _TOLD = gl.constexpr(NUMBER), gl.constexpr(ONLY), gl.constexpr(TOLD)
+_NUMBER, _ONLY = gl.constexpr(NUMBER), gl.constexpr(ONLY)
 
 
 @gluon.jit
@@ -112,12 +110,6 @@ def only_warpgroup(wg: gl.constexpr):
     """Told where no other warpgroup goes on, amid what all run: barriers from here on have constants for numbers."""
     code: gl.constexpr = written(_ONLY, wg)
     gl.inline_asm_elementwise(code, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def tell_partitions():
-    """Told by a kernel whose warps don't know their partition from their number (wave/partitions.py)."""
-    gl.inline_asm_elementwise(_TOLD, _REGISTERS, [0], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
