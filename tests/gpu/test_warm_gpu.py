@@ -90,8 +90,9 @@ def compiled(cache: Path) -> list[str]:
     return sorted(path.parent.name for path in cache.rglob("*.cubin"))
 
 
-def test_nothing_is_left_to_compile(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+@pytest.mark.parametrize("prebuilt", ["0", "1"])
+def test_nothing_is_left_to_compile(tmp_path: Path, prebuilt: str) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "ONEWAVE_PREBUILT": prebuilt}
     command = [sys.executable, "-m", "onewave", "warm", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

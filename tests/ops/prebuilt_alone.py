@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from triton.runtime import driver
 
 from onewave.ops.attention import prebuild_impl
 from onewave.ops.attention.prebuild_impl import TARGET, build, launches
-from onewave.wave import prebuilt
+from onewave.wave import prebuilt, ptx_hook
 from onewave.wave.prebuilt import FOLDER, INDEX, Launch, compiled_from, key_of, take_prebuilt
 
 __all__ = ["found"]
@@ -65,12 +66,37 @@ def taken_or_not(launch: Launch) -> dict[str, bool]:
     driver.set_active(SimpleNamespace(get_current_target=lambda: replace(TARGET, arch=100)))
     seen["another card"] = take_prebuilt(launch)
     driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))
+    ours = knobs.runtime.add_stages_inspection_hook
+    knobs.runtime.add_stages_inspection_hook = lambda *given: ours(*given)
+    seen["another's hook"] = take_prebuilt(launch)
+    knobs.runtime.add_stages_inspection_hook = ours
+    change = ptx_hook._completions.pop("fp8_kernel")
+    seen["another change of its PTX"] = take_prebuilt(launches()["fp8"])
+    ptx_hook._completions["fp8_kernel"] = change
+    os.environ |= {"ONEWAVE_PREBUILT": "0"}
+    seen["unwanted"] = take_prebuilt(launch)
+    del os.environ["ONEWAVE_PREBUILT"]
+    os.environ |= {"ONEWAVE_NUM_THREADS": "many"}  # is no business of a launch
     seen["as it is"] = take_prebuilt(launch)
+    del os.environ["ONEWAVE_NUM_THREADS"]
+    seen["taken away"] = moved_away(launch)
     return seen
 
 
+def moved_away(launch: Launch) -> bool:
+    """Whether it is not there after all where the cache's files have moved since, whose paths Triton keeps whole."""
+    cache = Path(os.environ["TRITON_CACHE_DIR"])
+    elsewhere = cache.with_name(f"{cache.name}-moved")
+    cache.rename(elsewhere)
+    os.environ |= {"TRITON_CACHE_DIR": str(elsewhere)}
+    taken = take_prebuilt(launch)
+    how, _ = in_triton(launch)
+    knobs.compilation.listener = None
+    return not (taken and how == "found")
+
+
 def of_damaged_files(launch: Launch) -> list[str]:
-    """What is said of a binary that is cut short, changed or missing, none of which is taken."""
+    """What is said of a binary that is cut short, changed or missing, and of such an index; none of them is taken."""
     said: list[str] = []
     whole = (KEPT / f"{SMALL}.xz").read_bytes()
     code = launch.function.fn.__code__
@@ -83,6 +109,13 @@ def of_damaged_files(launch: Launch) -> list[str]:
             path.unlink(missing_ok=True)
             if contents is not None:
                 path.write_bytes(contents)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert not take_prebuilt(launch)
+            said += [str(warning.message).replace(elsewhere, "") for warning in caught]
+        for contents in ('{"triton": "3.6.0"', '{"triton": "3.6.0"}', "[]"):
+            path.with_name(INDEX).write_text(contents)
+            prebuilt._compiled.cache_clear()
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 assert not take_prebuilt(launch)

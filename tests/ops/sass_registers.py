@@ -26,7 +26,7 @@ _STACK = 1000
 _VECTOR, _VECTORS = 2000, 256
 _MOVE = re.compile(r"(?:UMOV UR(\d+)|MOV R(\d+)|R2UR UR(\d+)), (?:UR(\d+)|R(\d+))")
 _OWN = re.compile(r"(?<!U)\bR(\d+)\b")
-_WIDE = re.compile(r"64|WIDE|\.E\b")
+_WIDTHS = {"64": 2, "WIDE": 2, "128": 4}
 _STORES = ("ST", "RED", "BRA", "BRX", "R2P")
 _SPILT = re.compile(r"(STL|LDL)(\S*) .*\[R1(?:\+(0x[0-9a-f]+))?\]")
 _WORDS = {"64": 2, "128": 4}
@@ -38,14 +38,17 @@ class _Instruction:
     next: list[int]
     reads: set[int]
     writes: set[int]
-    # (to, from) of a plain move.
+    # (to, from) of a plain move, or of one to the stack.
     move: tuple[int, int] | None
+    # Whether a thread may pass it by.
+    perhaps: bool
 
     def after(self, known: set[int]) -> set[int]:
         """What is written behind it, where that was before it."""
         if self.move is not None and self.move[1] not in known and self.move[1] != _ZERO:
             return known - {self.move[0]}
-        return known | self.writes
+        # Only of what an unset one was moved to: elsewhere a write counts, whoever it is for.
+        return known | {each for each in self.writes if not (self.perhaps and each >= _VECTOR)}
 
 
 def reads_before_writes(code: str) -> list[str]:
@@ -81,13 +84,17 @@ def _parse(code: str) -> list[_Instruction]:
         elif found := _INSTRUCTION.search(line):
             texts.append(found[1].strip())
     return [
-        _Instruction(text, _next(at, text, labels, len(texts)), *_registers(text), _moved(text))
+        _Instruction(text, _next(at, text, labels, len(texts)), *_registers(text), _moved(text), text.startswith("@"))
         for at, text in enumerate(texts)
     ]
 
 
 def _moved(text: str) -> tuple[int, int] | None:
-    found = _MOVE.fullmatch(re.sub(r"^@!?U?P\w+ ", "", text).strip())
+    body = re.sub(r"^@!?U?P\w+ ", "", text).strip()
+    spilt, own = _SPILT.match(body), _OWN.findall(re.sub(r"\[.*?\]", "", body))
+    if spilt and spilt[1] == "STL" and spilt[2].rpartition(".")[2] not in _WIDTHS and len(own) == 1:
+        return _STACK + int(spilt[3] or "0", 16) // 4, _VECTOR + int(own[0])
+    found = _MOVE.fullmatch(body)
     if found is None:
         return None
     to = int(found[1] or found[3] or 0) if found[2] is None else _VECTOR + int(found[2])
@@ -116,7 +123,9 @@ def _registers(text: str) -> tuple[set[int], set[int]]:
     if spilt := _SPILT.match(body):
         first = _STACK + int(spilt[3] or "0", 16) // 4
         words = set(range(first, first + _WORDS.get(spilt[2].rpartition(".")[2], 1)))
-        return (set(), words) if spilt[1] == "STL" else (words, set())
+        own = {_VECTOR + int(n) for n in _OWN.findall(re.sub(r"\[.*?\]", "", body))}
+        own = {number + step for number in own for step in range(len(words))}
+        return (own, words) if spilt[1] == "STL" else (words, own)
     name, _, rest = body.partition(" ")
     operands = [operand.strip() for operand in rest.split(",")]
     writes: set[int] = set()
@@ -149,5 +158,5 @@ def _own(name: str, rest: str, *, first: bool) -> set[int]:
     else:
         chosen = [operand for at, operand in enumerate(operands) if not (writes and at == target)]
     numbers = {int(number) for operand in chosen for number in _OWN.findall(operand)}
-    pairs = {number + 1 for number in numbers} if _WIDE.search(name) or ".64" in "".join(chosen) else set()
-    return {_VECTOR + number for number in numbers | pairs if number < _VECTORS}
+    wide = max((size for word, size in _WIDTHS.items() if word in name or f".{word}" in "".join(chosen)), default=1)
+    return {_VECTOR + number + step for number in numbers for step in range(wide) if number + step < _VECTORS}

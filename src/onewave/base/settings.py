@@ -55,8 +55,13 @@ class Settings:
             num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")),
             commit=env.get("ONEWAVE_COMMIT") or None,
             debug=_flag("ONEWAVE_DEBUG", env.get("ONEWAVE_DEBUG") or "0"),
-            prebuilt=_flag("ONEWAVE_PREBUILT", env.get("ONEWAVE_PREBUILT") or "1"),
+            prebuilt=cls.takes_prebuilt(env),
         )
+
+    @staticmethod
+    def takes_prebuilt(env: Mapping[str, str] | None = None) -> bool:
+        """`prebuilt` alone, for whoever needs nothing else of the environment. Raises InvalidArgumentError."""
+        return _flag("ONEWAVE_PREBUILT", (os.environ if env is None else env).get("ONEWAVE_PREBUILT") or "1")
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:

@@ -23,16 +23,11 @@ from typing import Any
 
 import triton
 from triton import knobs
-from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
-from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
-from triton.runtime.cache import get_cache_key, get_cache_manager
-from triton.runtime.jit import create_function_from_signature
 
 from onewave.base.settings import Settings
-from onewave.wave.ptx_hook import changes
 
 __all__ = ["FOLDER", "INDEX", "Launch", "compiled_from", "key_of", "take_prebuilt"]
 
@@ -79,22 +74,37 @@ def take_prebuilt(launch: Launch) -> bool:
 
 def _wanted() -> bool:
     """Whether nobody asks for what a compilation does beside its binary, or for another one."""
+    # Not every Triton has this, nor what is imported further down.
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    from onewave.wave.ptx_hook import is_in_front
+
     asked = knobs.compilation.always_compile or knobs.compilation.override or knobs.compilation.dump_ir
-    return Settings.from_env().prebuilt and not asked and not get_cache_invalidating_env_vars()
+    return Settings.takes_prebuilt() and is_in_front() and not asked and not get_cache_invalidating_env_vars()
 
 
 @lru_cache
 def _compiled(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
     """By key the name and the entry of each kernel in a folder, of which there need be none."""
     index = folder / INDEX
-    kept: dict[str, Any] = json.loads(index.read_text()) if index.exists() else {"triton": None}
-    if kept["triton"] != triton.__version__:
+    if not index.exists():
         return {}
-    return {entry["key"]: (name, entry) for name, entry in kept["kernels"].items()}
+    try:
+        kept: dict[str, Any] = json.loads(index.read_text())
+        if kept["triton"] != triton.__version__:
+            return {}
+        return {entry["key"]: (name, entry) for name, entry in kept["kernels"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        what = f"{index} is damaged: kernels are compiled here instead, in seconds each. Install onewave again."
+        warnings.warn(what, stacklevel=3)
+        return {}
 
 
 def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
     """What Triton compiles for a launch on such a card, and with which options."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.runtime.jit import create_function_from_signature
+
     function, backend = launch.function, make_backend(target)
     asked = {
         **launch.named,
@@ -110,17 +120,22 @@ def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
 
 def key_of(source: ASTSource, options: Any, target: GPUTarget) -> str:
     """A digest of all that a binary is compiled from. Functions are hashed in order by then (hash_in_order)."""
-    words = (triton.__version__, make_backend(target).hash(), changes(), source.hash(), options.hash())
+    from onewave.wave.ptx_hook import change_of
+
+    change = change_of(source.name)
+    words = (triton.__version__, make_backend(target).hash(), change, source.hash(), options.hash())
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
 def _keep(source: ASTSource, options: Any, target: GPUTarget, binary: bytes, metadata: dict[str, Any]) -> None:
     """Leave a binary where Triton looks for it, in Triton's own form."""
+    from triton.runtime.cache import get_cache_key, get_cache_manager
+
     words = get_cache_key(source, make_backend(target), options, env_vars={})
     digest = hashlib.sha256(words.encode()).hexdigest()
     cache = get_cache_manager(digest)
     about = f"{source.name}.json"
-    if cache.get_group(about) is None:
+    if about not in (cache.get_group(about) or {}):
         whole = {"hash": digest, "target": target, **options.__dict__, "triton_version": triton.__version__, **metadata}
         group = {
             f"{source.name}.cubin": cache.put(binary, f"{source.name}.cubin"),

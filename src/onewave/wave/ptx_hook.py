@@ -18,7 +18,7 @@ from typing import Any
 
 from triton import knobs
 
-__all__ = ["changes", "complete_ptx", "completed"]
+__all__ = ["change_of", "changes", "complete_ptx", "completed", "is_in_front"]
 
 # Triton 3.6 keeps compiled kernels by their source alone: a change in one of these compiles none anew by itself.
 _CHANGES = ("ptx_hook.py", "read_once.py", "one_code.py", "partitions.py")
@@ -35,6 +35,20 @@ def complete_ptx(kernel: str, change: Callable[[str], str]) -> None:
 def changes() -> str:
     """A digest of all that may become of a kernel's PTX."""
     return hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _CHANGES)).hexdigest()
+
+
+def change_of(kernel: str) -> str:
+    """What becomes of a kernel's PTX, as a name: the same one, the same change."""
+    change: Any = _completions.get(kernel)
+    if change is None:
+        return "none"
+    function, given = getattr(change, "func", change), getattr(change, "keywords", {})
+    return f"{function.__module__}.{function.__qualname__} {sorted(given.items())} {changes()}"
+
+
+def is_in_front() -> bool:
+    """Whether nobody has set another hook for a compilation's stages since, who wants to see them."""
+    return knobs.runtime.add_stages_inspection_hook is _ours
 
 
 def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -65,4 +79,5 @@ def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 # Once, when the first of these kernels' modules is imported.
-knobs.runtime.add_stages_inspection_hook = completed(knobs.runtime.add_stages_inspection_hook)
+_ours = completed(knobs.runtime.add_stages_inspection_hook)
+knobs.runtime.add_stages_inspection_hook = _ours

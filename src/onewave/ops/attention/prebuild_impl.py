@@ -116,16 +116,16 @@ def build(name: str) -> tuple[bytes, dict[str, Any]]:
 def prebuild(folder: Path) -> dict[str, int]:
     """Compile all, in a process a processor, into a folder, where nothing else remains. Returns each one's bytes."""
     names = list(launches())
-    kernels: dict[str, dict[str, Any]] = {}
-    sizes: dict[str, int] = {}
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        built = dict(zip(names, pool.map(build, names), strict=True))
+    # All at once and at the end: whoever interrupts a compilation keeps what there was.
     for old in folder.glob("*.xz"):
         old.unlink()
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for name, (binary, entry) in zip(names, pool.map(build, names), strict=True):
-            kernels[name] = entry
-            packed = lzma.compress(binary, preset=9 | lzma.PRESET_EXTREME)
-            sizes[name] = (folder / f"{name}.xz").write_bytes(packed)
-    index = {"triton": triton.__version__, "kernels": kernels}
+    sizes: dict[str, int] = {}
+    for name, (binary, _) in built.items():
+        packed = lzma.compress(binary, preset=9 | lzma.PRESET_EXTREME)
+        sizes[name] = (folder / f"{name}.xz").write_bytes(packed)
+    index = {"triton": triton.__version__, "kernels": {name: entry for name, (_, entry) in built.items()}}
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     return sizes
 
