@@ -37,6 +37,14 @@ def test_debugging_takes_nothing_else():
         settings.Settings.from_env({"ONEWAVE_DEBUG": "yes"})
 
 
+@pytest.mark.parametrize(("text", "meant"), [(None, True), ("", True), ("1", True), ("0", False)])
+def test_what_comes_compiled_is_taken_unless_told_otherwise(text: str | None, meant: bool):
+    env = {"ONEWAVE_NUM_THREADS": "many"} | ({} if text is None else {"ONEWAVE_PREBUILT": text})
+    assert settings.takes_prebuilt(env) is meant
+    with pytest.raises(InvalidArgumentError, match="ONEWAVE_PREBUILT: 'no'; allowed: 0 or 1"):
+        settings.takes_prebuilt({"ONEWAVE_PREBUILT": "no"})
+
+
 def test_without_a_home_the_cache_has_to_be_named(monkeypatch: pytest.MonkeyPatch):
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")

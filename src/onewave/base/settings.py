@@ -1,4 +1,4 @@
-"""Every environment variable that onewave reads, resolved once into a frozen dataclass."""
+"""Every environment variable that onewave reads: resolved once into a frozen dataclass, but for what a launch asks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["MAX_THREADS", "Settings", "child_environment"]
+__all__ = ["MAX_THREADS", "Settings", "child_environment", "takes_prebuilt"]
 
 # More than the cores of any machine we know; far more threads than cores only slow the kernels down.
 MAX_THREADS = 1024
@@ -32,14 +32,12 @@ class Settings:
     num_threads: CPU threads for the decode kernels (ONEWAVE_NUM_THREADS; default: the cores this process may use).
     commit: what measurements name as the source's commit instead of asking git (ONEWAVE_COMMIT).
     debug: operators check lengths and block tables, at the price of a device synchronisation a call (ONEWAVE_DEBUG=1).
-    prebuilt: kernels that come compiled are taken instead of compiled (unless ONEWAVE_PREBUILT=0).
     """
 
     cache_dir: Path
     num_threads: int
     commit: str | None = None
     debug: bool = False
-    prebuilt: bool = True
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -55,13 +53,13 @@ class Settings:
             num_threads=_num_threads(env.get("ONEWAVE_NUM_THREADS")),
             commit=env.get("ONEWAVE_COMMIT") or None,
             debug=_flag("ONEWAVE_DEBUG", env.get("ONEWAVE_DEBUG") or "0"),
-            prebuilt=cls.takes_prebuilt(env),
         )
 
-    @staticmethod
-    def takes_prebuilt(env: Mapping[str, str] | None = None) -> bool:
-        """`prebuilt` alone, for whoever needs nothing else of the environment. Raises InvalidArgumentError."""
-        return _flag("ONEWAVE_PREBUILT", (os.environ if env is None else env).get("ONEWAVE_PREBUILT") or "1")
+
+def takes_prebuilt(env: Mapping[str, str] | None = None) -> bool:
+    """Whether kernels that come compiled are taken (unless ONEWAVE_PREBUILT=0). Not among the settings, whose errors
+    are none of a launch's. Raises InvalidArgumentError."""
+    return _flag("ONEWAVE_PREBUILT", (os.environ if env is None else env).get("ONEWAVE_PREBUILT") or "1")
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 
-from onewave.base.settings import Settings
+from onewave.base.settings import takes_prebuilt
 
 __all__ = ["FOLDER", "INDEX", "Launch", "compiled_from", "key_of", "take_prebuilt"]
 
@@ -80,7 +80,7 @@ def _wanted() -> bool:
     from onewave.wave.ptx_hook import is_in_front
 
     asked = knobs.compilation.always_compile or knobs.compilation.override or knobs.compilation.dump_ir
-    return Settings.takes_prebuilt() and is_in_front() and not asked and not get_cache_invalidating_env_vars()
+    return takes_prebuilt() and is_in_front() and not asked and not get_cache_invalidating_env_vars()
 
 
 @lru_cache

@@ -15,6 +15,7 @@ import lzma
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FEW, _MANY = 16, 4096
 
 
+@cache  # a process that builds several asks as often
 def launches() -> dict[str, Launch]:
     """By name a launch of each kernel that comes compiled, of tensors that lie on no card; the first of those alike."""
     found: dict[str, Launch] = {}
