@@ -11,7 +11,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.options import choose_device
 from onewave.ops import warm as module_function
 from onewave.ops.attention.gluon_plan import schedule
-from onewave.ops.warm import _FEW, _HEADS, _MANY, side_by_side, warm
+from onewave.ops.warm import _FEW, _HEADS, _MANY, _calls, side_by_side, warm
 
 CPU = torch.device("cpu")
 
@@ -84,6 +84,21 @@ def test_its_operands_reach_every_way_to_deal_tiles(processors: int, head_dim: i
 
     assert [order(_FEW, packed=packed) for packed in (False, True)] == ["turns", "turns"]
     assert [order(_MANY, packed=packed) for packed in (False, True)] == ["table", "sorted"]
+
+
+def test_every_kind_is_one_of_those_that_come_compiled() -> None:
+    """Named after prebuild_impl's: full (of any length), causal and window, packed or not, few tiles and many."""
+    kinds = {
+        f"{operator}, bfloat16, head_dim 64, {limits}{end}{lse}"
+        for operator in ("attention", "attention_varlen")
+        for limits in ("full", "causal", "window")
+        for end in ([""] if (operator, limits) == ("attention", "full") else [", few tiles", ", many tiles"])
+        for lse in ("", ", LSE")
+    }
+    assert set(_calls(torch.device("cpu"), (torch.bfloat16,), (64,), True)) == kinds
+    common = _calls(torch.device("cpu"), (torch.bfloat16,), (64,), False)
+    assert len(common) == 5
+    assert set(common) < kinds
 
 
 def test_choosing_a_card_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -33,17 +34,43 @@ $L__BB0_7:
 	barrier.sync 	1;
 	bra.uni 	$L__BB0_9;
 $L__BB0_1:
+	mov.b32 	%r8, 7;
+	bra.uni 	$L__BB0_8;
+$L__BB0_2:
+	setmaxnreg.inc.sync.aligned.u32 	232;
+	barrier.sync 	1;
+	barrier.sync 	1;
+	setmaxnreg.dec.sync.aligned.u32 	120;
+	bra.uni 	$L__BB0_8;
+$L__BB0_3:
+	barrier.sync 	1;
+	barrier.sync 	1;
+	bra.uni 	$L__BB0_8;
+$L__BB0_4:
+	barrier.sync 	1;
+	@%p3 bra 	$L__BB0_4;
+	bra.uni 	$L__BB0_6;
+$L__BB0_6:
+	barrier.sync 	1;
+	bra.uni 	$L__BB0_8;
+$L__BB0_5:
+	barrier.sync 	1;
+	.loc	1 388 0                         // the last one's end
+	barrier.sync 	1;
+	setmaxnreg.inc.sync.aligned.u32 	120;
+$L__BB0_8:                              // where warps wait
+	setmaxnreg.dec.sync.aligned.u32 	120;
 	barrier.sync 	1;
 	add.s32 	%r10, %r9, %r3;
 	ld.shared.b8 	%r11, [%r10+80];
 	setp.gt.u32 	%p2, %r11, 5;
-	@%p2 bra 	$L__BB0_1;
+	@%p2 bra 	$L__BB0_3;
 	$L_brx_0: .branchtargets
 		$L__BB0_2,
 		$L__BB0_3,
 		$L__BB0_4,
 		$L__BB0_5,
-		$L__BB0_6,
+		$L__BB0_3,
 		$L__BB0_9;
 	brx.idx 	%r11, $L_brx_0;
 $L__BB0_9:
@@ -52,42 +79,63 @@ $L__BB0_9:
 """
 # What Triton writes there: a byte for each warp from the fourth on.
 TOLD = [0] * 4 + [1] * 4 + [3, 3, 2, 4]
+FIRSTS = ["$L__BB0_2", "$L__BB0_3", "$L__BB0_4", "$L__BB0_5", "$L__BB0_3"]
+NONE = len(FIRSTS)
 
 
-def ran(lines: list[str], registers: dict[str, int]) -> None:
-    """Registers after a few of PTX's instructions, of one thread."""
-
-    def value(word: str) -> int:
-        return registers[word] if word in registers else int(word)
-
-    operations = {"shr.u32": lambda a, b: a >> b, "and.b32": lambda a, b: a & b, "shl.b32": lambda a, b: a << b}
-    for line in lines:
-        name, into, *rest = re.split(r"[\s,]+", line.strip().rstrip(";"))
-        values = [value(word) for word in rest]
-        if name == "mov.b32":
-            registers[into] = values[0]
-        elif name == "setp.eq.u32":
-            registers[into] = int(values[0] == values[1])
-        elif name == "setp.ne.u32":
-            registers[into] = int(values[0] != values[1])
-        elif name == "selp.b32":
-            registers[into] = values[0] if values[2] else values[1]
-        else:
-            registers[into] = operations[name](*values)
+OPERATIONS: dict[str, Callable[..., int]] = {
+    "mov.u32": lambda a: a,
+    "mov.b32": lambda a: a,
+    "shr.u32": lambda a, b: a >> b,
+    "shl.b32": lambda a, b: a << b,
+    "and.b32": lambda a, b: a & b,
+    "setp.eq.u32": lambda a, b: int(a == b),
+    "setp.ne.u32": lambda a, b: int(a != b),
+    "setp.lt.u32": lambda a, b: int(a < b),
+    "setp.gt.u32": lambda a, b: int(a > b),
+    "selp.b32": lambda a, b, c: a if c else b,
+}
 
 
-def test_each_warp_finds_the_partition_that_it_would_have_been_told_and_then_none() -> None:
+def way_of(warp: int, ptx: str) -> tuple[list[str], int]:
+    """The labels that a warp comes by until it ends, and at how many barriers of the block it waits."""
+    lines = [line.split("//")[0].strip().rstrip(";") for line in ptx.splitlines()]
+    labels = {line[:-1]: at for at, line in enumerate(lines) if line.endswith(":")}
+    first = next(at for at, line in enumerate(lines) if ".branchtargets" in line) + 1
+    targets = [line.rstrip(",") for line in lines[first : first + NONE + 1]]
+    known = {"%tid.x": 32 * warp, "%nsmid": 132, "global_smem": 0, "%p3": 0}
+    passed: list[str] = []
+    barriers, at = 0, 0
+    while lines[at] != "ret":
+        line = lines[at]
+        at += 1
+        condition = re.match(r"@(\w+|%\w+) ", line)
+        name, *words = re.split(r"[\s,]+", line[condition.end() :] if condition else line)
+        if condition and not known[condition[1]]:
+            continue
+        if line.endswith(":"):
+            passed.append(line[:-1])
+        elif name in ("bra", "bra.uni"):
+            at = labels[words[0]]
+        elif name == "brx.idx":
+            at = labels[targets[known[words[0]]]]
+        elif name == "barrier.sync":
+            barriers += 1
+        elif name == "shfl.sync.idx.b32":
+            known[words[0]] = known[words[1]]
+        elif name in OPERATIONS:
+            known[words[0]] = OPERATIONS[name](*(known[word] if word in known else int(word) for word in words[1:]))
+    return passed, barriers
+
+
+def test_each_warp_goes_to_the_partition_that_it_would_have_been_told_and_to_the_end() -> None:
     found = numbered(PTX)
-    begin = re.search(r"\n\{\n(?:\t\.reg[^\n]*\n)+((?:\tsetp[^\n]*\n)+)\tmov\.u32", found)
-    asks = re.search(r"add\.s32 \t%r10[^\n]*\n(.*?)\tsetp\.gt", found, re.DOTALL)
-    assert begin
-    assert asks
     for warp, partition in enumerate(TOLD, 4):
-        registers = {"%r3": warp}
-        ran(begin[1].splitlines(), registers)
-        for expected in (partition, 5, 5):
-            ran(asks[1].splitlines(), registers)
-            assert registers["%r11"] == expected
+        passed, barriers = way_of(warp, found)
+        waits = passed.index("$L__BB0_8")
+        assert passed[waits + 1] == FIRSTS[partition]
+        assert passed[waits + 2 :] in (["$L__BB_over", "$L__BB0_9"], ["$L__BB0_6", "$L__BB_over", "$L__BB0_9"])
+        assert barriers == way_of(0, found)[1]
 
 
 def test_nothing_of_it_is_left_in_shared_memory_and_all_else_is() -> None:
@@ -112,6 +160,8 @@ def test_a_kernel_without_partitions_stays_as_it_is() -> None:
 
 
 UNEXPECTED = {
+    "two ways to the wait": ("	mov.b32 	%r8, 7;\n", "	@%p3 bra 	$L__BB0_2;\n	bra.uni 	$L__BB0_8;\n"),
+    "no way to the wait": ("	mov.b32 	%r8, 7;\n", "	barrier.sync 	1;\n"),
     "asked twice": ("	setp.gt", "	ld.shared.b8 	%r12, [%r10+80];\n	setp.gt"),
     "no number of threads": (".reqntid 512", ".maxntid 512"),
     "no number of a warp": ("	shfl.sync.idx.b32", "	shfl.sync.up.b32"),
@@ -121,7 +171,7 @@ UNEXPECTED = {
     "told a third time": ("	st.shared.b32 	[global_smem+96]", "	st.shared.b32 	[global_smem+92]"),
     "no end": ("{84215045, 84215045}", "{84215045, 16843009}"),
     "the end at the beginning": ("67240707", "84215045"),
-    "another end": ("		$L__BB0_6,\n", ""),
+    "another end": ("		$L__BB0_5,\n", ""),
     "by a register": ("[global_smem+92], 67240707", "[global_smem+92], %r7"),
 }
 

@@ -126,14 +126,18 @@ def measure_startup(job: Job, *, reps: int, show: Callable[[str], None] = lambda
     return [_together(caches, starts) for caches, starts in kinds if starts]
 
 
-def measure_warm(device: str, *, reps: int, show: Callable[[str], None] = lambda text: None) -> list[WarmResult]:
+def measure_warm(
+    device: str, *, reps: int, every: bool = False, show: Callable[[str], None] = lambda text: None
+) -> list[WarmResult]:
     """`onewave warm` as often with empty caches and with what those left, and with empty ones and every kernel
-    compiled. One after another, a call's time is its kernels' alone. Raises StartupError."""
-    arguments = ["-m", "onewave", "warm", "--json", "--device", device]
+    compiled. One after another, a call's time is its kernels' alone. every: `onewave warm --every`, and nothing
+    compiled but what has to be. Raises StartupError."""
+    arguments = ["-m", "onewave", "warm", "--json", "--device", device, *(["--every"] if every else [])]
+    kinds = [[("empty", True), ("filled", True)], *([] if every else [[("empty", False)]])]
     found: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
     for number in range(1, reps + 1):
         for order, more in (("side by side", []), ("one after another", ["--threads", "1"])):
-            for starts in ((("empty", True), ("filled", True)), (("empty", False),)):
+            for starts in kinds:
                 with tempfile.TemporaryDirectory(prefix="onewave-warm-") as directory:
                     for caches, prebuilt in starts:
                         show(f"{order}, {caches} caches{'' if prebuilt else ', compiling'}: {number} of {reps}")

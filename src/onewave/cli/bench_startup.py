@@ -98,6 +98,9 @@ def startup(
 def warm(
     reps: _Reps = 3,
     device: options.Device = "auto",
+    every: Annotated[
+        bool, typer.Option("--every", help="Calls of `onewave warm --every`; kernels that come compiled are taken.")
+    ] = False,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
@@ -112,7 +115,7 @@ def warm(
     where = choose_device(device)
     if where.type != "cuda":
         raise UnsupportedError("bench warm", got=str(where), allowed="a CUDA card", next="A CPU's kernels need none.")
-    results = measure_warm(str(where), reps=reps, show=show_status)
+    results = measure_warm(str(where), reps=reps, every=every, show=show_status)
     show_status("")
     lines = [line for result in results for line in result.measurements()]
     citations = [] if ledger is None else append_to_ledger(ledger, lines, where)

@@ -21,6 +21,9 @@ def warm(
     dtype: Annotated[str, typer.Option("--dtype", help="auto (bfloat16), bfloat16 or float16.")] = "auto",
     device: options.Device = "auto",
     threads: Annotated[int | None, typer.Option("--threads", help="Default: one a processor.")] = None,
+    every: Annotated[
+        bool, typer.Option("--every", help="Also full packed calls, sliding windows, and all with their LSE.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compile prefill attention's kernels for this card, side by side, into Triton's cache.
@@ -38,7 +41,7 @@ def warm(
     where = choose_device(device)
     kind = choose_operand_dtype(dtype, where)
     start = time.perf_counter()
-    done = compile_kernels(where, dtypes=(kind,), head_dims=head_dim or (64, 128), threads=threads)
+    done = compile_kernels(where, dtypes=(kind,), head_dims=head_dim or (64, 128), threads=threads, every=every)
     seconds = time.perf_counter() - start
     if as_json:
         print(json.dumps({"device": str(where), "seconds": seconds, "calls": [vars(each) for each in done]}))

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import product
+from typing import Any
 
 import torch
 
@@ -23,6 +25,7 @@ __all__ = ["Warmed", "side_by_side", "warm"]
 _HEADS = 16
 # Sequences and their tokens: few enough for causal tiles to be dealt in turns, enough for a table or a sorted queue.
 _FEW, _MANY = (1, 512), (12, 1024)
+_WINDOW = (255, 0)
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ def warm(
     dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
     head_dims: Sequence[int] = (64, 128),
     threads: int | None = None,
+    every: bool = False,
 ) -> tuple[Warmed, ...]:
     """Make the first call of each common kind of prefill attention: full, and causal in batches and packed.
 
@@ -46,7 +50,7 @@ def warm(
     directory (`TRITON_CACHE_DIR`), in any process. These calls run in `threads` threads, one a processor by default, on
     operands of their own, up to 50 MB each, and compile in as many processes, unless this one uses CUDA already or has
     other threads: then in the threads, which takes longer. dtypes: bfloat16, float16. head_dims: as `attention` takes
-    them.
+    them. every: also full packed calls, causal ones with a sliding window, and each of them with its LSE.
 
     Returns what was called, in order. Raises UnsupportedError without a CUDA card and for what attention refuses, and
     InvalidArgumentError.
@@ -64,7 +68,7 @@ def warm(
         check_head_dim("warm", head_dim)
     if ":" not in str(where):
         where = torch.device("cuda", current_card())
-    calls = _calls(where, dtypes, head_dims)
+    calls = _calls(where, dtypes, head_dims, every)
     count = max(1, min(threads or os.cpu_count() or 1, len(calls)))
     import_module("onewave.ops.attention.gluon_impl")  # once, before the processes are forked
     with processes(count) as pool, compile_in(pool) as give_up:
@@ -72,20 +76,22 @@ def warm(
 
 
 def _calls(
-    device: torch.device, dtypes: Sequence[torch.dtype], head_dims: Sequence[int]
+    device: torch.device, dtypes: Sequence[torch.dtype], head_dims: Sequence[int], every: bool
 ) -> dict[str, Callable[[], object]]:
     calls: dict[str, Callable[[], object]] = {}
-    for dtype in dtypes:
-        for head_dim in head_dims:
-            kind = f"{str(dtype).removeprefix('torch.')}, head_dim {head_dim}"
-            calls[f"attention, {kind}, full"] = partial(_batch, _MANY, head_dim, dtype, device, False)
-            for number, some in (("few", _FEW), ("many", _MANY)):
-                calls[f"attention, {kind}, causal, {number} tiles"] = partial(
-                    _batch, some, head_dim, dtype, device, True
-                )
-                calls[f"attention_varlen, {kind}, causal, {number} tiles"] = partial(
-                    _packed, some, head_dim, dtype, device
-                )
+    for dtype, head_dim, lse in product(dtypes, head_dims, (False, True) if every else (False,)):
+        kind = f"{str(dtype).removeprefix('torch.')}, head_dim {head_dim}"
+        make = partial(_call, head_dim=head_dim, dtype=dtype, device=device, return_lse=lse)
+        end = ", LSE" * lse
+        calls[f"attention, {kind}, full{end}"] = partial(make, _MANY)
+        for tiles, some in (("few tiles", _FEW), ("many tiles", _MANY)):
+            causal = partial(make, some, causal=True)
+            calls[f"attention, {kind}, causal, {tiles}{end}"] = causal
+            calls[f"attention_varlen, {kind}, causal, {tiles}{end}"] = partial(causal, packed=True)
+            if every:
+                calls[f"attention, {kind}, window, {tiles}{end}"] = partial(causal, window=_WINDOW)
+                calls[f"attention_varlen, {kind}, window, {tiles}{end}"] = partial(causal, window=_WINDOW, packed=True)
+                calls[f"attention_varlen, {kind}, full, {tiles}{end}"] = partial(make, some, packed=True)
     return calls
 
 
@@ -121,14 +127,15 @@ def side_by_side(
     return done
 
 
-def _batch(some: tuple[int, int], head_dim: int, dtype: torch.dtype, device: torch.device, causal: bool) -> None:
+def _call(
+    some: tuple[int, int], *, head_dim: int, dtype: torch.dtype, device: torch.device, packed: bool = False,
+    **options: Any,
+) -> None:  # fmt: skip
     sequences, tokens = some
-    q = torch.zeros(sequences, _HEADS, tokens, head_dim, dtype=dtype, device=device)
-    attention(q, q, q, causal=causal)
-
-
-def _packed(some: tuple[int, int], head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-    sequences, tokens = some
-    q = torch.zeros(sequences * tokens, _HEADS, head_dim, dtype=dtype, device=device)
-    starts = torch.arange(sequences + 1, dtype=torch.int32, device=device) * tokens
-    attention_varlen(q, q, q, starts, starts, tokens, tokens, causal=True)
+    if packed:
+        q = torch.zeros(sequences * tokens, _HEADS, head_dim, dtype=dtype, device=device)
+        starts = torch.arange(sequences + 1, dtype=torch.int32, device=device) * tokens
+        attention_varlen(q, q, q, starts, starts, tokens, tokens, **options)
+    else:
+        q = torch.zeros(sequences, _HEADS, tokens, head_dim, dtype=dtype, device=device)
+        attention(q, q, q, **options)

@@ -28,9 +28,9 @@ from collections.abc import Iterable
 import triton
 
 from onewave.base.errors import UnsupportedError
-from onewave.wave.ptx_hook import changes, complete_ptx
+from onewave.wave.ptx_hook import changes
 
-__all__ = ["NUMBER", "ONLY", "knows_triton", "run_as_one", "share_code", "unexpected"]
+__all__ = ["NUMBER", "ONLY", "knows_triton", "run_as_one", "unexpected"]
 
 # Triton 3.6 keeps compiled kernels by their source alone: with this in it, a change of theirs compiles them anew.
 _DIGEST = changes()[:12]
@@ -68,11 +68,6 @@ _REGISTERS = re.compile(r"\tsetmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32\s+(\d+);
 def knows_triton() -> bool:
     """Whether this Triton writes a kernel's partitions as `run_as_one` expects."""
     return triton.__version__.startswith(f"{_TRITON}.")
-
-
-def share_code(kernel: str) -> None:
-    """From now on have Gluon kernels of that name compiled with `run_as_one`."""
-    complete_ptx(kernel, run_as_one)
 
 
 def run_as_one(ptx: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from onewave.wave.one_code import knows_triton, run_as_one, unexpected
+from onewave.wave.own_arrivals import each_arrives
 from onewave.wave.ptx_hook import complete_ptx
 
 __all__ = ["complete_partitions", "numbered"]
@@ -19,18 +20,23 @@ _TELLS = re.compile(r"\tst\.shared\.(?:v[24]\.)?b32\s+\[global_smem\+(\d+)\], \{
 _WARP = re.compile(r"\tshfl\.sync\.idx\.b32\s+(%r\d+), %r\d+, 0, 31, -1;")
 _THREADS = re.compile(r"\.reqntid (\d+)")
 _TARGETS = re.compile(r"\$L_brx_\d+: \.branchtargets\n((?:\s*\$L__BB\w+[,;]\n)+)")
+_LABEL = re.compile(r"\$L__BB\w+:")
+_LEAVES = re.compile(r"\t(?:bra|ret|exit|brx)\b")
+_ALL_WARPS = re.compile(r"\tbarrier\.sync\s+1;")
+_PASSED = re.compile(r"\t\.loc\s|\s*//|\$L__tmp\d+:|\s*$|\tsetmaxnreg\.")
+_OVER = "$L__BB_over"
 _WARPS_A_WORD, _EACH_BYTE = 4, 0x01010101
 _WHAT = "partitions by their warps' numbers"
 
 
 def complete_partitions(kernel: str) -> None:
-    """From now on have Gluon kernels of that name compiled with `one_code.run_as_one` and `numbered`."""
+    """From now on have Gluon kernels of that name compiled with `run_as_one`, `each_arrives` and `numbered`."""
     complete_ptx(kernel, _completed)
 
 
 def _completed(ptx: str) -> str:
     ptx = run_as_one(ptx)
-    return numbered(ptx) if knows_triton() else ptx
+    return numbered(each_arrives(ptx)) if knows_triton() else ptx
 
 
 def numbered(ptx: str) -> str:
@@ -78,14 +84,45 @@ def numbered(ptx: str) -> str:
         f"\tand.b32 \tonewave_four, {warp[1]}, 3;",
         "\tshl.b32 \tonewave_four, onewave_four, 3;",
         "\tshr.u32 \tonewave_number, onewave_number, onewave_four;",
-        "\tand.b32 \tonewave_number, onewave_number, 255;",
-        f"\tselp.b32 \t{register}, {none}, onewave_number, onewave_begun;",
-        "\tsetp.eq.u32 \tonewave_begun, 0, 0;",
+        f"\tand.b32 \t{register}, onewave_number, 255;",
     ]
-    head, _, code = _ASKS.sub("\n".join(number), "\n".join(kept)).partition("\n{\n")
-    begin = [
-        "\t.reg .pred onewave_these, onewave_begun;",
-        "\t.reg .b32 onewave_four, onewave_number;",
-        "\tsetp.ne.u32 \tonewave_begun, 0, 0;",
+    last = re.findall(r"\$L__BB\w+", targets[1])[-1]
+    head, _, code = _ASKS.sub("\n".join(number), "\n".join(_once(kept, last))).partition("\n{\n")
+    return "\n".join([head, "{", "\t.reg .pred onewave_these;", "\t.reg .b32 onewave_four, onewave_number;", code])
+
+
+def _once(lines: list[str], last: str) -> list[str]:
+    """The kernel's lines with warps whose partition has ended sent to where the block's last barrier lets them go, at
+    label `last`, instead of back to where they wait for a partition.
+
+    For ptxas they may still go back (were there a card without multiprocessors): where it knows that a partition's code
+    runs once, it spills registers of one with a softcap.
+    """
+    asks = next(at for at, line in enumerate(lines) if _ASKS.match(line))
+    begin = next(at for at in range(asks, -1, -1) if _LABEL.match(lines[at]))
+    wait = lines[begin].partition(":")[0]
+    end = [
+        "\tmov.u32 \tonewave_number, %nsmid;",
+        "\tsetp.ne.u32 \tonewave_these, onewave_number, 0;",
+        f"\t@onewave_these bra \t{_OVER};",
     ]
-    return "\n".join([head, "{", *begin, code])
+    changed: list[str] = []
+    entries, ends = 0, 0
+    for at, line in enumerate(lines):
+        if line.startswith(f"{last}:"):
+            changed += [f"\tbra.uni \t{last};", f"{_OVER}:", "\tbarrier.sync \t1;"]
+        goes = re.fullmatch(rf"\tbra(?:\.uni)?\s+{re.escape(wait)};", line) is not None
+        falls = at == begin and not _LEAVES.match(_before(lines, at))
+        if goes or falls:
+            ended = _ALL_WARPS.match(_before(lines, at)) is not None
+            changed += end if ended else []
+            entries, ends = entries + (not ended), ends + ended
+        changed.append(line)
+    if entries != 1 or not ends:
+        raise unexpected(f"{entries} ways to and {ends} back to where warps wait for their partition", _WHAT)
+    return changed
+
+
+def _before(lines: list[str], at: int) -> str:
+    """The instruction before a line, demands for registers passed over."""
+    return next((line for line in lines[at - 1 :: -1] if not _PASSED.match(line)), "")

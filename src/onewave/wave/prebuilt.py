@@ -29,12 +29,13 @@ from triton.runtime import driver
 
 from onewave.base.settings import takes_prebuilt
 
-__all__ = ["FOLDER", "INDEX", "Launch", "compiled_from", "key_of", "take_prebuilt"]
+__all__ = ["FOLDER", "INDEX", "Launch", "archive_of", "compiled_from", "key_of", "take_prebuilt"]
 
 FOLDER, INDEX = "prebuilt", "index.json"
-"""Beside a kernel's source: {"triton": version, "kernels": {name: {"key", "sha256" of the binary, "metadata"}}}.
+"""Beside a kernel's source: {"triton": version, "kernels": {name: {"key", "sha256", "at", "bytes", "metadata"}}}.
 
-name.xz is the binary, compressed; metadata is what Triton keeps beside it, but for the options of the launch.
+The binary of that digest lies at `at`, so many bytes long, in archive_of(name), where binaries lie one after another,
+compressed together, as they are much alike. metadata is what Triton keeps beside it, but for the launch's options.
 """
 
 
@@ -45,6 +46,11 @@ class Launch:
     function: Any
     args: Sequence[Any]
     named: Mapping[str, Any]
+
+
+def archive_of(name: str) -> str:
+    """The file that holds a kernel of that name in the index."""
+    return f"{name.partition('/')[0]}.xz"
 
 
 def take_prebuilt(launch: Launch) -> bool:
@@ -59,9 +65,11 @@ def take_prebuilt(launch: Launch) -> bool:
     if found is None:
         return False
     name, entry = found
-    file = folder / f"{name}.xz"
+    file = folder / archive_of(name)
     try:
-        binary = lzma.decompress(file.read_bytes())
+        with lzma.open(file) as archive:
+            archive.seek(entry["at"])
+            binary = archive.read(entry["bytes"])
     except (OSError, lzma.LZMAError, EOFError):
         binary = b""
     if hashlib.sha256(binary).hexdigest() != entry["sha256"]:

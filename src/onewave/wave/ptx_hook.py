@@ -21,7 +21,7 @@ from triton import knobs
 __all__ = ["change_of", "changes", "complete_ptx", "completed", "is_in_front"]
 
 # Triton 3.6 keeps compiled kernels by their source alone: a change in one of these compiles none anew by itself.
-_CHANGES = ("ptx_hook.py", "read_once.py", "one_code.py", "partitions.py")
+_CHANGES = ("ptx_hook.py", "read_once.py", "one_code.py", "own_arrivals.py", "partitions.py")
 
 _completions: dict[str, Callable[[str], str]] = {}
 

@@ -71,7 +71,14 @@ from onewave.ops.attention.gluon_start_impl import (
     pass_values_beyond,
     tile_comes,
 )
-from onewave.ops.attention.gluon_tiles_impl import ROWS, Problem, allocate_posts, posted
+from onewave.ops.attention.gluon_tiles_impl import (
+    ROWS,
+    WARP_THREADS,
+    WARPGROUP_THREADS,
+    Problem,
+    allocate_posts,
+    posted,
+)
 from onewave.ops.attention.gluon_warpgroup_impl import (
     SHARES,
     barrier_arrive,
@@ -84,7 +91,7 @@ from onewave.ops.attention.gluon_warpgroup_impl import (
     vote,
     voted,
 )
-from onewave.wave.one_code import share_code
+from onewave.wave.partitions import complete_partitions
 
 __all__ = ["attention_kernel"]
 
@@ -410,9 +417,9 @@ def attention_kernel(
     posts = allocate_posts(Q_STAGES)
     mbarrier.init(bz.index(0), count=1)
     for i in gl.static_range(2 * Q_STAGES * W):
-        mbarrier.init(bq.index(i), count=1)
+        mbarrier.init(bq.index(i), count=WARP_THREADS)
     for i in gl.static_range(Q_STAGES * W):
-        mbarrier.init(bo.index(i), count=1)
+        mbarrier.init(bo.index(i), count=WARPGROUP_THREADS)
     for i in gl.static_range(K_STAGES):
         mbarrier.init(bk.index(i), count=1)
         mbarrier.init(bk.index(K_STAGES + i), count=W)
@@ -470,4 +477,4 @@ def attention_kernel(
         )
 
 
-share_code(attention_kernel.__name__)
+complete_partitions(attention_kernel.__name__)

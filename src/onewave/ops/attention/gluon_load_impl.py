@@ -35,6 +35,7 @@ from onewave.ops.attention.gluon_tiles_impl import (
     SHIFT,
     START_K,
     START_Q,
+    WARP_THREADS,
     boxed,
     first_seen,
     place,
@@ -132,6 +133,7 @@ def post_next(problem, turn, tile):
             gl.thread_barrier()
             for w in gl.static_range(W):
                 mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
+                mbarrier.arrive(bq.index(b + w), count=WARP_THREADS - 1)
                 at_q = place(problem, batch, head, start_q, rows, first + w * 64)
                 tma.async_copy_global_to_shared(
                     problem.q, at_q, bq.index(b + w), boxed(problem.sq.index(b + w), problem.q)
@@ -152,7 +154,7 @@ def post_next(problem, turn, tile):
         post(problem.posts, slot, COUNT, 1)
         gl.thread_barrier()
         for w in gl.static_range(W):
-            mbarrier.arrive(bq.index(b + w), count=1)
+            mbarrier.arrive(bq.index(b + w), count=WARP_THREADS)
     return turn
 
 
@@ -274,7 +276,7 @@ def store_all(problem):
                 tma.async_copy_shared_to_global(problem.out, at, boxed(problem.sq.index(b), problem.out))
         tma.store_wait(0)
         for w in gl.static_range(W):
-            mbarrier.arrive(problem.bq.index(QS * W + slot * W + w), count=1)
+            mbarrier.arrive(problem.bq.index(QS * W + slot * W + w), count=WARP_THREADS)
         tile += 1
         mbarrier.wait(problem.bq.index(tile % QS * W), (tile // QS) & 1)
         exists = posted(problem.posts, tile % QS, EXISTS, 1)

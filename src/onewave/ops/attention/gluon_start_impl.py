@@ -30,6 +30,7 @@ from onewave.ops.attention.gluon_tiles_impl import (
     ROWS,
     SHIFT,
     START_Q,
+    WARPGROUP_THREADS,
     posted,
 )
 
@@ -256,4 +257,4 @@ def hand_over(problem, buffer):
     """Give the output in Q's buffer to the warp that stores."""
     fence_async_shared()
     gl.thread_barrier()
-    mbarrier.arrive(problem.bo.index(buffer), count=1)
+    mbarrier.arrive(problem.bo.index(buffer), count=WARPGROUP_THREADS)

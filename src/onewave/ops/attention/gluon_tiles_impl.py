@@ -16,6 +16,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate as aggregate
 
+from onewave.wave import own_arrivals
+
 __all__ = [
     "BATCH",
     "BEGIN",
@@ -28,6 +30,8 @@ __all__ = [
     "SHIFT",
     "START_K",
     "START_Q",
+    "WARPGROUP_THREADS",
+    "WARP_THREADS",
     "Problem",
     "allocate_posts",
     "boxed",
@@ -47,6 +51,8 @@ _RAGGED_END = gl.constexpr(0x40000000)
 # A tile's post: which word says what.
 EXISTS, BATCH, HEAD, FIRST, START_Q, ROWS, START_K, NUM_KEYS, SHIFT, BEGIN, COUNT = map(gl.constexpr, range(11))
 _WORDS = gl.constexpr(16)
+# Where words are handed over, mbarriers count threads, and each arrives itself (wave/own_arrivals.py).
+WARP_THREADS, WARPGROUP_THREADS = gl.constexpr(own_arrivals.WARP_THREADS), gl.constexpr(own_arrivals.WARPGROUP_THREADS)
 
 
 @aggregate

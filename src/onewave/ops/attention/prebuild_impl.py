@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,15 @@ from triton.compiler import make_backend
 from onewave.ops.attention import fp8_impl, gluon_impl
 from onewave.ops.attention.masks import Options
 from onewave.wave.launch_kernel import hash_in_order, launches_nowhere, without_collection
-from onewave.wave.prebuilt import FOLDER, INDEX, Launch, compiled_from, key_of
+from onewave.wave.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of
 
 __all__ = ["TARGET", "build", "launches", "prebuild"]
 
 TARGET = GPUTarget("cuda", 90, 32)
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 256)), (torch.float8_e4m3fn, 128))
 # Where one program has all tiles: one is dealt in closed form, and a sequence of these by a table or, packed, sorted.
 _FEW, _MANY = 16, 4096
+_LIMITS = {"full": (None, None), "causal": (None, 0), "window": (128, 0)}
 
 
 @cache  # a process that builds several asks as often
@@ -53,46 +55,28 @@ def launches() -> dict[str, Launch]:
 
 
 def _calls() -> Iterator[tuple[str, Launch]]:
-    for kind, dtype in _DTYPES.items():
-        for head_dim in (64, 128, 256):
-            full, few, many = (_dense(dtype, head_dim, *call) for call in ((_FEW, None), (_FEW, 0), (_MANY, 0)))
-            yield f"attention-{kind}-{head_dim}", full[-1]
-            yield f"attention-{kind}-{head_dim}-causal", few[-1]
-            yield f"attention-{kind}-{head_dim}-causal-table", many[-1]
-            few, many = (_packed(dtype, head_dim, tokens) for tokens in (_FEW, _MANY))
-            yield f"attention-{kind}-{head_dim}-causal-packed", few[-1]
-            yield f"attention-{kind}-{head_dim}-causal-packed-sorted", many[-1]
-            yield f"order-{head_dim}-causal", many[0]
-    for right, tokens, name in ((None, _FEW, ""), (0, _FEW, "-causal"), (0, _MANY, "-causal-table")):
-        turning, product = _float8(right, tokens)
-        yield f"fp8{name}", product
-        yield f"fp8-values{name}", turning
+    for (dtype, head_dim), (limits, (left, right)) in product(_TENSORS, _LIMITS.items()):
+        for packed, tokens, lse in product((False, True), (_FEW, _MANY), (False, True)):
+            *before, own = _launches_of(dtype, head_dim, tokens, Options(1.0, left, right), packed=packed, lse=lse)
+            name = f"{limits}{'-packed' * packed}{'-many' * (tokens == _MANY)}{'-lse' * lse}"
+            yield f"attention-{head_dim}/{str(dtype).removeprefix('torch.')}-{name}", own
+            for launch in before:
+                yield f"attention-{head_dim}/{launch.function.__name__}-{name}", launch
 
 
-def _dense(dtype: torch.dtype, head_dim: int, tokens: int, right: int | None) -> list[Launch]:
-    q, wanted = torch.empty(1, 1, tokens, head_dim, dtype=dtype), Options(1.0, right=right)
-    with launches_nowhere() as made:
-        gluon_impl.attention(torch.empty_like(q), None, q, q, q, wanted)
-    return made
-
-
-def _packed(dtype: torch.dtype, head_dim: int, tokens: int) -> list[Launch]:
+def _launches_of(
+    dtype: torch.dtype, head_dim: int, tokens: int, wanted: Options, *, packed: bool, lse: bool
+) -> list[Launch]:
     rows = torch.empty(tokens, 1, head_dim, dtype=dtype).transpose(0, 1)[None]
+    sums = torch.empty(1, 1, tokens) if lse else None
     starts = torch.tensor([0, tokens], dtype=torch.int32)
+    sequences: dict[str, Any] = {"starts_q": starts, "starts_k": starts, "longest": tokens} if packed else {}
     with launches_nowhere() as made:
-        gluon_impl.attention(
-            torch.empty_like(rows), None, rows, rows, rows, Options(1.0, right=0),
-            starts_q=starts, starts_k=starts, longest=tokens,
-        )  # fmt: skip
-    return made
-
-
-def _float8(right: int | None, tokens: int) -> list[Launch]:
-    q = torch.empty(1, 1, tokens, 128, dtype=torch.float8_e4m3fn)
-    one = torch.ones(1)
-    with launches_nowhere() as made:
-        out = torch.empty_like(q, dtype=torch.bfloat16)
-        fp8_impl.attention(out, None, q, q, q, (one, one, one), Options(1.0, right=right))
+        if dtype == torch.float8_e4m3fn:
+            out, one = torch.empty_like(rows, dtype=torch.bfloat16), torch.ones(1)
+            fp8_impl.attention(out, sums, rows, rows, rows, (one, one, one), wanted, **sequences)
+        else:
+            gluon_impl.attention(torch.empty_like(rows), sums, rows, rows, rows, wanted, **sequences)
     return made
 
 
@@ -116,22 +100,25 @@ def build(name: str) -> tuple[bytes, dict[str, Any]]:
 
 
 def prebuild(folder: Path) -> dict[str, int]:
-    """Compile all, in a process a processor, into a folder, where nothing else remains. Returns each one's bytes."""
+    """Compile all, in a process a processor, into a folder, where nothing else remains. Returns archives' sizes."""
     names = list(launches())
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         built = dict(zip(names, pool.map(build, names), strict=True))
+    archives: dict[str, bytes] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    for name, (binary, entry) in built.items():
+        before = archives.get(archive_of(name), b"")
+        entries[name] = {**entry, "at": len(before), "bytes": len(binary)}
+        archives[archive_of(name)] = before + binary
     # All at once and at the end: whoever interrupts a compilation keeps what there was.
     for old in folder.glob("*.xz"):
         old.unlink()
-    sizes: dict[str, int] = {}
-    for name, (binary, _) in built.items():
-        packed = lzma.compress(binary, preset=9 | lzma.PRESET_EXTREME)
-        sizes[name] = (folder / f"{name}.xz").write_bytes(packed)
-    index = {"triton": triton.__version__, "kernels": {name: entry for name, (_, entry) in built.items()}}
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
-    return sizes
+    for archive, binaries in archives.items():
+        (folder / archive).write_bytes(lzma.compress(binaries, preset=9 | lzma.PRESET_EXTREME))
+    (folder / INDEX).write_text(json.dumps({"triton": triton.__version__, "kernels": entries}, indent=1) + "\n")
+    return {archive: (folder / archive).stat().st_size for archive in archives}
 
 
 if __name__ == "__main__":
     made = prebuild(Path(__file__).with_name(FOLDER))
-    print(f"{len(made)} kernels compiled, {sum(made.values()):,} bytes")
+    print(f"{len(launches())} kernels compiled, {sum(made.values()):,} bytes in {', '.join(made)}")
