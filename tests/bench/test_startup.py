@@ -93,6 +93,7 @@ def test_first_calls_side_by_side_and_one_after_another(monkeypatch):
     ran: list[tuple[bool, Path]] = []
 
     def run(arguments, text, caches, prebuilt):
+        assert "--every" not in arguments
         alone = "--threads" in arguments
         ran.append((alone, caches))
         seconds = (4.0 if alone else 1.0) * (1 if ran.count((alone, caches)) == 1 else 0.1) * (1 if prebuilt else 10)
@@ -108,3 +109,19 @@ def test_first_calls_side_by_side_and_one_after_another(monkeypatch):
     lines = [line for each in results.values() for line in each.measurements()]
     assert [line.metric for line in lines] == ["warm"] * 3 + ["warm", "first_call"] * 3
     assert [line.extra["prebuilt"] for line in lines] == [True, True, False, True, True, True, True, False, False]
+    assert {line.extra["calls"] for line in lines if line.metric == "warm"} == {1}
+
+
+def test_every_kind_of_first_call_is_timed_as_it_comes(monkeypatch):
+    """Compiling as many, one after another, would take minutes."""
+
+    def run(arguments, text, caches, prebuilt):
+        assert "--every" in arguments
+        assert prebuilt
+        return {"seconds": 2.0, "calls": [{"name": name, "seconds": 1.0} for name in ("full", "window")]}
+
+    monkeypatch.setattr(startup, "_in_new_process", run)
+    results = measure_warm("cuda:0", reps=1, every=True)
+    kinds = [(order, caches) for order in ("side by side", "one after another") for caches in ("empty", "filled")]
+    assert [(each.order, each.caches) for each in results] == kinds
+    assert {line.extra["calls"] for each in results for line in each.measurements() if line.metric == "warm"} == {2}

@@ -31,7 +31,7 @@ def dense(
 ) -> None:  # fmt: skip
     q = randn(batch, heads, tokens, head_dim, dtype=dtype)
     k, v = (randn(batch, kv_heads, tokens, head_dim, dtype=dtype) for _ in range(2))
-    attention(q, k, v, sinks=randn(heads, dtype=torch.float32) if sinks else None, **options)
+    attention(q, k, v, backend="gluon", sinks=randn(heads, dtype=torch.float32) if sinks else None, **options)
 
 
 def starts_of(lengths: list[int]) -> Tensor:
@@ -41,7 +41,7 @@ def starts_of(lengths: list[int]) -> Tensor:
 def packed(lengths: list[int], head_dim: int = 128, **options: Any) -> None:
     q, k, v = (randn(sum(lengths), heads, head_dim) for heads in (8, 2, 2))
     starts = starts_of(lengths)
-    attention_varlen(q, k, v, starts, starts, max(lengths), max(lengths), **options)
+    attention_varlen(q, k, v, starts, starts, max(lengths), max(lengths), backend="gluon", **options)
 
 
 def pages() -> None:
@@ -49,12 +49,12 @@ def pages() -> None:
     table = torch.randperm(30, device="cuda").int().reshape(3, 10)
     attention_varlen(
         randn(sum(queries), 8, 128), randn(30, 32, 2, 128), randn(30, 32, 2, 128), starts_of(queries), starts_of(keys),
-        max(queries), max(keys), causal=True, block_table=table,
+        max(queries), max(keys), causal=True, block_table=table, backend="gluon",
     )  # fmt: skip
 
 
 def float8(**options: Any) -> None:
-    attention_fp8(*(randn(2, 4, 640, 128).to(torch.float8_e4m3fn) for _ in range(3)), **options)
+    attention_fp8(*(randn(2, 4, 640, 128).to(torch.float8_e4m3fn) for _ in range(3)), backend="gluon", **options)
 
 
 MANY: dict[str, Any] = {"heads": 16, "kv_heads": 4}

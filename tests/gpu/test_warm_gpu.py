@@ -49,6 +49,7 @@ torch.manual_seed(0)
 kinds, *head_dims = sys.argv[1:]
 every = [dict(causal=c, window=w, return_lse=l) for c, w in ((0, None), (1, None), (1, (100, 0))) for l in (0, 1)]
 some = [dict(causal=0), dict(causal=1), dict(causal=1, window=(100, 0), return_lse=1)]
+starts_of = lambda lengths: torch.tensor([0, *lengths], dtype=torch.int32, device="cuda").cumsum(0, dtype=torch.int32)
 for dtype in (torch.bfloat16, torch.float16):
     for head_dim in map(int, head_dims):
         options = every if kinds == "every" else some if dtype == torch.bfloat16 else some[:2]
@@ -60,12 +61,25 @@ for dtype in (torch.bfloat16, torch.float16):
                 keep(attention(q, k, v, **each))
                 if head_dim == 128 and dtype == torch.bfloat16:
                     keep(attention_fp8(*(t.to(torch.float8_e4m3fn) for t in (q, k, v)), **each))
+            for window in (None, (100, 0)) if kinds == "every" else ():
+                keep(attention(q, k, v, causal=True, window=window, softcap=20.0))
+                keep(attention(q, k, v, causal=True, window=window, sinks=torch.randn(heads, device="cuda")))
         for lengths in ([5, 700], [300] * 40):
-            starts = torch.tensor([0, *lengths], dtype=torch.int32, device="cuda").cumsum(0, dtype=torch.int32)
+            starts = starts_of(lengths)
+            sizes = (starts, starts, max(lengths), max(lengths))
             q = torch.randn(sum(lengths), 32, head_dim, device="cuda").to(dtype)
             k = torch.randn(sum(lengths), 8, head_dim, device="cuda").to(dtype)
             for each in options if kinds == "every" else options[1:]:
-                keep(attention_varlen(q, k, k, starts, starts, max(lengths), max(lengths), **each))
+                keep(attention_varlen(q, k, k, *sizes, **each))
+            for window in (None, (100, 0)) if kinds == "every" else ():
+                keep(attention_varlen(q, k, k, *sizes, causal=True, window=window, softcap=20.0))
+                sinks = torch.randn(32, device="cuda")
+                keep(attention_varlen(q, k, k, *sizes, causal=True, window=window, sinks=sinks))
+            for page_size in (16, 32, 64, 128, 256) if kinds == "every" else ():
+                pages = -(-max(lengths) // page_size)
+                table = torch.arange(len(lengths) * pages, device="cuda").int().reshape(-1, pages)
+                k = torch.randn(table.numel(), page_size, 8, head_dim, device="cuda").to(dtype)
+                keep(attention_varlen(q, k, k, *sizes, causal=True, block_table=table))
 print(json.dumps([asked, digests]))
 """
 

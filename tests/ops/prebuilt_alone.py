@@ -30,8 +30,8 @@ from onewave.wave.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_fr
 __all__ = ["found"]
 
 KEPT = Path(prebuild_impl.__file__).with_name(FOLDER)
-SMALL = "attention-128/sort_slots-causal-packed-many"
-COMPILED = (SMALL, "attention-64/bfloat16-full", "attention-128/float8_e4m3fn-causal")
+SMALL = "attention-128-bfloat16/causal-packed-many-sort_slots"
+COMPILED = (SMALL, "attention-64-bfloat16/full", "attention-128-float8_e4m3fn/causal")
 
 
 def instructions(cubin: bytes) -> list[str]:
@@ -72,7 +72,7 @@ def taken_or_not(launch: Launch) -> dict[str, bool]:
     seen["another's hook"] = take_prebuilt(launch)
     knobs.runtime.add_stages_inspection_hook = ours
     change = ptx_hook._completions.pop("fp8_kernel")
-    seen["another change of its PTX"] = take_prebuilt(launches()["attention-128/float8_e4m3fn-full"])
+    seen["another change of its PTX"] = take_prebuilt(launches()["attention-128-float8_e4m3fn/full"])
     ptx_hook._completions["fp8_kernel"] = change
     os.environ |= {"ONEWAVE_PREBUILT": "0"}
     seen["unwanted"] = take_prebuilt(launch)
@@ -114,7 +114,9 @@ def of_damaged_files(launch: Launch) -> list[str]:
                 warnings.simplefilter("always")
                 assert not take_prebuilt(launch)
             said += [str(warning.message).replace(elsewhere, "") for warning in caught]
-        for contents in ('{"triton": "3.6.0"', '{"triton": "3.6.0"}', "[]"):
+        index = (KEPT / INDEX).read_text()
+        older, worse = index.replace('"at":', '"of":'), index.replace('"at": ', '"at": "?", "or": ')
+        for contents in ('{"triton": "3.6.0"', '{"triton": "3.6.0"}', "[]", older, worse):
             path.with_name(INDEX).write_text(contents)
             prebuilt._compiled.cache_clear()
             with warnings.catch_warnings(record=True) as caught:

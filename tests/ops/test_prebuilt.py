@@ -13,9 +13,9 @@ import pytest
 
 SCRIPT = Path(__file__).parent / "prebuilt_alone.py"
 COMPILED = (
-    "attention-128/sort_slots-causal-packed-many",
-    "attention-64/bfloat16-full",
-    "attention-128/float8_e4m3fn-causal",
+    "attention-128-bfloat16/causal-packed-many-sort_slots",
+    "attention-64-bfloat16/full",
+    "attention-128-float8_e4m3fn/causal",
 )
 
 
@@ -53,5 +53,7 @@ def test_only_the_very_same_kernel_is_taken(found: dict[str, Any]) -> None:
 
 def test_damaged_files_are_not_taken_and_named(found: dict[str, Any]) -> None:
     binaries, indices = found["said"][:3], found["said"][3:]
-    assert [said.partition(":")[0] for said in binaries] == ["/prebuilt/attention-128.xz is missing or damaged"] * 3
-    assert [said.partition(":")[0] for said in indices] == ["/prebuilt/index.json is damaged"] * 3
+    assert [said.partition(":")[0] for said in binaries] == [
+        "/prebuilt/attention-128-bfloat16.xz is missing or damaged"
+    ] * 3
+    assert [said.partition(":")[0] for said in indices] == ["/prebuilt/index.json is damaged"] * 5

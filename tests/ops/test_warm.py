@@ -11,7 +11,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.options import choose_device
 from onewave.ops import warm as module_function
 from onewave.ops.attention.gluon_plan import schedule
-from onewave.ops.warm import _FEW, _HEADS, _MANY, _calls, side_by_side, warm
+from onewave.ops.warm import _FEW, _HEADS, _MANY, _WINDOW, _calls, side_by_side, warm
 
 CPU = torch.device("cpu")
 
@@ -72,22 +72,22 @@ def test_a_head_dim_that_attention_does_not_take_is_refused_first(
 
 @pytest.mark.parametrize("processors", [78, 114, 132])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_its_operands_reach_every_way_to_deal_tiles(processors: int, head_dim: int) -> None:
+@pytest.mark.parametrize("left", [None, _WINDOW[0]])
+def test_its_operands_reach_every_way_to_deal_tiles(processors: int, head_dim: int, left: int | None) -> None:
     def order(some: tuple[int, int], *, packed: bool) -> str:
         sequences, tokens = some
         rows = sequences * tokens if packed else tokens
         heads = _HEADS if packed else sequences * _HEADS
         return schedule(
             heads=heads, group=1, num_queries=rows, num_keys=rows, columns=head_dim, processors=processors, shift=0,
-            left=None, right=0, sequences=sequences if packed else None, queue=True,
+            left=left, right=0, sequences=sequences if packed else None, queue=True,
         ).order  # fmt: skip
 
     assert [order(_FEW, packed=packed) for packed in (False, True)] == ["turns", "turns"]
     assert [order(_MANY, packed=packed) for packed in (False, True)] == ["table", "sorted"]
 
 
-def test_every_kind_is_one_of_those_that_come_compiled() -> None:
-    """Named after prebuild_impl's: full (of any length), causal and window, packed or not, few tiles and many."""
+def test_every_adds_windows_full_packed_calls_and_sums() -> None:
     kinds = {
         f"{operator}, bfloat16, head_dim 64, {limits}{end}{lse}"
         for operator in ("attention", "attention_varlen")

@@ -106,9 +106,11 @@ def way_of(warp: int, ptx: str) -> tuple[list[str], int]:
     known = {"%tid.x": 32 * warp, "%nsmid": 132, "global_smem": 0, "%p3": 0}
     passed: list[str] = []
     barriers, at = 0, 0
-    while lines[at] != "ret":
+    for _ in range(1000):
         line = lines[at]
         at += 1
+        if line == "ret":
+            return passed, barriers
         condition = re.match(r"@(\w+|%\w+) ", line)
         name, *words = re.split(r"[\s,]+", line[condition.end() :] if condition else line)
         if condition and not known[condition[1]]:
@@ -125,11 +127,22 @@ def way_of(warp: int, ptx: str) -> tuple[list[str], int]:
             known[words[0]] = known[words[1]]
         elif name in OPERATIONS:
             known[words[0]] = OPERATIONS[name](*(known[word] if word in known else int(word) for word in words[1:]))
-    return passed, barriers
+    pytest.fail(f"warp {warp} does not end")
 
 
-def test_each_warp_goes_to_the_partition_that_it_would_have_been_told_and_to_the_end() -> None:
-    found = numbered(PTX)
+DEFAULT = PTX[PTX.index("$L__BB0_7:") : PTX.index("	bra.uni 	$L__BB0_9;\n")]
+FALLS = "	setmaxnreg.inc.sync.aligned.u32 	120;\n$L__BB0_8:"
+VARIANTS = {
+    "as it is": PTX,
+    "the wait reached by jumps alone": PTX.replace(FALLS, FALLS.replace("\n", "\n	bra.uni 	$L__BB0_8;\n")),
+    "the first partition at the end": PTX.replace(DEFAULT, "").replace("$L__BB0_9:\n", f"{DEFAULT}$L__BB0_9:\n"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_warp_goes_to_the_partition_that_it_would_have_been_told_and_to_the_end(name: str) -> None:
+    found = numbered(VARIANTS[name])
+    assert way_of(0, found)[1] == 4
     for warp, partition in enumerate(TOLD, 4):
         passed, barriers = way_of(warp, found)
         waits = passed.index("$L__BB0_8")
@@ -161,6 +174,8 @@ def test_a_kernel_without_partitions_stays_as_it_is() -> None:
 
 UNEXPECTED = {
     "two ways to the wait": ("	mov.b32 	%r8, 7;\n", "	@%p3 bra 	$L__BB0_2;\n	bra.uni 	$L__BB0_8;\n"),
+    "a way back on a condition": ("	@%p3 bra 	$L__BB0_4;", "	@%p3 bra 	$L__BB0_8;"),
+    "the wait as a partition": ("		$L__BB0_5,\n", "		$L__BB0_8,\n"),
     "no way to the wait": ("	mov.b32 	%r8, 7;\n", "	barrier.sync 	1;\n"),
     "asked twice": ("	setp.gt", "	ld.shared.b8 	%r12, [%r10+80];\n	setp.gt"),
     "no number of threads": (".reqntid 512", ".maxntid 512"),
@@ -174,6 +189,14 @@ UNEXPECTED = {
     "another end": ("		$L__BB0_5,\n", ""),
     "by a register": ("[global_smem+92], 67240707", "[global_smem+92], %r7"),
 }
+
+
+def test_partitions_without_a_way_back_are_refused() -> None:
+    text = re.sub(r"bra\.uni \t\$L__BB0_8;", "ret;", PTX.replace(FALLS, "	ret;\n$L__BB0_8:"))
+    with pytest.raises(UnsupportedError, match="0 back to"):
+        numbered(
+            text.replace("	mov.b32 	%r8, 7;\n	ret;", "	mov.b32 	%r8, 7;\n	bra.uni 	$L__BB0_8;")
+        )
 
 
 @pytest.mark.parametrize("name", UNEXPECTED)

@@ -98,7 +98,8 @@ class WarmResult:
     def measurements(self) -> Iterator[Measurement]:
         """The ledger's lines: one for all calls and, where nothing ran beside it, one for each."""
         how = {"caches": self.caches, "prebuilt": self.prebuilt}
-        yield Measurement("attention", "warm", "s", self.seconds, None, {**how, "order": self.order})
+        of_all = {**how, "order": self.order, "calls": len(self.calls)}
+        yield Measurement("attention", "warm", "s", self.seconds, None, of_all)
         for name, summary in self.calls.items() if self.order == "one after another" else ():
             yield Measurement("attention", "first_call", "s", summary, None, {**how, "call": name})
 

@@ -22,7 +22,7 @@ def warm(
     device: options.Device = "auto",
     threads: Annotated[int | None, typer.Option("--threads", help="Default: one a processor.")] = None,
     every: Annotated[
-        bool, typer.Option("--every", help="Also full packed calls, sliding windows, and all with their LSE.")
+        bool, typer.Option("--every", help="Also full packed calls and sliding windows, and all with the LSE.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -50,7 +50,8 @@ def warm(
     directory (`TRITON_CACHE_DIR`), in any process. These calls run in `threads` threads, one a processor by default, on
     operands of their own, up to 50 MB each, and compile in as many processes, unless this one uses CUDA already or has
     other threads: then in the threads, which takes longer. dtypes: bfloat16, float16. head_dims: as `attention` takes
-    them. every: also full packed calls, causal ones with a sliding window, and each of them with its LSE.
+    them. every: also full packed calls and sliding windows, and all of these once more with the LSE; not softcaps,
+    sinks or pages.
 
     Returns what was called, in order. Raises UnsupportedError without a CUDA card and for what attention refuses, and
     InvalidArgumentError.

@@ -107,7 +107,7 @@ def _once(lines: list[str], last: str) -> list[str]:
         f"\t@onewave_these bra \t{_OVER};",
     ]
     changed: list[str] = []
-    entries, ends = 0, 0
+    entries, ends, others = 0, 0, 0
     for at, line in enumerate(lines):
         if line.startswith(f"{last}:"):
             changed += [f"\tbra.uni \t{last};", f"{_OVER}:", "\tbarrier.sync \t1;"]
@@ -117,9 +117,12 @@ def _once(lines: list[str], last: str) -> list[str]:
             ended = _ALL_WARPS.match(_before(lines, at)) is not None
             changed += end if ended else []
             entries, ends = entries + (not ended), ends + ended
+        elif at != begin:
+            others += re.search(rf"{re.escape(wait)}\b", line.partition("//")[0]) is not None
         changed.append(line)
-    if entries != 1 or not ends:
-        raise unexpected(f"{entries} ways to and {ends} back to where warps wait for their partition", _WHAT)
+    if (entries, others) != (1, 0) or not ends:
+        ways = f"{entries} ways to, {ends} back to and {others} others to"
+        raise unexpected(f"{ways} where warps wait for their partition", _WHAT)
     return changed
 
 

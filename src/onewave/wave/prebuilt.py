@@ -48,6 +48,17 @@ class Launch:
     named: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """What the index says of a kernel, but for its key."""
+
+    name: str
+    sha256: str
+    at: int
+    bytes: int
+    metadata: dict[str, Any]
+
+
 def archive_of(name: str) -> str:
     """The file that holds a kernel of that name in the index."""
     return f"{name.partition('/')[0]}.xz"
@@ -64,19 +75,18 @@ def take_prebuilt(launch: Launch) -> bool:
     found = kernels.get(key_of(source, options, target))
     if found is None:
         return False
-    name, entry = found
-    file = folder / archive_of(name)
+    file = folder / archive_of(found.name)
     try:
         with lzma.open(file) as archive:
-            archive.seek(entry["at"])
-            binary = archive.read(entry["bytes"])
+            archive.seek(found.at)
+            binary = archive.read(found.bytes)
     except (OSError, lzma.LZMAError, EOFError):
         binary = b""
-    if hashlib.sha256(binary).hexdigest() != entry["sha256"]:
+    if hashlib.sha256(binary).hexdigest() != found.sha256:
         what = f"{file} is missing or damaged: its kernel is compiled here instead, in seconds. Install onewave again."
         warnings.warn(what, stacklevel=2)
         return False
-    _keep(source, options, target, binary, entry["metadata"])
+    _keep(source, options, target, binary, found.metadata)
     return True
 
 
@@ -92,8 +102,8 @@ def _wanted() -> bool:
 
 
 @lru_cache
-def _compiled(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
-    """By key the name and the entry of each kernel in a folder, of which there need be none."""
+def _compiled(folder: Path) -> dict[str, _Entry]:
+    """By key the entry of each kernel in a folder, of which there need be none."""
     index = folder / INDEX
     if not index.exists():
         return {}
@@ -101,7 +111,10 @@ def _compiled(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
         kept: dict[str, Any] = json.loads(index.read_text())
         if kept["triton"] != triton.__version__:
             return {}
-        return {entry["key"]: (name, entry) for name, entry in kept["kernels"].items()}
+        return {
+            each["key"]: _Entry(name, each["sha256"], int(each["at"]), int(each["bytes"]), dict(each["metadata"]))
+            for name, each in kept["kernels"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         what = f"{index} is damaged: kernels are compiled here instead, in seconds each. Install onewave again."
         warnings.warn(what, stacklevel=3)

@@ -15,7 +15,8 @@ import lzma
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
 from onewave.ops.attention import fp8_impl, gluon_impl
+from onewave.ops.attention.gluon_plan import PAGE_SIZES
 from onewave.ops.attention.masks import Options
 from onewave.wave.launch_kernel import hash_in_order, launches_nowhere, without_collection
 from onewave.wave.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of
@@ -49,34 +51,57 @@ def launches() -> dict[str, Launch]:
         hash_in_order(launch.function)
         key = key_of(*compiled_from(launch, TARGET), TARGET)
         if key not in known:
+            assert name not in found, name
             known.add(key)
             found[name] = launch
     return found
 
 
 def _calls() -> Iterator[tuple[str, Launch]]:
-    for (dtype, head_dim), (limits, (left, right)) in product(_TENSORS, _LIMITS.items()):
-        for packed, tokens, lse in product((False, True), (_FEW, _MANY), (False, True)):
-            *before, own = _launches_of(dtype, head_dim, tokens, Options(1.0, left, right), packed=packed, lse=lse)
-            name = f"{limits}{'-packed' * packed}{'-many' * (tokens == _MANY)}{'-lse' * lse}"
-            yield f"attention-{head_dim}/{str(dtype).removeprefix('torch.')}-{name}", own
+    for dtype, head_dim in _TENSORS:
+        archive = f"attention-{head_dim}-{str(dtype).removeprefix('torch.')}"
+        for name, (*before, own) in _kinds(dtype, head_dim):
+            yield f"{archive}/{name}", own
             for launch in before:
-                yield f"attention-{head_dim}/{launch.function.__name__}-{name}", launch
+                yield f"{archive}/{name}-{launch.function.__name__}", launch
+
+
+def _kinds(dtype: torch.dtype, head_dim: int) -> Iterator[tuple[str, list[Launch]]]:
+    for (limits, (left, right)), packed, tokens in product(_LIMITS.items(), (False, True), (_FEW, _MANY)):
+        name = f"{limits}{'-packed' * packed}{'-many' * (tokens == _MANY)}"
+        wanted = Options(1.0, left, right)
+        make = partial(_launches_of, dtype, head_dim, tokens, packed=packed)
+        yield name, make(wanted)
+        yield f"{name}-lse", make(wanted, lse=True)
+        if dtype == torch.float8_e4m3fn or limits == "full":
+            continue
+        yield f"{name}-softcap", make(replace(wanted, softcap=1.0))
+        yield f"{name}-sinks", make(wanted, sinks=True)
+        for page_size in PAGE_SIZES if packed and limits == "causal" else ():
+            yield f"{name}-pages-{page_size}", make(wanted, page_size=page_size)
 
 
 def _launches_of(
-    dtype: torch.dtype, head_dim: int, tokens: int, wanted: Options, *, packed: bool, lse: bool
-) -> list[Launch]:
-    rows = torch.empty(tokens, 1, head_dim, dtype=dtype).transpose(0, 1)[None]
+    dtype: torch.dtype, head_dim: int, tokens: int, wanted: Options, *, packed: bool, lse: bool = False,
+    sinks: bool = False, page_size: int | None = None,
+) -> list[Launch]:  # fmt: skip
+    """Of a call of that many tokens, or as many in pages."""
+    rows = keys = torch.empty(tokens, 1, head_dim, dtype=dtype).transpose(0, 1)[None]
     sums = torch.empty(1, 1, tokens) if lse else None
-    starts = torch.tensor([0, tokens], dtype=torch.int32)
-    sequences: dict[str, Any] = {"starts_q": starts, "starts_k": starts, "longest": tokens} if packed else {}
+    options: dict[str, Any] = {"sinks": torch.empty(1) if sinks else None}
+    if packed:
+        starts = torch.tensor([0, tokens], dtype=torch.int32)
+        options |= {"starts_q": starts, "starts_k": starts, "longest": tokens}
+    if page_size is not None:
+        pages = -(-tokens // page_size)
+        keys = torch.empty(pages, page_size, 1, head_dim, dtype=dtype)
+        options |= {"block_table": torch.zeros(1, pages, dtype=torch.int32)}
     with launches_nowhere() as made:
         if dtype == torch.float8_e4m3fn:
             out, one = torch.empty_like(rows, dtype=torch.bfloat16), torch.ones(1)
-            fp8_impl.attention(out, sums, rows, rows, rows, (one, one, one), wanted, **sequences)
+            fp8_impl.attention(out, sums, rows, keys, keys, (one, one, one), wanted, **options)
         else:
-            gluon_impl.attention(torch.empty_like(rows), sums, rows, rows, rows, wanted, **sequences)
+            gluon_impl.attention(torch.empty_like(rows), sums, rows, keys, keys, wanted, **options)
     return made
 
 
