@@ -1,7 +1,7 @@
-"""Compile the common kinds of prefill attention into the package: `python -m onewave.ops.attention.prebuild_impl`.
+"""Compile nearly all kinds of prefill attention into the package: `python -m onewave.ops.attention.prebuild_impl`.
 
 To be run, without a card, after every change of these kernels, of what calls them or of Triton (`make kernels`;
-decision 0011). What is not up to date is not taken, and a test says so.
+decisions 0011 and 0013). What is not up to date is not taken, and a test says so.
 """
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
