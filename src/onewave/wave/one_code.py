@@ -30,7 +30,7 @@ import triton
 from onewave.base.errors import UnsupportedError
 from onewave.wave.ptx_hook import changes
 
-__all__ = ["NUMBER", "ONLY", "knows_triton", "run_as_one", "unexpected"]
+__all__ = ["ALL_WARPS", "NUMBER", "ONLY", "knows_triton", "run_as_one", "unexpected"]
 
 # Triton 3.6 keeps compiled kernels by their source alone: with this in it, a change of theirs compiles them anew.
 _DIGEST = changes()[:12]
@@ -58,7 +58,8 @@ _BRANCH = re.compile(r"\t(@!?%p\d+ )?bra(?:\.uni)?\s+(\$L__BB\w+);")
 _LEAVES = re.compile(r"\$L__BB|\b(?:brx|ret|exit|call|trap)\b")
 _PARTS = re.compile(r"only warpgroup (\d+) goes on from here")
 _ASM_BEGINS, _ASM_ENDS = "// begin inline asm", "// end inline asm"
-_ALL_WARPS = re.compile(r"\tbarrier\.sync\s+1;")
+ALL_WARPS = re.compile(r"\tbarrier\.sync\s+1;")
+"""A barrier of the whole block, by which Triton's partitions begin and end."""
 _OF_FOUR_WARPS = re.compile(r"\tbar\.sync\s+0, 128;")
 _STILL_OF_FOUR = re.compile(r"\bbar(?:rier)?\.\S+\s+(?:\w+, )?0, \d+")
 _BARRIER = re.compile(r"\bbar(?:rier)?\.\S+\s+(?:\w+, )?(\d+), \d+")
@@ -85,10 +86,10 @@ def run_as_one(ptx: str) -> str:
     test = _first(lines, 0, rf"\tsetp\.lt\.u32\s+{predicate}, %r\d+, 4;")
     warp = re.findall(r"%r\d+", lines[test])[0]
     begin = _first(lines, dispatch, re.escape(default) + ":")
-    go = _first(lines, begin, _ALL_WARPS.pattern)
-    started = _first(lines, go + 1, _ALL_WARPS.pattern)
+    go = _first(lines, begin, ALL_WARPS.pattern)
+    started = _first(lines, go + 1, ALL_WARPS.pattern)
     end = len(lines) - 1 - _first(lines[::-1], 0, r"\tret;")
-    *_, over, done = (started, started, *(at for at in range(started + 1, end) if _ALL_WARPS.match(lines[at])))
+    *_, over, done = (started, started, *(at for at in range(started + 1, end) if ALL_WARPS.match(lines[at])))
     _expect(lines[go + 1 : started], _REGISTERS)
     _expect(lines[over + 1 : done], _REGISTERS, _END)
     _expect(lines[done + 1 : end], _LABEL)
@@ -158,7 +159,7 @@ def _twins(lines: list[str]) -> int:
         if target is None:
             break
         at = _first(lines, 0, re.escape(target[1]) + ":") + 1
-        while any(pattern.match(lines[at]) for pattern in (_NOTE, _REGISTERS, _ALL_WARPS)):
+        while any(pattern.match(lines[at]) for pattern in (_NOTE, _REGISTERS, ALL_WARPS)):
             at += 1
         if not lines[at].startswith("\tbra"):
             break

@@ -18,6 +18,7 @@ __all__ = ["WARPGROUP_THREADS", "WARP_THREADS", "each_arrives"]
 WARP_THREADS, WARPGROUP_THREADS = 32, 128
 
 _ARRIVAL = re.compile(r"^\t@(%p\d+) (mbarrier\.arrive\.shared::cta\.b64 _, \[[^\]]+\]), (\d+);", re.MULTILINE)
+_MADE = re.compile(r"^\t(\S+)\s+(%[pr]\d+), (.*);", re.MULTILINE)
 _THREAD = re.compile(r"^\tmov\.u32\s+(%r\d+), %tid\.x;", re.MULTILINE)
 _WHAT = "threads that each arrive"
 
@@ -27,29 +28,24 @@ def each_arrives(ptx: str) -> str:
 
     Raises UnsupportedError if such an arrival is not the first thread's of so many, whatever else is the case.
     """
+    made: dict[str, set[str]] = {}
+    for instruction, register, operands in _MADE.findall(ptx):
+        made.setdefault(register, set()).add(f"{instruction} {operands}")
+    numbers: list[str] = _THREAD.findall(ptx)
+
+    def is_first(predicate: str, threads: int) -> bool:
+        """Whether a predicate says of each thread, and nothing else, that it is the first of so many."""
+        tests: set[str] = made.get(predicate, set())
+        place = re.fullmatch(r"setp\.eq\.b32 (%r\d+), 0", next(iter(tests))) if len(tests) == 1 else None
+        return place is not None and made.get(place[1]) in [{f"and.b32 {n}, {threads - 1}"} for n in numbers]
 
     def arrival(found: re.Match[str]) -> str:
         first, arrive, count = found[1], found[2], int(found[3])
         for threads in (WARP_THREADS, WARPGROUP_THREADS):
             if count in (threads, threads - 1):
-                if not _is_first(ptx, first, threads):
+                if not is_first(first, threads):
                     raise unexpected(f"{found[0].strip()!r}, not always its partition's first thread's", _WHAT)
                 return f"\t{arrive};" if count == threads else f"\t@!{first} {arrive};"
         return found[0]
 
     return _ARRIVAL.sub(arrival, ptx)
-
-
-def _is_first(ptx: str, predicate: str, threads: int) -> bool:
-    """Whether a predicate says of each thread, and nothing else, that it is the first of so many."""
-    made = _made(ptx, predicate)
-    place = re.fullmatch(r"setp\.eq\.b32 (%r\d+), 0", made.pop()) if len(made) == 1 else None
-    if place is None:
-        return False
-    of_its_number = [{f"and.b32 {thread}, {threads - 1}"} for thread in _THREAD.findall(ptx)]
-    return _made(ptx, place[1]) in of_its_number
-
-
-def _made(ptx: str, register: str) -> set[str]:
-    """What is written to a register anywhere: instructions and operands."""
-    return {f"{what} {of}" for what, of in re.findall(rf"^\t(\S+)\s+{register}, (.*);", ptx, re.MULTILINE)}

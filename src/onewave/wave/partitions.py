@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from onewave.wave.one_code import knows_triton, run_as_one, unexpected
+from onewave.wave.one_code import ALL_WARPS, knows_triton, run_as_one, unexpected
 from onewave.wave.own_arrivals import each_arrives
 from onewave.wave.ptx_hook import complete_ptx
 
@@ -22,7 +22,6 @@ _THREADS = re.compile(r"\.reqntid (\d+)")
 _TARGETS = re.compile(r"\$L_brx_\d+: \.branchtargets\n((?:\s*\$L__BB\w+[,;]\n)+)")
 _LABEL = re.compile(r"\$L__BB\w+:")
 _LEAVES = re.compile(r"\t(?:bra|ret|exit|brx)\b")
-_ALL_WARPS = re.compile(r"\tbarrier\.sync\s+1;")
 _PASSED = re.compile(r"\t\.loc\s|\s*//|\$L__tmp\d+:|\s*$|\tsetmaxnreg\.")
 _OVER = "$L__BB_over"
 _WARPS_A_WORD, _EACH_BYTE = 4, 0x01010101
@@ -114,7 +113,7 @@ def _once(lines: list[str], last: str) -> list[str]:
         goes = re.fullmatch(rf"\tbra(?:\.uni)?\s+{re.escape(wait)};", line) is not None
         falls = at == begin and not _LEAVES.match(_before(lines, at))
         if goes or falls:
-            ended = _ALL_WARPS.match(_before(lines, at)) is not None
+            ended = ALL_WARPS.match(_before(lines, at)) is not None
             changed += end if ended else []
             entries, ends = entries + (not ended), ends + ended
         elif at != begin:
