@@ -52,7 +52,7 @@ class FakeLLM:
         self.config: Any = SimpleNamespace(
             vocab_size=32, num_layers=2, num_kv_heads=3, head_dim=5, layer_windows=(None, 4)
         )
-        self.runner = SimpleNamespace(model=SimpleNamespace(weights=weights), tokens_per_launch=1, stream=None)
+        self.runner = SimpleNamespace(model=SimpleNamespace(weights=weights), stream=None)
         self.asked: list[tuple[list[list[int]], Any]] = []
 
     def generate(self, prompts: list[list[int]], params: Any) -> list[Any]:

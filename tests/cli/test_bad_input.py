@@ -310,7 +310,6 @@ BAD_CHOICES = [
     ("--load-format", "pickle", "load_format: 'pickle'; allowed: auto, dummy"),
     ("--decode", "fast", "decode: 'fast'; allowed: auto, wave, graph, eager"),
     ("--quantization", "int4", "quantization: 'int4'; allowed: int8, fp8 or None"),
-    ("--tokens-per-launch", "65", "tokens_per_launch: 65; allowed: a whole number from 1 to 64"),
     ("--max-model-len", "1", "max_model_len: 1; allowed: a whole number from 2"),
 ]
 SPEAKING = [["generate", "hello"], ["chat", "--message", "hi"], ["bench", "latency"]]
@@ -330,9 +329,7 @@ def test_a_bad_choice_is_refused_before_a_model_is_fetched(onewave, command, fla
 
 @pytest.mark.usefixtures("nothing_is_fetched")
 @pytest.mark.parametrize("command", SPEAKING, ids=" ".join)
-@pytest.mark.parametrize(
-    "asked", [["--device", "cuda"], ["--decode", "wave"], ["--tokens-per-launch", "4"], ["--compact"]]
-)
+@pytest.mark.parametrize("asked", [["--device", "cuda"], ["--decode", "wave"], ["--compact"]])
 def test_a_card_that_is_not_there_is_missed_before_a_model_is_fetched(onewave, monkeypatch, command, asked):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert asked[0].strip("-").replace("-", "_") in onewave(*command, *asked).error()

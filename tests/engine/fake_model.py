@@ -13,7 +13,6 @@ from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import reference, uniforms
-from onewave.wave.layout import DRAW_WORDS
 
 VOCAB = 61
 EOS = 2
@@ -41,16 +40,11 @@ def hash_logits(sequence: Sequence[int]) -> np.ndarray:
 class FakeRunner:
     """Keeps, per slot, the tokens a real cache would hold, and fails on any use that a real cache would not survive."""
 
-    def __init__(
-        self, *, max_num_seqs: int = 4, max_model_len: int = 64, run_ahead: int = 0, tokens_per_launch: int = 1
-    ) -> None:
+    def __init__(self, *, max_num_seqs: int = 4, max_model_len: int = 64, run_ahead: int = 0) -> None:
         self.device = torch.device("cpu")
         self.vocab_size = VOCAB
         self.max_num_seqs, self.max_model_len, self.run_ahead = max_num_seqs, max_model_len, run_ahead
-        self.tokens_per_launch, self.launches = tokens_per_launch, 0
-        self.interrupts, self.draws_in_launch = 0, True
         self.stalls_at = -1
-        self.in_flight: list[Tensor] = []
         self.cache: dict[int, list[int]] = {}
         self.reserved = 0
         self.batch_sizes: list[int] = []
@@ -68,40 +62,10 @@ class FakeRunner:
         ends = range(1, len(token_ids) + 1) if all_logits else [len(token_ids)]
         return torch.from_numpy(np.stack([hash_logits(token_ids[:end]) for end in ends]))
 
-    def produce(
-        self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor, draws: Tensor | None
-    ) -> Tensor:
-        assert self.tokens_per_launch > 1
-        self.launches += 1
-        made = torch.full((self.tokens_per_launch, len(slots)), -1, dtype=torch.int64)
-        for row in range(len(slots)):
-            last, *stops = limits[row].tolist()
-            token, position = int(token_ids[row]), int(positions[row])
-            for step in range(self.tokens_per_launch):
-                if token < 0 or token in stops or position >= last:
-                    break
-                fed = torch.tensor([token]), torch.tensor([position])
-                logits = self.decode(slots[row : row + 1], *fed)[0].numpy().astype(np.float64)
-                drawn = [0.0] * (step + DRAW_WORDS + 1) if draws is None else draws[row].tolist()
-                temperature, min_p, top_k, top_p, *uniform = drawn
-                token = reference.sample(
-                    logits, uniform[step], temperature=temperature, min_p=min_p, top_k=int(top_k), top_p=top_p
-                )
-                made[step, row], position = token, position + 1
-        # Whoever asks for the end may find as many launches still under way as run ahead, and the one made last.
-        self.in_flight = [*self.in_flight, made][-1 - self.run_ahead :]
-        return made
-
     def check(self) -> None:
         if 0 <= self.stalls_at <= len(self.batch_sizes):
             self.stalls_at = -1
             raise WaveStalled("wave stalled", [])
-
-    def interrupt(self) -> None:
-        self.interrupts += 1
-        with torch.inference_mode():
-            for made in self.in_flight:
-                made[1:] = -1
 
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
         if self.fail_at_decode is not None:

@@ -49,12 +49,11 @@ prompt_strategy = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
     st.integers(1, 4),
     st.sampled_from([0, 1]),
     st.integers(0, 6),
-    st.sampled_from([1, 2, 5]),
 )
 def test_any_mix_of_requests_gives_each_what_it_would_get_alone(
-    jobs: list[tuple[list[int], SamplingParams]], num_slots: int, run_ahead: int, late: int, together: int
+    jobs: list[tuple[list[int], SamplingParams]], num_slots: int, run_ahead: int, late: int
 ) -> None:
-    runner = FakeRunner(max_num_seqs=num_slots, run_ahead=run_ahead, tokens_per_launch=together)
+    runner = FakeRunner(max_num_seqs=num_slots, run_ahead=run_ahead)
     engine = make_engine(runner)
     requests: list[Request] = []
     for i, (prompt, params) in enumerate(jobs):
@@ -81,61 +80,8 @@ def generate(params: SamplingParams, prompt: list[int] = PROMPT, *, run_ahead: i
     return request
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
-def test_rows_that_fit_a_launch_get_several_tokens_at_once_and_others_one_by_one(run_ahead: int) -> None:
-    for changes, launches in (
-        ({}, 4),  # one token from the prompt, fourteen left
-        ({"temperature": 0.7, "seed": 3}, 4),
-        ({"temperature": 0.7, "seed": 3, "min_p": 0.1}, 4),
-        ({"temperature": 0.7, "seed": 3, "top_k": 5}, 4),
-        ({"temperature": 0.7, "seed": 3, "top_p": 0.5}, 4),
-        ({"temperature": 0.7, "seed": 3, "top_p": 0.8, "top_k": 9, "min_p": 0.01}, 4),
-        ({"logprobs": 2}, 0),
-        ({"repetition_penalty": 1.2}, 0),
-        ({"logit_bias": {3: 1.0}}, 0),
-        ({"max_tokens": 4}, 1),
-        ({"min_tokens": 15, "ignore_eos": False}, 0),
-        ({"min_tokens": 8, "ignore_eos": False}, 1 + run_ahead),  # the end comes soon, and a launch is on its way
-    ):
-        runner = FakeRunner(run_ahead=run_ahead, tokens_per_launch=4)
-        params = SamplingParams(**{"temperature": 0, "max_tokens": 15, "ignore_eos": True, **changes})  # type: ignore[arg-type] # mixed values
-        engine = make_engine(runner)
-        request = engine.add(None, PROMPT, params)
-        run_all(engine)
-        assert runner.launches == launches, changes
-        assert request.samples[0].token_ids == generate(params).samples[0].token_ids, changes
-
-
-def test_a_runner_that_does_not_draw_gets_drawn_rows_one_by_one() -> None:
-    params = SamplingParams(temperature=0.7, seed=3, max_tokens=15)
-    runner = FakeRunner(tokens_per_launch=4)
-    runner.draws_in_launch = False
-    engine = make_engine(runner)
-    request = engine.add(None, PROMPT, params)
-    run_all(engine)
-    assert runner.launches == 0
-    assert request.samples[0].token_ids == generate(params).samples[0].token_ids
-
-
-def test_rows_of_one_launch_end_by_their_own_lengths_and_stop_tokens() -> None:
-    greedy = {"temperature": 0, "ignore_eos": True}
-    whole = generate(SamplingParams(max_tokens=20, **greedy)).samples[0].token_ids  # type: ignore[arg-type] # mixed values
-    stop = whole[6]
-    wanted = [{"max_tokens": 3}, {"max_tokens": 20, "stop_token_ids": [stop]}, {"max_tokens": 18}]
-    runner = FakeRunner(run_ahead=1, tokens_per_launch=8)
-    engine = make_engine(runner)
-    requests = [engine.add(None, PROMPT, SamplingParams(**(greedy | more))) for more in wanted]  # type: ignore[arg-type] # mixed values
-    run_all(engine)
-    lengths = [3, whole.index(stop) + 1, 18]
-    assert [request.samples[0].token_ids for request in requests] == [whole[:length] for length in lengths]
-    assert runner.interrupts == 0
-    # What a slot holds is its prompt and all tokens but the last: nothing was fed behind an end.
-    assert [len(runner.cache[slot]) for slot in range(3)] == [len(PROMPT) + length - 1 for length in lengths]
-
-
-@pytest.mark.parametrize("together", [1, 5])
-def test_positions_go_on_where_those_laid_out_ahead_end(together: int) -> None:
-    runner = FakeRunner(max_model_len=256, run_ahead=1, tokens_per_launch=together)
+def test_positions_go_on_where_those_laid_out_ahead_end() -> None:
+    runner = FakeRunner(max_model_len=256, run_ahead=1)
     engine = make_engine(runner)
     params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
     prompts = [PROMPT, PROMPT[:1], PROMPT * 2]
@@ -145,42 +91,15 @@ def test_positions_go_on_where_those_laid_out_ahead_end(together: int) -> None:
         assert request.samples[0].token_ids == expected_tokens(prompt, params, 0, max_model_len=256)
 
 
-def test_launches_that_nobody_waits_for_any_more_are_told_to_end() -> None:
-    def running(count: int) -> tuple[FakeRunner, list[Request], Engine]:
-        runner = FakeRunner(run_ahead=1, tokens_per_launch=4)
-        engine = make_engine(runner)
-        params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
-        requests = [engine.add(None, PROMPT, params) for _ in range(count)]
-        for _ in range(3):  # prompts, a launch, one more before the first is read
-            engine.step()
-        return runner, requests, engine
-
-    runner, requests, engine = running(2)
-    engine.abort(requests[0])
-    assert runner.interrupts == 0
-    run_all(engine)
-    assert requests[1].samples[0].token_ids == generate(requests[1].params).samples[0].token_ids
-    assert runner.interrupts == 0
-    runner, requests, engine = running(2)
-    for request in requests:
-        engine.abort(request)
-    assert runner.interrupts == 1
-    again = engine.add(None, PROMPT, requests[0].params)
-    run_all(engine)
-    assert again.samples[0].token_ids == generate(again.params).samples[0].token_ids
-
-
 def test_a_stop_string_ends_what_runs_ahead() -> None:
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     stop = generate(params).samples[0].text[12:15]
     params = replace(params, stop=[stop])
-    runner = FakeRunner(run_ahead=1, tokens_per_launch=4)
-    engine = make_engine(runner)
+    engine = make_engine(FakeRunner(run_ahead=1))
     request = engine.add(None, PROMPT, params)
     run_all(engine)
     assert request.samples[0].token_ids == generate(params).samples[0].token_ids
     assert request.samples[0].stop_reason == stop
-    assert runner.interrupts >= 1
 
 
 def test_running_rows_decode_together_and_freed_slots_are_refilled_at_once() -> None:
@@ -336,10 +255,9 @@ def test_min_tokens_holds_where_every_token_would_end_the_sample() -> None:
 
 @pytest.mark.parametrize("least", [1, 2, 3])
 @pytest.mark.parametrize("run_ahead", [0, 1])
-def test_a_banned_end_does_not_end_the_launch_that_is_fed_it(least: int, run_ahead: int) -> None:
-    """A launch of several once took it for the row's end, and that for a fault that ended everybody's requests."""
+def test_a_banned_end_does_not_end_the_row_that_is_fed_it(least: int, run_ahead: int) -> None:
     params = SamplingParams(temperature=0, min_tokens=least, max_tokens=10, stop_token_ids=list(range(VOCAB)))
-    engine = make_engine(FakeRunner(run_ahead=run_ahead, tokens_per_launch=4))
+    engine = make_engine(FakeRunner(run_ahead=run_ahead))
     request = engine.add(None, PROMPT, params)
     run_all(engine)
     alone = generate(params).samples[0]
@@ -393,18 +311,17 @@ def test_a_failing_step_aborts_everything_and_the_engine_goes_on(run_ahead: int,
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
-@pytest.mark.parametrize("together", [1, 4])
-def test_what_a_stalled_launch_gave_reaches_nobody(run_ahead: int, together: int) -> None:
-    runner = FakeRunner(run_ahead=run_ahead, tokens_per_launch=together)
+def test_what_a_stalled_launch_gave_reaches_nobody(run_ahead: int) -> None:
+    runner = FakeRunner(run_ahead=run_ahead)
     engine = make_engine(runner)
-    params = SamplingParams(max_tokens=1 + 2 * together, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     request = engine.add(None, PROMPT, params)
-    runner.stalls_at = 2 * together  # with the very last token, after which nothing is launched that would find out
+    runner.stalls_at = 2  # with the very last token, after which nothing is launched that would find out
     with pytest.raises(WaveStalled):
         run_all(engine)
     assert not engine.has_work
     assert request.samples[0].finish_reason == "abort"
-    assert len(request.samples[0].token_ids) <= 1 + together
+    assert len(request.samples[0].token_ids) <= 2
     again = engine.add(None, PROMPT, params)
     run_all(engine)
     assert again.samples[0].token_ids == expected_tokens(PROMPT, params, stream_key(0, 0, 0))
@@ -430,7 +347,6 @@ class InstantRunner:
     def __init__(self, vocab_size: int) -> None:
         self.device = torch.device("cpu")
         self.vocab_size, self.max_model_len, self.max_num_seqs, self.run_ahead = vocab_size, 100_000, 4, 0
-        self.tokens_per_launch, self.draws_in_launch = 1, False
         self.logits = torch.zeros(1, vocab_size)
 
     def reserve(self, num_tokens: int) -> None:

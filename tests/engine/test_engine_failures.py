@@ -15,8 +15,7 @@ from onewave.ops.sampling import stream_key
 PROMPT = [5, 9, 33]
 
 
-@pytest.mark.parametrize("together", [1, 4])
-def test_a_row_that_grows_and_finds_no_memory_ends_alone(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_grows_and_finds_no_memory_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "_FIRST_ROOM", 8)
 
     class Small(FakeRunner):
@@ -25,7 +24,7 @@ def test_a_row_that_grows_and_finds_no_memory_ends_alone(together: int, monkeypa
                 raise CapacityError("KV cache", got="does not fit")
             super().reserve(num_tokens)
 
-    engine = make_engine(Small(run_ahead=1, tokens_per_launch=together))
+    engine = make_engine(Small(run_ahead=1))
     grows = engine.add(None, PROMPT, SamplingParams(max_tokens=None, ignore_eos=True, seed=1))
     while len(grows.samples[0].token_ids) < 25:
         engine.step()

@@ -34,7 +34,7 @@ class Model:
 class Wave:
     """Notes the cache that it reads, and is interrupted while it is bound, if told so; may hold memory to release."""
 
-    stream, tokens_per_launch, draws_in_launch = None, 1, False
+    stream = None
 
     def __init__(self, model: Model, held: int = 0) -> None:
         self.model, self.held = model, held

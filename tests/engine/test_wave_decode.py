@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import sys
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from onewave import LLM
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.engine import Engine
 from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
-from onewave.engine.request import Request
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import (
     WaveDecoder,
     WaveLoad,
-    check_several,
     load_for,
     load_wave,
     self_check,
@@ -34,9 +30,7 @@ from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.models.loading import ModelParts, load_model
-from onewave.ops.sampling import RowParameters, sample
 from onewave.wave import launch
-from onewave.wave.layout import DRAW_WORDS
 from onewave.wave.pack import StreamMatrix, WeightStream
 from onewave.weights.sources import ModelLocation
 
@@ -183,97 +177,6 @@ def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_
     assert found[0] == found[1]
 
 
-def drawn(logits: Tensor, draws: Tensor, step: int) -> Tensor:
-    """What a launch draws from these logits."""
-    temperature, min_p, top_k, top_p = draws[:, :DRAW_WORDS].T.tolist()
-    ranks = [int(k) for k in top_k]
-    rows = RowParameters.build(temperature=temperature, top_k=ranks, top_p=top_p, min_p=min_p, device=CPU)
-    return sample(logits, draws[:, DRAW_WORDS + step], rows)
-
-
-class SeveralSteps(PlainWave):
-    """As many plain steps as one launch would make, or too many of the same."""
-
-    def several(self, tokens: int) -> SeveralSteps:
-        made = copy(self)
-        made.count = tokens
-        return made
-
-    def produce(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        limits: Tensor | None = None,
-        draws: Tensor | None = None,
-    ) -> Tensor:
-        produced = torch.full((self.count, len(tokens)), -1)
-        for step in range(self.count):
-            if limits is not None and self.broken != "goes on":
-                ends = (tokens[:, None] == limits[:, 1:]).any(1) | (positions + step >= limits[:, 0])
-                tokens = torch.where(ends, -1, tokens)
-            alive = (tokens >= 0).nonzero()[:, 0]
-            if len(alive) and not (self.broken == "stutters" and step):
-                logits = self(tokens[alive], positions[alive] + step, slots[alive])
-                chosen = (
-                    logits.argmax(1)
-                    if draws is None or self.broken == "is never random"
-                    else drawn(logits, draws[alive], step)
-                )
-                tokens = torch.full_like(tokens, -1).index_copy(0, alive, chosen)
-            produced[step] = tokens
-        return produced
-
-
-@pytest.mark.parametrize("broken", ["", "stutters", "goes on", "is never random"])
-def test_several_tokens_a_launch_are_checked_against_as_many_launches(
-    card: list[str], broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(llama_plan, "DecodeWave", lambda *a, **k: SeveralSteps(*a, **k, broken=broken))
-    if broken in ("stutters", "goes on"):
-        with pytest.raises(UnsupportedError, match=r"4 tokens of one launch.*tokens_per_launch=1"):
-            load_wave(LOCATION, BASE, how(tmp_path, tokens_per_launch=4))
-        return
-    model, wave = load_wave(LOCATION, BASE, how(tmp_path, tokens_per_launch=4))
-    assert wave.draws_in_launch == (not broken)
-    texts = []
-    for step, launches in ((wave, 4), (load_wave(LOCATION, BASE, how(tmp_path))[1], 1)):
-        runner = ModelRunner(model, max_num_seqs=3, max_model_len=64, wave=step)
-        assert runner.tokens_per_launch == launches
-        engine = Engine(runner)
-        requests: list[Request] = []
-        for i, prompt in enumerate(([5, 9, 80], [3], [44, 45, 46, 47, 48], [90, 2])):
-            limits: dict[str, Any] = {"top_p": 0.8} if i == 2 else {"top_k": 20} if i == 3 else {}
-            params = SamplingParams(
-                max_tokens=19, temperature=0.7 * i, seed=i, ignore_eos=True, detokenize=False, **limits
-            )
-            requests.append(engine.add(None, prompt, params))
-        while engine.has_work:
-            engine.step()
-        texts.append([request.output().outputs[0].token_ids for request in requests])
-    assert texts[0] == texts[1]
-
-
-def test_a_model_that_says_its_input_again_passes_the_check_of_several_tokens(model: Llama) -> None:
-    """Then a sequence of the check is given its own stop token, and rightly makes nothing of it."""
-
-    class Echo(SeveralSteps):
-        def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-            for cache in (self.kv.k, self.kv.v):
-                cache[:, slots, :, positions] = (tokens + positions)[:, None, None, None].to(cache.dtype)
-            return torch.nn.functional.one_hot(tokens, self.model.config.vocab_size).float()
-
-    one = Echo(model, batch=4, stream=cast("WeightStream", None))
-    check_several(model, one, one.several(3), 4, 3)  # type: ignore[arg-type] # as DecodeWave
-
-
-def test_several_tokens_a_launch_without_a_wave_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="tokens_per_launch"):
-        LLM("llama-3.2-1b", load_format="dummy", device="cpu", tokens_per_launch=4)
-    with pytest.raises(InvalidArgumentError, match="tokens_per_launch"):
-        LLM("llama-3.2-1b", load_format="dummy", device="cpu", tokens_per_launch=65)
-
-
 def test_the_second_load_finds_the_program_that_the_first_planned(card: list[str], tmp_path: Path) -> None:
     load_wave(LOCATION, BASE, how(tmp_path))
     assert sorted(card) == ["compiled", "planned"]
@@ -365,10 +268,7 @@ def test_what_does_not_suit_is_known_before_anything_is_loaded(card: list[str], 
     assert "float32" in str(unsuited(BASE, torch.float32, CARD, 1))
     with pytest.raises(UnsupportedError, match="up to 16"):
         load_wave(LOCATION, BASE, how(tmp_path, max_num_seqs=17))
-    wide = replace(BASE, hidden_size=2112)
-    assert unsuited(wide, torch.float16, CARD, 16) is None
-    with pytest.raises(UnsupportedError, match=r"several tokens a launch.* Use tokens_per_launch=1"):
-        load_wave(LOCATION, wide, how(tmp_path, max_num_seqs=16, tokens_per_launch=2))
+    assert unsuited(replace(BASE, hidden_size=2112), torch.float16, CARD, 16) is None
     assert card == []
 
 

@@ -119,15 +119,14 @@ def held_and_tokens(name: str | None, **more: object) -> tuple[int, list[list[in
 
 
 @BOTH
-def test_the_engine_holds_half_and_company_or_several_tokens_a_launch_change_no_token(
+def test_the_engine_holds_half_and_company_changes_no_token(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONEWAVE_CACHE", str(tmp_path))
     whole, _ = held_and_tokens(None, compact=False)
-    held, expected = held_and_tokens(name)
+    held, _ = held_and_tokens(name)
     embedding = 2 * 128256 * 2048  # keeps its 16 bits
     assert held - embedding < 0.6 * (whole - embedding)
-    assert held_and_tokens(name, tokens_per_launch=8)[1] == expected
 
 
 @triton.jit

@@ -135,29 +135,7 @@ def test_more_sequences_than_a_wave_takes_decode_with_graphs(cache: Path) -> Non
         assert model.decode_path == "graph"
 
 
-def test_several_tokens_a_launch_change_no_token(cache: Path) -> None:
-    with llm() as model:
-        expected = tokens(model, PROMPTS)
-    with llm(tokens_per_launch=5) as model:
-        assert model.runner.tokens_per_launch == 5
-        assert tokens(model, PROMPTS) == expected
-
-
-def test_drawn_tokens_are_the_same_however_many_a_launch_makes(cache: Path) -> None:
-    params = [
-        SamplingParams(temperature=temperature, seed=7, max_tokens=24, detokenize=False, top_k=top_k, top_p=top_p)
-        for temperature, top_k, top_p in ((1.0, 0, 1.0), (0.0, 0, 1.0), (0.6, 0, 0.9), (1.3, 30, 0.95))
-    ]
-    found: list[list[list[int]]] = []
-    for count in (1, 5):
-        with llm(tokens_per_launch=count) as model:
-            assert model.runner.draws_in_launch == (count > 1)
-            outputs = model.generate(PROMPTS, params)  # type: ignore[arg-type]
-            found.append([list(output.outputs[0].token_ids) for output in outputs])
-    assert found[0] == found[1]
-
-
-def test_rows_of_one_launch_end_by_themselves_and_a_closed_stream_leaves_nothing_behind(cache: Path) -> None:
+def test_rows_end_by_themselves_and_a_closed_stream_leaves_nothing_behind(cache: Path) -> None:
     with llm() as model:
         whole = tokens(model, PROMPTS)
     lengths, stops = (3, 24, 17, 9), (20, 6, 30, 30)
@@ -171,7 +149,7 @@ def test_rows_of_one_launch_end_by_themselves_and_a_closed_stream_leaves_nothing
         row[: min(most, row.index(row[stop]) + 1 if stop < len(row) else most)]
         for row, most, stop in zip(whole, lengths, stops, strict=True)
     ]
-    with llm(tokens_per_launch=8) as model:
+    with llm() as model:
         found = [list(output.outputs[0].token_ids) for output in model.generate(PROMPTS, params)]  # type: ignore[arg-type]
         assert found == expected
         long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, detokenize=False)

@@ -197,34 +197,6 @@ def test_random_delays_change_no_bit(sequences: int) -> None:
     assert int(wrong) == 0
 
 
-@pytest.mark.parametrize(
-    ("batch", "workers", "vocabulary"), [(1, 7, 131), (5, 7, 131), (1, None, 4099), (3, None, 4099)]
-)
-def test_several_tokens_of_one_launch_are_those_of_as_many(batch: int, workers: int | None, vocabulary: int) -> None:
-    model = on_card(random_model(replace(BASE, vocab_size=vocabulary)))
-    kv = filled(model, batch)
-    theirs, ours = copied(model, kv), copied(model, kv)
-    one = DecodeWave(model, batch=batch, workers=workers)
-    several = one.several(7)  # an odd number: packets must be aligned all the same
-    slots = torch.arange(batch, device="cuda")
-    tokens, positions = slots + 5, slots * 60 + 17
-    found: list[Tensor] = []
-    several.bind_cache(ours)
-    given, at = tokens, positions
-    for _ in range(3):  # launch after launch, from where the last one ended
-        found.append(several.produce(given, at, slots))
-        given, at = found[-1][-1], at + 7
-    several.wave.check()
-    expected: list[Tensor] = []
-    for _ in range(21):
-        tokens = step(one, theirs, tokens, positions, slots).argmax(dim=1)
-        positions = positions + 1
-        expected.append(tokens)
-    assert torch.equal(torch.cat(found), torch.stack(expected))
-    assert torch.equal(ours.k, theirs.k)
-    assert torch.equal(ours.v, theirs.v)
-
-
 @pytest.mark.parametrize("sequences", [1, 2, 4, 7, 16])
 def test_the_self_check_passes(sequences: int) -> None:
     config: ModelConfig = replace(BASE, hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=4)

@@ -68,8 +68,8 @@ class Result:
 
     tokens_per_second: all sequences together. step_ms: milliseconds a decode step, or all prefills. step_bytes: read by
     a decode step; None for a prefill. ceiling: the device's read bandwidth in the same run. decode_path: how the engine
-    decoded (wave, graph or eager), which also says where a prefill's weights lie. tokens_per_launch: that it was asked
-    for. compact: whether that was with compact weights.
+    decoded (wave, graph or eager), which also says where a prefill's weights lie. compact: whether that was with
+    compact weights.
     """
 
     case: Case
@@ -78,7 +78,6 @@ class Result:
     step_bytes: float | None
     ceiling: Ceiling | None
     decode_path: str = "eager"
-    tokens_per_launch: int = 1
     compact: bool = False
 
     @property
@@ -153,7 +152,6 @@ def measure(
             step_bytes=None if case.is_prefill else _step_bytes(llm, case),
             ceiling=ceiling,
             decode_path=llm.decode_path,
-            tokens_per_launch=llm.runner.tokens_per_launch,
             compact=llm.compact,
         )
 
@@ -172,7 +170,6 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
         "threads": threads if llm.device.type == "cpu" else None,
         "cuda_graphs": result.decode_path == "graph",
         "decode_path": result.decode_path,
-        "tokens_per_launch": result.tokens_per_launch,
         "tokens_per_second_p50": result.tokens_per_second.p50,
         "bytes_per_step": result.step_bytes,
         "gigabytes_per_second": result.gigabytes_per_second,

@@ -41,7 +41,6 @@ def latency(
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
-    tokens_per_launch: options.TokensPerLaunch = 1,
     quantization: options.Quantization = None,
     compact: options.Compact = None,
     as_json: options.Json = False,
@@ -80,7 +79,6 @@ def latency(
                 enforce_eager=enforce_eager,
                 decode=decode,
                 keep_unpacked=keep_unpacked,
-                tokens_per_launch=tokens_per_launch,
                 quantization=quantization,
                 compact=compact,
             )

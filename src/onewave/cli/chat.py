@@ -55,7 +55,6 @@ def chat(
     keep_unpacked: options.KeepUnpacked = None,
     quantization: options.Quantization = None,
     compact: options.Compact = None,
-    tokens_per_launch: options.TokensPerLaunch = 1,
     stats: options.Stats = False,
 ) -> None:
     """Talk with a model; answers are printed as they come.
@@ -95,7 +94,6 @@ def chat(
         keep_unpacked=keep_unpacked,
         quantization=quantization,
         compact=compact,
-        tokens_per_launch=tokens_per_launch,
     )
     conversation = Conversation(opened, params, system_prompt, show_stats=stats)
     if message is not None:

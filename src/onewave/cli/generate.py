@@ -61,7 +61,6 @@ def generate(
     enforce_eager: options.EnforceEager = False,
     decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
-    tokens_per_launch: options.TokensPerLaunch = 1,
     quantization: options.Quantization = None,
     compact: options.Compact = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt and line.")] = False,
@@ -104,7 +103,6 @@ def generate(
         enforce_eager=enforce_eager,
         decode=decode,
         keep_unpacked=keep_unpacked,
-        tokens_per_launch=tokens_per_launch,
         quantization=quantization,
         compact=compact,
     )

@@ -30,7 +30,6 @@ __all__ = [
     "Stop",
     "Temperature",
     "Tokenizer",
-    "TokensPerLaunch",
     "TopK",
     "TopP",
 ]
@@ -79,13 +78,6 @@ Compact = Annotated[
     typer.Option(
         "--compact/--no-compact",
         help="With the wave: bfloat16 matrices in 13 bits a weight, the same numbers. Default: wherever it can be.",
-    ),
-]
-TokensPerLaunch = Annotated[
-    int,
-    typer.Option(
-        "--tokens-per-launch",
-        help="With the wave: steps that one launch makes of sequences without penalties, logprobs and the like.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -39,7 +39,7 @@ def open_llm(model: str, *, load_format: str = "auto", revision: str | None = No
     began = time.perf_counter()
     progress = sys.stderr.isatty()
     check_arguments(**options)
-    on_cards = ("device", "decode", "tokens_per_launch", "compact")
+    on_cards = ("device", "decode", "compact")
     if not needs_card(**{name: options[name] for name in on_cards if name in options}):
         _find(model, options.get("tokenizer"), load_format=load_format, revision=revision, progress=progress)
     from onewave.engine.llm import LLM

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.wave.layout import MOST_TOKENS
 from onewave.wave.weight_formats import find_rounding
 
 __all__ = [
@@ -38,7 +37,6 @@ def check_arguments(
     enforce_eager: bool = False,
     decode: str = "auto",
     keep_unpacked: bool | None = None,
-    tokens_per_launch: int = 1,
     quantization: str | None = None,
     compact: bool | None = None,
     progress: bool = False,
@@ -50,7 +48,6 @@ def check_arguments(
     find_rounding(quantization)
     flag_or_none("keep_unpacked", keep_unpacked)
     flag_or_none("compact", compact)
-    whole("tokens_per_launch", tokens_per_launch, 1, MOST_TOKENS)
     whole("max_num_seqs", max_num_seqs, 1, _MOST_SEQUENCES)
     whole("seed", seed, 0, 2**64 - 1)
     if max_model_len is not None:
@@ -73,11 +70,9 @@ def check_place(name: str, place: str | os.PathLike[str]) -> None:
         raise InvalidArgumentError(name, got=shown(place), allowed=allowed)
 
 
-def needs_card(
-    *, device: str = "auto", decode: str = "auto", tokens_per_launch: int = 1, compact: bool | None = None
-) -> bool:
+def needs_card(*, device: str = "auto", decode: str = "auto", compact: bool | None = None) -> bool:
     """Whether these checked arguments name what runs on a card alone, so that without one they are refused."""
-    return device.startswith("cuda") or decode in ("wave", "graph") or tokens_per_launch > 1 or compact is True
+    return device.startswith("cuda") or decode in ("wave", "graph") or compact is True
 
 
 def check_decode(decode: str, *, enforce_eager: bool) -> None:

@@ -8,10 +8,7 @@ A request's life:
 3. Every `step` decodes all running rows together. Sampled tokens go straight back in as the next step's input: token
    ids and positions live on the device and are rebuilt only when the set of rows changes.
 4. The host reads a step's tokens `runner.run_ahead` steps later. With 1 it launches the next step first and reads while
-   the device works; a row that turns out to have ended then has a surplus token, which is thrown away. A launch of
-   several tokens knows the rows' lengths and stop tokens: a row that ends so makes no more, in that launch or the next,
-   and the launch ends with its last row. Launches that only ended rows are left in (a stop string, a request that was
-   dropped) are told to end.
+   the device works; a row that turns out to have ended then has a surplus token, which is thrown away.
 5. The sample decides whether the token ends it (`Sample.append`); its slot is free for the next one.
 
 Nothing here knows about text, files or models: it needs a `Runner` and, for text, something that makes detokenizers.
@@ -39,7 +36,6 @@ from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
 from onewave.memory.shortage import is_out_of_memory
 from onewave.ops.sampling import TokenLogprobs, stream_key, token_logprobs
-from onewave.wave.layout import limit_words
 
 __all__ = ["Engine", "Runner"]
 
@@ -54,8 +50,7 @@ _LOGPROB_CHUNK = 64
 class Runner(Protocol):
     """Runs the model. Sequences are known by their slot.
 
-    run_ahead: launches of decode steps before an earlier one's tokens are read: 0 on CPU, 1 on CUDA. tokens_per_launch:
-    that `produce` makes of each row; 1 where there is no such thing. draws_in_launch: whether it draws tokens, too.
+    run_ahead: decode steps that are launched before an earlier one's tokens are read: 0 on CPU, 1 on CUDA.
     """
 
     device: torch.device
@@ -63,8 +58,6 @@ class Runner(Protocol):
     max_model_len: int
     max_num_seqs: int
     run_ahead: int
-    tokens_per_launch: int
-    draws_in_launch: bool
 
     def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
         """Run a whole prompt. Returns float32 [1, vocab] of the last token, or [tokens, vocab] with all_logits. Raises
@@ -73,18 +66,6 @@ class Runner(Protocol):
 
     def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Feed one token a row (int64 [rows] each). Returns float32 [rows, vocab], valid until the next call."""
-        ...
-
-    def produce(
-        self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor, draws: Tensor | None
-    ) -> Tensor:
-        """Feed one token a row, and then what comes of it, up to tokens_per_launch times. Returns them, int64 [tokens,
-        rows]. limits: int64 [rows, LIMIT_WORDS], wave.layout.limit_words of each row; behind a row's last token, or for
-        a row whose given token is negative, -1 is returned and nothing written. draws: SamplingPlan.draws."""
-        ...
-
-    def interrupt(self) -> None:
-        """Have what `produce` has launched end with the token that it is making; the next launch is a whole one."""
         ...
 
     def check(self) -> None:
@@ -102,19 +83,16 @@ class _Rows:
     """The rows that decode together, fixed until one of them leaves or another joins.
 
     slots, token_ids: int64 [rows] on the device; token_ids are the next step's input. coming: the positions of steps
-    ahead, see `_coming`. limits: of launches of several tokens, int64 [rows, LIMIT_WORDS]. longest: cache entries that
-    the longest row has after the next step. most: that any row may come to have. left: steps until a row has all its
-    tokens.
+    ahead, see `_coming`. longest: cache entries that the longest row has after the next step. left: steps until a row
+    has all its tokens.
     """
 
     samples: list[Sample]
     slots: Tensor
     token_ids: Tensor
     coming: Tensor
-    limits: Tensor
     plan: SamplingPlan
     longest: int
-    most: int
     left: int
     step: int = 0
 
@@ -123,11 +101,11 @@ class _Rows:
         """Of the next step, int64 [rows] on the device."""
         return self.coming[self.step, : len(self.samples)]
 
-    def advance(self, steps: int) -> None:
-        """Note that this many steps were launched."""
-        self.longest += steps
-        self.left -= steps
-        self.step += steps
+    def advance(self) -> None:
+        """Note that a step was launched."""
+        self.longest += 1
+        self.left -= 1
+        self.step += 1
         if self.step >= len(self.coming):
             self.coming, self.step = self.coming + self.step, 0
 
@@ -141,8 +119,8 @@ def _coming(positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A launched step, or several at once (tokens [steps, rows]), whose tokens the host has not read: copies under way
-    to host memory, done when `ready` is. source: what is copied, which has to live as long."""
+    """A launched step whose tokens the host has not read: copies under way to host memory, done when `ready` is.
+    source: what is copied, which has to live as long."""
 
     samples: list[Sample]
     sampled: Sampled
@@ -225,7 +203,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Start what can start or else launch a step (or several) of every running row, and read what is due.
+        """Start what can start or else launch a step of every running row, and read what is due.
 
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
         does, so that a flood of short requests can't hold up the running ones.
@@ -257,7 +235,6 @@ class Engine:
         self._prefilled_last = False
         launched = self._decode()
         self._read(self._runner.run_ahead if launched else 0)
-        self._end_launches_for_nobody()
 
     def abort(self, request: Request, failure: OnewaveError | None = None) -> None:
         """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. failure: what
@@ -269,7 +246,6 @@ class Engine:
                 self._scheduler.remove(sample)
                 self._rows_changed = True
         request.note_finished()
-        self._end_launches_for_nobody()
 
     def abort_all(self, error: BaseException | None = None) -> None:
         """Drop every request and whatever is in flight. error: what a step raised."""
@@ -282,20 +258,9 @@ class Engine:
             request.note_finished()
         self._live.clear()
         self._scheduler = Scheduler(self._runner.max_num_seqs)
-        unread = bool(self._in_flight)
         self._in_flight.clear()
         self._grown.clear()
         self._rows, self._rows_changed, self._prefilled_last = None, False, False
-        # Last, since it may fail.
-        if unread and self._runner.tokens_per_launch > 1:
-            self._runner.interrupt()
-
-    def _end_launches_for_nobody(self) -> None:
-        """Have what is in flight end early if nobody is left who would take its tokens."""
-        if self._runner.tokens_per_launch == 1 or not self._in_flight:
-            return
-        if all(sample.finished for launch in self._in_flight for sample in launch.samples):
-            self._runner.interrupt()
 
     def _prefill(self, slot: int, sample: Sample) -> None:
         """Run a prompt and read its first token."""
@@ -341,40 +306,21 @@ class Engine:
             rows = self._rows = self._build_rows()
         if rows is None:
             return False
-        count = self._runner.tokens_per_launch
-        several = count > 1 and rows.plan.fits_a_launch(draws=self._runner.draws_in_launch)
         try:
-            self._runner.reserve(min(rows.longest + count - 1, rows.most) if several else rows.longest)
+            self._runner.reserve(rows.longest)
         except CapacityError as error:
             # It ends who needs the most, and the others go on.
             longest = max(rows.samples, key=lambda sample: len(sample.request.prompt_token_ids) + sample.launched)
             self.abort(longest.request, without_frames(error))
             return self._decode()
-        if several:
-            self._produce(rows, count)
-            return True
         logits = self._runner.decode(rows.slots, rows.token_ids, rows.positions)
         sampled = rows.plan(logits)
         rows.token_ids = sampled.tokens
-        rows.advance(1)
+        rows.advance()
         for sample in rows.samples:
             sample.launched += 1
         self._launch_copy(rows.samples, sampled)
         return True
-
-    def _produce(self, rows: _Rows, count: int) -> None:
-        """Launch up to `count` steps of all rows at once; a row that ends before makes fewer."""
-        draws = rows.plan.draws(count)
-        produced = self._runner.produce(rows.slots, rows.token_ids, rows.positions, rows.limits, draws)
-        rows.plan.skip(count)
-        # At an address of its own, aligned as all others. Of a row that has ended the last token is an end, or -1: the
-        # next launch, which may be on its way before the host knows, makes nothing of it. No other kind of step sees
-        # it: rows that fit a launch go on doing so, and new ones join when everything has been read.
-        rows.token_ids = produced[-1].clone()
-        rows.advance(count)
-        for sample in rows.samples:
-            sample.launched = min(sample.launched + count, sample.request.max_new_tokens)
-        self._launch_copy(rows.samples, Sampled(produced, None))
 
     def _build_rows(self) -> _Rows | None:
         """Collect the running samples that have tokens left to launch; their newest tokens stay on the device."""
@@ -401,17 +347,13 @@ class Engine:
         slots, positions, token_ids, from_row = (column.clone() for column in columns)
         if old is not None and -1 in known:
             token_ids = torch.where(token_ids < 0, old.token_ids[from_row], token_ids)
-        ends = [len(s.request.prompt_token_ids) + s.request.max_new_tokens - 1 for _, s in chosen]
-        limits = [limit_words(end, s.request.end_ids) for end, (_, s) in zip(ends, chosen, strict=True)]
         return _Rows(
             samples=[sample for _, sample in chosen],
             slots=slots,
             token_ids=token_ids,
             coming=_coming(positions),
-            limits=torch.tensor(limits, dtype=torch.int64).to(device, non_blocking=True),
             plan=self._sampler.plan([self._sampler_row(slot, sample) for slot, sample in chosen]),
             longest=max(lengths),
-            most=max(ends),
             left=min(sample.request.max_new_tokens - sample.launched for _, sample in chosen),
         )
 
@@ -445,17 +387,13 @@ class Engine:
                 step.ready.synchronize()
             self._runner.check()  # before anybody sees a token of a launch that gave up
             logprobs = None if step.sampled.logprobs is None else HostLogprobs(step.sampled.logprobs)
-            tokens = step.sampled.tokens
-            launched: list[list[int]] = to_list(tokens if tokens.ndim == 2 else tokens[None])
-            for token_ids in launched:
-                self._note_tokens(step.samples, token_ids, logprobs)
+            self._note_tokens(step.samples, to_list(step.sampled.tokens), logprobs)
 
     def _note_tokens(self, samples: list[Sample], token_ids: list[int], logprobs: HostLogprobs | None) -> None:
         """Hand one token to each sample of a step."""
         for row, (sample, token_id) in enumerate(zip(samples, token_ids, strict=True)):
             if sample.finish_reason is not None:
                 continue  # ended, or was aborted, while this step ran
-            assert token_id >= 0, "a launch ended before its rows"
             request = sample.request
             if not sample.token_ids:
                 request.note_first_token()

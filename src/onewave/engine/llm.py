@@ -11,7 +11,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments, check_place, flag
 from onewave.engine.engine import Engine
@@ -71,9 +71,6 @@ class LLM:
     compact: with the wave, keep bfloat16 matrices in thirteen bits a weight, without loss, so that a token reads a
     fifth less. None: wherever it can be; a line is logged if a model has weights that it can't. True: or an error.
     `compact` of a loaded model says whether it has.
-    tokens_per_launch: with the wave, steps that one launch makes while all running sequences are greedy or drawn
-    (temperature, top_k, top_p, min_p, seed) and ask for nothing else; the same tokens, which then come in groups. More
-    than 1 needs decode="wave" or "auto".
     progress: draw progress bars on stderr while loading.
 
     A context manager; `close()` frees the model. May be called from several threads: their requests run together.
@@ -95,7 +92,6 @@ class LLM:
         enforce_eager: bool = False,
         decode: str = "auto",
         keep_unpacked: bool | None = None,
-        tokens_per_launch: int = 1,
         quantization: str | None = None,
         compact: bool | None = None,
         progress: bool = False,
@@ -111,7 +107,6 @@ class LLM:
             enforce_eager=enforce_eager,
             decode=decode,
             keep_unpacked=keep_unpacked,
-            tokens_per_launch=tokens_per_launch,
             quantization=quantization,
             compact=compact,
             progress=progress,
@@ -119,9 +114,6 @@ class LLM:
         self.device = choose_device(device)
         check_dtype_on(dtype, self.device)
         path = choose_decode(decode, enforce_eager=enforce_eager, device=self.device)
-        if tokens_per_launch > 1 and path not in ("auto", "wave"):
-            got = f"{tokens_per_launch} on {self.device}, decode={path!r}"
-            raise UnsupportedError("tokens_per_launch", got=got, allowed="1", next="Only the wave makes several.")
         check_compact(compact, quantization, decode=path, dtype=None)
         settings = Settings.from_env()
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
@@ -138,7 +130,6 @@ class LLM:
             load_format=load_format,
             seed=seed,
             keep_unpacked=keep_unpacked,
-            tokens_per_launch=tokens_per_launch,
             weight_format=choose_weight_format(quantization, compact, dtype=self.dtype, decode=path),
             insists=compact is True,
             progress=progress,
@@ -188,7 +179,7 @@ class LLM:
         return self._run([self._job(prompt, each) for prompt, each in zip(raw, params, strict=True)], use_tqdm)
 
     def stream(self, prompt: PromptLike, sampling_params: ParamsLike | None = None) -> Iterator[RequestOutput]:
-        """Continue one prompt, yielding after every token (or launch of several): outputs[i].text is all the text
+        """Continue one prompt, yielding after every token: outputs[i].text is all the text
         so far, .delta the new part.
 
         Text that a stop string may yet take back is not shown. The request begins with the first output that is asked

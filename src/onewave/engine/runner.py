@@ -63,8 +63,6 @@ class ModelRunner:
         self._wave = wave
         # Where the matrices lie that the wave reads, if not as plain ones.
         self.stream = None if wave is None else wave.stream
-        self.tokens_per_launch = 1 if wave is None else wave.tokens_per_launch
-        self.draws_in_launch = wave is not None and wave.draws_in_launch
         self.decode_path = "wave" if wave is not None else decode if self._on_cuda else "eager"
         self._graphs: dict[int, _DecodeGraph] = {}
         self._bound: tuple[_DecodeGraph, Tensor] | None = None
@@ -168,31 +166,10 @@ class ModelRunner:
         step.graph.replay()
         return step.logits[:rows]
 
-    @torch.inference_mode()
-    def produce(
-        self, slots: Tensor, token_ids: Tensor, positions: Tensor, limits: Tensor, draws: Tensor | None
-    ) -> Tensor:
-        """Up to tokens_per_launch steps at once.
-
-        As decode; positions are the first step's, and what was reserved reaches as far as limits let a row come.
-        limits: int64 [rows, LIMIT_WORDS], wave.layout.limit_words of each row. draws: float64 [rows,
-        DRAW_WORDS + tokens_per_launch], see SamplingPlan.draws; None: each row's next token is its likeliest. Returns
-        int64 [tokens_per_launch, rows], -1 behind a row's last token.
-        """
-        assert self._kv is not None, "reserve() comes first"
-        assert self._wave is not None, "only a wave makes several"
-        self._bind_wave()
-        return self._wave.produce(token_ids, positions, slots, limits, draws)
-
     def check(self) -> None:
         """Raise WaveStalled if a launch of the wave has stalled, as far as the host knows; the next one works."""
         if self._wave is not None:
             self._wave.check()
-
-    def interrupt(self) -> None:
-        """Have what `produce` has launched end with the token that it is making."""
-        if self._wave is not None:
-            self._wave.interrupt()
 
     def _size(self, rows: int) -> int:
         """Rows a decode step of `rows` sequences is run with."""

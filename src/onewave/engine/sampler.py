@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs, uniforms
-from onewave.wave.layout import draw_words
 
 __all__ = ["Sampled", "Sampler", "SamplerRow", "SamplingPlan", "compile_kernels"]
 
@@ -121,33 +119,6 @@ class SamplingPlan:
         self._build_penalties()
         self._build_bans()
         self._as_is = self._biases is None and self._bans is None and self._penalties is None
-
-    def fits_a_launch(self, *, draws: bool) -> bool:
-        """Whether a launch of several tokens can choose them: as they are, the likeliest or, if it draws, at random,
-        and nothing else asked for."""
-        # Where all tokens were banned, the last one before min_tokens may be what ends a row from there on: it did not
-        # end this one, which a launch that is fed it would not know.
-        return (
-            (self._all_greedy or draws)
-            and self._as_is
-            and self._num_logprobs is None
-            and all(row.params.min_tokens < row.step + self._step for row in self._rows if row.params.min_tokens)
-        )
-
-    def draws(self, count: int) -> Tensor | None:
-        """How the next `count` tokens are drawn, float64 [rows, DRAW_WORDS + count] on the device: draw_words and the
-        uniform numbers of each row; None if all are the likeliest."""
-        if self._all_greedy:
-            return None
-        params = [row.params for row in self._rows]
-        fixed = [draw_words(0.0 if p.is_greedy else p.temperature, p.min_p, p.top_k, p.top_p) for p in params]
-        steps = [row.step + self._step for row in self._rows]
-        numbers = uniforms([row.key for row in self._rows], steps, count)
-        return self._send(np.concatenate((np.array(fixed), numbers), axis=1), torch.float64)
-
-    def skip(self, steps: int) -> None:
-        """Note that this many steps were sampled elsewhere."""
-        self._step += steps
 
     def __call__(self, logits: Tensor) -> Sampled:
         """Choose a token for every row. logits: float32 [rows, vocab]; left as they are."""

@@ -69,7 +69,7 @@ def _may_plan(path: str, config: ModelConfig, how: WaveLoad) -> bool:
     batch = how.max_num_seqs
     if path not in ("auto", "wave") or how.device.type != "cuda":
         return False
-    if unsupported_because(config, batch, tokens=how.tokens_per_launch) is not None:
+    if unsupported_because(config, batch) is not None:
         return False
     return not planned_before(config, batch=batch, cache_dir=how.cache_dir, weight_bytes=how.weight_bytes)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError, ModelError, OnewaveError, OutOfReachError, UnsupportedError
 from onewave.engine.wave_ahead import plan_and_compile
-from onewave.engine.wave_check import Step, check_several, self_check, some_draws
+from onewave.engine.wave_check import Step, self_check
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.config import ModelConfig
 from onewave.models.llama import Llama
@@ -36,7 +36,6 @@ __all__ = [
     "Step",
     "WaveDecoder",
     "WaveLoad",
-    "check_several",
     "load_for",
     "load_streamed",
     "load_wave",
@@ -57,9 +56,8 @@ class WaveLoad:
 
     keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory,
     and never of rounded ones, which are there to save memory. cache_dir: where finished programs are kept.
-    tokens_per_launch: that `produce` makes; 1: only steps of one token. weight_format: of the matrices; None: as they
-    are. insists: on it; otherwise weights that it can't hold stay as they are. progress: draw a bar on stderr.
-    compilers: what wave_ahead.compilers yields.
+    weight_format: of the matrices; None: as they are. insists: on it; otherwise weights that it can't hold stay as they
+    are. progress: draw a bar on stderr. compilers: what wave_ahead.compilers yields.
     """
 
     dtype: torch.dtype
@@ -70,7 +68,6 @@ class WaveLoad:
     load_format: str = "auto"
     seed: int = 0
     keep_unpacked: bool | None = None
-    tokens_per_launch: int = 1
     weight_format: WeightFormat | None = None
     insists: bool = False
     progress: bool = False
@@ -87,17 +84,13 @@ class WaveDecoder:
 
     stream: where the model's matrices are packed for it; None packs them here, beside the plain ones. However many
     sequences a step has, it runs through the program for max_num_seqs: its bits do not depend on their number.
-    tokens_per_launch: that `produce` makes; checked against as many single steps. draws_in_launch: whether drawn
-    tokens passed that check, too; if not, a line is logged that says why, and they are drawn one step at a time.
     Raises UnsupportedError when the card or the model does not suit the wave, or when the self-check fails.
     """
 
-    def __init__(
-        self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None, tokens_per_launch: int = 1
-    ):
+    def __init__(self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None):
         from onewave.models.llama_plan import DecodeWave
 
-        _check_suited(model.config, model.dtype, model.device, max_num_seqs, tokens_per_launch)
+        _check_suited(model.config, model.dtype, model.device, max_num_seqs)
         self._wave, self._stream = DecodeWave(model, batch=max_num_seqs, stream=stream), stream
         self.difference = self_check(model, self._wave, max_num_seqs)
         self._wave.wave.check()
@@ -107,24 +100,6 @@ class WaveDecoder:
             if not math.isfinite(self.difference):
                 got = "results that are no numbers, or not the same from launch to launch"
             raise UnsupportedError("self-check of the wave", got=got, next='Use decode="graph".')
-        self.tokens_per_launch = tokens_per_launch
-        self.draws_in_launch = False
-        self._several = self._wave.several(tokens_per_launch) if tokens_per_launch > 1 else None
-        if self._several is not None:
-            check_several(model, self._wave, self._several, max_num_seqs, tokens_per_launch)
-            self.draws_in_launch = self._checked_draws(model, max_num_seqs)
-
-    def _checked_draws(self, model: Llama, sequences: int) -> bool:
-        assert self._several is not None
-        try:
-            for turn in range(2):  # of one sequence, too, both with limits and without
-                draws = some_draws(sequences, self.tokens_per_launch, turn)
-                check_several(model, self._wave, self._several, sequences, self.tokens_per_launch, draws)
-        except Exception as error:
-            # Whatever it was, a compiler's error too: this build is one of its own, and nothing else needs it.
-            _log.warning("tokens are drawn one step at a time, not in launches of several: %s", _in_short(error))
-            return False
-        return True
 
     @property
     def stream(self) -> WeightStream | None:
@@ -134,28 +109,10 @@ class WaveDecoder:
     def bind_cache(self, kv: StaticKVCache) -> None:
         """Use this cache from now on."""
         self._wave.bind_cache(kv)
-        if self._several is not None:
-            self._several.bind_cache(kv)
-
-    def produce(
-        self, token_ids: Tensor, positions: Tensor, slots: Tensor, limits: Tensor, draws: Tensor | None
-    ) -> Tensor:
-        """Feed one token a row, int64 [rows] each, and then what comes of it, up to tokens_per_launch times and as far
-        as limits (wave.layout.limit_words of each row) let it. draws: as Wave.decode_several. Returns int64
-        [tokens_per_launch, rows]. Raises WaveStalled."""
-        assert self._several is not None
-        return self._several.produce(token_ids, positions, slots, limits, draws)
-
-    def interrupt(self) -> None:
-        """Have what `produce` has launched end with the token that it is making."""
-        if self._several is not None:
-            self._several.interrupt()
 
     def check(self) -> None:
         """Raise WaveStalled if a launch has stalled, as far as the host knows; the next one works."""
         self._wave.wave.check()
-        if self._several is not None:
-            self._several.wave.check()
 
     def release(self) -> bool:
         """Give back memory that only makes prefill faster; whether there was any."""
@@ -166,14 +123,12 @@ class WaveDecoder:
         return self._wave(token_ids, positions, slots)
 
 
-def unsuited(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int, *, tokens_per_launch: int = 1
-) -> str | None:
+def unsuited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> str | None:
     """Why a model can't decode as one wave here, before anything is loaded; None if it can."""
     from onewave.models.llama_plan import unsupported_because
     from onewave.wave.launch import runs_here
 
-    reason = unsupported_because(config, max_num_seqs, tokens=tokens_per_launch)
+    reason = unsupported_because(config, max_num_seqs)
     if reason is not None:
         return reason
     if not runs_here(device):
@@ -186,14 +141,10 @@ def unsuited(
     return "this Triton has no Gluon"
 
 
-def _check_suited(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int, tokens_per_launch: int
-) -> None:
-    reason = unsuited(config, dtype, device, max_num_seqs, tokens_per_launch=tokens_per_launch)
+def _check_suited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> None:
+    reason = unsuited(config, dtype, device, max_num_seqs)
     if reason is not None:
-        one_would_do = tokens_per_launch > 1 and unsuited(config, dtype, device, max_num_seqs) is None
-        what_next = "Use tokens_per_launch=1." if one_would_do else 'Use decode="graph".'
-        raise UnsupportedError("decode wave", got=reason, next=what_next)
+        raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
 
 
 def load_for(
@@ -204,8 +155,8 @@ def load_for(
     Then one line is logged that says why. Raises what load_model raises, and for wave what load_wave does.
     """
     reason: str | None = None
-    if path == "auto" and (how.tokens_per_launch > 1 or how.insists):
-        path = "wave"  # nothing else makes several tokens a launch, or keeps such weights
+    if path == "auto" and how.insists:
+        path = "wave"  # nothing else keeps such weights
     if path == "auto":
         reason = unsuited(config, how.dtype, how.device, how.max_num_seqs)
     if path in ("auto", "wave") and reason is None:
@@ -233,7 +184,7 @@ def load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> tu
 
     Raises what load_model and WaveDecoder raise.
     """
-    _check_suited(config, how.dtype, how.device, how.max_num_seqs, how.tokens_per_launch)
+    _check_suited(config, how.dtype, how.device, how.max_num_seqs)
     # Kernels are launched on the current device, which need not be the model's.
     with torch.cuda.device(how.device) if how.device.type == "cuda" else nullcontext():
         try:
@@ -275,7 +226,7 @@ def _load_wave(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> t
     total = _matrix_bytes(config, how.weight_bytes)
     with byte_progress("Packing for one wave", total, enabled=how.progress) as report:
         made = load_streamed(location, config, how, report)
-        wave = WaveDecoder(made.model, how.max_num_seqs, stream=made.stream, tokens_per_launch=how.tokens_per_launch)
+        wave = WaveDecoder(made.model, how.max_num_seqs, stream=made.stream)
     rounded = isinstance(how.weight_format, Rounding)
     if how.keep_unpacked or (how.keep_unpacked is None and not rounded and _has_room(made.stream)):
         made.stream.keep()

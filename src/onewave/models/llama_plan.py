@@ -64,8 +64,8 @@ class DecodePlan:
     groups: HeadGroups
 
 
-def unsupported_because(config: ModelConfig, batch: int, *, tokens: int = 1) -> str | None:
-    """Why the wave can't run this model at this batch, with so many tokens a launch; None if it can."""
+def unsupported_because(config: ModelConfig, batch: int) -> str | None:
+    """Why the wave can't run this model at this batch; None if it can."""
     padded = 1 << (batch - 1).bit_length()
     if not 1 <= batch <= _MOST_BATCH:
         return f"batch {batch}; up to {_MOST_BATCH} sequences run as one wave"
@@ -82,10 +82,6 @@ def unsupported_because(config: ModelConfig, batch: int, *, tokens: int = 1) -> 
         return "heads whose width is no multiple of 64"
     shape = _shape(config, padded)
     widest = shape.most_tiles * shape.cols
-    # Longer activations pass through shared memory once for each group of row blocks, a task each; a token that a
-    # launch goes on with is chosen at the end of one.
-    if tokens > 1 and config.hidden_size > widest:
-        return f"several tokens a launch, batch {batch} of hidden size {config.hidden_size}; up to {widest} columns"
     if padded <= 2 and max(config.hidden_size, config.num_heads * config.head_dim) > widest:
         return f"batch {batch} of hidden size {config.hidden_size}; up to {widest} columns fit a multiprocessor"
     tasks = _tasks(config, shape, padded)
