@@ -1,7 +1,8 @@
 """Which loops of a kernel ask nothing that changes.
 
 Triton's passes take a variable of a loop for one that never changes if it begins as the same value as another and takes
-the other's value of the turn before (docs/log.md, "A loop without an end"). The condition is then made before the loop.
+the other's value of the turn before (docs/log/compilers.md, "A loop without an end"). The condition is then made
+before the loop.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def test_nothing_but_what_to_ask_for_is_read_before_the_wait(name: str, reports:
 @pytest.mark.parametrize("name", CASES)
 def test_the_loader_takes_all_it_counts_from_row_to_row(name: str, reports: dict[str, Any]) -> None:
     # Slot, phase, the pair behind, tiles asked for, and where the row begins in the list: Triton 3.6 drops a value that
-    # reaches nothing but an inner loop's bounds (docs/log.md), and all rows but the first read other keys. And how many
-    # tiles were guessed. With a single row there is no such loop.
+    # reaches nothing but an inner loop's bounds (docs/log/compilers.md), and all rows but the first read other keys.
+    # And how many tiles were guessed. With a single row there is no such loop.
     assert reports[name]["carried"] == (0 if "one row" in name else 7 if guesses(name) else 6)
 
 

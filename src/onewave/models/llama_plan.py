@@ -48,7 +48,8 @@ __all__ = [
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
 _ATTENTION_TASKS = MULTIPROCESSORS
 _MOST_BATCH = 16
-# Of a step: planning and proving more takes half a minute and gigabytes (docs/log.md, "Sixteen sequences").
+# Tasks of a step. Planning and proving more takes half a minute and gigabytes (docs/log/wave.md, "Planning of sixteen
+# sequences").
 _MOST_TASKS = 1 << 17
 # Of the bytes of a layer, by which filling rows up to larger tiles may lengthen the stream.
 _MOST_FILLING = 1.03

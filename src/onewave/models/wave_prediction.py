@@ -27,7 +27,7 @@ __all__ = ["WaveCosts", "fit_costs", "kept_costs", "predict_step"]
 
 _MOST_COST = 1e12
 # Bytes/ns that a multiprocessor gets from the second-level cache by asynchronous copies, observed on an H200
-# (docs/log.md, "What a multiprocessor gets from where").
+# (docs/log/wave.md, "Bandwidth of an SM").
 _CACHE_BANDWIDTH = 50.0
 _KEPT = Path(__file__).with_name("wave_costs.json")
 

@@ -16,7 +16,7 @@ the other for the next token, in this launch or the next, so nothing is reset in
 once.
 
 A launch begins while the one before it ends (programmatic dependent launch), and its blocks wait for that end before
-they ask for anything: behind a copy by TMA the wait does not hold (docs/log.md).
+they ask for anything: behind a copy by TMA the wait does not hold (docs/log/correctness.md).
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)

@@ -3,7 +3,7 @@
 What is in flight lengthens the queues in front of the second-level cache, which every hand-off has to pass, so no more
 of it than memory needs. While attention runs the ring fills up and waits for the product behind it: tiles that come
 meanwhile have time, and are asked for one after another. All numbers here are measured ones, of one H200 after another
-(docs/log.md, "The pace, with keys in the stream").
+(docs/log/wave.md, "The pace, with keys in the stream").
 """
 
 from __future__ import annotations

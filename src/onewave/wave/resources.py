@@ -7,7 +7,7 @@ from onewave.wave.layout import TileShape, drawing_ring, held_tiles
 __all__ = ["kernel_resources"]
 
 # Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
-# short (docs/log.md: registers); with heads of 128, whose attention needs more, most of all in a launch of several
+# short (docs/log/wave.md: registers); with heads of 128, whose attention needs more, most of all in a launch of several
 # tokens.
 _EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 144}
 _WIDE_REGISTERS, _WIDE_REGISTERS_SEVERAL = {0: 208, 2: 176}, {0: 208, 2: 184}

@@ -16,9 +16,9 @@ __all__ = ["MULTIPROCESSORS", "fitting_slices", "passes", "slice_bounds", "slice
 # sequences are not to be cut in slices, which would have to be added up.
 MULTIPROCESSORS, _MOST_OF_THEM = 128, 97
 # What adding them up costs 32 sequences, in tiles that a worker could stream meanwhile: at all, and for each slice
-# (docs/log.md, "Slices of K that the feed-forward block need not add up").
+# (docs/log/ffn.md, "K slices that need no adding").
 _TILES_OF_A_SUM, _TILES_OF_A_SLICE = 16, 2
-# What a worker's reading of activations that pass costs, beside as many bytes of tiles (docs/log.md, "Tall tiles").
+# What a worker's reading of activations that pass costs, beside as many bytes of tiles (docs/log/ffn.md, "Tall tiles").
 _COST_OF_READING = 0.8
 
 

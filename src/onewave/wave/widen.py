@@ -5,9 +5,9 @@ bits (rounding.paired), int8 or fp8 e4m3 numbers, all exact in bfloat16 and in f
 is laid so that a thread's 16-byte loads, without bank conflicts, bring the very bits of which its own registers of A
 are made: nothing crosses threads. Four values become four 16-bit ones, but for a power of two, in a few instructions
 (byte_values.py), among which mma.sync fits in; wgmma, whose operands in registers nothing may write while it runs,
-wants more of them than there are beside attention, and gains nothing where there are (docs/log.md). Compact weights
-(compact.py) come in thirteen words of 32 numbers instead, and their tiles with lists of numbers that are multiplied one
-by one.
+wants more of them than there are beside attention, and gains nothing where there are (docs/log/weight-formats.md).
+Compact weights (compact.py) come in thirteen words of 32 numbers instead, and their tiles with lists of numbers that
+are multiplied one by one.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)

@@ -23,7 +23,7 @@ stand in the exponent (Q's times K's) and in the last division (V's). A product 
 as long as ever, so a warpgroup does one thing after another, and its products run under the others' softmax: there are
 three, and nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives
 from one step to the next (such a one would be taken apart into bytes). Bound: power and a warp's latencies. See
-docs/log.md. Source: Shah et al. 2024, arXiv:2407.08608.
+docs/log/float8-attention.md. Source: Shah et al. 2024, arXiv:2407.08608.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false

@@ -22,7 +22,7 @@ COLUMNS, KEYS, ROWS, WARPGROUPS = 128, 128, 64, 3
 FP8_TILE = {"D": COLUMNS, "BN": KEYS, "K_STAGES": 3, "V_STAGES": 3}
 """Constants of fp8_kernel_impl's kernel."""
 _HOPPER = (9, 0)
-# What a tile's start and end take in key tiles: 1.5, bfloat16's, is no better on average (docs/log.md).
+# A tile's start and end, in key tiles. 1.5, bfloat16's, is no better on average (docs/log/prefill-attention.md).
 _TILE_COST = 1.0
 _H200_PROCESSORS = 132
 

@@ -33,7 +33,7 @@ __all__ = [
 PAGE_SIZES = (16, 32, 64, 128, 256)
 
 _HOPPER = (9, 0)
-# Narrower heads, which are padded to 64 columns, too, are no faster than with the portable kernel (docs/log.md).
+# Narrower heads are padded to 64 columns and no faster than with the portable kernel (docs/log/prefill-attention.md).
 _NARROWEST = 40
 # K and V of the heads that are walked together: inside an H200's L2, and where tiles can be dealt one by one so little
 # that its halves may both hold them. (Of 2 to 32 MB, 4 to 8 were the fastest; on a card at its power limit the way of
@@ -224,7 +224,8 @@ def _together(heads: int, group: int, most: int) -> int:
 # so much more even.
 _EVEN_ENOUGH, _WORTH_ANOTHER = 1.01, 0.995
 # Where the busiest program has so many times the mean's work, no sections are dealt as one: a head's tiles then lie
-# further apart, which cost sixteen sequences of 1,024 tokens more than 1.2 % of evenness gave (docs/log.md).
+# further apart, which cost sixteen sequences of 1,024 tokens more than 1.2 % of evenness gave
+# (docs/log/prefill-attention.md).
 _EVEN = 1.02
 
 

@@ -2,7 +2,7 @@
 
 A row's bits depend on the keys of a tile, so these depend on head_dim alone; how many queries a tile has changes no
 bit. The tiles are chosen by registers (`onewave bench ops attention --resources`). The operator never takes this kernel
-by itself: on an H200 it is nowhere ahead of both others (docs/log.md).
+by itself: on an H200 it is nowhere ahead of both others (docs/log/prefill-attention.md).
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def plan_decode(
     target = max(1, -(-_PROGRAMS_PER_ROW // num_kv_heads))
     tile = 128 if block_d <= 64 else 64
     # Loads of single elements would take more registers than there are: ptxas 12.8 has read what it had not yet spilt
-    # (docs/log.md).
+    # (docs/log/correctness.md).
     block_n = tile if in_pieces else 16
     smallest = max(tile, _power_of_two(smallest_split or _SMALLEST_SPLIT))
     doublings = max(0, (_LARGEST_SPLIT // smallest).bit_length() - 1)
@@ -139,7 +139,7 @@ def plan_decode(
         unroll=max(1, min(_power_of_two(max_splits), _MERGED_AT_ONCE // (block_h * block_d), _MERGED)),
         # Never 8 with wgmma, which tiles of more than 8 rows use: Triton 3.6 waits for one warpgroup's only.
         num_warps=8 if block_d > 128 else 4,
-        # More bytes under way make every load wait longer: more stages were slower (docs/log.md).
+        # More bytes under way make every load wait longer: more stages were slower (docs/log/decode-attention.md).
         num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * kv_itemsize))) if in_pieces else 1,
         num_kv_heads=num_kv_heads,
         # Tiles of many query rows multiply longer than they load, and have no registers to spare.

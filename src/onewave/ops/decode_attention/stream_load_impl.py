@@ -140,7 +140,7 @@ def load_tiles(c):
         else:
             early_row = worked_out(early_row)
         early_begin, early_end = worked_out(early_begin), worked_out(early_end)
-    # Copies by TMA after it only: behind one, even one of nothing, the wait does not hold (docs/log.md).
+    # Copies by TMA after it only: behind one, even one of nothing, the wait does not hold (docs/log/correctness.md).
     cuda.gdc_wait()
     if c.GUESSES:
         fetch_guessed(c, guessed, early_row, early_begin, kv_head)

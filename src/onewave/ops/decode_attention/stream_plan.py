@@ -54,10 +54,10 @@ class StreamTile:
 
 def stream_tile(rows: int, capacity: int, shares: int) -> StreamTile:
     """The kernel's constants. shares: of plan.shares."""
-    # Two tiles under way keep the memory busy. With more, multiprocessors that share their way to memory with fewer
-    # others end a tenth earlier, and everybody waits for the rest (docs/log.md). A third place is being worked on and a
-    # fourth hides how long that takes. A program with a few tiles does without: with three places the next launch's
-    # programs can begin beside this one's.
+    # Two tiles in flight keep the memory busy. With more, SMs of smaller GPCs end a tenth earlier and all wait for the
+    # rest (docs/log/decode-attention.md). A third buffer holds the tile being worked on, and a fourth hides how long
+    # that takes. A program with a few tiles does without: with three buffers the next launch's programs can begin
+    # beside this one's.
     few = rows * capacity <= shares * _FEW_KEYS
     return StreamTile(3 if few else 4, 2, loader=next(registers for most, registers in _LOADER if rows <= most))
 

@@ -33,7 +33,7 @@ half, then the other half. sm_local: a worker that made a slice of the hidden ro
 W_down. sequential: two launches."""
 
 # Rows up to which compact weights are read sooner than 16-bit ones: of more, a stream waits for activations as long as
-# either takes (docs/log.md, "Compact weights").
+# either takes (docs/log/weight-formats.md).
 _MOST_COMPACT = 32
 # With tall tiles the busiest worker of the second product may have that many times the mean.
 _EVEN = 1.1
