@@ -45,7 +45,7 @@ gpu-test:
 
 # No card is needed, but the Triton that the kernels are for.
 kernels: $(VENV)/.ready-dev
-	@$(RUN) -m onewave.ops.attention.prebuild_impl
+	@$(RUN) -m onewave.ops.attention.hopper.prebuild
 
 # A virtual environment knows its own place: that of a clone which was moved would fail, or run another clone's code.
 in-place:
@@ -76,7 +76,7 @@ $(VENV)/.ready-demo: pyproject.toml $(VENV)/.ready-torch | in-place
 	@echo "Installing onewave into $(VENV)"
 	@$(PIP) --editable .
 	@echo "Compiling the CPU kernels"
-	@$(RUN) -m onewave.ops.precompile
+	@$(RUN) -m onewave.ops.cpu.precompile
 	@touch $@
 
 $(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready-torch | in-place

@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
 def smollm2_path() -> Path:
     """The SmolLM2-135M-Instruct GGUF file, fetched into the user's cache the first time."""
     from onewave.base.settings import Settings
-    from onewave.weights.sources import resolve
+    from onewave.weights.fetch.sources import resolve
 
     path = resolve("smollm2-135m-instruct", Settings.from_env(), progress=False).path
     assert path is not None

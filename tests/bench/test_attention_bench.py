@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.bench import attention as bench
-from onewave.bench import attention_engines, ceilings, clock, ledger
-from onewave.bench.attention import AttentionShape, Engine, Operands, compare, repetitions
+from onewave.bench import ceilings, clock, ledger
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
+from onewave.bench.ops import attention as bench
+from onewave.bench.ops import attention_engines
+from onewave.bench.ops.attention import AttentionShape, Engine, Operands, compare, repetitions
 from onewave.cli import main
 
 CPU = torch.device("cpu")

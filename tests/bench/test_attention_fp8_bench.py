@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.bench import attention as bench
-from onewave.bench import attention_fp8, ceilings
-from onewave.bench.attention import AttentionShape, compare
-from onewave.bench.attention_fp8 import ByteOperands, fp8_engines
+from onewave.bench import ceilings
+from onewave.bench.ops import attention as bench
+from onewave.bench.ops import attention_fp8
+from onewave.bench.ops.attention import AttentionShape, compare
+from onewave.bench.ops.attention_fp8 import ByteOperands, fp8_engines
 from onewave.cli import main
 
 CPU = torch.device("cpu")

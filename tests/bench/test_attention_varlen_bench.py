@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
-from onewave.bench import attention as bench
-from onewave.bench import attention_varlen, ceilings
-from onewave.bench.attention import AttentionShape, compare
-from onewave.bench.attention_varlen import PackedOperands, ragged_lengths, varlen_engines
+from onewave.bench import ceilings
+from onewave.bench.ops import attention as bench
+from onewave.bench.ops import attention_varlen
+from onewave.bench.ops.attention import AttentionShape, compare
+from onewave.bench.ops.attention_varlen import PackedOperands, ragged_lengths, varlen_engines
 from onewave.cli import main
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from onewave.base.errors import UnsupportedError
-from onewave.bench.compiled_step import compiled_step
+from onewave.bench.engine.compiled_step import compiled_step
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
-from onewave.models.config import RopeConfig
+from onewave.models.config.model_config import RopeConfig
 from onewave.models.llama import Llama
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.bench import counters, ffn_counters
+from onewave.bench import counters
 from onewave.bench.counters import Counters, collect, parse
-from onewave.bench.ffn import FFNShape
-from onewave.bench.ffn_counters import CountedFFN, count_ffn
+from onewave.bench.ops import ffn_counters
+from onewave.bench.ops.ffn import FFNShape
+from onewave.bench.ops.ffn_counters import CountedFFN, count_ffn
 
 HEADER = '"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
 CPU = torch.device("cpu")
@@ -91,7 +92,7 @@ def counted(ran: list[list[str]], found: list[Counters], monkeypatch: pytest.Mon
 
     def run(module: str, arguments: list[str]) -> list[Counters]:
         asked = json.loads(arguments[0])
-        assert (module, asked["reps"], asked["dtype"]) == ("onewave.bench.ffn_counters", 2, "bfloat16")
+        assert (module, asked["reps"], asked["dtype"]) == ("onewave.bench.ops.ffn_counters", 2, "bfloat16")
         assert [FFNShape(**each) for each in asked["shapes"]] == shapes
         Path(asked["names"]).write_text(json.dumps(ran))
         return found

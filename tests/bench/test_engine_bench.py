@@ -11,7 +11,7 @@ import torch
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
-from onewave.bench.engine import cases, decode_weight_bytes, kv_bytes_per_token, measure, measurements
+from onewave.bench.engine.latency import cases, decode_weight_bytes, kv_bytes_per_token, measure, measurements
 from onewave.engine.output import RequestMetrics
 from onewave.models.llama import LayerWeights, LlamaWeights
 

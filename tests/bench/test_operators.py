@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.bench import operators
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
-from onewave.models.config import ModelConfig, RopeConfig
+from onewave.bench.ops import operators
+from onewave.models.config.model_config import ModelConfig, RopeConfig
 
 CONFIG = ModelConfig(
     family="llama",

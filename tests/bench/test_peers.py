@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from onewave.bench import peers
-from onewave.bench.peers import Job, compare, text_prompts
+from onewave.bench.engine import peers
+from onewave.bench.engine.peers import Job, compare, text_prompts
 
 JOB = Job(path="model.gguf", kind="gguf", dtype="float32", device="cpu", threads=1, prompt_tokens=4, output_tokens=3)
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]

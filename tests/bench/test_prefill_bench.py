@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.bench import prefill
-from onewave.bench.prefill import measure_prefill
+from onewave.bench.engine import prefill
+from onewave.bench.engine.prefill import measure_prefill
 from onewave.engine.output import RequestMetrics
 
 SECONDS = {"auto": 0.2, "cudnn": 0.3, "flash": 0.5}

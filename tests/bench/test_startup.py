@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from onewave.bench import startup
-from onewave.bench.startup import Job, StartupError, measure_startup, measure_warm
+from onewave.bench.engine import startup
+from onewave.bench.engine.startup import Job, StartupError, measure_startup, measure_warm
 
 # It takes 8 seconds where its caches are empty and 2 where it finds what it left there, and keeps a list of its jobs.
 WORKER = """

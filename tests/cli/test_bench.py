@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 
-from onewave.bench import ceilings, engine, ledger
-from onewave.cli import bench_latency
+from onewave.bench import ceilings, ledger
+from onewave.bench.engine import latency as engine
+from onewave.cli.bench import latency as bench_latency
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_dummy_weights_need_no_checkpoint(latency, onewave, own_model, monkeypat
 
 
 def test_peers_that_are_not_there_are_named_and_given_no_figures(onewave, own_model, monkeypatch):
-    from onewave.bench import peer_worker
+    from onewave.bench.engine import peer_worker
 
     # transformers would take long to load; whether it is measured rightly is for `bench peers` itself to show.
     monkeypatch.setattr(peer_worker, "PEERS", {"onewave": None, "llama-cpp-python": None})

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.cli.bench import bench
-from onewave.cli.tiles import tiles
-from onewave.weights import sources
+from onewave.cli.bench.commands import bench
+from onewave.cli.tiles.commands import tiles
+from onewave.weights.fetch import sources
 
 RUN = CliRunner()
 CONFIG = {

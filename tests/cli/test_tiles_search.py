@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from onewave.tiles.panels import panel_loads
+from onewave.tiles.search.panels import panel_loads
 
 SEARCH = ["tiles", "search", "gemm"]
 GRID = ["512", "512", "512", "--tile", "128x128x64"]

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from onewave.tiles.machine import Machine
-from onewave.tiles.trace import Trace
+from onewave.tiles.sim.machine import Machine
+from onewave.tiles.sim.trace import Trace
 
 GEMM = ["tiles", "simulate", "gemm", "512", "512", "512", "--tile", "128x128x64"]
 

@@ -13,12 +13,12 @@ import typer
 from typer.testing import CliRunner
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
-from onewave.cli.tiles_lower import lower_command
-from onewave.cli.tiles_verify import interpret_command, verify_command
-from onewave.tiles import verify_file
-from onewave.tiles.schedule import Csr
-from onewave.tiles.table import TaskTable
-from onewave.tiles.verify_table import verify_table
+from onewave.cli.tiles.lower import lower_command
+from onewave.cli.tiles.verify import interpret_command, verify_command
+from onewave.tiles.order.schedule import Csr
+from onewave.tiles.proof import schedule_file as verify_file
+from onewave.tiles.proof.table import TaskTable
+from onewave.tiles.proof.verify_table import verify_table
 
 app = typer.Typer()
 app.command("verify")(verify_command)
@@ -445,7 +445,7 @@ def test_lower_refuses_bad_input_in_one_line(arguments):
 def test_a_table_that_can_not_be_written_leaves_the_file_that_was_there(tmp_path, monkeypatch, name):
     file = tmp_path / name
     file.write_text("kept")
-    monkeypatch.setattr("onewave.tiles.table.MOST", 10)
+    monkeypatch.setattr("onewave.tiles.proof.table.MOST", 10)
     result = lowered(*CHAIN_SIZES, "--out", file)
     assert "task table: a number above 31 bits" in str(result.exception)
     assert file.read_text() == "kept"

@@ -22,10 +22,10 @@ from tiny_tokenizers import (
 )
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError
-from onewave.engine import chat_template
-from onewave.engine.gguf_tokenizer import gguf_tokenizer_parts
-from onewave.engine.hf_tokenizer import hf_tokenizer_parts
-from onewave.engine.tokenizer import Tokenizer
+from onewave.engine.text import chat_template
+from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
+from onewave.engine.text.hf_tokenizer import hf_tokenizer_parts
+from onewave.engine.text.tokenizer import Tokenizer
 
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TALK: list[dict[str, Any]] = [
@@ -66,7 +66,7 @@ def test_a_conversation_has_transformers_ids(name: str, kind: str, tmp_path: Pat
 
 
 def test_smollm2s_own_conversation_has_transformers_ids(smollm2_path: Path) -> None:
-    from onewave.weights.gguf_file import GGUFFile
+    from onewave.weights.formats.gguf_file import GGUFFile
 
     parts = gguf_tokenizer_parts(GGUFFile.open(smollm2_path).metadata, "smollm2")
     ids = Tokenizer(parts).encode_chat(user("Hi"))

@@ -16,7 +16,7 @@ from onewave.base.errors import InvalidArgumentError, OutOfReachError, Unsupport
 from onewave.engine.llm import LLM
 from onewave.engine.options import choose_weight_format
 from onewave.engine.wave_decode import load_for, load_wave
-from onewave.wave.weight_formats import COMPACT, ROUNDINGS
+from onewave.wave.weights.formats import COMPACT, ROUNDINGS
 from onewave.weights.dummy import DummyStore
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -110,7 +110,7 @@ def test_asked_for_they_are_not_left_to_another_path(tmp_path: Path) -> None:
 
 
 def test_the_bytes_that_a_step_reads_are_thirteen_bits_a_weight(compiled: list[Any], tmp_path: Path) -> None:
-    from onewave.bench.engine import decode_weight_bytes
+    from onewave.bench.engine.latency import decode_weight_bytes
 
     model, wave = load_wave(LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, **BF16))
     plain, _ = load_for("eager", LOCATION, BASE, how(tmp_path, None, **BF16))

@@ -13,10 +13,10 @@ from tiny_tokenizers import byte_level_metadata, corpus, save_directory, sentenc
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from onewave.engine.detokenizer import IncrementalDetokenizer
-from onewave.engine.gguf_tokenizer import gguf_tokenizer_parts
-from onewave.engine.hf_tokenizer import hf_tokenizer_parts
-from onewave.engine.tokenizer import Tokenizer
+from onewave.engine.text.detokenizer import IncrementalDetokenizer
+from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
+from onewave.engine.text.hf_tokenizer import hf_tokenizer_parts
+from onewave.engine.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TOKENIZERS = {

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import onewave
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, TokenizerError, UnsupportedError
-from onewave.engine.chat_template import ChatTemplate
 from onewave.engine.options import check_dtype_on
+from onewave.engine.text.chat_template import ChatTemplate
 from onewave.ops.sampling import reference
 
 transformers: Any = pytest.importorskip("transformers")

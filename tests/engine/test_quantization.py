@@ -14,19 +14,21 @@ from torch import Tensor
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from onewave.engine.engine import Engine
 from onewave.engine.llm import LLM
+from onewave.engine.load import compile_wave as warm_wave
+from onewave.engine.load import rounded
 from onewave.engine.params import SamplingParams
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveLoad, load_for, load_wave
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models import llama_plan, rounded, warm_wave
+from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.ops.linear import linear
-from onewave.wave import launch
-from onewave.wave.pack import StreamMatrix, WeightStream
-from onewave.wave.weight_formats import ROUNDINGS
-from onewave.weights.sources import ModelLocation
+from onewave.wave.launch import launch
+from onewave.wave.weights.formats import ROUNDINGS
+from onewave.wave.weights.pack import StreamMatrix, WeightStream
+from onewave.weights.fetch.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE
@@ -141,7 +143,7 @@ def test_weights_that_leave_no_room_to_round_them_are_a_capacity_error(
 
 @BOTH
 def test_the_bytes_that_a_step_reads_are_those_of_its_path(compiled: list[Any], name: str, tmp_path: Path) -> None:
-    from onewave.bench.engine import decode_weight_bytes
+    from onewave.bench.engine.latency import decode_weight_bytes
 
     model, _ = load_wave(LOCATION, BASE, how(tmp_path, name))
     plain, _ = load_for("eager", LOCATION, BASE, how(tmp_path, name))

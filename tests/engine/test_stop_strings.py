@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onewave.engine.params import SamplingParams
-from onewave.engine.stop_strings import find_stop, num_held_back
+from onewave.engine.text.stop_strings import find_stop, num_held_back
 from onewave.ops.sampling import stream_key
 
 PROMPT = [5, 9, 33]

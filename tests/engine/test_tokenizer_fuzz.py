@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tiny_tokenizers import byte_level_directory, byte_level_metadata, sentencepiece_metadata
 
 from onewave.base.errors import OnewaveError
-from onewave.engine.gguf_tokenizer import gguf_tokenizer_parts
-from onewave.engine.hf_tokenizer import hf_tokenizer_parts
-from onewave.engine.tokenizer import Tokenizer
+from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
+from onewave.engine.text.hf_tokenizer import hf_tokenizer_parts
+from onewave.engine.text.tokenizer import Tokenizer
 
 SMALL: dict[str, Any] = {
     "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "b", "ab", "▁", "<0x0A>"],

@@ -26,9 +26,9 @@ from tiny_tokenizers import (
 )
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError
-from onewave.engine.gguf_tokenizer import PRE_TOKENIZERS, gguf_tokenizer_parts
-from onewave.engine.tokenizer import Tokenizer, load_tokenizer
-from onewave.weights.sources import ModelLocation
+from onewave.engine.text.gguf_tokenizer import PRE_TOKENIZERS, gguf_tokenizer_parts
+from onewave.engine.text.tokenizer import Tokenizer, load_tokenizer
+from onewave.weights.fetch.sources import ModelLocation
 
 GOLDEN: dict[str, Any] = json.loads((DATA / "golden_llama_cpp.json").read_text(encoding="utf-8"))
 SPACE_BEFORE_DIGIT = (DATA / "space_before_digit.txt").read_bytes().decode()
@@ -100,7 +100,7 @@ def test_ids_of_the_corpus_are_transformers_own_for_smollm2(smollm2: Tokenizer, 
 
 
 def test_building_smollm2s_tokenizer_takes_less_than_a_third_of_a_second(smollm2_path: Path) -> None:
-    from onewave.weights.gguf_file import GGUFFile
+    from onewave.weights.formats.gguf_file import GGUFFile
 
     metadata = GGUFFile.open(smollm2_path).metadata
     seconds: list[float] = []

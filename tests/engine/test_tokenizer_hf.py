@@ -22,10 +22,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from onewave.base.errors import TokenizerError
-from onewave.engine.gguf_tokenizer import gguf_tokenizer_parts
-from onewave.engine.tokenizer import Tokenizer, load_tokenizer
-from onewave.engine.tokenizer_parts import backend_call
-from onewave.weights.sources import ModelLocation
+from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
+from onewave.engine.text.tokenizer import Tokenizer, load_tokenizer
+from onewave.engine.text.tokenizer_parts import backend_call
+from onewave.weights.fetch.sources import ModelLocation
 
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -18,23 +18,26 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.engine import llm, wave_ahead
-from onewave.engine.wave_ahead import compilers, plan_and_compile
-from onewave.engine.wave_check import self_check
+from onewave.engine import llm
+from onewave.engine.load import ahead as wave_ahead
+from onewave.engine.load import compile_wave as warm_wave
+from onewave.engine.load.ahead import compilers, plan_and_compile
+from onewave.engine.load.loading import open_parts
+from onewave.engine.load.plan_cache import program_path, save_program
+from onewave.engine.load.self_check import self_check
+from onewave.engine.load.streamed import stream_model
 from onewave.engine.wave_decode import WaveLoad
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models import llama, llama_plan, warm_wave
+from onewave.models import llama, llama_plan
 from onewave.models.batch import Batch
-from onewave.models.config import ModelConfig
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.models.loading import open_parts
-from onewave.models.plan_cache import program_path, save_program
-from onewave.models.streamed import stream_model
-from onewave.wave import launch, pack
-from onewave.wave.pack import WeightStream
-from onewave.wave.weight_formats import ROUNDINGS
-from onewave.weights.sources import ModelLocation
+from onewave.wave.launch import launch
+from onewave.wave.weights import pack
+from onewave.wave.weights.formats import ROUNDINGS
+from onewave.wave.weights.pack import WeightStream
+from onewave.weights.fetch.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE
@@ -284,10 +287,10 @@ from contextlib import nullcontext
 from pathlib import Path
 import torch
 from onewave.base.settings import Settings
-from onewave.engine import wave_ahead
+from onewave.engine.load import ahead as wave_ahead
 from onewave.engine.wave_decode import WaveLoad
-from onewave.models.loading import load_config
-from onewave.weights.sources import resolve
+from onewave.engine.load.loading import load_config
+from onewave.weights.fetch.sources import resolve
 
 settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
@@ -295,7 +298,8 @@ how = WaveLoad(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=1
                cache_dir=Path("nowhere"))
 wave_ahead.processes = nullcontext
 with wave_ahead.compilers("wave", config, how) as count:
-    print(count, *(name in sys.modules for name in ("onewave.ops.attention.gluon_impl", "onewave.wave.kernel")))
+    launchers = ("onewave.ops.attention.hopper.launch", "onewave.wave.kernel.kernel")
+    print(count, *(name in sys.modules for name in launchers))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == [str(wave_ahead._PROCESSES), "True", "False"], done.stderr[-2000:]
@@ -327,11 +331,11 @@ import os, signal, threading, time
 import torch
 from onewave.models import llama_plan
 from onewave.base.settings import Settings
-from onewave.engine import wave_ahead
+from onewave.engine.load import ahead as wave_ahead
 from onewave.engine.wave_decode import WaveLoad
-from onewave.models.loading import load_config
-from onewave.ops.compile_pool_impl import processes
-from onewave.weights.sources import resolve
+from onewave.engine.load.loading import load_config
+from onewave.gpu.compile_pool import processes
+from onewave.weights.fetch.sources import resolve
 
 def plan(config, *, batch, workers, weight_bytes):
     time.sleep(60)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.engine import Engine
+from onewave.engine.load import compile_wave as warm_wave
+from onewave.engine.load.loading import ModelParts, load_model
 from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
 from onewave.engine.runner import ModelRunner
@@ -25,14 +27,13 @@ from onewave.engine.wave_decode import (
     unsuited,
 )
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models import llama_plan, warm_wave
+from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.models.loading import ModelParts, load_model
-from onewave.wave import launch
-from onewave.wave.pack import StreamMatrix, WeightStream
-from onewave.weights.sources import ModelLocation
+from onewave.wave.launch import launch
+from onewave.wave.weights.pack import StreamMatrix, WeightStream
+from onewave.weights.fetch.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE, in_float32, random_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.ops.attention.fp8_op import attention_fp8
+from onewave.ops.attention.fp8.op import attention_fp8
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs sm_90")]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.gluon_plan import config, swept
+from onewave.ops.attention.hopper.plan import config, swept
 from onewave.ops.attention.masks import options, visible_keys
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch

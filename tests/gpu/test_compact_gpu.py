@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from onewave.base.settings import Settings
+from onewave.engine.load.loading import open_parts
+from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.engine.wave_decode import self_check
-from onewave.models.config import ModelConfig, RopeConfig
+from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama_plan import DecodeWave, plan_decode
-from onewave.models.loading import open_parts
-from onewave.models.streamed import StreamedModel, stream_model
 from onewave.ops.ffn import op
-from onewave.wave.launch import co_resident, runs_here
-from onewave.wave.weight_formats import COMPACT
-from onewave.weights.sources import resolve
+from onewave.wave.launch.launch import co_resident, runs_here
+from onewave.wave.weights.formats import COMPACT
+from onewave.weights.fetch.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_quantization_gpu import CAPACITY, held_and_tokens, step, two_layers

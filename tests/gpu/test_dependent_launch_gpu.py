@@ -14,17 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.ops import dependent_launch_impl
+from onewave.gpu import dependent_launch as dependent_launch_impl
+from onewave.gpu.dependent_launch import after_last
+from onewave.gpu.launch import launch_kernel
 from onewave.ops.append_kv import append_kv
 from onewave.ops.decode_attention import decode_attention
-from onewave.ops.dependent_launch_impl import after_last
 from onewave.ops.ffn import ffn
 from onewave.ops.linear import linear
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
 from onewave.ops.rms_norm import add_rms_norm, rms_norm
 from onewave.ops.sampling import greedy
 from onewave.ops.swiglu import swiglu
-from onewave.wave.launch_kernel import launch_kernel
 
 pytestmark = pytest.mark.gpu
 

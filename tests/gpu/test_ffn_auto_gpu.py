@@ -9,7 +9,7 @@ from torch import Tensor
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn
 from onewave.ops.ffn.measured import MEASURED
-from onewave.wave.launch import runs_here
+from onewave.wave.launch.launch import runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 NAME = torch.cuda.get_device_name(CARD) if CARD.type == "cuda" else ""

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn
-from onewave.ops.ffn.chain_plan import BANDS, ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.chain.plan import BANDS, ChainSizes, ChainTile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.tiles.policies import POLICIES
-from onewave.wave.launch import co_resident, runs_here
+from onewave.tiles.order.policies import POLICIES
+from onewave.wave.launch.launch import co_resident, runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
@@ -49,7 +49,7 @@ def assert_close(found: Tensor, given: Operands, activation: str | None) -> None
 
 
 def made(given: Operands, *, workers: int | None = None, test: bool = False, **choices: object) -> object:
-    from onewave.ops.ffn.chain_impl import Chain
+    from onewave.ops.ffn.chain.launch import Chain
 
     x, up, down, gate = given
     sizes = ChainSizes(-(-len(x) // 128) * 128, x.shape[1], len(up), len(down), gate is not None)

@@ -11,8 +11,8 @@ from torch import Tensor
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn, pack_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.ops.ffn.wave_impl import PackedFFN, pack
-from onewave.wave.launch import co_resident, runs_here
+from onewave.ops.ffn.wave.launch import PackedFFN, pack
+from onewave.wave.launch.launch import co_resident, runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [

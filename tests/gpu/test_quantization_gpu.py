@@ -14,15 +14,15 @@ import triton.language as tl
 
 from onewave import LLM, SamplingParams
 from onewave.base.settings import Settings
+from onewave.engine.load.loading import open_parts
+from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.engine.wave_decode import self_check
-from onewave.models.config import ModelConfig
-from onewave.models.config_file import load_config
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import load_config
 from onewave.models.llama_plan import DecodeWave, plan_decode
-from onewave.models.loading import open_parts
-from onewave.models.streamed import StreamedModel, stream_model
-from onewave.wave.launch import co_resident, runs_here
-from onewave.wave.weight_formats import ROUNDINGS
-from onewave.weights.sources import resolve
+from onewave.wave.launch.launch import co_resident, runs_here
+from onewave.wave.weights.formats import ROUNDINGS
+from onewave.weights.fetch.sources import resolve
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [

@@ -12,7 +12,7 @@ import pytest
 import torch
 from racecheck_calls import CALLS
 
-from onewave.wave.launch import runs_here
+from onewave.wave.launch.launch import runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 SANITIZER = os.environ.get("COMPUTE_SANITIZER", "compute-sanitizer")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onewave.wave.launch import runs_here
+from onewave.wave.launch.launch import runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from onewave.wave.launch import runs_here
+from onewave.wave.launch.launch import runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
@@ -25,7 +25,8 @@ import torch
 from triton import knobs
 from triton.runtime import build
 from onewave import LLM
-from onewave.engine import wave_ahead, wave_decode
+from onewave.engine import wave_decode
+from onewave.engine.load import ahead as wave_ahead
 
 main, phase, compiled, built, memory, by_hand = os.getpid(), ["before"], [], [], {}, build._build
 

@@ -14,11 +14,11 @@ import torch
 from onewave import LLM, SamplingParams
 from onewave.base.errors import UnsupportedError
 from onewave.engine import wave_decode
+from onewave.engine.load.loading import load_model
 from onewave.models.llama_plan import plan_decode, wave_weights
-from onewave.models.loading import load_model
-from onewave.wave.launch import runs_here
-from onewave.wave.pack import StreamMatrix, WeightStream
-from onewave.weights.sources import ModelLocation
+from onewave.wave.launch.launch import runs_here
+from onewave.wave.weights.pack import StreamMatrix, WeightStream
+from onewave.weights.fetch.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE

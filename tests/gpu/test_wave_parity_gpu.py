@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.engine.load.loading import load_config
 from onewave.engine.wave_decode import WaveLoad, load_streamed
 from onewave.models.batch import Batch
 from onewave.models.llama_plan import DecodeWave
-from onewave.models.loading import load_config
-from onewave.wave.launch import runs_here
-from onewave.wave.weight_formats import COMPACT, WeightFormat
-from onewave.weights.sources import ModelLocation
+from onewave.wave.launch.launch import runs_here
+from onewave.wave.weights.formats import COMPACT, WeightFormat
+from onewave.weights.fetch.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import VOCAB, config_of, oracle, save_checkpoint

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from onewave.lab.game import Game, count, overview, sweep
-from onewave.tiles.builders import gemm
-from onewave.tiles.graph import TileGraph
-from onewave.tiles.machine import CacheLevel, Machine
-from onewave.tiles.orders import GRID_ORDERS, grid_order
-from onewave.tiles.panels import panel_loads
-from onewave.tiles.simulate import simulate
+from onewave.tiles.graph.builders import gemm
+from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.order.orders import GRID_ORDERS, grid_order
+from onewave.tiles.search.panels import panel_loads
+from onewave.tiles.sim.machine import CacheLevel, Machine
+from onewave.tiles.sim.simulate import simulate
 
 
 def test_a_path_counted_by_hand():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.lab.programs import (
+from onewave.lab.launches import (
     CHAIN_ORDERS,
     SAMPLES,
     _tasks_and_accesses,
@@ -17,9 +17,9 @@ from onewave.lab.programs import (
     sample_trace,
     staircase,
 )
-from onewave.tiles.policies import POLICIES
-from onewave.tiles.programs import build_program
-from onewave.tiles.trace import Trace
+from onewave.tiles.graph.programs import build_program
+from onewave.tiles.order.policies import POLICIES
+from onewave.tiles.sim.trace import Trace
 
 
 @pytest.mark.parametrize("program", ["gemms", "attention"])

@@ -7,9 +7,9 @@ from itertools import permutations
 
 import pytest
 
-from onewave.lab.search import best_from
-from onewave.tiles.panels import panel_loads
-from onewave.tiles.search import search_panels
+from onewave.lab.best_path import best_from
+from onewave.tiles.search.panels import panel_loads
+from onewave.tiles.search.search import search_panels
 
 ALL = [(row, col) for row in range(3) for col in range(3)]
 

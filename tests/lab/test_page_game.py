@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from onewave.lab.best_path import best_from
 from onewave.lab.game import Game
-from onewave.lab.search import best_from
-from onewave.tiles.panels import panel_trace
+from onewave.tiles.search.panels import panel_trace
 
 
 def text(page: Any, selector: str) -> str:
@@ -187,7 +187,7 @@ def test_a_bad_size_in_a_field_is_named_and_taken_back(open_page):
 
 
 def test_the_order_is_exported_as_the_command_reads_it(open_page, tmp_path: Path):
-    from onewave.tiles.orders import grid_order
+    from onewave.tiles.order.orders import grid_order
 
     page = open_page("game?m=2&n=3&slots=3&path=0.1.2.5.4.3")
     with page.expect_download() as download:
@@ -205,7 +205,7 @@ def open_file(page: Any, body: str) -> None:
 
 
 def test_an_order_that_the_search_found_is_opened_and_counted_alike(open_page):
-    from onewave.tiles.search import search_panels
+    from onewave.tiles.search.search import search_panels
 
     found = search_panels(4, 4, 4, "lru").to_dict()
     page = open_page()

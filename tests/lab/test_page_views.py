@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onewave.lab.programs import CHAIN_ORDERS, chain
-from onewave.tiles.policies import POLICIES
-from onewave.tiles.trace import Trace
+from onewave.lab.launches import CHAIN_ORDERS, chain
+from onewave.tiles.order.policies import POLICIES
+from onewave.tiles.sim.trace import Trace
 
 SMALL_TRACE = "traces?program=gemm&sizes=256,256,128&workers=2&order=row&sync=tile"
 VIEWS = {

@@ -11,11 +11,11 @@ import pytest
 from tiny_models import ROPES, config_of
 
 from onewave.base.errors import ConfigError, OnewaveError, UnsupportedError
-from onewave.models.config import ModelConfig
-from onewave.models.config_file import load_config
-from onewave.models.config_hf import from_hf
+from onewave.models.config.hf import from_hf
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import load_config
 from onewave.models.registry import FAMILIES
-from onewave.weights.sources import ModelLocation, builtin_names
+from onewave.weights.fetch.sources import ModelLocation, builtin_names
 
 # As transformers 4 wrote it for Llama 2, with nothing that has a default.
 LLAMA2: dict[str, Any] = {

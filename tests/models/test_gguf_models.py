@@ -12,10 +12,10 @@ from tiny_gguf import convert, metadata_of
 from tiny_models import config_of, oracle, oracle_logits, our_logits, ours, relative_error, save_checkpoint, tokens
 
 from onewave.base.errors import CapacityError, ConfigError, UnsupportedError
-from onewave.models import loading
-from onewave.models.config import ModelConfig
-from onewave.models.config_gguf import from_gguf
-from onewave.models.config_hf import from_hf
+from onewave.engine.load import loading
+from onewave.models.config.gguf import from_gguf
+from onewave.models.config.hf import from_hf
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.rope import inv_freq
 from onewave.ops.linear import PackedWeight
 
@@ -281,7 +281,7 @@ def test_rope_divisors_must_fit_the_rotation() -> None:
 
 
 def test_a_partly_rotating_head_rotates_its_leading_pairs() -> None:
-    from onewave.models.loading import _half_split_rows
+    from onewave.engine.load.loading import _half_split_rows
 
     rows = _half_split_rows(read(llama__rope__dimension_count=8), 2)
     assert rows[:10].tolist() == [0, 2, 4, 6, 1, 3, 5, 7, 8, 9]

@@ -25,13 +25,13 @@ from tiny_models import (
 from torch import Tensor
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
-from onewave.models import loading
+from onewave.engine.load import loading
+from onewave.engine.load.loading import load_config, load_model
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
-from onewave.models.loading import load_config, load_model
 from onewave.models.names import GGUF, HF, expected_shapes
 from onewave.weights.dummy import DummyStore
-from onewave.weights.sources import ModelLocation
+from onewave.weights.fetch.sources import ModelLocation
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 

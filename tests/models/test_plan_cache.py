@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onewave.models import plan_cache
+from onewave.engine.load import plan_cache
+from onewave.engine.load.plan_cache import load_program, planned_before, program_path, save_program
 from onewave.models.llama_plan import plan_decode
-from onewave.models.plan_cache import load_program, planned_before, program_path, save_program
-from onewave.wave.program import WaveProgram
+from onewave.wave.plan.program import WaveProgram
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE
@@ -63,7 +63,7 @@ def test_another_model_batch_card_or_code_is_another_file(tmp_path: Path, monkey
     assert path(batch=4) == first  # both are padded to four
     others = {path(batch=5), path(workers=4), path(replace(BASE, vocab_size=132)), path(replace(BASE, qk_norm=True))}
     assert len(others | {first}) == 5
-    monkeypatch.setattr(plan_cache, "_SOURCES", ("wave/layout.py",))
+    monkeypatch.setattr(plan_cache, "_SOURCES", ("wave/plan/layout.py",))
     assert path() != first
 
 

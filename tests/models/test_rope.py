@@ -12,8 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from onewave.base.errors import CapacityError
 from onewave.models import rope
-from onewave.models.config import ModelConfig
-from onewave.models.config_hf import from_hf
+from onewave.models.config.hf import from_hf
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.rope import RotaryTable, inv_freq
 
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.engine.load.loading import load_model, open_parts
+from onewave.engine.load.rounded import round_weights
+from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
-from onewave.models.config import ModelConfig
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.models.loading import load_model, open_parts
-from onewave.models.rounded import round_weights
-from onewave.models.streamed import StreamedModel, stream_model
-from onewave.wave.weight_formats import ROUNDINGS, Rounding
-from onewave.weights.sources import ModelLocation
+from onewave.wave.weights.formats import ROUNDINGS, Rounding
+from onewave.weights.fetch.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE, in_float32

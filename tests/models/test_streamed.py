@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.models import llama, streamed
+from onewave.engine.load import streamed
+from onewave.engine.load.loading import ModelParts, load_model, open_parts
+from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
+from onewave.models import llama
 from onewave.models.batch import Batch
-from onewave.models.config import ModelConfig
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.llama_plan import plan_decode, wave_weights
-from onewave.models.loading import ModelParts, load_model, open_parts
-from onewave.models.streamed import StreamedModel, layer_matrices, stream_model
-from onewave.wave import pack
-from onewave.wave.program import WaveProgram
-from onewave.weights.sources import ModelLocation
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights import pack
+from onewave.weights.fetch.sources import ModelLocation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE, in_float32

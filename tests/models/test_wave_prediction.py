@@ -12,7 +12,7 @@ import pytest
 from onewave.base.errors import InvalidArgumentError
 from onewave.models.llama_plan import plan_decode
 from onewave.models.wave_prediction import WaveCosts, fit_costs, kept_costs, predict_step
-from onewave.tiles.fit import stage_spans
+from onewave.tiles.sim.fit import stage_spans
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE

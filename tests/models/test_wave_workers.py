@@ -10,8 +10,8 @@ import pytest
 
 from onewave.base.errors import UnsupportedError
 from onewave.models.llama_plan import plan_decode, unsupported_because, workers_for
-from onewave.wave.launch_checks import check_tokens
-from onewave.wave.layout import Word
+from onewave.wave.launch.checks import check_tokens
+from onewave.wave.plan.layout import Word
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from tiny_decoders import BASE as SMALL

@@ -18,10 +18,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from onewave.engine.load.loading import load_config, load_model
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
-from onewave.models.loading import load_config, load_model
-from onewave.weights.sources import ModelLocation
+from onewave.weights.fetch.sources import ModelLocation
 
 CPU = torch.device("cpu")
 CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}

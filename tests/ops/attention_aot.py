@@ -15,8 +15,8 @@ from machine_code import machine_code
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from onewave.ops.attention.plan import plan_attention
-from onewave.ops.attention.triton_impl import attention_kernel
+from onewave.ops.attention.triton.kernel import attention_kernel
+from onewave.ops.attention.triton.plan import plan_attention
 
 __all__: list[str] = []
 

@@ -27,19 +27,17 @@ from test_attention_gluon_launch import load, rows_of
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from onewave.ops.attention import (
-    fp8_impl,
-    fp8_kernel_impl,
-    fp8_op,
-    gluon_impl,
-    gluon_kernel_impl,
-    gluon_load_impl,
-    gluon_softmax_impl,
-    gluon_start_impl,
-    gluon_tiles_impl,
-    gluon_warpgroup_impl,
-    op,
-)
+from onewave.ops.attention import op
+from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
+from onewave.ops.attention.fp8 import launch as fp8_impl
+from onewave.ops.attention.fp8 import op as fp8_op
+from onewave.ops.attention.hopper import kernel as gluon_kernel_impl
+from onewave.ops.attention.hopper import launch as gluon_impl
+from onewave.ops.attention.hopper import load as gluon_load_impl
+from onewave.ops.attention.hopper import softmax as gluon_softmax_impl
+from onewave.ops.attention.hopper import start as gluon_start_impl
+from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
+from onewave.ops.attention.hopper import warpgroup as gluon_warpgroup_impl
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 import happens_before
@@ -241,7 +239,7 @@ class Language(Gluon):
         return self.full(shape, 0, dtype)
 
     def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *_: Any) -> None:
-        """Twins run the first partition, as wave/one_code.py has it."""
+        """Twins run the first partition, as gpu/ptx/shared_warpgroups.py has it."""
         run = [parts[0] if part.__name__ == "twin" else (part, arguments) for part, arguments in parts]
         happens_before.agents_of(
             [(numbered(at, part), given) for at, (part, given) in enumerate(run)], run_side_by_side

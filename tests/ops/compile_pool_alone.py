@@ -23,7 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.runtime import driver
 
-from onewave.ops.compile_pool_impl import compile_in, processes
+from onewave.gpu.compile_pool import compile_in, processes
 
 LAUNCHERS = Path(os.environ["TRITON_CACHE_DIR"]) / "launchers"
 

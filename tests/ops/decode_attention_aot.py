@@ -21,9 +21,9 @@ from sass_registers import reads_before_writes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from onewave.ops.decode_attention.plan import plan_decode
-from onewave.ops.decode_attention.split_kv_impl import split_kv_kernel
-from onewave.ops.decode_attention.triton_impl import MOST_REGISTERS
+from onewave.ops.decode_attention.triton.launch import MOST_REGISTERS
+from onewave.ops.decode_attention.triton.plan import plan_decode
+from onewave.ops.decode_attention.triton.split_kv import split_kv_kernel
 
 __all__: list[str] = []
 

@@ -24,9 +24,9 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from onewave.ops.decode_attention.plan import plan_decode
-from onewave.ops.decode_attention.stream_impl import stream_kernel
-from onewave.ops.decode_attention.stream_plan import stream_tile
+from onewave.ops.decode_attention.hopper.kernel import stream_kernel
+from onewave.ops.decode_attention.hopper.plan import stream_tile
+from onewave.ops.decode_attention.triton.plan import plan_decode
 
 __all__: list[str] = []
 

@@ -19,8 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from onewave.ops.ffn.chain_kernel_impl import chain_kernel, started_kernel
-from onewave.ops.ffn.chain_plan import ChainSizes, ChainTile, default_tile
+from onewave.ops.ffn.chain.kernel import chain_kernel, started_kernel
+from onewave.ops.ffn.chain.plan import ChainSizes, ChainTile, default_tile
 
 __all__: list[str] = []
 

@@ -16,7 +16,7 @@ import numpy as np
 from mma_launches import Launch, addressed
 from torch import Tensor
 
-from onewave.ops.attention import mma_kernel_impl
+from onewave.ops.attention.mma import kernel as mma_kernel_impl
 
 __all__ = ["run"]
 

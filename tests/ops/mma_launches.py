@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.ops.attention import mma_impl, op
+from onewave.ops.attention import op
+from onewave.ops.attention.mma import launch as mma_impl
 
 __all__ = ["Launch", "Recorder", "addressed", "record"]
 

@@ -22,14 +22,15 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
-from onewave.ops.attention import prebuild_impl
-from onewave.ops.attention.prebuild_impl import TARGET, build, launches
-from onewave.wave import prebuilt, ptx_hook
-from onewave.wave.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of, take_prebuilt
+from onewave.gpu import prebuilt
+from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of, take_prebuilt
+from onewave.gpu.ptx import hook as ptx_hook
+from onewave.ops.attention.hopper import prebuild as prebuild_impl
+from onewave.ops.attention.hopper.prebuild import TARGET, build, launches
 
 __all__ = ["found"]
 
-KEPT = Path(prebuild_impl.__file__).with_name(FOLDER)
+KEPT = Path(prebuild_impl.__file__).parents[1] / FOLDER
 SMALL = "attention-128-bfloat16/causal-packed-many-sort_slots"
 COMPILED = (SMALL, "attention-64-bfloat16/full", "attention-128-float8_e4m3fn/causal")
 

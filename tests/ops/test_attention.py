@@ -13,7 +13,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
 from onewave.ops.attention.checks import like
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.attention.plan import explain_attention
+from onewave.ops.attention.triton.plan import explain_attention
 from onewave.ops.decode_attention.op import decode_attention
 
 NAN = float("nan")

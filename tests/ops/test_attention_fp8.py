@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.attention import fp8_impl, fp8_kernel_impl
-from onewave.ops.attention.fp8_kernel_impl import turn_values
-from onewave.ops.attention.fp8_op import attention_fp8
-from onewave.ops.attention.fp8_plan import KEYS, ROWS, WARPGROUPS
+from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
+from onewave.ops.attention.fp8 import launch as fp8_impl
+from onewave.ops.attention.fp8.kernel import turn_values
+from onewave.ops.attention.fp8.op import attention_fp8
+from onewave.ops.attention.fp8.plan import KEYS, ROWS, WARPGROUPS
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.reference import attention as in_torch
 

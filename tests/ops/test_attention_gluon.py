@@ -17,12 +17,18 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops import descriptors_impl
-from onewave.ops.attention import fp8_impl, fp8_plan, gluon_impl, gluon_plan, gluon_tiles_impl, mma_impl, op
-from onewave.ops.attention.gluon_plan import HopperCall, busiest, config, refusal, schedule
-from onewave.ops.attention.gluon_plan import dealt as dealt_table
+from onewave.gpu import descriptors as descriptors_impl
+from onewave.ops.attention import op
+from onewave.ops.attention.fp8 import launch as fp8_impl
+from onewave.ops.attention.fp8 import plan as fp8_plan
+from onewave.ops.attention.hopper import launch as gluon_impl
+from onewave.ops.attention.hopper import plan as gluon_plan
+from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
+from onewave.ops.attention.hopper.plan import HopperCall, busiest, config, refusal, schedule
+from onewave.ops.attention.hopper.plan import dealt as dealt_table
 from onewave.ops.attention.masks import Options, visible_keys
-from onewave.ops.attention.plan import explain_attention
+from onewave.ops.attention.mma import launch as mma_impl
+from onewave.ops.attention.triton.plan import explain_attention
 from onewave.ops.explain import explain
 
 SHARED_BYTES_A_PROGRAM = 227 << 10

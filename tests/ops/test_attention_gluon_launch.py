@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.ops.attention import gluon_impl, gluon_tiles_impl, op
+from onewave.ops.attention import op
+from onewave.ops.attention.hopper import launch as gluon_impl
+from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
 

@@ -9,9 +9,9 @@ import torch
 from attention_oracle import oracle, within_rule
 from torch import Tensor
 
-from onewave.ops.attention import triton_impl
 from onewave.ops.attention.masks import Options, options
-from onewave.ops.attention.plan import AttentionPlan, plan_attention
+from onewave.ops.attention.triton import kernel as triton_impl
+from onewave.ops.attention.triton.plan import AttentionPlan, plan_attention
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

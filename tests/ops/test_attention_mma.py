@@ -12,9 +12,9 @@ from mma_launches import record
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.mma_plan import mma_refusal, mma_tile
+from onewave.ops.attention.mma.plan import mma_refusal, mma_tile
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.attention.plan import plan_on_mma
+from onewave.ops.attention.triton.plan import plan_on_mma
 from onewave.ops.explain import explain
 
 NAN = float("nan")

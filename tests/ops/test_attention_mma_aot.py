@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from attention_mma_aot import compiled
 
-from onewave.ops.attention.mma_plan import mma_tile
-from onewave.tiles.banks import Swizzle, conflicts, copied_rows, matrices
+from onewave.ops.attention.mma.plan import mma_tile
+from onewave.tiles.sim.banks import Swizzle, conflicts, copied_rows, matrices
 
 CAUSAL = {"RIGHT": True}
 EVERYTHING = {

@@ -20,9 +20,9 @@ from ptx_in_numpy import Access, Block, Program
 from ptx_memories import Global
 from torch import Tensor
 
-from onewave.ops.attention.mma_plan import MmaTile, mma_tile
+from onewave.ops.attention.mma.plan import MmaTile, mma_tile
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.tiles.banks import Swizzle, conflicts, copied_rows, matrices
+from onewave.tiles.sim.banks import Swizzle, conflicts, copied_rows, matrices
 
 NAN = float("nan")
 KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}

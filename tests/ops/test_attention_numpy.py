@@ -14,8 +14,10 @@ from attention_in_numpy import NumpyKernel, kernels_in_numpy
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention import fp8_impl, gluon_impl, gluon_order_impl
-from onewave.ops.attention.fp8_op import attention_fp8
+from onewave.ops.attention.fp8 import launch as fp8_impl
+from onewave.ops.attention.fp8.op import attention_fp8
+from onewave.ops.attention.hopper import launch as gluon_impl
+from onewave.ops.attention.hopper import order as gluon_order_impl
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
 from onewave.ops.attention.reference import attention_varlen as in_torch_varlen

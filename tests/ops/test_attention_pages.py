@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError
-from onewave.ops import descriptors_impl
-from onewave.ops.attention import checks, gluon_load_impl, gluon_order_impl, gluon_tiles_impl
-from onewave.ops.attention.gluon_order_impl import sort_slots
+from onewave.gpu import descriptors as descriptors_impl
+from onewave.ops.attention import checks
+from onewave.ops.attention.hopper import load as gluon_load_impl
+from onewave.ops.attention.hopper import order as gluon_order_impl
+from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
+from onewave.ops.attention.hopper.order import sort_slots
 from onewave.ops.attention.op import attention_varlen
 from onewave.ops.attention.pages import ragged_from_pages
 
@@ -262,7 +265,7 @@ def test_slots_are_sorted_by_the_work_of_their_tiles(mask: dict[str, bool]) -> N
 
 def test_tables_are_kept_a_shape_and_dropped_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert issubclass(InvalidArgumentError, OnewaveError)
-    from onewave.ops.attention.gluon_plan import schedule
+    from onewave.ops.attention.hopper.plan import schedule
     from onewave.ops.attention.masks import Options
 
     shape = {"num_queries": 4096, "num_keys": 4096, "shift": 0}

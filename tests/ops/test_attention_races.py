@@ -15,7 +15,7 @@ import torch
 from attention_in_numpy import NumpyKernel, kernels_in_numpy
 from torch import Tensor
 
-from onewave.ops.attention.fp8_op import attention_fp8
+from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.op import attention, attention_varlen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from onewave.ops.compile_pool_impl import _launcher_beside, begin_first_launch, processes
+from onewave.gpu.compile_pool import _launcher_beside, begin_first_launch, processes
 
 SCRIPT = Path(__file__).parent / "compile_pool_alone.py"
 
@@ -77,7 +77,7 @@ def test_a_result_on_its_way_does_not_hold_up_who_gives_up() -> None:
     """A process killed amid its result once left the pool to wait for the rest of it, for ever."""
     code = """
 import sys
-from onewave.ops.compile_pool_impl import compile_in, processes
+from onewave.gpu.compile_pool import compile_in, processes
 
 def result():
     return bytearray(400 << 20)
@@ -175,7 +175,7 @@ def test_where_the_system_has_room_for_some_of_the_processes_only_there_are_none
 def test_processes_end_when_the_one_that_forked_them_is_killed() -> None:
     code = """
 import os, signal
-from onewave.ops.compile_pool_impl import processes
+from onewave.gpu.compile_pool import processes
 with processes(3) as pool:
     pool.submit(int).result()
     print(*pool._processes, flush=True)

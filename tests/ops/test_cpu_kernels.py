@@ -27,7 +27,7 @@ def assert_close(out: Tensor, exact: Tensor, baseline: Tensor) -> None:
 def test_exp_is_right_to_two_units_in_the_last_place() -> None:
     from numba import njit
 
-    from onewave.ops.numba_math_impl import exp
+    from onewave.ops.cpu.math_impl import exp
 
     @njit
     def each(x):  # type: ignore[no-untyped-def]  # compiled by Numba

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.decode_attention import decode_attention, op
-from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
 from onewave.ops.decode_attention.reference import decode_attention as reference
+from onewave.ops.decode_attention.triton.plan import DecodePlan, plan_decode
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,7 +78,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The Triton kernel, wherever it runs."""
-    from onewave.ops.decode_attention import triton_impl
+    from onewave.ops.decode_attention.triton import launch as triton_impl
 
     out = options.pop("out", torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device))
     lse = torch.full(q.shape[:3], float("nan"), device=q.device)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.append_kv import append_kv
-from onewave.ops.decode_attention import decode_attention, triton_impl
+from onewave.ops.decode_attention import decode_attention
 from onewave.ops.decode_attention.reference import decode_attention as reference
+from onewave.ops.decode_attention.triton import launch as triton_impl
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
 
 

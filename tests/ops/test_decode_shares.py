@@ -11,9 +11,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from onewave.ops.decode_attention import plan, triton_impl
-from onewave.ops.decode_attention.plan import DecodePlan, plan_decode
 from onewave.ops.decode_attention.reference import decode_attention as reference
+from onewave.ops.decode_attention.triton import launch as triton_impl
+from onewave.ops.decode_attention.triton import plan
+from onewave.ops.decode_attention.triton.plan import DecodePlan, plan_decode
 from onewave.ops.kv_layout import pack_k
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter runs where there is no card")

@@ -19,18 +19,16 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.decode_attention import (
-    gluon_impl,
-    merge_impl,
-    projection_impl,
-    shares_impl,
-    stream_impl,
-    stream_load_impl,
-    stream_merge_impl,
-    stream_parts_impl,
-    triton_impl,
-)
+from onewave.ops.decode_attention.hopper import kernel as stream_impl
+from onewave.ops.decode_attention.hopper import launch as gluon_impl
+from onewave.ops.decode_attention.hopper import load as stream_load_impl
+from onewave.ops.decode_attention.hopper import merge as stream_merge_impl
+from onewave.ops.decode_attention.hopper import parts as stream_parts_impl
 from onewave.ops.decode_attention.reference import decode_attention as reference
+from onewave.ops.decode_attention.triton import launch as triton_impl
+from onewave.ops.decode_attention.triton import merge as merge_impl
+from onewave.ops.decode_attention.triton import projection as projection_impl
+from onewave.ops.decode_attention.triton import shares as shares_impl
 from onewave.ops.masked_multihead_attention.reference import masked_multihead_attention as in_torch
 from onewave.ops.masked_multihead_attention.triton_impl import masked_multihead_attention as in_triton
 

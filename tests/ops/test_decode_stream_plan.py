@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.decode_attention.plan import plan_decode
-from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, stream_tile, undescribable
+from onewave.ops.decode_attention.hopper.plan import StreamCall, refusal, stream_tile, undescribable
+from onewave.ops.decode_attention.triton.plan import plan_decode
 from onewave.ops.explain import explain
 
 CALL = StreamCall((9, 0), 16, "bfloat16", "bfloat16", packed=False, block_size=4096, paged=False)

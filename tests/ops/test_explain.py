@@ -64,7 +64,7 @@ def test_every_operator_answers_for_cards_that_are_not_there(name, shapes, optio
 @pytest.mark.parametrize(
     ("device", "backend", "says"),
     [
-        ("cuda:sm_90", "gluon", "fp8_kernel_impl.py: fp8_kernel"),
+        ("cuda:sm_90", "gluon", "fp8/kernel.py: fp8_kernel"),
         ("cuda:sm_80", "triton", "dequantised copies: products in float8 need sm_90, and this is sm_80"),
         ("cpu", "torch", "dequantised copies: tensors on a CPU"),
     ],
@@ -126,7 +126,7 @@ def test_the_implementation_named_is_the_one_that_runs(monkeypatch, call, operat
 
 @pytest.mark.parametrize(("length", "split_size"), [(64, None), (1000, None), (4096, None), (4096, 512)])
 def test_the_grid_and_the_split_of_a_decode_step_are_the_launchs(monkeypatch, length, split_size):
-    from onewave.ops.decode_attention import triton_impl
+    from onewave.ops.decode_attention.triton import launch as triton_impl
 
     seen: dict[str, Any] = {}
 

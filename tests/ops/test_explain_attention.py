@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave import ops
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
-from onewave.ops.attention.gluon_plan import schedule
+from onewave.ops.attention.hopper.plan import schedule
 
 Shape = tuple[int, ...]
 DTYPES = {

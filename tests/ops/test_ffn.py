@@ -13,14 +13,14 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn, measured, pack_ffn
-from onewave.ops.ffn.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn, workers_for
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.ops.ffn.wave_impl import PackedFFN
-from onewave.tiles.interpret import execute
-from onewave.tiles.verify_table import verify_table
-from onewave.wave.operations import INPUT, OUTPUT
-from onewave.wave.pack import Weight, pack_stream
-from onewave.wave.slices import slice_bounds
+from onewave.ops.ffn.wave.launch import PackedFFN
+from onewave.ops.ffn.wave.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn, workers_for
+from onewave.tiles.proof.interpret import execute
+from onewave.tiles.proof.verify_table import verify_table
+from onewave.wave.plan.operations import INPUT, OUTPUT
+from onewave.wave.plan.slices import slice_bounds
+from onewave.wave.weights.pack import Weight, pack_stream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from emulator import Emulator

@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.bench import ceilings, clock, ffn_counters
-from onewave.bench import ffn as bench
+from onewave.bench import ceilings, clock
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.counters import Counters
-from onewave.bench.ffn import PRODUCTS, SHAPES, SWEEP, FFNResult, FFNShape, measure_ffn
-from onewave.bench.ffn_counters import CountedFFN
-from onewave.cli.bench_ffn import bench_ffn, count_ffn
-from onewave.ops.ffn import chain_impl
-from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
+from onewave.bench.ops import ffn as bench
+from onewave.bench.ops import ffn_counters
+from onewave.bench.ops.ffn import PRODUCTS, SHAPES, SWEEP, FFNResult, FFNShape, measure_ffn
+from onewave.bench.ops.ffn_counters import CountedFFN
+from onewave.cli.bench.ffn import bench_ffn, count_ffn
+from onewave.ops.ffn.chain import launch as chain_impl
+from onewave.ops.ffn.chain.plan import ChainSizes, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
 
 CPU = torch.device("cpu")

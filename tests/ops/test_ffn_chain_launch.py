@@ -15,11 +15,12 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled
-from onewave.ops.ffn import chain_impl, chain_kernel_impl
-from onewave.ops.ffn.chain_impl import Chain
-from onewave.ops.ffn.chain_plan import ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.chain import kernel as chain_kernel_impl
+from onewave.ops.ffn.chain import launch as chain_impl
+from onewave.ops.ffn.chain.launch import Chain
+from onewave.ops.ffn.chain.plan import ChainSizes, ChainTile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.wave import finish
+from onewave.wave.kernel import finish
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from gluon_in_numpy import Matrix, Memory, launch

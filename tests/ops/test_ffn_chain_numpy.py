@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.ops.ffn import chain_kernel_impl
-from onewave.ops.ffn.chain_plan import ChainPlan, ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.chain import kernel as chain_kernel_impl
+from onewave.ops.ffn.chain.plan import ChainPlan, ChainSizes, ChainTile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.wave import finish
+from onewave.wave.kernel import finish
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 from gluon_in_numpy import Matrix, Memory, Pointer, launch

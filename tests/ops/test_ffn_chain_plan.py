@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.ffn.chain_plan import BANDS, ChainPlan, ChainSizes, ChainTile, chain_graph, default_tile, plan_chain
+from onewave.ops.ffn.chain.plan import BANDS, ChainPlan, ChainSizes, ChainTile, chain_graph, default_tile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.tiles.interpret import execute
-from onewave.tiles.policies import POLICIES
-from onewave.tiles.simulate import simulate
-from onewave.tiles.verify_table import verify_table
+from onewave.tiles.order.policies import POLICIES
+from onewave.tiles.proof.interpret import execute
+from onewave.tiles.proof.verify_table import verify_table
+from onewave.tiles.sim.simulate import simulate
 
 SIZES = ChainSizes(700, 128, 960, 448, True)
 TILE = ChainTile(2, 128, 6, 2)
@@ -167,8 +167,8 @@ def test_bands_of_eight_row_blocks_are_the_default() -> None:
 def test_bands_read_the_weights_less_often_than_row_by_row() -> None:
     sizes = ChainSizes(2048, 1024, 4096, 1024, True)
     graph = chain_graph(sizes, ChainTile(2, 256, 4, 1))
-    from onewave.ops.ffn.chain_plan import chain_order
-    from onewave.tiles.machine import CacheLevel, Machine
+    from onewave.ops.ffn.chain.plan import chain_order
+    from onewave.tiles.sim.machine import CacheLevel, Machine
 
     machine = Machine(levels=(CacheLevel("L2", 8 << 20),))
     loaded = {

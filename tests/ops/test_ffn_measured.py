@@ -14,10 +14,12 @@ from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.explain import explain
-from onewave.ops.ffn import chain_impl, ffn, op, wave_impl
+from onewave.ops.ffn import ffn, op
 from onewave.ops.ffn import measured as table
+from onewave.ops.ffn.chain import launch as chain_impl
 from onewave.ops.ffn.measured import MARGIN, MEASURED, Measured, fastest
 from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.ops.ffn.wave import launch as wave_impl
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from onewave.ops import scratch
+from onewave.gpu import scratch
 
 CARD = torch.device("cuda", 0)
 

@@ -12,10 +12,10 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from onewave.ops import numba_team_impl
-from onewave.ops.numba_math_impl import doubles, integers
-from onewave.ops.numba_team_impl import kernel, run
-from onewave.ops.precompile import precompile
+from onewave.ops.cpu import team_impl as numba_team_impl
+from onewave.ops.cpu.math_impl import doubles, integers
+from onewave.ops.cpu.precompile import precompile
+from onewave.ops.cpu.team_impl import kernel, run
 
 
 @kernel

@@ -10,7 +10,7 @@ import torch
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.options import choose_device
 from onewave.ops import warm as module_function
-from onewave.ops.attention.gluon_plan import schedule
+from onewave.ops.attention.hopper.plan import schedule
 from onewave.ops.warm import _FEW, _HEADS, _MANY, _WINDOW, _calls, side_by_side, warm
 
 CPU = torch.device("cpu")

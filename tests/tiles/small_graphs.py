@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from onewave.tiles.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
-from onewave.tiles.builders_attention import attention, attention_block
-from onewave.tiles.builders_llama import DecodeShape, decode_step
-from onewave.tiles.graph import Task, Tensor, TileGraph
+from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
+from onewave.tiles.graph.builders_attention import attention, attention_block
+from onewave.tiles.graph.builders_llama import DecodeShape, decode_step
+from onewave.tiles.graph.graph import Task, Tensor, TileGraph
 
 __all__ = ["CHAINS", "two_convolutions"]
 

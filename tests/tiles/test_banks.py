@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.banks import Swizzle, conflicts, copied_rows, matrices, passes
+from onewave.tiles.sim.banks import Swizzle, conflicts, copied_rows, matrices, passes
 
 
 def test_a_word_to_each_bank_takes_one_pass_and_a_word_for_all_lanes_too() -> None:

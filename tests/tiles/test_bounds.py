@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.bounds import best_bound, gemm_bounds, graph_bound, panel_bound, panel_bounds
-from onewave.tiles.builders import gemm, gemm_chain
-from onewave.tiles.machine import CacheLevel, Machine
-from onewave.tiles.orders import GRID_ORDERS, Order, grid_order
-from onewave.tiles.panels import panel_loads
-from onewave.tiles.simulate import simulate
+from onewave.tiles.graph.builders import gemm, gemm_chain
+from onewave.tiles.order.orders import GRID_ORDERS, Order, grid_order
+from onewave.tiles.search.bounds import best_bound, gemm_bounds, graph_bound, panel_bound, panel_bounds
+from onewave.tiles.search.panels import panel_loads
+from onewave.tiles.sim.machine import CacheLevel, Machine
+from onewave.tiles.sim.simulate import simulate
 
 
 def by_name(*arguments, **options):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from onewave.base.errors import ConfigError, InvalidArgumentError
-from onewave.tiles.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
-from onewave.tiles.builders_attention import attention, attention_block
-from onewave.tiles.builders_llama import DecodeShape, built_in_models, decode_shape, decode_step
-from onewave.tiles.simulate_traffic import compulsory
+from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
+from onewave.tiles.graph.builders_attention import attention, attention_block
+from onewave.tiles.graph.builders_llama import DecodeShape, built_in_models, decode_shape, decode_step
+from onewave.tiles.sim.traffic import compulsory
 
 TINY = (16, 16, 16)
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.caches import CACHES, Stream, replay
-from onewave.tiles.panels import panel_loads, panel_trace, strip_snake_loads
+from onewave.tiles.search.panels import panel_loads, panel_trace, strip_snake_loads
+from onewave.tiles.sim.caches import CACHES, Stream, replay
 
 ROW = [(r, c) for r in range(3) for c in range(3)]
 SNAKE = [(r, c if r % 2 == 0 else 2 - c) for r in range(3) for c in range(3)]

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from onewave.cli.tiles_lower import lower_command
+from onewave.cli.tiles.lower import lower_command
 
 PHASES = {"norm", "qkv", "rope+append", "attention", "combine", "o-proj", "ffn", "head"}
 

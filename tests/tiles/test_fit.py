@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import Builder
-from onewave.tiles.fit import fit_hand_offs, stage_spans
-from onewave.tiles.graph import TileGraph
-from onewave.tiles.machine import Machine
-from onewave.tiles.simulate import simulate
-from onewave.tiles.timeline import stage_of
-from onewave.tiles.trace import Trace
+from onewave.tiles.graph.builders import Builder
+from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.sim.fit import fit_hand_offs, stage_spans
+from onewave.tiles.sim.machine import Machine
+from onewave.tiles.sim.simulate import simulate
+from onewave.tiles.sim.timeline import stage_of
+from onewave.tiles.sim.trace import Trace
 
 BYTES = 1000
 

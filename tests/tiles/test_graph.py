@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.graph import EdgeKind, Task, Tensor, TileGraph
+from onewave.tiles.graph.graph import EdgeKind, Task, Tensor, TileGraph
 
 
 def tiny(*accesses, tiles=4):

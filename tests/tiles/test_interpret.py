@@ -10,15 +10,15 @@ import pytest
 from small_graphs import CHAINS
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import gemm_chain
-from onewave.tiles.graph import Task, Tensor, TileGraph
-from onewave.tiles.interpret import execute, interpret
-from onewave.tiles.interpret_all import explore
-from onewave.tiles.orders import ORDERS, task_order
-from onewave.tiles.policies import POLICIES, plan
-from onewave.tiles.schedule import Csr, Mode
-from onewave.tiles.table import TaskTable, lower
-from onewave.tiles.verify import verify
+from onewave.tiles.graph.builders import gemm_chain
+from onewave.tiles.graph.graph import Task, Tensor, TileGraph
+from onewave.tiles.order.orders import ORDERS, task_order
+from onewave.tiles.order.policies import POLICIES, plan
+from onewave.tiles.order.schedule import Csr, Mode
+from onewave.tiles.proof.interpret import execute, interpret
+from onewave.tiles.proof.interpret_all import explore
+from onewave.tiles.proof.table import TaskTable, lower
+from onewave.tiles.proof.verify import verify
 
 
 def table_of(graph: TileGraph, order="sequential", policy="tile", mode=Mode.STATIC, workers=3) -> TaskTable:

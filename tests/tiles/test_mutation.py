@@ -8,17 +8,17 @@ import numpy as np
 from small_graphs import two_convolutions
 
 from onewave.base.errors import VerificationError
-from onewave.tiles.builders import ffn, gemm_chain
-from onewave.tiles.graph import Task, Tensor, TileGraph
-from onewave.tiles.interpret import interpret
-from onewave.tiles.interpret_all import explore
-from onewave.tiles.mutate import MUTATIONS, mutate
-from onewave.tiles.orders import task_order
-from onewave.tiles.policies import POLICIES, plan
-from onewave.tiles.schedule import Mode, Ring
-from onewave.tiles.table import TaskTable, lower
-from onewave.tiles.verify import verify
-from onewave.tiles.verify_table import verify_table
+from onewave.tiles.graph.builders import ffn, gemm_chain
+from onewave.tiles.graph.graph import Task, Tensor, TileGraph
+from onewave.tiles.order.orders import task_order
+from onewave.tiles.order.policies import POLICIES, plan
+from onewave.tiles.order.schedule import Mode, Ring
+from onewave.tiles.proof.interpret import interpret
+from onewave.tiles.proof.interpret_all import explore
+from onewave.tiles.proof.mutate import MUTATIONS, mutate
+from onewave.tiles.proof.table import TaskTable, lower
+from onewave.tiles.proof.verify import verify
+from onewave.tiles.proof.verify_table import verify_table
 
 NUM_MUTATIONS = 10_000
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import gemm
-from onewave.tiles.machine import Machine
-from onewave.tiles.notation import parse_notation
-from onewave.tiles.simulate import simulate
-from onewave.tiles.simulate_traffic import compulsory
+from onewave.tiles.graph.builders import gemm
+from onewave.tiles.graph.notation import parse_notation
+from onewave.tiles.sim.machine import Machine
+from onewave.tiles.sim.simulate import simulate
+from onewave.tiles.sim.traffic import compulsory
 
 HEAD = """
 dim M=64 N=64 D=16          # sizes

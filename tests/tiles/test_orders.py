@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import conv2d, ffn, gemm, gemm_chain
-from onewave.tiles.builders_attention import attention, attention_block
-from onewave.tiles.builders_llama import DecodeShape, decode_step
-from onewave.tiles.orders import GRID_ORDERS, INTERLEAVINGS, ORDERS, Order, grid_order, task_order
-from onewave.tiles.panels import panel_loads
+from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain
+from onewave.tiles.graph.builders_attention import attention, attention_block
+from onewave.tiles.graph.builders_llama import DecodeShape, decode_step
+from onewave.tiles.order.orders import GRID_ORDERS, INTERLEAVINGS, ORDERS, Order, grid_order, task_order
+from onewave.tiles.search.panels import panel_loads
 
 TINY = (16, 16, 16)
 GRAPHS = {

@@ -7,11 +7,11 @@ import pytest
 from small_graphs import CHAINS, two_convolutions
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import gemm_chain
-from onewave.tiles.graph import Task, Tensor, TileGraph
-from onewave.tiles.policies import POLICIES, derived_edges, plan
-from onewave.tiles.schedule import Mode, Program, Schedule
-from onewave.tiles.verify import verify
+from onewave.tiles.graph.builders import gemm_chain
+from onewave.tiles.graph.graph import Task, Tensor, TileGraph
+from onewave.tiles.order.policies import POLICIES, derived_edges, plan
+from onewave.tiles.order.schedule import Mode, Program, Schedule
+from onewave.tiles.proof.verify import verify
 
 
 def waits_of(schedule: Schedule, task: int) -> list[tuple[list[int], int]]:

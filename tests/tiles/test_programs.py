@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
-from onewave.tiles.programs import PROGRAMS, ProgramOptions, build_program, parse_bytes, parse_tile
+from onewave.tiles.graph.programs import PROGRAMS, ProgramOptions, build_program, parse_bytes, parse_tile
 
 SMALL = {
     "gemm": "64 64 64",

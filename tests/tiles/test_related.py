@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import Builder, ffn, gemm, gemm_chain
-from onewave.tiles.builders_attention import attention, attention_block
-from onewave.tiles.chimera import (
+from onewave.tiles.graph.builders import Builder, ffn, gemm, gemm_chain
+from onewave.tiles.graph.builders_attention import attention, attention_block
+from onewave.tiles.graph.graph import Task, Tensor, TileGraph
+from onewave.tiles.graph.stages import part_traffic, stages_of, subgraph
+from onewave.tiles.order.orders import task_order
+from onewave.tiles.related.chimera import (
     BLOCK_ORDERS,
     best_blocks,
     chain_graph,
@@ -21,15 +24,12 @@ from onewave.tiles.chimera import (
     separate_bytes,
     square_blocks,
 )
-from onewave.tiles.fusion import plan_fusion
-from onewave.tiles.graph import Task, Tensor, TileGraph
-from onewave.tiles.machine import CacheLevel, Machine
-from onewave.tiles.orders import task_order
-from onewave.tiles.placement import place_intermediates
-from onewave.tiles.reuse import live_peak, reuse_report
-from onewave.tiles.simulate_traffic import compulsory
-from onewave.tiles.stages import part_traffic, stages_of, subgraph
-from onewave.tiles.sync_points import MAPPINGS, grid_syncs
+from onewave.tiles.related.fusion import plan_fusion
+from onewave.tiles.related.placement import place_intermediates
+from onewave.tiles.related.reuse import live_peak, reuse_report
+from onewave.tiles.related.sync_points import MAPPINGS, grid_syncs
+from onewave.tiles.sim.machine import CacheLevel, Machine
+from onewave.tiles.sim.traffic import compulsory
 
 FFN = ffn(256, 128, 256, (64, 64, 64))
 ATTENTION = attention(256, 256, 1, 64, (64, 64))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from onewave.cli import main
-from onewave.tiles.panels import strip_snake_loads
-from onewave.tiles.search import search_panels
+from onewave.tiles.search.panels import strip_snake_loads
+from onewave.tiles.search.search import search_panels
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "related.md").read_text(encoding="utf-8")

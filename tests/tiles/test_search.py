@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.bounds import panel_bound
-from onewave.tiles.panels import panel_loads, strip_snake_loads
-from onewave.tiles.search import search_panels
-from onewave.tiles.search_bounds import pair_bound
-from onewave.tiles.search_spaces import BeladySpace, LruSpace
-from onewave.tiles.search_starts import block_snake, block_snake_loads, renamed, starting_orders
-from onewave.tiles.search_tree import astar, beam
+from onewave.tiles.search.bounds import panel_bound
+from onewave.tiles.search.panel_bound import pair_bound
+from onewave.tiles.search.panels import panel_loads, strip_snake_loads
+from onewave.tiles.search.search import search_panels
+from onewave.tiles.search.spaces import BeladySpace, LruSpace
+from onewave.tiles.search.starts import block_snake, block_snake_loads, renamed, starting_orders
+from onewave.tiles.search.tree import astar, beam
 
 SPACES = {"belady": BeladySpace, "lru": LruSpace}
 # What the exact search proves, as found once and held here; brute force below checks the 3x3 ones independently.

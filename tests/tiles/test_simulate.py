@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import ffn, gemm, gemm_chain, gemm_stream_k
-from onewave.tiles.builders_attention import attention_block
-from onewave.tiles.builders_llama import decode_shape, decode_step
-from onewave.tiles.graph import Task, Tensor, TileGraph
-from onewave.tiles.machine import CacheLevel, Machine
-from onewave.tiles.orders import grid_order
-from onewave.tiles.simulate import latency_staircase, simulate
-from onewave.tiles.simulate_traffic import wave_of
+from onewave.tiles.graph.builders import ffn, gemm, gemm_chain, gemm_stream_k
+from onewave.tiles.graph.builders_attention import attention_block
+from onewave.tiles.graph.builders_llama import decode_shape, decode_step
+from onewave.tiles.graph.graph import Task, Tensor, TileGraph
+from onewave.tiles.order.orders import grid_order
+from onewave.tiles.sim.machine import CacheLevel, Machine
+from onewave.tiles.sim.simulate import latency_staircase, simulate
+from onewave.tiles.sim.traffic import wave_of
 
 TINY = (16, 16, 16)
 
@@ -318,9 +318,8 @@ def test_the_whole_llama_step_builds_and_simulates_in_seconds():
 
 
 def test_tiles_import_no_torch():
-    modules = (
-        "onewave.tiles, onewave.tiles.simulate, onewave.tiles.programs, onewave.tiles.notation, onewave.tiles.bounds"
-    )
+    graph = "onewave.tiles.graph.programs, onewave.tiles.graph.notation"
+    modules = f"onewave.tiles, {graph}, onewave.tiles.sim.simulate, onewave.tiles.search.bounds"
     code = (
         f"import {modules}, sys; print([m for m in ('torch', 'triton', 'numba', 'transformers') if m in sys.modules])"
     )

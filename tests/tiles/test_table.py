@@ -10,12 +10,12 @@ import pytest
 from small_graphs import CHAINS
 
 from onewave.base.errors import InvalidArgumentError, UnverifiedError, VerificationError
-from onewave.tiles.builders import gemm
-from onewave.tiles.policies import plan
-from onewave.tiles.schedule import Mode
-from onewave.tiles.table import HEADER_WORDS, MAGIC, TaskTable, lower
-from onewave.tiles.verify import verify
-from onewave.tiles.verify_table import verify_table
+from onewave.tiles.graph.builders import gemm
+from onewave.tiles.order.policies import plan
+from onewave.tiles.order.schedule import Mode
+from onewave.tiles.proof.table import HEADER_WORDS, MAGIC, TaskTable, lower
+from onewave.tiles.proof.verify import verify
+from onewave.tiles.proof.verify_table import verify_table
 
 
 def table_of(name: str = "chain", mode: Mode = Mode.STATIC, policy: str = "row") -> TaskTable:

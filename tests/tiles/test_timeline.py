@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from onewave.cli.tiles import tiles
-from onewave.tiles.builders import ffn, gemm_chain
-from onewave.tiles.builders_llama import DecodeShape, decode_step
-from onewave.tiles.graph import TileGraph
-from onewave.tiles.machine import Machine
-from onewave.tiles.notation import parse_notation
-from onewave.tiles.simulate import simulate
-from onewave.tiles.timeline import timeline
-from onewave.tiles.trace import Trace
+from onewave.cli.tiles.commands import tiles
+from onewave.tiles.graph.builders import ffn, gemm_chain
+from onewave.tiles.graph.builders_llama import DecodeShape, decode_step
+from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.graph.notation import parse_notation
+from onewave.tiles.sim.machine import Machine
+from onewave.tiles.sim.simulate import simulate
+from onewave.tiles.sim.timeline import timeline
+from onewave.tiles.sim.trace import Trace
 
 
 def trace_of(rows: list[tuple[str, int, float, float]], workers: int) -> Trace:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.builders import gemm, gemm_chain
-from onewave.tiles.fit import stage_spans
-from onewave.tiles.machine import CacheLevel, Machine
-from onewave.tiles.simulate import simulate
-from onewave.tiles.timeline import timeline
-from onewave.tiles.trace import Trace, compare
+from onewave.tiles.graph.builders import gemm, gemm_chain
+from onewave.tiles.sim.fit import stage_spans
+from onewave.tiles.sim.machine import CacheLevel, Machine
+from onewave.tiles.sim.simulate import simulate
+from onewave.tiles.sim.timeline import timeline
+from onewave.tiles.sim.trace import Trace, compare
 
 SIMULATED = simulate(
     gemm_chain(64, 32, 64, 32, (16, 16, 16)), "row-by-row", Machine(3, levels=(CacheLevel("L2", 9999),))

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from onewave.base.errors import InvalidArgumentError, VerificationError
-from onewave.tiles import verify_order
-from onewave.tiles.builders import gemm, gemm_chain
-from onewave.tiles.graph import Task, Tensor, TileGraph
-from onewave.tiles.interpret import interpret
-from onewave.tiles.interpret_all import explore
-from onewave.tiles.policies import POLICIES, plan
-from onewave.tiles.schedule import Csr, Mode, Ring, Schedule, Syncs, share_buffers
-from onewave.tiles.table import lower
-from onewave.tiles.verify import VerifiedSchedule, verify
-from onewave.tiles.verify_file import parse_schedule
-from onewave.tiles.verify_order import Places, unordered_pairs
-from onewave.tiles.verify_table import verify_table
+from onewave.tiles.graph.builders import gemm, gemm_chain
+from onewave.tiles.graph.graph import Task, Tensor, TileGraph
+from onewave.tiles.order.policies import POLICIES, plan
+from onewave.tiles.order.schedule import Csr, Mode, Ring, Schedule, Syncs, share_buffers
+from onewave.tiles.proof import happens_before as verify_order
+from onewave.tiles.proof.happens_before import Places, unordered_pairs
+from onewave.tiles.proof.interpret import interpret
+from onewave.tiles.proof.interpret_all import explore
+from onewave.tiles.proof.schedule_file import parse_schedule
+from onewave.tiles.proof.table import lower
+from onewave.tiles.proof.verify import VerifiedSchedule, verify
+from onewave.tiles.proof.verify_table import verify_table
 
 
 def graph_of(*tasks: tuple[str, str, str]) -> TileGraph:
@@ -198,8 +198,8 @@ def test_a_token_that_overtakes_the_one_before_is_a_race():
 
 @pytest.mark.parametrize(("tasks", "accesses"), [(6, 100), (100, 6)])
 def test_a_program_is_repeated_up_to_the_size_of_a_graph(monkeypatch, tasks, accesses):
-    monkeypatch.setattr("onewave.tiles.schedule.MAX_TASKS", tasks)
-    monkeypatch.setattr("onewave.tiles.schedule.MAX_ACCESSES", accesses)
+    monkeypatch.setattr("onewave.tiles.order.schedule.MAX_TASKS", tasks)
+    monkeypatch.setattr("onewave.tiles.order.schedule.MAX_ACCESSES", accesses)
     once = plan(graph_of(("write", "", "a"), ("write", "", "b")), [0, 1]).program
     assert once.repeated(3).num_tasks == 6
     with pytest.raises(InvalidArgumentError, match=r"4 times 2 tasks and 2 tile accesses.*Run it up to 3 times"):

@@ -22,10 +22,10 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from onewave.wave.kernel import wave_kernel
-from onewave.wave.layout import COMPACT_BYTES, LIST_WORDS, STEP_WORDS, TILE_BYTES, TOGETHER, held_tiles, tile_shape
-from onewave.wave.pace import in_flight
-from onewave.wave.resources import kernel_resources
+from onewave.wave.kernel.kernel import wave_kernel
+from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, STEP_WORDS, TILE_BYTES, TOGETHER, held_tiles, tile_shape
+from onewave.wave.plan.pace import in_flight
+from onewave.wave.plan.resources import kernel_resources
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from endless_loops import endless_loops
@@ -159,7 +159,8 @@ def places_of(ptx: str, pattern: str) -> list[str]:
 def located(ptx: str, pattern: str) -> Iterator[tuple[tuple[str, int], str]]:
     """Lines of PTX with a pattern, and the file and the line that each comes from."""
     # By name alone: what was compiled before, from another copy of the same source, says where that one lay.
-    files = {number: str(SOURCES / name) for number, name in re.findall(r'\.file\s+(\d+)\s+".*?([^/"]+)"', ptx)}
+    places = {path.name: str(path) for path in SOURCES.rglob("*.py")}
+    files = {number: places.get(name, name) for number, name in re.findall(r'\.file\s+(\d+)\s+".*?([^/"]+)"', ptx)}
     where = ("", 0)
     for line in ptx.splitlines():
         if place := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):

@@ -15,11 +15,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from onewave.wave.attend import attend, heads_memory
-from onewave.wave.attend_layouts import few_words, warps_rows
-from onewave.wave.combine import combine
-from onewave.wave.layout import POINTERS, STEP_WORDS
-from onewave.wave.merge import poll_merged
+from onewave.wave.kernel.attend.attend import attend, heads_memory
+from onewave.wave.kernel.attend.combine import combine
+from onewave.wave.kernel.attend.layouts import few_words, warps_rows
+from onewave.wave.kernel.attend.merge import poll_merged
+from onewave.wave.plan.layout import POINTERS, STEP_WORDS
 
 _RECORD, _PLACES = gl.constexpr(STEP_WORDS), gl.constexpr(POINTERS)
 

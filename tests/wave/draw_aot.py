@@ -13,9 +13,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from onewave.wave import draw, narrow
-from onewave.wave.draw import draw_row
-from onewave.wave.spin import load_words
+from onewave.wave.kernel.sample import draw, narrow
+from onewave.wave.kernel.sample.draw import draw_row
+from onewave.wave.kernel.spin import load_words
 
 
 @gluon.jit

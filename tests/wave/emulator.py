@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from onewave.tiles.table import TaskTable
-from onewave.wave.layout import Kind, Word
-from onewave.wave.program import WaveProgram
+from onewave.tiles.proof.table import TaskTable
+from onewave.wave.plan.layout import Kind, Word
+from onewave.wave.plan.program import WaveProgram
 
 Floats = npt.NDArray[np.float64]
 

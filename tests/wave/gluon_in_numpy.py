@@ -288,10 +288,9 @@ class Gluon:
         happens_before.agents_of(parts, run_side_by_side)
 
 
-_NAMES = (
-    "narrow draw choose notes finish combine streamed cached show attend merge exchange hand_over widen load kernel"
-)
-WAVE = tuple(import_module(f"onewave.wave.{name}") for name in _NAMES.split())
+_ATTEND = "attend.combine attend.streamed attend.cached attend.show attend.attend attend.merge"
+_NAMES = f"sample.narrow sample.draw sample.choose records finish {_ATTEND} exchange hand_over widen.widen load kernel"
+WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
 
 

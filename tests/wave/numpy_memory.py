@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.wave.rounding import unpaired
-from onewave.wave.weight_formats import ROUNDINGS
+from onewave.wave.weights.formats import ROUNDINGS
+from onewave.wave.weights.rounding import unpaired
 
 DTYPES: dict[torch.dtype, Any] = {torch.float16: np.float16, torch.bfloat16: ml_dtypes.bfloat16}
 

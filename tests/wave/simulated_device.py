@@ -10,8 +10,8 @@ from gluon_in_numpy import Descriptor, Fault, Matrix, Memory, Pointer, launch
 from numpy_memory import DTYPES, as_numpy
 from torch import Tensor
 
-from onewave.wave.layout import DRAW_WORDS, MOST_TOKENS, STEP_WORDS, TOGETHER
-from onewave.wave.program import WaveProgram
+from onewave.wave.plan.layout import DRAW_WORDS, MOST_TOKENS, STEP_WORDS, TOGETHER
+from onewave.wave.plan.program import WaveProgram
 
 
 class Bench:

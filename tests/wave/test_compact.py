@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn
-from onewave.wave import compact_values
-from onewave.wave.compact import MOST_BASE, bases_of, compact_images, restore_images, scales_of
-from onewave.wave.layout import COMPACT_BYTES, LIST_WORDS, TileShape, tile_shape
-from onewave.wave.pack import Weight, WeightStream
-from onewave.wave.weight_formats import COMPACT
-from onewave.wave.words import boxes_of, tile_bytes
+from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.wave.kernel.widen import compact_values
+from onewave.wave.kernel.words import boxes_of, tile_bytes
+from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TileShape, tile_shape
+from onewave.wave.weights.compact import MOST_BASE, bases_of, compact_images, restore_images, scales_of
+from onewave.wave.weights.formats import COMPACT
+from onewave.wave.weights.pack import Weight, WeightStream
 
 sys.path.insert(0, str(Path(__file__).parent))
 from numpy_memory import compact_numbers, listed_numbers, wrapped

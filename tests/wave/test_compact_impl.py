@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.models.warm_wave import compile_packing
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn
-from onewave.wave import compact_impl
-from onewave.wave.compact import bases_of, compact_images, scales_of
-from onewave.wave.compact_impl import pack_compact, unpack_compact
-from onewave.wave.layout import LIST_WORDS, TileShape
-from onewave.wave.pack import Weight, WeightStream
-from onewave.wave.weight_formats import COMPACT
+from onewave.engine.load.compile_wave import compile_packing
+from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.wave.plan.layout import LIST_WORDS, TileShape
+from onewave.wave.weights import compact_impl
+from onewave.wave.weights.compact import bases_of, compact_images, scales_of
+from onewave.wave.weights.compact_impl import pack_compact, unpack_compact
+from onewave.wave.weights.formats import COMPACT
+from onewave.wave.weights.pack import Weight, WeightStream
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_compact import bits_of, randn, shape_of

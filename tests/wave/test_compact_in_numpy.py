@@ -14,11 +14,11 @@ from torch import Tensor
 
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
-from onewave.models.config import ModelConfig, RopeConfig
+from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.wave.layout import COMPACT_BYTES, LIST_WORDS, TILE_BYTES, Word
-from onewave.wave.weight_formats import COMPACT
+from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TILE_BYTES, Word
+from onewave.wave.weights.formats import COMPACT
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gluon_in_numpy import Fault
@@ -114,7 +114,7 @@ def test_keys_do_not_come_between_tiles_too_small_for_them(monkeypatch: pytest.M
 def test_activations_pass_for_a_few_row_blocks(
     batch: int, intermediate: int, filling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 1000)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
     monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
     model = model_of(replace(LONG, intermediate_size=intermediate))
     program = agree(model, batch, workers=2).bench.program
@@ -125,8 +125,8 @@ def test_activations_pass_for_a_few_row_blocks(
 
 @pytest.mark.parametrize("batch", [5, 9])
 def test_slices_of_a_long_row_carry_their_rows_scales(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 0)
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SLICE", 0)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SLICE", 0)
     model = model_of(replace(LONG, intermediate_size=4672))
     assert agree(model, batch, workers=3, steps=2).bench.program.most_splits >= 2
 

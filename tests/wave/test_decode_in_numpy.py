@@ -15,14 +15,14 @@ from torch import Tensor
 from onewave.base.settings import Settings
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
-from onewave.models.config import RopeConfig
-from onewave.models.config_file import load_config
+from onewave.models.config.model_config import RopeConfig
+from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode, wave_weights
-from onewave.wave.layout import TILE_BYTES, Kind, Word, limit_words, several_words
-from onewave.wave.pack import WeightStream
-from onewave.wave.weight_formats import WeightFormat
-from onewave.weights.sources import resolve
+from onewave.wave.plan.layout import TILE_BYTES, Kind, Word, limit_words, several_words
+from onewave.wave.weights.formats import WeightFormat
+from onewave.wave.weights.pack import WeightStream
+from onewave.weights.fetch.sources import resolve
 
 sys.path.insert(0, str(Path(__file__).parent))
 from numpy_memory import DTYPES, Memory, Pointer
@@ -136,7 +136,7 @@ class Simulated:
         limits: list[list[int]] | None = None,
         draws: np.ndarray | None = None,
     ) -> list[list[int]]:
-        """Up to `count` tokens of each sequence, all in one launch. draws: see wave/draw.py."""
+        """Up to `count` tokens of each sequence, all in one launch. draws: see wave/kernel/sample/draw.py."""
         program, memory = self.bench.program, self.bench.memory
         first, words = several_words(count, program.shape.batch, program.workers)
         if count not in self.buffers:
@@ -279,7 +279,7 @@ def test_long_contexts_of_other_families(family: str, monkeypatch: pytest.Monkey
 
 def test_a_hidden_row_too_long_for_one_multiprocessor_may_be_cut_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     for cost in ("_TILES_OF_A_SUM", "_TILES_OF_A_SLICE"):
-        monkeypatch.setattr(f"onewave.wave.slices.{cost}", 0)
+        monkeypatch.setattr(f"onewave.wave.plan.slices.{cost}", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
     plan = plan_decode(model.config, batch=5, workers=3)
     assert plan.program.most_splits == 2
@@ -368,7 +368,7 @@ def test_sequences_of_one_batch_decode_side_by_side() -> None:
 def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_blocks_at_a_time(
     workers: int, batch: int, intermediate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 1000)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
     model = random_model(replace(LONG, intermediate_size=intermediate))
     program = plan_decode(model.config, batch=batch, workers=workers).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
@@ -394,8 +394,8 @@ def test_hidden_rows_and_heads_too_long_for_shared_memory_pass_through_it(
 
 
 def test_a_slice_of_k_may_be_longer_than_shared_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 0)
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SLICE", 9)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SLICE", 9)
     model = random_model(replace(LONG, intermediate_size=6144))
     program = plan_decode(model.config, batch=16, workers=3).program
     downs = program.steps[[name.startswith("down") and "_sum" not in name for name in program.names]]
@@ -405,7 +405,7 @@ def test_a_slice_of_k_may_be_longer_than_shared_memory_too(monkeypatch: pytest.M
 
 
 def test_activations_pass_in_every_token_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 1000)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
     model, batch, count = random_model(replace(LONG, intermediate_size=4672)), 5, 3
     slots, begin, first = [*range(batch)], [3, 5, 0, 9, 1], [5, 6, 7, 8, 9]
     many, one = (Simulated(model, batch, 3, batch) for _ in range(2))

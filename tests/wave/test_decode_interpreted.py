@@ -19,9 +19,9 @@ import torch
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.llama_plan import DecodePlan, plan_decode, wave_weights
-from onewave.tiles.builders import cuts
-from onewave.tiles.interpret import execute
-from onewave.wave.operations import INPUT, OUTPUT
+from onewave.tiles.graph.builders import cuts
+from onewave.tiles.proof.interpret import execute
+from onewave.wave.plan.operations import INPUT, OUTPUT
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_decoders import BASE, in_float32, random_model

@@ -21,7 +21,7 @@ from ptx_in_numpy import Block, Program, plain
 from ptx_memories import Global
 
 from onewave.ops.sampling import RowParameters, sample
-from onewave.wave.layout import DRAW_WORDS, STEP_WORDS, Word, draw_words, several_words
+from onewave.wave.plan.layout import DRAW_WORDS, STEP_WORDS, Word, draw_words, several_words
 
 BATCH, BLOCKS, ROWS, TOKENS = 2, 3, 16, 4  # as draw_aot compiles it
 VOCABULARY, FIRST, LAST = 2000, 512, 1824  # the block's rows are two rounds of 1,024 and not all of the second

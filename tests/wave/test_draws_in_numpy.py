@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onewave.ops.sampling import RowParameters, sample, uniforms
-from onewave.wave.layout import draw_words, limit_words
+from onewave.wave.plan.layout import draw_words, limit_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_decode_in_numpy import LONG, Simulated

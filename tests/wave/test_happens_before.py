@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from onewave.models import llama_plan
-from onewave.models.config import RopeConfig
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn
-from onewave.wave.pack import Weight, pack_stream
+from onewave.models.config.model_config import RopeConfig
+from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.wave.weights.pack import Weight, pack_stream
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gluon_in_numpy import Fault

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.wave.layout import Place
-from onewave.wave.pack import Weight, WeightStream, pack_stream
-from onewave.wave.weight_formats import COMPACT
+from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.wave.plan.layout import Place
+from onewave.wave.weights.formats import COMPACT
+from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulated_device import Bench, words
@@ -65,8 +65,8 @@ def test_the_block_on_compact_weights_is_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     # A card of four multiprocessors has as many row blocks of the second product as one of 128 has of a large one.
-    monkeypatch.setattr("onewave.wave.slices.MULTIPROCESSORS", 4)
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 0)
+    monkeypatch.setattr("onewave.wave.plan.slices.MULTIPROCESSORS", 4)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
     sizes = FFNSizes(batch, hidden, inner, 128, True)
     up, gate = ((randn(inner, hidden, seed=seed) / hidden**0.5).bfloat16() for seed in (1, 2))
     down = (randn(128, inner, seed=3) / inner**0.5).bfloat16()

@@ -10,8 +10,8 @@ import torch
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.models.llama_plan import plan_decode
-from onewave.wave.launch_checks import check_cache, check_rows, check_sequences, check_tokens
-from onewave.wave.operations import HeadGroups
+from onewave.wave.launch.checks import check_cache, check_rows, check_sequences, check_tokens
+from onewave.wave.plan.operations import HeadGroups
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_decoders import BASE

@@ -21,8 +21,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from onewave.wave import launch_kernel as launches
-from onewave.wave.launch_kernel import launch_kernel, properties
+from onewave.gpu import launch as launches
+from onewave.gpu.launch import launch_kernel, properties
 
 
 def kernel(
@@ -189,15 +189,15 @@ def test_a_launch_is_of_the_card_where_its_tensors_lie(monkeypatch: pytest.Monke
 
 
 SHARING = {
-    "onewave.ops.attention.gluon_kernel_impl": "attention_kernel",
-    "onewave.ops.attention.fp8_kernel_impl": "fp8_kernel",
-    "onewave.ops.ffn.chain_kernel_impl": "chain_kernel",
+    "onewave.ops.attention.hopper.kernel": "attention_kernel",
+    "onewave.ops.attention.fp8.kernel": "fp8_kernel",
+    "onewave.ops.ffn.chain.kernel": "chain_kernel",
     "onewave.ops.sampling.search_impl": "draw_limited_kernel",
-    "onewave.wave.kernel": "wave_kernel",
+    "onewave.wave.kernel.kernel": "wave_kernel",
 }
 SCRIPT = """
 import importlib, json, sys
-from onewave.wave.launch_kernel import hash_in_order
+from onewave.gpu.launch import hash_in_order
 for module, name in json.loads(sys.argv[1]):
     kernel = getattr(importlib.import_module(module), name)
     hash_in_order(kernel)
@@ -207,7 +207,7 @@ for module, name in json.loads(sys.argv[1]):
 
 def test_kernels_that_share_functions_have_one_name_in_tritons_cache_whichever_comes_first() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    orders = [list(SHARING.items()), list(reversed(SHARING.items())), [("onewave.wave.kernel", "wave_kernel")]]
+    orders = [list(SHARING.items()), list(reversed(SHARING.items())), [("onewave.wave.kernel.kernel", "wave_kernel")]]
     found = set[str]()
     for order in orders:
         command = [sys.executable, "-c", SCRIPT, json.dumps(order)]
@@ -219,7 +219,7 @@ NAMESAKES = """
 import pkgutil, sys
 from importlib import import_module
 import onewave
-from onewave.wave.launch_kernel import hash_in_order
+from onewave.gpu.launch import hash_in_order
 from triton.runtime.jit import JITCallable
 for found in pkgutil.walk_packages(onewave.__path__, "onewave."):
     if found.name.startswith("onewave.wave.") or found.name.endswith("_impl"):

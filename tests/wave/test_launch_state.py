@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from onewave.wave import launch_state
-from onewave.wave.launch_state import LaunchState
+from onewave.wave.launch import state as launch_state
+from onewave.wave.launch.state import LaunchState
 
 
 def test_before_the_number_of_tokens_passes_31_bits_all_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from onewave.ops.sampling import RowParameters, sample
-from onewave.wave import narrow
-from onewave.wave.layout import STEP_WORDS, Word, draw_words, several_words
+from onewave.wave.kernel.sample import narrow
+from onewave.wave.plan.layout import STEP_WORDS, Word, draw_words, several_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 import draw_aot

@@ -12,9 +12,8 @@ import pytest
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave import notes
-from onewave.wave.layout import NOTES, POINTERS, STEP_WORDS, TOGETHER
-from onewave.wave.notes import (
+from onewave.wave.kernel import records as notes
+from onewave.wave.kernel.records import (
     bring_first,
     bring_next,
     groups_of,
@@ -25,6 +24,7 @@ from onewave.wave.notes import (
     record_of,
     wait_for_ahead,
 )
+from onewave.wave.plan.layout import NOTES, POINTERS, STEP_WORDS, TOGETHER
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gluon_in_numpy import Fault, Matrix, Memory, launch

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from onewave.base.errors import UnsupportedError
-from onewave.wave import one_code, ptx_hook
-from onewave.wave.one_code import NUMBER, ONLY, run_as_one
+from onewave.gpu.ptx import hook as ptx_hook
+from onewave.gpu.ptx import shared_warpgroups as one_code
+from onewave.gpu.ptx.shared_warpgroups import NUMBER, ONLY, run_as_one
 
 PTX = f"""
 .visible .entry sharing()
@@ -204,7 +205,8 @@ def test_more_registers_than_a_block_has_are_refused() -> None:
 
 
 def test_hoppers_prefill_kernels_share_where_triton_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onewave.ops.attention import fp8_kernel_impl, gluon_kernel_impl  # noqa: F401
+    import onewave.ops.attention.fp8.kernel
+    import onewave.ops.attention.hopper.kernel  # noqa: F401
 
     assert {"attention_kernel", "fp8_kernel"} <= set(ptx_hook._completions)
     assert one_code.knows_triton()

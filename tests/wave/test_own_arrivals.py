@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onewave.base.errors import UnsupportedError
-from onewave.wave.own_arrivals import WARP_THREADS, WARPGROUP_THREADS, each_arrives
+from onewave.gpu.ptx.per_thread_arrival import WARP_THREADS, WARPGROUP_THREADS, each_arrives
 
 PTX = """
 	mov.u32 	%r1, %tid.x;

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn
-from onewave.wave import pack
-from onewave.wave.layout import tile_shape
-from onewave.wave.pack import Weight, WeightStream
-from onewave.wave.pack_impl import pack_tiles, unpack_tiles
-from onewave.wave.program import WaveProgram
+from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.wave.plan.layout import tile_shape
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights import pack
+from onewave.wave.weights.pack import Weight, WeightStream
+from onewave.wave.weights.pack_impl import pack_tiles, unpack_tiles
 
 CPU = torch.device("cpu")
 SIZES = FFNSizes(2, 192, 576, 128, True)

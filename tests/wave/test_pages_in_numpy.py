@@ -14,8 +14,8 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.models import llama_plan
 from onewave.models.llama import Llama
-from onewave.tiles.builders import cuts
-from onewave.wave.block_table import check_entries, check_pages
+from onewave.tiles.graph.builders import cuts
+from onewave.wave.launch.block_table import check_entries, check_pages
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_decode_in_numpy import CAPACITY, LONG, Simulated

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from onewave.base.errors import UnsupportedError
-from onewave.wave.partitions import numbered
+from onewave.gpu.ptx.partition_ids import numbered
 
 PTX = """
 .visible .entry parted()

@@ -12,20 +12,20 @@ import torch
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.models.llama_plan import plan_decode
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn
-from onewave.tiles.policies import plan
-from onewave.tiles.schedule import Mode
-from onewave.tiles.table import TaskTable, lower
-from onewave.tiles.verify import verify
-from onewave.wave.deal import Deal
-from onewave.wave.launch import Wave
-from onewave.wave.layout import STEP_WORDS, TILE_BYTES, Kind, Word, heads_bytes, tile_shape
-from onewave.wave.operations import INPUT, AnyOperation, HeadGroups, Operation
-from onewave.wave.pace import sooner
-from onewave.wave.pack import Weight, pack_stream, tile_images
-from onewave.wave.program import build_program
-from onewave.wave.slices import slice_bounds
-from onewave.wave.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
+from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.tiles.order.policies import plan
+from onewave.tiles.order.schedule import Mode
+from onewave.tiles.proof.table import TaskTable, lower
+from onewave.tiles.proof.verify import verify
+from onewave.wave.launch.launch import Wave
+from onewave.wave.launch.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
+from onewave.wave.plan.deal import Deal
+from onewave.wave.plan.layout import STEP_WORDS, TILE_BYTES, Kind, Word, heads_bytes, tile_shape
+from onewave.wave.plan.operations import INPUT, AnyOperation, HeadGroups, Operation
+from onewave.wave.plan.pace import sooner
+from onewave.wave.plan.program import build_program
+from onewave.wave.plan.slices import slice_bounds
+from onewave.wave.weights.pack import Weight, pack_stream, tile_images
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_decoders import BASE

@@ -11,8 +11,8 @@ import pytest
 from triton import knobs
 from triton.backends.compiler import Language
 
-from onewave.wave import ptx_hook
-from onewave.wave.ptx_hook import complete_ptx, completed
+from onewave.gpu.ptx import hook as ptx_hook
+from onewave.gpu.ptx.hook import complete_ptx, completed
 
 
 def make_ptx(source: str, metadata: dict[str, Any]) -> str:
@@ -54,15 +54,16 @@ def test_a_compilation_without_ptx_is_let_be(kernel: str) -> None:
 def test_a_later_triton_is_told_what_the_hook_does() -> None:
     """From 3.7 on it calls the hook without arguments, before each launch and compilation."""
     key, digest = completed(None)()
-    assert "ptx_hook" in key
+    assert "onewave.gpu.ptx" in key
     assert len(digest) == 64
     assert completed(lambda: ("theirs", "1234"))() == (f"theirs{key}", f"1234{digest}")
 
 
 def test_the_kernels_that_ask_for_it_are_completed() -> None:
-    from onewave.ops.attention import fp8_kernel_impl, gluon_kernel_impl  # noqa: F401
-    from onewave.ops.decode_attention import stream_impl  # noqa: F401
-    from onewave.wave import kernel as wave  # noqa: F401
+    import onewave.ops.attention.fp8.kernel
+    import onewave.ops.attention.hopper.kernel
+    import onewave.ops.decode_attention.hopper.kernel
+    import onewave.wave.kernel.kernel  # noqa: F401
 
     assert set(ptx_hook._completions) == {"wave_kernel", "stream_kernel", "attention_kernel", "fp8_kernel"}
     stages: dict[str, Callable[..., str]] = {"ptx": make_ptx}
@@ -71,6 +72,6 @@ def test_the_kernels_that_ask_for_it_are_completed() -> None:
 
 
 def test_what_later_tritons_are_told_is_of_all_that_completes_ptx() -> None:
-    rooms = Path(ptx_hook.__file__).parents[1]
+    rooms = Path(ptx_hook.__file__).parent
     own = {path.name for path in rooms.rglob("*.py") if re.search(r"complete_ptx|\(ptx: str", path.read_text())}
     assert own == set(ptx_hook._CHANGES)

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from onewave.wave import ptx_hook
-from onewave.wave.read_once import mark_read_once, marked
+from onewave.gpu.ptx import hook as ptx_hook
+from onewave.gpu.ptx.evict_first import mark_read_once, marked
 
 COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 PTX = f"""
@@ -47,8 +47,8 @@ def test_other_text_stays_as_it_is() -> None:
 
 
 def test_the_kernels_that_stream_are_marked() -> None:
-    from onewave.ops.decode_attention import stream_impl  # noqa: F401
-    from onewave.wave import kernel as wave  # noqa: F401
+    import onewave.ops.decode_attention.hopper.kernel
+    import onewave.wave.kernel.kernel  # noqa: F401
 
     changes = [ptx_hook._completions[kernel] for kernel in ("wave_kernel", "stream_kernel")]
     assert [change.keywords for change in changes if isinstance(change, partial)] == [

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.engine.load.rounded import round_weights
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
-from onewave.models.config import RopeConfig
+from onewave.models.config.model_config import RopeConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.models.rounded import round_weights
-from onewave.wave.layout import TILE_BYTES, Word
-from onewave.wave.weight_formats import ROUNDINGS
+from onewave.wave.plan.layout import TILE_BYTES, Word
+from onewave.wave.weights.formats import ROUNDINGS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gluon_in_numpy import Fault
@@ -102,7 +102,7 @@ def test_large_tiles_are_for_models_whose_rows_fill_them() -> None:
 def test_activations_pass_for_a_few_row_blocks(
     name: str, batch: int, intermediate: int, filling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 1000)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
     monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
     model = random_model(replace(LONG, intermediate_size=intermediate))
     program = plan_decode(model.config, batch=batch, workers=2, weight_bytes=1).program
@@ -123,8 +123,8 @@ def test_hidden_rows_of_sixteen_sequences_pass(name: str, filling: float, monkey
 
 
 def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SUM", 0)
-    monkeypatch.setattr("onewave.wave.slices._TILES_OF_A_SLICE", 0)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
+    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SLICE", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
     assert plan_decode(model.config, batch=5, workers=3, weight_bytes=1).program.most_splits == 2
     agree(model, "int8", batch=5, workers=3, steps=2)

@@ -15,14 +15,14 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.ops.ffn.plan import FFNSizes, plan_ffn
-from onewave.wave import byte_values
-from onewave.wave.layout import tile_shape
-from onewave.wave.pack import Weight, WeightStream
-from onewave.wave.pack_impl import unpack_bytes
-from onewave.wave.program import WaveProgram
-from onewave.wave.rounding import byte_images, paired, place_in_image, restore_rows, round_rows, unpaired
-from onewave.wave.weight_formats import ROUNDINGS, Rounding, find_rounding
+from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.wave.kernel.widen import byte_values
+from onewave.wave.plan.layout import tile_shape
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.formats import ROUNDINGS, Rounding, find_rounding
+from onewave.wave.weights.pack import Weight, WeightStream
+from onewave.wave.weights.pack_impl import unpack_bytes
+from onewave.wave.weights.rounding import byte_images, paired, place_in_image, restore_rows, round_rows, unpaired
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ptx_text import executed

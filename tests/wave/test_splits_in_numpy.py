@@ -10,11 +10,12 @@ import pytest
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave import combine, notes
-from onewave.wave.combine import split_of_keys
-from onewave.wave.layout import STEP_WORDS, TOGETHER, Word, splits_of
-from onewave.wave.notes import bring_first, noted, notes_memory, record_of
-from onewave.wave.words import WORD_SPLITS, WORD_WINDOW
+from onewave.wave.kernel import records as notes
+from onewave.wave.kernel.attend import combine
+from onewave.wave.kernel.attend.combine import split_of_keys
+from onewave.wave.kernel.records import bring_first, noted, notes_memory, record_of
+from onewave.wave.kernel.words import WORD_SPLITS, WORD_WINDOW
+from onewave.wave.plan.layout import STEP_WORDS, TOGETHER, Word, splits_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gluon_in_numpy import Matrix, Memory, launch

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.wave.layout import LIMIT_WORDS, limit_words
+from onewave.wave.plan.layout import LIMIT_WORDS, limit_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_decode_in_numpy import LONG, Simulated

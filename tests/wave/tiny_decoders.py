@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.models.config import ModelConfig, RopeConfig
+from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 
 

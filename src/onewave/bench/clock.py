@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onewave.ops.scratch import recording_stream
+from onewave.gpu.scratch import recording_stream
 
 __all__ = ["Summary", "recorded", "summarize", "time_calls", "time_in_rounds"]
 

@@ -16,7 +16,7 @@ from onewave.cli import options
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onewave.weights.sources import ModelLocation
+    from onewave.weights.fetch.sources import ModelLocation
     from onewave.weights.store import TensorInfo
 
 __all__ = ["info"]
@@ -30,8 +30,8 @@ def info(
     as_json: options.Json = False,
 ) -> None:
     """Print a model's configuration, tensors, sizes, KV-cache bytes a token and tokenizer."""
-    from onewave.models.config_file import load_config
-    from onewave.weights.sources import resolve
+    from onewave.models.config.read import load_config
+    from onewave.weights.fetch.sources import resolve
 
     # "dummy": names without weights are welcome, and a hub model's weights are not fetched for this.
     location = resolve(model, Settings.from_env(), revision=revision, load_format="dummy")
@@ -64,14 +64,14 @@ def info(
 def _tensors(location: ModelLocation) -> tuple[Mapping[str, TensorInfo] | None, Mapping[str, object]]:
     """The tensors that the files describe (None where there are no files), and a GGUF file's metadata."""
     if location.kind == "gguf" and location.path is not None:
-        from onewave.weights.gguf_store import GGUFStore
+        from onewave.weights.formats.gguf_store import GGUFStore
 
         store = GGUFStore.open(location.path)
         found, metadata = dict(store.tensors), dict(store.metadata)
         store.close()
         return found, metadata
     if location.kind == "hf" and location.path is not None and any(location.path.glob("*.safetensors")):
-        from onewave.weights.safetensors_store import SafetensorsStore
+        from onewave.weights.formats.safetensors_store import SafetensorsStore
 
         return SafetensorsStore.open(location.path).tensors, {}
     return None, {}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onewave.weights.aliases import DEFAULT_ALIAS
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 __all__ = [
     "DEFAULT_ALIAS",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments, needs_card
-from onewave.weights import sources
+from onewave.weights.fetch import sources
 
 if TYPE_CHECKING:
     from onewave.engine.llm import LLM

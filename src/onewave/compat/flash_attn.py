@@ -27,7 +27,7 @@ from onewave.ops.attention.masks import check_switch, is_finite, is_whole
 from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
-from onewave.ops.decode_attention.plan import MAX_QUERIES
+from onewave.ops.decode_attention.triton.plan import MAX_QUERIES
 from onewave.ops.library import check_optional, check_tensors, checks_contents, is_readable, is_watched, register
 
 __all__ = [

@@ -32,7 +32,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.checks import SMALLEST_HEAD_DIM
 from onewave.ops.attention.op import attention
 from onewave.ops.decode_attention.op import decode_attention
-from onewave.ops.decode_attention.plan import MAX_QUERIES
+from onewave.ops.decode_attention.triton.plan import MAX_QUERIES
 
 __all__ = ["attention_forward", "attention_mask", "register"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.wave.weight_formats import find_rounding
+from onewave.wave.weights.formats import find_rounding
 
 __all__ = [
     "DECODE_PATHS",

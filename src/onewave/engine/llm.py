@@ -15,6 +15,8 @@ from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments, check_place, flag
 from onewave.engine.engine import Engine
+from onewave.engine.load.ahead import compilers
+from onewave.engine.load.loading import load_config
 from onewave.engine.options import (
     check_compact,
     check_dtype_on,
@@ -31,15 +33,13 @@ from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_para
 from onewave.engine.request import Detokenizer, Request
 from onewave.engine.runner import ModelRunner
 from onewave.engine.turns import Turns
-from onewave.engine.wave_ahead import compilers
 from onewave.engine.wave_decode import WaveLoad, load_for
-from onewave.models.loading import load_config
-from onewave.wave.weight_formats import COMPACT
-from onewave.weights.sources import resolve
+from onewave.wave.weights.formats import COMPACT
+from onewave.weights.fetch.sources import resolve
 
 if TYPE_CHECKING:
-    from onewave.engine.tokenizer import Tokenizer
-    from onewave.models.config import ModelConfig
+    from onewave.engine.text.tokenizer import Tokenizer
+    from onewave.models.config.model_config import ModelConfig
 
 __all__ = ["LLM", "Conversation", "Message"]
 
@@ -258,7 +258,7 @@ class LLM:
         known = set(self.config.eos_token_ids)
         if tokenizer is None:
             return Engine(self.runner, eos_token_ids=self._in_vocabulary(known), seed=seed)
-        from onewave.engine.detokenizer import IncrementalDetokenizer
+        from onewave.engine.text.detokenizer import IncrementalDetokenizer
 
         def detokenizer(prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
             return IncrementalDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from onewave.base.device import current_device
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
 from onewave.engine.arguments import DTYPES, check_decode, check_device, whole
-from onewave.ops.backends import current_card
-from onewave.wave.weight_formats import COMPACT, WeightFormat, find_rounding
-from onewave.weights.sources import ModelLocation, resolve
+from onewave.wave.weights.formats import COMPACT, WeightFormat, find_rounding
+from onewave.weights.fetch.sources import ModelLocation, resolve
 
 if TYPE_CHECKING:
-    from onewave.engine.tokenizer import Tokenizer
-    from onewave.models.config import ModelConfig
+    from onewave.engine.text.tokenizer import Tokenizer
+    from onewave.models.config.model_config import ModelConfig
 
 __all__ = [
     "check_compact",
@@ -60,7 +60,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UnsupportedError("device", got=f"{name!r}, but PyTorch finds no CUDA card", next='Use device="cpu".')
-    number = int(index) if index else current_card()
+    number = int(index) if index else current_device()
     if number >= torch.cuda.device_count():
         raise UnsupportedError("device", got=shown(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", number)
@@ -142,7 +142,7 @@ def find_tokenizer(
     named: str | PathLike[str] | None, location: ModelLocation, settings: Settings
 ) -> tuple[Tokenizer | None, TokenizerError | None]:
     """The tokenizer, or None and why: a model without one still works on token ids; a broken one is an error."""
-    from onewave.engine.tokenizer import load_tokenizer
+    from onewave.engine.text.tokenizer import load_tokenizer
 
     if named is not None:
         path = Path(os.path.expanduser(named))  # leaves a user whom nobody knows as it is

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from onewave.base.errors import OnewaveError
 from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, RequestMetrics, RequestOutput
 from onewave.engine.params import SamplingParams
-from onewave.engine.stop_strings import find_stop, num_held_back
+from onewave.engine.text.stop_strings import find_stop, num_held_back
 
 __all__ = ["Detokenizer", "Request", "Sample"]
 

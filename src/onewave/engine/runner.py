@@ -10,11 +10,11 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError
 from onewave.engine.wave_decode import WaveDecoder
+from onewave.gpu.scratch import recording_stream
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
-from onewave.ops.scratch import recording_stream
 
 __all__ = ["ModelRunner"]
 

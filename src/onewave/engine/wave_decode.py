@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError, ModelError, OnewaveError, OutOfReachError, UnsupportedError
-from onewave.engine.wave_ahead import plan_and_compile
-from onewave.engine.wave_check import Step, self_check
+from onewave.engine.load.ahead import plan_and_compile
+from onewave.engine.load.loading import load_model, open_parts
+from onewave.engine.load.self_check import Step, self_check
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models.config import ModelConfig
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
-from onewave.models.loading import load_model, open_parts
-from onewave.wave.pack import WeightStream
-from onewave.wave.program import WaveProgram
-from onewave.wave.weight_formats import Rounding, WeightFormat
-from onewave.weights.progress import byte_progress
-from onewave.weights.sources import ModelLocation
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.formats import Rounding, WeightFormat
+from onewave.wave.weights.pack import WeightStream
+from onewave.weights.fetch.progress import byte_progress
+from onewave.weights.fetch.sources import ModelLocation
 
 if TYPE_CHECKING:
-    from onewave.models.streamed import StreamedModel
+    from onewave.engine.load.streamed import StreamedModel
 
 __all__ = [
     "Step",
@@ -126,7 +126,7 @@ class WaveDecoder:
 def unsuited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> str | None:
     """Why a model can't decode as one wave here, before anything is loaded; None if it can."""
     from onewave.models.llama_plan import unsupported_because
-    from onewave.wave.launch import runs_here
+    from onewave.wave.launch.launch import runs_here
 
     reason = unsupported_because(config, max_num_seqs)
     if reason is not None:
@@ -205,7 +205,7 @@ def load_streamed(
     Raises what load_model raises.
     """
     program = _program(config, how)
-    from onewave.models.streamed import stream_model
+    from onewave.engine.load.streamed import stream_model
 
     with open_parts(
         location, config, dtype=how.dtype, device=how.device, load_format=how.load_format, seed=how.seed
@@ -255,7 +255,7 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
         max_model_len=how.max_model_len,
     )
     if isinstance(how.weight_format, Rounding):
-        from onewave.models.rounded import round_weights, tile_weights
+        from onewave.engine.load.rounded import round_weights, tile_weights
 
         name = str(how.dtype).removeprefix("torch.")
         _log.warning("%s weights are kept in %s: only the wave holds them in one byte", how.weight_format.name, name)
@@ -274,9 +274,9 @@ def _load_plain(location: ModelLocation, config: ModelConfig, how: WaveLoad) -> 
 
 def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
     """The step's program, from the cache; where it is not there, kernels compile while it is planned."""
+    from onewave.engine.load.plan_cache import load_program, program_path, save_program
     from onewave.models.llama_plan import workers_for
-    from onewave.models.plan_cache import load_program, program_path, save_program
-    from onewave.wave.launch import co_resident
+    from onewave.wave.launch.launch import co_resident
 
     batch, width = how.max_num_seqs, how.weight_bytes
     workers = workers_for(config, batch=batch, available=co_resident(how.device), weight_bytes=width)
@@ -289,7 +289,7 @@ def _program(config: ModelConfig, how: WaveLoad) -> WaveProgram:
 
 
 def _matrix_bytes(config: ModelConfig, weight_bytes: float) -> int:
-    from onewave.models.streamed import layer_matrices
+    from onewave.engine.load.streamed import layer_matrices
 
     layer = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
     return int((config.num_layers * layer + config.vocab_size * config.hidden_size) * weight_bytes)

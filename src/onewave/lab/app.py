@@ -17,10 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
-from onewave.lab import game, programs, search
+from onewave.lab import best_path as search
+from onewave.lab import game
+from onewave.lab import launches as programs
 from onewave.lab.fields import Fields, json_object
 from onewave.lab.guard import App, Guard
-from onewave.tiles.trace import Trace, compare
+from onewave.tiles.sim.trace import Trace, compare
 
 __all__ = ["STATIC", "make_app"]
 

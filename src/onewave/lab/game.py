@@ -1,8 +1,8 @@
 """The tile game's numbers: what orders cost on the page's grid, the lower bound, and the count of a played path.
 
 Two units. "panels": a tile of C needs a whole row panel of A and column panel of B, and slots hold panels
-(tiles/panels.py). "tiles": a tile of C walks along K and needs A(i,k) and B(k,j) at step k; slots hold those tiles. C's
-accumulator stays in registers and each tile of C is stored once.
+(tiles/search/panels.py). "tiles": a tile of C walks along K and needs A(i,k) and B(k,j) at step k; slots hold those
+tiles. C's accumulator stays in registers and each tile of C is stored once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.lab.fields import choice, tiles_of, whole
-from onewave.tiles.bounds import best_bound, gemm_bounds, panel_bounds
-from onewave.tiles.caches import Stream, replay
-from onewave.tiles.orders import GRID_ORDERS, grid_order
-from onewave.tiles.panels import panel_loads, strip_snake_loads
+from onewave.tiles.order.orders import GRID_ORDERS, grid_order
+from onewave.tiles.search.bounds import best_bound, gemm_bounds, panel_bounds
+from onewave.tiles.search.panels import panel_loads, strip_snake_loads
+from onewave.tiles.sim.caches import Stream, replay
 
 __all__ = ["GAME_POLICIES", "MOST_ACCESSES", "Game", "count", "game_from", "overview", "sweep"]
 

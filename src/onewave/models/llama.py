@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch, Phase
-from onewave.models.config import ModelConfig
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.rope import RotaryTable
 from onewave.ops.append_kv import append_kv
 from onewave.ops.attention import attention
@@ -23,7 +23,7 @@ from onewave.ops.embedding import embedding
 from onewave.ops.linear import LinearWeight, linear
 from onewave.ops.rms_norm import add_rms_norm, rms_norm
 from onewave.ops.swiglu import swiglu
-from onewave.wave.pack import StreamMatrix
+from onewave.wave.weights.pack import StreamMatrix
 
 __all__ = ["LayerWeights", "Llama", "LlamaWeights", "MatrixWeight"]
 

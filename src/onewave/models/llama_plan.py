@@ -18,20 +18,20 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
-from onewave.models.config import ModelConfig
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
-from onewave.tiles.builders import cuts
-from onewave.tiles.graph import TileGraph
-from onewave.tiles.policies import plan
-from onewave.tiles.table import TaskTable, lower
-from onewave.tiles.verify import verify
-from onewave.wave.deal import Deal, fewest_workers
-from onewave.wave.launch import AttentionSetup, Wave, co_resident, runs_here
-from onewave.wave.layout import MOST_SPLITS, TILE_BYTES, TileShape, held_tiles, splits_of, tile_shape
-from onewave.wave.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
-from onewave.wave.pack import StreamMatrix, Weight, WeightStream, pack_stream
-from onewave.wave.program import WaveProgram, build_program
-from onewave.wave.slices import MULTIPROCESSORS, passes, slices_of
+from onewave.tiles.graph.builders import cuts
+from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.order.policies import plan
+from onewave.tiles.proof.table import TaskTable, lower
+from onewave.tiles.proof.verify import verify
+from onewave.wave.launch.launch import AttentionSetup, Wave, co_resident, runs_here
+from onewave.wave.plan.deal import Deal, fewest_workers
+from onewave.wave.plan.layout import MOST_SPLITS, TILE_BYTES, TileShape, held_tiles, splits_of, tile_shape
+from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
+from onewave.wave.plan.program import WaveProgram, build_program
+from onewave.wave.plan.slices import MULTIPROCESSORS, passes, slices_of
+from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream, pack_stream
 
 __all__ = [
     "DecodePlan",

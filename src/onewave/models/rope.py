@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError
 from onewave.memory.host import available_bytes
-from onewave.models.config import ModelConfig, RopeConfig
+from onewave.models.config.model_config import ModelConfig, RopeConfig
 
 __all__ = ["RotaryTable", "inv_freq"]
 

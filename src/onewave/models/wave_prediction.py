@@ -15,13 +15,13 @@ from typing import Any, cast
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.models.config import ModelConfig
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import DecodePlan, plan_decode
-from onewave.tiles.fit import fit_hand_offs
-from onewave.tiles.machine import H200_LEVELS, Machine
-from onewave.tiles.simulate import simulate
-from onewave.tiles.timeline import stage_of
-from onewave.tiles.trace import Trace
+from onewave.tiles.sim.fit import fit_hand_offs
+from onewave.tiles.sim.machine import H200_LEVELS, Machine
+from onewave.tiles.sim.simulate import simulate
+from onewave.tiles.sim.timeline import stage_of
+from onewave.tiles.sim.trace import Trace
 
 __all__ = ["WaveCosts", "fit_costs", "kept_costs", "predict_step"]
 

@@ -5,7 +5,7 @@ full path, `from onewave.ops.attention.reference import attention`.
 """
 
 from onewave.ops.append_kv.op import append_kv
-from onewave.ops.attention.fp8_op import attention_fp8
+from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.embedding.op import embedding

@@ -20,16 +20,16 @@ import torch
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops import explain_attention
 from onewave.ops.explain_attention import check_on_a_card, on_meta
-from onewave.ops.ffn.chain_plan import ChainSizes, plan_chain
+from onewave.ops.ffn.chain.plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
 from onewave.ops.ffn.op import ffn, of_the_wave
 from onewave.ops.ffn.op import suits as ffn_suits
-from onewave.ops.ffn.plan import FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
+from onewave.ops.ffn.wave.plan import FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
 from onewave.ops.linear.op import linear
 from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, check_numbers, dtype_of, elsewhere
 from onewave.ops.rms_norm.op import rms_norm
 from onewave.ops.swiglu.op import swiglu
-from onewave.wave.layout import MOST_BATCH
+from onewave.wave.plan.layout import MOST_BATCH
 
 __all__ = ["Explanation", "explain"]
 
@@ -192,7 +192,7 @@ def _ffn(question: Question) -> Explanation:
     )
     split = f"K in {made.splits[0]} and {made.splits[1]}"
     return Explanation(
-        "ffn", question.text(), "wave", "wave/kernel.py: wave_kernel", why,
+        "ffn", question.text(), "wave", "wave/kernel/kernel.py: wave_kernel", why,
         tile=f"{shape.rows} rows x {shape.cols}, ring of {shape.ring}", split=split, programs=str(workers),
     )  # fmt: skip
 
@@ -231,7 +231,7 @@ def _many_rows(question: Question, sizes: ChainSizes, backend: str, known: tuple
         *known,
     )
     return Explanation(
-        "ffn", question.text(), backend, "ffn/chain_kernel_impl.py: chain_kernel", why,
+        "ffn", question.text(), backend, "ffn/chain/kernel.py: chain_kernel", why,
         tile=f"{tile.rows} rows x {tile.columns}, ring of {tile.stages}", split=f"K in 1 and {tile.splits}",
         programs=" + ".join(str(len(lanes)) for lanes in made.lanes),
     )  # fmt: skip

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onewave.base.device import num_sms
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.append_kv.checks import APPEND_BACKENDS
 from onewave.ops.append_kv.op import append_kv
-from onewave.ops.attention.fp8_plan import explain_fp8
+from onewave.ops.attention.fp8.plan import explain_fp8
 from onewave.ops.attention.masks import is_whole
 from onewave.ops.attention.op import attention as ops_attention
 from onewave.ops.attention.op import attention_varlen as ops_attention_varlen
-from onewave.ops.attention.plan import AttentionPlan, explain_attention
-from onewave.ops.backends import num_sms
+from onewave.ops.attention.triton.plan import AttentionPlan, explain_attention
+from onewave.ops.decode_attention.hopper.plan import StreamCall, refusal, stream_tile
 from onewave.ops.decode_attention.op import CPU_TAKES, DECODE_BACKENDS, decode_attention
-from onewave.ops.decode_attention.plan import plan_decode
-from onewave.ops.decode_attention.stream_plan import StreamCall, refusal, stream_tile
+from onewave.ops.decode_attention.triton.plan import plan_decode
 from onewave.ops.masked_multihead_attention.op import MMHA_BACKENDS, masked_multihead_attention
 from onewave.ops.merge_attention.op import MERGE_BACKENDS, merge_attention
 from onewave.ops.question import (
@@ -53,10 +53,10 @@ _ATTENTION_OPTIONS = ("causal", "scale", "window", "softcap", "align", "backend"
 # Options that may be True, which says that there is one.
 _NUMBERS = ("softcap", "out_scale")
 _FILES = {
-    "fp8_kernel": "fp8_kernel_impl.py",
-    "gluon": "gluon_kernel_impl.py",
-    "mma": "mma_kernel_impl.py",
-    "triton": "triton_impl.py",
+    "fp8_kernel": "fp8/kernel.py",
+    "gluon": "hopper/kernel.py",
+    "mma": "mma/kernel.py",
+    "triton": "triton/kernel.py",
 }
 _APPEND_LOOPS_TAKE = "float32, plain caches, neox rotation"
 
@@ -194,11 +194,11 @@ def decode(question: Question) -> Explanation:
     if backend == "gluon" and refused is not None:
         raise UnsupportedError("decode_attention (backend=gluon)", got=refused, next='Use backend="auto".')
     if backend == "triton" or refused is not None:
-        backend, kernel = "triton", "split_kv_impl.py: split_kv_kernel"
+        backend, kernel = "triton", "triton/split_kv.py: split_kv_kernel"
         stages, warps = plan.num_stages, f"{plan.num_warps} warps"
         reasons = (plan.why, _pdl(question), *(() if refused is None else (f"not the Hopper kernel: {refused}",)))
     else:
-        backend, kernel = "gluon", "stream_impl.py: stream_kernel"
+        backend, kernel = "gluon", "hopper/kernel.py: stream_kernel"
         shares, warps = plan.shares(q[0], sms), "4 warps and a loading one"
         stages = stream_tile(q[0], capacity, shares).stages
         how = "a warp of its own streams keys and values by TMA, across rows; the bits are the Triton kernel's"

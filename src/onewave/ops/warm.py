@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from onewave.base.device import current_device
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
+from onewave.gpu.compile_pool import compile_in, processes
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.backends import current_card
-from onewave.ops.compile_pool_impl import compile_in, processes
 
 __all__ = ["Warmed", "side_by_side", "warm"]
 
@@ -68,10 +68,10 @@ def warm(
     for head_dim in head_dims:
         check_head_dim("warm", head_dim)
     if ":" not in str(where):
-        where = torch.device("cuda", current_card())
+        where = torch.device("cuda", current_device())
     calls = _calls(where, dtypes, head_dims, every)
     count = max(1, min(threads or os.cpu_count() or 1, len(calls)))
-    import_module("onewave.ops.attention.gluon_impl")  # once, before the processes are forked
+    import_module("onewave.ops.attention.hopper.launch")  # once, before the processes are forked
     with processes(count) as pool, compile_in(pool) as give_up:
         return side_by_side(calls, where, count, interrupted=give_up)
 

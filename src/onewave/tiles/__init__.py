@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from onewave.tiles.graph import EdgeKind, Edges, Task, Tensor, Tile, TileGraph
+from onewave.tiles.graph.graph import EdgeKind, Edges, Task, Tensor, Tile, TileGraph
 
 __all__ = ["EdgeKind", "Edges", "Task", "Tensor", "Tile", "TileGraph"]

@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.base.device import capability
 from onewave.base.errors import UnsupportedError
-from onewave.ops.backends import capability
-from onewave.ops.dependent_launch_impl import after_last, dependent_launch
-from onewave.wave.launch_kernel import launch_kernel
+from onewave.gpu.dependent_launch import after_last, dependent_launch
+from onewave.gpu.launch import launch_kernel
 
 __all__ = ["append_kv"]
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onewave.base.device import num_sms
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.ops.attention.checks import check_cu_seqlens, check_extras, check_out, check_packed, check_qkv, like
-from onewave.ops.attention.gluon_plan import HopperCall, refusal
+from onewave.ops.attention.hopper.plan import HopperCall, refusal
 from onewave.ops.attention.masks import Options, Window, options, rows_of_sequences
-from onewave.ops.attention.mma_plan import mma_refusal
+from onewave.ops.attention.mma.plan import mma_refusal
 from onewave.ops.attention.pages import check_pages, ragged_from_pages
-from onewave.ops.attention.plan import BACKENDS, AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
-from onewave.ops.backends import load, num_sms
+from onewave.ops.attention.triton.plan import BACKENDS, AttentionPlan, plan_attention, plan_on_mma, plan_on_torch
+from onewave.ops.backends import load
 from onewave.ops.library import is_watched, refuse_grad, register
 
 __all__ = ["attention", "attention_varlen"]
@@ -229,11 +230,11 @@ def _dense(
         _run_on_mma(out, lse, q, k, v, wanted, sinks=sinks, alibi=alibi_slopes is not None, bias=bias is not None)
         return out
     if _takes_hopper(out, q, k, v, wanted, backend, alibi=alibi_slopes is not None, bias=bias is not None):
-        load(_NAME, "gluon_impl").attention(out, lse, q, k, v, wanted, sinks=sinks)
+        load(_NAME, "hopper.launch").attention(out, lse, q, k, v, wanted, sinks=sinks)
         return out
     plan = _plan_on_card(q, k, v, wanted, bias)
     extra = {"sinks": sinks, "alibi_slopes": alibi_slopes, "bias": bias}
-    load(_NAME, "triton_impl").attention(out, lse, q, k, v, wanted, plan, **extra)
+    load(_NAME, "triton.kernel").attention(out, lse, q, k, v, wanted, plan, **extra)
     return out
 
 
@@ -253,7 +254,7 @@ def _takes_hopper(
     strides = missing = None
     if capability == (9, 0):
         try:
-            find = load(_NAME, "gluon_impl").undescribable
+            find = load(_NAME, "hopper.launch").undescribable
             strides = find(q, out, pages=(k, v)) if paged else find(q, k, v, out)
         except ImportError as error:
             missing = str(error)
@@ -276,7 +277,7 @@ def _run_on_mma(
     """The m16n8k16 kernel, or UnsupportedError. starts: cu_seqlens_q, cu_seqlens_k, max_seqlen_q of a packed batch."""
     missing = launcher = None
     try:
-        launcher = load(_NAME, "mma_impl")
+        launcher = load(_NAME, "mma.launch")
     except ImportError as error:
         missing = str(error)
     reason = mma_refusal(torch.cuda.get_device_capability(q.device), alibi=alibi, bias=bias, missing=missing)
@@ -303,7 +304,7 @@ def _plan_on_card(
         num_queries=q.shape[2] if sequences is None else longest,
         head_dim=q.shape[3],
         hides_keys=wanted.hides_keys,
-        descriptors=load(_NAME, "triton_impl").allows_descriptors(k, v),
+        descriptors=load(_NAME, "triton.kernel").allows_descriptors(k, v),
         capability=torch.cuda.get_device_capability(q.device),
         wide_bias=bias is not None and bias.dtype is torch.float32,
     )
@@ -339,7 +340,7 @@ def _ragged(
     if block_table is not None:
         paged = chosen == _PLANNED and backend != "mma" and sequences > 0 and max_seqlen_q > 0
         if paged and _takes_hopper(out_row, q_row, k, v, wanted, backend, **options_given, paged=True):
-            load(_NAME, "gluon_impl").attention(
+            load(_NAME, "hopper.launch").attention(
                 out_row, row_lse, q_row, k, v, wanted, **packed, longest=max_seqlen_q, block_table=block_table
             )
             return
@@ -365,10 +366,10 @@ def _ragged(
         )  # fmt: skip
         return
     if _takes_hopper(rows[0], rows[1], rows[2], rows[3], wanted, backend, **options_given):
-        load(_NAME, "gluon_impl").attention(rows[0], row_lse, *rows[1:], wanted, **packed, longest=max_seqlen_q)
+        load(_NAME, "hopper.launch").attention(rows[0], row_lse, *rows[1:], wanted, **packed, longest=max_seqlen_q)
         return
     plan = _plan_on_card(rows[1], rows[2], rows[3], wanted, bias, sequences=sequences, longest=max_seqlen_q)
-    load(_NAME, "triton_impl").attention(
+    load(_NAME, "triton.kernel").attention(
         rows[0], row_lse, *rows[1:], wanted, plan, alibi_slopes=alibi_slopes, bias=bias, **packed, longest=max_seqlen_q
     )
 

@@ -21,15 +21,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.fp8_kernel_impl import fp8_kernel
-from onewave.ops.attention.fp8_plan import FP8_TILE, WARPGROUPS
-from onewave.ops.attention.gluon_kernel_impl import attention_kernel as hopper_kernel
-from onewave.ops.attention.gluon_plan import columns_of, config, knows_limit
-from onewave.ops.attention.mma_kernel_impl import mma_kernel
-from onewave.ops.attention.mma_plan import mma_tile
-from onewave.ops.attention.plan import plan_attention
-from onewave.ops.attention.triton_impl import attention_kernel as portable_kernel
-from onewave.wave.launch_kernel import without_collection
+from onewave.gpu.launch import without_collection
+from onewave.ops.attention.fp8.kernel import fp8_kernel
+from onewave.ops.attention.fp8.plan import FP8_TILE, WARPGROUPS
+from onewave.ops.attention.hopper.kernel import attention_kernel as hopper_kernel
+from onewave.ops.attention.hopper.plan import columns_of, config, knows_limit
+from onewave.ops.attention.mma.kernel import mma_kernel
+from onewave.ops.attention.mma.plan import mma_tile
+from onewave.ops.attention.triton.kernel import attention_kernel as portable_kernel
+from onewave.ops.attention.triton.plan import plan_attention
 
 __all__ = ["Resources", "fp8", "hopper", "mma", "portable"]
 

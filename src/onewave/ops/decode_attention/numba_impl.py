@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.ops.numba_math_impl import doubles, exp, floats, integers
-from onewave.ops.numba_team_impl import kernel, run
+from onewave.ops.cpu.math_impl import doubles, exp, floats, integers
+from onewave.ops.cpu.team_impl import kernel, run
 
 __all__ = ["decode_attention"]
 

@@ -9,7 +9,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.masks import as_whole, check_softcap, is_finite, is_whole
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape, check_lengths
-from onewave.ops.decode_attention.plan import MAX_QUERIES
+from onewave.ops.decode_attention.triton.plan import MAX_QUERIES
 from onewave.ops.library import (
     check_optional,
     check_tensors,
@@ -191,7 +191,7 @@ def _run_out(
         "v_scale": v_scale,
     }
     if q.is_cuda and name != "reference":
-        load(_NAME, "triton_impl").decode_attention(
+        load(_NAME, "triton.launch").decode_attention(
             out, lse, q, k_cache, v_cache, seq_lens, split_size=split_size, backend=name, **options
         )
         return

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.ffn import reference
-from onewave.ops.ffn.chain_plan import BANDS, band_rows
+from onewave.ops.ffn.chain.plan import BANDS, band_rows
 from onewave.ops.ffn.measured import fastest
-from onewave.ops.ffn.plan import DATA, ORDERS
+from onewave.ops.ffn.wave.plan import DATA, ORDERS
 from onewave.ops.library import check_tensors, is_watched, register
-from onewave.tiles.orders import ORDERS as TILE_ORDERS
-from onewave.tiles.policies import POLICIES
-from onewave.wave.launch import runs_here
-from onewave.wave.layout import MOST_BATCH
+from onewave.tiles.order.orders import ORDERS as TILE_ORDERS
+from onewave.tiles.order.policies import POLICIES
+from onewave.wave.launch.launch import runs_here
+from onewave.wave.plan.layout import MOST_BATCH
 
 if TYPE_CHECKING:
-    from onewave.ops.ffn.wave_impl import PackedFFN
+    from onewave.ops.ffn.wave.launch import PackedFFN
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "check_choices", "check_sizes", "ffn", "of_the_wave", "pack_ffn", "suits"]
 
@@ -94,7 +94,7 @@ def pack_ffn(
     _check_tensors(None, w_up, w_down, w_gate)
     if not runs_here(w_up.device) or w_up.dtype not in _DTYPES:
         raise _unsupported(f"{w_up.dtype} on {w_up.device}")
-    from onewave.ops.ffn.wave_impl import pack
+    from onewave.ops.ffn.wave.launch import pack
 
     order, policy = of_the_wave(order, policy)
     return pack(w_up, w_down, w_gate, batch=batch, activation=activation, order=order, policy=policy, workers=workers)
@@ -175,12 +175,12 @@ def _ffn(
     if chosen == "torch":
         return reference.ffn(x, w_up, w_down, w_gate, activation)
     if chosen == "wave":
-        from onewave.ops.ffn import wave_impl
+        from onewave.ops.ffn.wave import launch as wave_impl
 
         order, policy = of_the_wave(order, policy)
         out = wave_impl.ffn(rows, w_up, w_down, w_gate, activation, order, policy)
     else:
-        from onewave.ops.ffn import chain_impl
+        from onewave.ops.ffn.chain import launch as chain_impl
 
         streams = chosen == "streams"
         out = chain_impl.ffn(rows, w_up, w_down, w_gate, activation, order, policy, streams)
@@ -215,7 +215,7 @@ def _chosen(
         if not suits(wanted, order, policy):
             wanted = "torch"
         elif wanted == "wave":
-            from onewave.ops.ffn import wave_impl
+            from onewave.ops.ffn.wave import launch as wave_impl
 
             given = (rows, w_up, w_down, w_gate, activation, *of_the_wave(order, policy))
             asked = (order, policy) != ("auto", "auto")
@@ -265,10 +265,10 @@ def _is_prepared(
 ) -> bool:
     """Whether a call would make nothing new, which a CUDA graph that is being recorded would not allow."""
     if backend == "wave":
-        from onewave.ops.ffn import wave_impl
+        from onewave.ops.ffn.wave import launch as wave_impl
 
         return wave_impl.is_packed(rows, w_up, w_down, w_gate, activation, *of_the_wave(order, policy))
-    from onewave.ops.ffn import chain_impl
+    from onewave.ops.ffn.chain import launch as chain_impl
 
     return chain_impl.is_ready(rows, w_up, w_down, w_gate, activation, order, policy, backend == "streams")
 

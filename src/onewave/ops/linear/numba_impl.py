@@ -26,9 +26,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from onewave.ops.cpu.math_impl import floats, integers
+from onewave.ops.cpu.team_impl import kernel, run
 from onewave.ops.linear.packed import BLOCK, LANES, PackedWeight
-from onewave.ops.numba_math_impl import floats, integers
-from onewave.ops.numba_team_impl import kernel, run
 
 __all__ = ["linear"]
 

@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.ops.backends import num_sms
-from onewave.ops.dependent_launch_impl import after_last, dependent_launch, has_dependent_launch
-from onewave.wave.launch_kernel import launch_kernel
+from onewave.base.device import num_sms
+from onewave.gpu.dependent_launch import after_last, dependent_launch, has_dependent_launch
+from onewave.gpu.launch import launch_kernel
 
 __all__ = ["linear", "suits"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from onewave.ops.decode_attention.triton_impl import FusedProjection, launch
+from onewave.ops.decode_attention.triton.launch import FusedProjection, launch
 
 __all__ = ["masked_multihead_attention"]
 

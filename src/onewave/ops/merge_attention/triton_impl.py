@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.wave.launch_kernel import launch_kernel
+from onewave.gpu.launch import launch_kernel
 
 __all__ = ["MOST_TENSORS", "merge_attention"]
 

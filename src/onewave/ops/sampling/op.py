@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onewave.base.device import capability
 from onewave.base.errors import ShapeError
-from onewave.ops.backends import capability, load
+from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, register
-from onewave.wave.layout import draw_words
+from onewave.wave.plan.layout import draw_words
 
 __all__ = ["MAX_VOCAB", "RowParameters", "TokenLogprobs", "greedy", "penalise", "sample", "token_logprobs"]
 

@@ -1,8 +1,8 @@
 """Tokens drawn with top_k or top_p on a card of compute capability 9.0, in one launch, without a sort.
 
-What draws a token inside a launch of the wave (wave/draw.py, wave/narrow.py) as a kernel of its own: a row of logits is
-cut among blocks, all of them on the card at once, which search for the drawn token's logit in rounds of one exchange.
-Weights are whole numbers, so tokens are those of op.py's sort. Bound: the exchanges, some ten of them.
+What draws a token inside a launch of the wave (draw.py and narrow.py in wave/kernel/sample) as a kernel of its own: a
+row of logits is cut among blocks, all of them on the card at once, which search for the drawn token's logit in rounds
+of one exchange. Weights are whole numbers, so tokens are those of op.py's sort. Bound: the exchanges, some ten of them.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -20,15 +20,15 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from onewave.base.device import num_sms
 from onewave.base.errors import WaveStalled
-from onewave.ops.backends import num_sms
+from onewave.gpu.launch import launch_kernel
 from onewave.ops.sampling.triton_impl import PIECE, most_of_pieces
-from onewave.wave.draw import clear_draws, draw_of
-from onewave.wave.launch import POLLS
-from onewave.wave.launch_kernel import launch_kernel
-from onewave.wave.layout import several_words
-from onewave.wave.narrow import clear_rounds
-from onewave.wave.watch import watch_words
+from onewave.wave.kernel.sample.draw import clear_draws, draw_of
+from onewave.wave.kernel.sample.narrow import clear_rounds
+from onewave.wave.launch.launch import POLLS
+from onewave.wave.launch.watch import watch_words
+from onewave.wave.plan.layout import several_words
 
 __all__ = ["MOST_ROWS", "draw_limited"]
 
@@ -48,9 +48,9 @@ def draw_limited_kernel(
     sets, epochs, draws, uniform, logits, most, tokens, watch, vocabulary, stride, share, set_words, pieces,
     MOST: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """One token a row (program axis 1). sets: int64, set_words a row, what wave/draw.py and narrow.py exchange, for one
+    """One token a row (program axis 1). sets: int64, set_words a row, what draw.py and narrow.py exchange, for one
     sequence and token; epochs: int32 [rows, blocks], launches so far; draws: float64 [rows, 4], layout.draw_words;
-    most: float32 [rows, pieces], pieces' highest logits; tokens: int64 [rows]; watch: see wave/spin.py."""
+    most: float32 [rows, pieces], pieces' highest logits; tokens: int64 [rows]; watch: see wave/kernel/spin.py."""
     block = gl.program_id(0)
     row = gl.program_id(1)
     place = row * gl.num_programs(0) + block

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.ops.backends import num_sms
-from onewave.wave.launch_kernel import launch_kernel
+from onewave.base.device import num_sms
+from onewave.gpu.launch import launch_kernel
 
 __all__ = ["launch", "stream_read"]
 

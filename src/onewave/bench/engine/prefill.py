@@ -1,0 +1,132 @@
+"""Prompts through the engine with its own attention and with PyTorch's in its place, in turns: what ours is worth.
+
+Everything else is the same: the loaded weights, their products, the cache. Beside it stands what the attention of all
+layers takes by itself, so that a difference can be held against it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from onewave.base.errors import UnsupportedError
+from onewave.bench.clock import Summary, recorded, summarize, time_in_rounds
+from onewave.bench.engine.latency import Case, prompts_of, seconds_and_tokens
+from onewave.bench.ledger import Measurement
+from onewave.engine.llm import LLM
+from onewave.engine.params import SamplingParams
+from onewave.ops.attention import attention
+
+__all__ = ["ATTENTIONS", "PrefillResult", "measure_prefill"]
+
+ATTENTIONS: Mapping[str, SDPBackend | None] = {
+    "onewave": None, "torch cuDNN": SDPBackend.CUDNN_ATTENTION, "torch flash": SDPBackend.FLASH_ATTENTION,
+}  # fmt: skip
+"""Ours, and kernels that PyTorch's scaled_dot_product_attention is held to."""
+
+
+@dataclass(frozen=True)
+class PrefillResult:
+    """Prompts of so many tokens, one at a time. seconds: to the first token. alone: what the attention of all layers
+    takes by itself, of random numbers, median seconds."""
+
+    attention: str
+    tokens: int
+    seconds: Summary
+    alone: float
+
+    def measurement(self, llm: LLM) -> Measurement:
+        """The ledger's line."""
+        extra = {
+            "attention": self.attention,
+            "prompt_tokens": self.tokens,
+            "attention_ms": self.alone * 1e3,
+            "dtype": str(llm.dtype).removeprefix("torch."),
+            "quantization": llm.quantization,
+            "decode_path": llm.decode_path,
+        }
+        return Measurement(llm.name, "prefill", "ms", self.seconds.scaled(1e3), None, extra)
+
+
+def measure_prefill(
+    llm: LLM, lengths: Sequence[int], *, reps: int, warmup: int, show: Callable[[str], None] = lambda text: None
+) -> tuple[list[PrefillResult], list[str]]:
+    """Time prompts of each length `reps` times with each attention, in an order drawn anew for each round.
+
+    Returns the results, and why what can't be tried is left out. show: is told what runs. Raises UnsupportedError
+    without a CUDA card.
+    """
+    if llm.device.type != "cuda":
+        raise UnsupportedError("bench prefill", got=str(llm.device), allowed="a CUDA card")
+    results: list[PrefillResult] = []
+    notes: list[str] = []
+    draw = random.Random(0)
+    for tokens in lengths:
+        show(f"{tokens} tokens, attention by itself")
+        alone, missing = _alone(llm, tokens, rounds=reps)
+        notes += [f"{tokens} tokens, {note}" for note in missing]
+        case = Case(1, tokens, 1, f"pp{tokens}")
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        samples: dict[str, list[float]] = {name: [] for name in alone}
+        for repetition in range(warmup + reps):
+            prompts = prompts_of(case, llm.config.vocab_size, repetition)
+            for name in draw.sample(list(alone), len(alone)):
+                show(f"{tokens} tokens, {name}: {repetition + 1} of {warmup + reps}")
+                with _in_its_place(llm, name):
+                    seconds, _ = seconds_and_tokens(case, llm.generate(prompts, params))
+                if repetition >= warmup:
+                    samples[name].append(seconds)
+        results += [PrefillResult(name, tokens, summarize(each), alone[name]) for name, each in samples.items()]
+    return results, notes
+
+
+@contextmanager
+def _in_its_place(llm: LLM, name: str) -> Generator[None]:
+    """Meanwhile the engine's prompts have that attention."""
+    model = llm.runner.model
+    before, model.prefill_backend = model.prefill_backend, _backend(name)
+    try:
+        with _held_to(name):
+            yield
+    finally:
+        model.prefill_backend = before
+
+
+def _backend(name: str) -> str:
+    return "auto" if ATTENTIONS[name] is None else "torch"
+
+
+def _held_to(name: str) -> AbstractContextManager[object]:
+    # PyTorch fails then where it would have made way for another kernel.
+    kernel = ATTENTIONS[name]
+    return nullcontext() if kernel is None else sdpa_kernel(kernel)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _alone(llm: LLM, tokens: int, *, rounds: int) -> tuple[dict[str, float], list[str]]:
+    """Seconds of all layers' attention by itself, by name, and what is said of those that fail."""
+    config, device = llm.config, llm.device
+    heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    q, k, v = (torch.randn(1, n, tokens, config.head_dim, device=device, dtype=llm.dtype) for n in heads)
+    total: dict[str, float] = {}
+    notes: dict[str, str] = {}
+    for window, layers in Counter(config.layer_windows).items():
+
+        def call(name: str, window: int | None = window) -> None:
+            with _held_to(name):
+                attention(q, k, v, causal=True, window=window, backend=_backend(name))
+
+        runs: dict[str, tuple[Callable[[], object], int]] = {}
+        for name in ATTENTIONS:
+            try:
+                runs[name] = (recorded([lambda name=name: call(name)], device), 1)
+            except RuntimeError as error:
+                notes[name] = f"{name}: {' '.join(str(error).split())[:160]}"
+        for name, summary in time_in_rounds(runs, device, rounds=rounds).items():
+            total[name] = total.get(name, 0.0) + layers * summary.p50
+    return {name: seconds for name, seconds in total.items() if name not in notes}, list(notes.values())

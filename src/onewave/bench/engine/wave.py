@@ -1,0 +1,167 @@
+"""A decode step as one wave beside the same step as a CUDA graph of plain operators, and as what torch.compile makes of
+it, on one model and one cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import ModelError, UnsupportedError
+from onewave.bench.ceilings import Ceiling
+from onewave.bench.clock import Summary, time_calls
+from onewave.bench.engine.compiled_step import compiled_step
+from onewave.bench.engine.latency import decode_weight_bytes, kv_bytes_read
+from onewave.bench.ledger import Measurement
+from onewave.engine.wave_decode import self_check
+from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
+from onewave.models.batch import Batch
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import DecodeWave, hand_offs, unsupported_because
+from onewave.tiles.sim.trace import Trace
+from onewave.wave.weights.formats import COMPACT, ROUNDINGS
+from onewave.wave.weights.pack import WeightStream
+
+__all__ = ["WaveResult", "in_pages", "measure_wave"]
+
+
+@dataclass(frozen=True)
+class WaveResult:
+    """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave; for
+    torch.compile's step, from the plain operators' logits, over the largest. page: keys of a page, where the cache is
+    paged. weights: what the wave keeps them as, if not as they are. hops: hand-offs that a step of the wave waits for.
+    """
+
+    path: str
+    batch: int
+    context: int
+    seconds: Summary
+    step_bytes: int
+    difference: float | None = None
+    page: int | None = None
+    weights: str | None = None
+    hops: int | None = None
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        """10^9 bytes a second at the median."""
+        return self.step_bytes * 1e-9 / self.seconds.p50
+
+    def microseconds_per_hop(self, ceiling: Ceiling) -> float | None:
+        """What a step takes beyond its bytes at the ceiling (in GB/s), over its hand-offs."""
+        if self.hops is None:
+            return None
+        return (self.seconds.p50 - self.step_bytes / (ceiling.value * 1e9)) * 1e6 / self.hops
+
+    def measurement(self, model: str, dtype: str, ceiling: Ceiling) -> Measurement:
+        """The ledger's line."""
+        extra = {
+            "path": self.path,
+            "batch_size": self.batch,
+            "context": self.context,
+            "dtype": dtype,
+            "quantization": self.weights if self.weights in ROUNDINGS else None,
+            "compact": self.weights == COMPACT.name and self.path.startswith("wave"),
+            "bytes_per_step": self.step_bytes,
+            "ceiling_share": self.gigabytes_per_second / ceiling.value,
+            "self_check": self.difference,
+        }
+        if self.hops is not None:
+            extra |= {"hops": self.hops, "us_per_hop": self.microseconds_per_hop(ceiling)}
+        if self.page is not None:
+            extra |= {"page_size": self.page}
+        return Measurement(model, "decode_step", "ms", self.seconds.scaled(1e3), ceiling, extra)
+
+
+@torch.inference_mode()
+def measure_wave(
+    model: Llama,
+    *,
+    batch: int,
+    context: int,
+    reps: int,
+    trace: bool = False,
+    page: int | None = None,
+    stream: WeightStream | None = None,
+    compiled: bool = False,
+    note: Callable[[str], None] = lambda text: None,
+) -> tuple[list[WaveResult], Trace | None]:
+    """Time one step of `batch` sequences that hold `context` tokens each; all paths as replays of CUDA graphs.
+
+    trace: also run the wave once with times of every task. page: also time the wave with the same cache in pages of so
+    many keys, in any order. stream: where the model's matrices lie, for this batch; then the plain operators read them
+    unpacked, as 16-bit values. compiled: also time the step that torch.compile makes (compiled_step.py), compiled
+    anew for each case; note: told why there is none. Raises UnsupportedError where the wave does not run,
+    ShapeError for another page size.
+    """
+    reason = unsupported_because(model.config, batch)
+    if reason is not None:
+        raise UnsupportedError("bench wave", got=reason)
+    if context >= model.max_model_len:
+        raise UnsupportedError("context", got=str(context), allowed=f"below {model.max_model_len}")
+    if stream is not None:
+        stream.keep()
+    wave = DecodeWave(model, batch=batch, stream=stream)
+    difference = self_check(model, wave, batch)
+    wave.wave.check()
+    config, device = model.config, model.device
+    capacity = context + 1 if page is None else (context // page + 1) * page
+    kv = model.new_cache(num_slots=batch, capacity=capacity)
+    kv.k.normal_()
+    kv.v.normal_()
+    tokens = torch.arange(batch, device=device)
+    positions, slots = torch.full_like(tokens, context), torch.arange(batch, device=device)
+    logits = torch.empty(batch, config.vocab_size, device=device)
+    kv_bytes = batch * kv_bytes_read(config, model.dtype, context)
+    weight_format = None if stream is None else stream.weight_format
+    weight_bytes = 2 if weight_format is None else weight_format.weight_bytes
+    hops = hand_offs(config, batch=batch, context=context, weight_bytes=weight_bytes)
+
+    def step() -> Tensor:
+        return wave.wave.decode(tokens, positions, slots, logits)
+
+    def timed(name: str, call: Callable[[], Tensor], **more: Any) -> WaveResult:
+        step_bytes = decode_weight_bytes(model.weights, unpacked=not name.startswith("wave"), stream=stream) + kv_bytes
+        seconds = time_calls([call], device, reps=reps)
+        named = None if weight_format is None else weight_format.name
+        return WaveResult(name, batch, context, seconds, step_bytes, weights=named, **more)
+
+    wave.bind_cache(kv)
+    plain = Batch.decode(tokens, positions, slots)
+    results = [
+        timed("wave", step, difference=difference, hops=hops),
+        timed("graph", lambda: model.forward(plain, kv)),
+    ]
+    if compiled:
+        try:
+            their_step = compiled_step(model, kv, context)
+            expected = model.forward(plain, kv)
+            difference = float((their_step(tokens, positions) - expected).abs().max() / expected.abs().max())
+            results.append(timed("torch.compile", lambda: their_step(tokens, positions), difference=difference))
+        except Exception as error:  # whatever a compiler may raise; the other paths' figures stay
+            note(f"torch.compile: no step, {type(error).__name__}: {str(error)[:200]}".splitlines()[0])
+    traced = wave.wave.trace_decode(tokens, positions, slots, logits) if trace else None
+    if page is not None:
+        expected = step().clone()
+        wave.bind_cache(in_pages(kv, page))
+        if not torch.equal(step(), expected):
+            raise ModelError("bench wave", got="other bits from a paged cache than from a plain one")
+        results.append(timed("wave, pages", step, page=page, hops=hops))
+    torch.cuda.synchronize(device)
+    wave.wave.check()
+    return results, traced
+
+
+def in_pages(kv: StaticKVCache, page: int) -> PagedKVCache:
+    """A copy of a cache, whose capacity is whole pages, in pages in any order."""
+    layers, slots, heads, capacity, dim = kv.k.shape
+    order = torch.randperm(slots * (capacity // page), device=kv.k.device)
+    pools: list[Tensor] = []
+    for cache in (kv.k, kv.v):
+        pool = cache.new_empty(layers, len(order), heads, page, dim)
+        pool[:, order] = cache.reshape(layers, slots, heads, -1, page, dim).transpose(2, 3).flatten(1, 2)
+        pools.append(pool)
+    return PagedKVCache(*pools, block_table=order.view(slots, -1).int())

@@ -1,0 +1,124 @@
+"""What each arrangement of the feed-forward block makes device memory and the L2 cache do (see `counters`).
+
+The parent (`count_ffn`) runs this module under ncu; there `main` makes every arrangement once for warming up and then
+`reps` times in a counted range, recorded in a CUDA graph, after a pass over other memory has emptied the L2 cache.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onewave.base.errors import UnsupportedError
+from onewave.bench.clock import recorded, summarize
+from onewave.bench.counters import Counters, collect, counted
+from onewave.bench.ledger import Measurement
+from onewave.bench.ops.ffn import FFNShape, arrangements, check_card, random_operands
+
+__all__ = ["CountedFFN", "count_ffn", "main"]
+
+_MORE_THAN_L2 = 256 << 20
+
+
+@dataclass(frozen=True)
+class CountedFFN:
+    """Counters of one implementation on one shape, a set a repetition."""
+
+    shape: FFNShape
+    implementation: str
+    counters: tuple[Counters, ...]
+
+    @property
+    def median(self) -> Counters:
+        """Of each counter by itself."""
+        all_of = self.counters
+        return Counters(
+            summarize([each.dram_read_bytes for each in all_of]).p50,
+            summarize([each.dram_write_bytes for each in all_of]).p50,
+            summarize([each.l2_hit_rate for each in all_of]).p50,
+        )
+
+    @property
+    def times_least(self) -> float:
+        """Bytes of device memory over the least that any way moves: weights, rows in, rows out."""
+        return self.median.dram_bytes / self.shape.least_bytes
+
+    def measurement(self, dtype: str) -> Measurement:
+        """The ledger's line: bytes of device memory, both ways."""
+        median = self.median
+        extra: dict[str, object] = {
+            "implementation": self.implementation,
+            "shape": str(self.shape),
+            "dtype": dtype,
+            "dram_read_bytes": median.dram_read_bytes,
+            "dram_write_bytes": median.dram_write_bytes,
+            "l2_hit_rate": median.l2_hit_rate,
+            "least_bytes": self.shape.least_bytes,
+            "method": "ncu, application range replay, cold L2",
+        }
+        summary = summarize([each.dram_bytes for each in self.counters])
+        return Measurement("ffn", "ffn_dram_bytes", "bytes", summary, None, extra)
+
+
+def count_ffn(
+    shapes: Sequence[FFNShape], device: torch.device, dtype: torch.dtype, *, reps: int = 1
+) -> list[CountedFFN]:
+    """Counters of every arrangement on every shape. Raises UnsupportedError without a card or ncu."""
+    check_card(device)
+    with tempfile.TemporaryDirectory() as folder:
+        names = Path(folder, "names.json")
+        asked = {
+            "shapes": [asdict(shape) for shape in shapes],
+            "device": str(device),
+            "dtype": str(dtype).removeprefix("torch."),
+            "reps": reps,
+            "names": str(names),
+        }
+        found = collect(__name__, [json.dumps(asked)])
+        ran: list[list[str]] = json.loads(names.read_text()) if names.exists() else []
+    if len(found) != reps * sum(map(len, ran)) or len(ran) != len(shapes):
+        got = f"{len(found)} counted ranges of {reps * sum(map(len, ran))}"
+        raise UnsupportedError("--counters: ncu", got=got, allowed="all of them")
+    rest = iter(found)
+    return [
+        CountedFFN(shape, name, tuple(next(rest) for _ in range(reps)))
+        for shape, implementations in zip(shapes, ran, strict=True)
+        for name in implementations
+    ]
+
+
+def main(asked: dict[str, Any]) -> None:
+    """What runs under ncu: one range a repetition, arrangement after arrangement, shape after shape."""
+    device, dtype = torch.device(asked["device"]), getattr(torch, asked["dtype"])
+    torch.cuda.set_device(device)
+    elsewhere = torch.zeros(_MORE_THAN_L2 // 4, dtype=torch.int32, device=device)
+    names: list[list[str]] = []
+    for each in asked["shapes"]:
+        shape = FFNShape(**each)
+        ways = arrangements(random_operands(shape, device, dtype, copies=1))
+        with torch.inference_mode():
+            for way in ways:
+                run = recorded(way.calls, device)
+                for _ in range(asked["reps"]):
+                    run()
+                    # Reading evicts what was written, too: writing would leave lines that come back in the range.
+                    elsewhere.sum()
+                    with counted(device):
+                        run()
+                for check in way.check:
+                    check()
+        names.append([way.name for way in ways])
+        Path(asked["names"]).write_text(json.dumps(names))
+        del ways
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,192 @@
+"""`onewave bench ops`: how fast the operators are one by one, beside PyTorch's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.settings import Settings
+from onewave.cli import options
+from onewave.cli.bench.attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
+from onewave.cli.bench.ffn import bench_ffn, count_ffn
+from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
+from onewave.engine.arguments import check_device, check_dtype
+from onewave.weights.fetch import sources
+
+if TYPE_CHECKING:
+    import torch
+
+    from onewave.bench.ceilings import Ceiling
+    from onewave.bench.ops.operators import OperatorResult
+
+__all__ = ["ops"]
+
+
+def ops(
+    call: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Operators to measure. Default: a decode step's. Beside their peers: attention, attention-varlen, "
+            "attention-fp8, decode-attention, masked_multihead_attention, ffn."
+        ),
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Whose shapes: anything `generate` takes, or a built-in configuration.")
+    ] = options.DEFAULT_ALIAS,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences of the decode step.")] = 1,
+    context: Annotated[int, typer.Option("--context", help="Keys a sequence attends to.")] = 512,
+    weight_format: Annotated[str, typer.Option("--weight-format", help="How a CPU keeps its matrices.")] = "Q4_1",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each trial.")] = 20,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            help="Of attention: batch,heads[/kv_heads],length,head_dim; of ffn: rows,hidden,inner[,gated] or sweep. "
+            "Several make a list.",
+        ),
+    ] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="Of attention: one mask only. Default: both.")
+    ] = None,
+    logits: Annotated[
+        str | None,
+        typer.Option("--logits", help="Of attention: adversarial scores: first, last (a huge key there) or x16."),
+    ] = None,
+    resources: Annotated[
+        bool, typer.Option("--resources", help="Of attention: registers, shared memory and occupancy, without a card.")
+    ] = False,
+    counters: Annotated[
+        bool,
+        typer.Option("--counters", help="Of ffn: bytes of device memory and L2 hit rate, by Nsight Compute (ncu)."),
+    ] = False,
+    as_json: options.Json = False,
+    ledger: options.Ledger = None,
+) -> None:
+    """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
+    for name, value in (("--batch-size", batch_size), ("--context", context), ("--reps", reps)):
+        check_count(name, value)
+    check_ledger(ledger)
+    check_dtype(dtype)
+    check_device(device)
+    if names == ["ffn"]:
+        _refuse_step_options(call, "ffn")
+        if resources or logits or causal is not None:
+            raise InvalidArgumentError("--resources, --causal, --logits", got="ffn", allowed="with attention")
+        kind, where = _attention_dtype(dtype, device)
+        report = count_ffn if counters else bench_ffn
+        report(shape, device=where, dtype=kind, reps=reps, as_json=as_json, ledger=ledger)
+        return
+    if counters:
+        raise InvalidArgumentError("--counters", got=", ".join(names or ["no operator"]), allowed="ffn alone")
+    attentions, others = chosen_operators(names or [])
+    if attentions:
+        _refuse_step_options(call, ", ".join(attentions))
+    if resources:
+        if attentions != ["attention"]:
+            raise InvalidArgumentError(
+                "--resources", got=", ".join(names or ["no operator"]), allowed="attention alone"
+            )
+        if ledger is not None:
+            raise InvalidArgumentError("--ledger", got="--resources, which measures no time", allowed="one of the two")
+        attention_resources(shape, as_json=as_json)
+        return
+    if attentions:
+        kind, where = _attention_dtype(dtype, device)
+        bench_attention(
+            attentions,
+            shapes=shape,
+            causal=causal,
+            device=where,
+            dtype=kind,
+            rounds=reps,
+            as_json=as_json,
+            ledger=ledger,
+            logits=logits,
+        )
+        return
+    if shape or logits or causal is not None:
+        what = "--shape, --causal, --logits"
+        raise InvalidArgumentError(what, got="no attention operator", next="Name attention first.")
+    from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.ops.operators import OPERATORS, check_weight_format, measure, trials
+    from onewave.engine.options import check_dtype_on, choose_device, choose_dtype
+    from onewave.models.config.read import load_config
+    from onewave.ops.linear.packed import FORMATS
+
+    chosen = others or list(OPERATORS)
+    for name in chosen:
+        if name not in OPERATORS:
+            known = [*sorted({*OPERATORS, *ATTENTION_OPERATORS}), "ffn alone"]
+            raise InvalidArgumentError("operator", got=shown(name), allowed=", ".join(known))
+    if weight_format not in FORMATS:
+        raise InvalidArgumentError("--weight-format", got=shown(weight_format), allowed=", ".join(FORMATS))
+    where = choose_device(device)
+    make_current(where)
+    check_dtype_on(dtype, where)
+    load_format = "dummy" if model in sources.builtin_names() else "auto"
+    location = sources.resolve(model, Settings.from_env(), load_format=load_format)
+    config = load_config(location)
+    kind = choose_dtype(dtype, config, where)
+    if "linear" in chosen and where.type == "cpu":
+        check_weight_format(config, weight_format)
+    ceiling = read_bandwidth(where)
+    plan = trials(config, where, kind, tokens=batch_size, context=context, weight_format=weight_format)
+    results: list[OperatorResult] = []
+    for trial in plan:
+        if trial.operator in chosen:
+            show_status(f"{trial.operator} {trial.shape}: {trial.implementation}")
+            results.append(measure(trial, where, reps=reps))
+    show_status("")
+    dtype_name = str(kind).removeprefix("torch.")
+    records = [result.measurement(location.name, dtype_name, ceiling) for result in results]
+    citations = [] if ledger is None else append_to_ledger(ledger, records, where)
+    if as_json:
+        rows = [
+            {"operator": r.metric, "us": r.summary.p50, "gigabytes_per_second": x.gigabytes_per_second, **r.extra}
+            for r, x in zip(records, results, strict=True)
+        ]
+        document = {"model": location.name, "device": str(where), "ceiling_gb_s": ceiling.value, "trials": rows}
+        print(json.dumps(document | {"ledger": citations}))
+        return
+    _print(f"{location.name}, {dtype_name} on {where}, batch {batch_size}", ceiling, results)
+    for citation in citations:
+        print(citation)
+
+
+def _refuse_step_options(call: typer.Context, operator: str) -> None:
+    """Refuse what says a decode step's shapes where an operator has shapes of its own."""
+    sources_of = {name: call.get_parameter_source(name) for name in ("model", "batch_size", "context", "weight_format")}
+    given = [name for name, source in sources_of.items() if source is not None and source.name != "DEFAULT"]
+    if given:
+        options_given = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise InvalidArgumentError(options_given, got=operator, allowed="--shape, for shapes of its own")
+
+
+def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
+    """What attention is measured in: bfloat16 on a card, float32 on a CPU, unless a type is named."""
+    from onewave.engine.options import choose_device, choose_operand_dtype
+
+    where = choose_device(device)
+    make_current(where)
+    return choose_operand_dtype(dtype, where), where
+
+
+def _print(title: str, ceiling: Ceiling, results: list[OperatorResult]) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for heading in ("operator", "shape", "implementation"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("us", "GB/s", "of ceiling"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        rate = result.gigabytes_per_second
+        cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.1f}", f"{rate / ceiling.value:.1%}")
+        table.add_row(result.trial.operator, result.trial.shape, result.trial.implementation, *cells)
+    print_table(table, f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method})")

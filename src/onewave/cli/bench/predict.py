@@ -1,0 +1,114 @@
+"""`onewave bench predict`: what a decode step of one wave should take, by simulation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.base.settings import Settings
+from onewave.cli import options
+from onewave.cli.bench.report import check_count
+from onewave.cli.tiles.tables import read_trace, show_timeline, write_text
+from onewave.weights.fetch import sources
+
+__all__ = ["predict"]
+
+# More multiprocessors than any card has; the simulation takes longer with each.
+_MOST_WORKERS = 1024
+
+
+def predict(
+    model: options.Model = "llama-3.2-1b",
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences at once.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", help="Multiprocessors, sharing the same bandwidth. Default: 132, or as the fitted trace's."
+        ),
+    ] = None,
+    costs: Annotated[
+        Path | None, typer.Option("--costs", metavar="FILE", help="What --fit has written. Default: an H200's.")
+    ] = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option(
+            "--fit",
+            metavar="TRACE",
+            help="Fit the costs to a step that `bench wave --no-compact --trace TRACE` has measured.",
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option("--bandwidth", help="With --fit: the read ceiling of that run, GB/s.")
+    ] = None,
+    source: Annotated[str, typer.Option("--source", help="With --fit: what was measured, as its ledger line.")] = "",
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="With --fit: write the costs here.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Write the simulated Trace as JSON.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Predict a decode step of one wave: its own plan, proved and simulated; no card needed.
+
+    `onewave tiles compare` sets the trace beside a measured one, phase by phase.
+    """
+    check_count("--batch-size", batch_size)
+    if workers is not None:
+        check_count("--workers", workers, most=_MOST_WORKERS)
+    _check_fit(fit, bandwidth=bandwidth, source=source, save=save, costs=costs, workers=workers)
+    from onewave.engine.load.loading import load_config
+    from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step
+
+    known = None if fit is not None else kept_costs() if costs is None else kept_costs(costs)
+    measured = None if fit is None else read_trace(fit)
+    chosen = "dummy" if model in sources.builtin_names() else "auto"
+    location = sources.resolve(model, Settings.from_env(), load_format=chosen)
+    config = load_config(location)
+    if known is None:
+        assert measured is not None
+        assert bandwidth is not None
+        workers = measured.workers
+        known = fit_costs(config, measured, batch=batch_size, memory_bandwidth=bandwidth, source=source or str(fit))
+        if save is not None:
+            write_text(save, known.to_json())
+    made = predict_step(config, known, batch=batch_size, workers=132 if workers is None else workers)
+    if trace is not None:
+        write_text(trace, made.to_json())
+    if as_json:
+        facts = {"model": location.name, "batch_size": batch_size, "predicted_ms": made.makespan * 1e-6}
+        print(json.dumps(facts | {"costs": json.loads(known.to_json())}))
+        return
+    from onewave.tiles.sim.timeline import timeline
+
+    print(f"{location.name}, {batch_size} at once: {made.makespan * 1e-6:.3f} ms predicted")
+    show_timeline(timeline(made))
+    print(f"costs: {known.source or 'fitted'}; {known.memory_bandwidth:,.0f} GB/s")
+
+
+def _check_fit(
+    fit: Path | None,
+    *,
+    bandwidth: float | None,
+    source: str,
+    save: Path | None,
+    costs: Path | None,
+    workers: int | None,
+) -> None:
+    """Refuse options that --fit does not go with, or that mean nothing without it. Raises InvalidArgumentError."""
+    if fit is None:
+        for name, value in (("--bandwidth", bandwidth), ("--source", source or None), ("--save", save)):
+            if value is not None:
+                raise InvalidArgumentError(name, got="no --fit", allowed="with --fit TRACE")
+        return
+    for name, value in (("--costs", costs), ("--workers", workers)):
+        if value is not None:
+            raise InvalidArgumentError(name, got="with --fit", allowed="one of the two")
+    if bandwidth is None or not 0 < bandwidth < math.inf:
+        got = "nothing" if bandwidth is None else str(bandwidth)
+        raise InvalidArgumentError("--bandwidth", got=got, allowed="the read ceiling of the trace's run, above 0")

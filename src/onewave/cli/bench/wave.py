@@ -1,0 +1,190 @@
+"""`onewave bench wave`: a decode step as one launch, beside what it replaces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, OutOfReachError, UnsupportedError
+from onewave.base.settings import Settings
+from onewave.cli import options
+from onewave.cli.bench.latency import numbers
+from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
+from onewave.cli.tiles.tables import write_text
+from onewave.engine.arguments import check_device, check_dtype
+from onewave.wave.plan.layout import PAGES
+from onewave.wave.weights.formats import find_rounding
+from onewave.weights.fetch import sources
+
+if TYPE_CHECKING:
+    from onewave.bench.ceilings import Ceiling
+    from onewave.bench.engine.wave import WaveResult
+    from onewave.models.llama import Llama
+    from onewave.tiles.sim.trace import Trace
+
+__all__ = ["wave"]
+
+
+def wave(
+    model: options.Model = "llama-3.2-1b",
+    batch_size: Annotated[str, typer.Option("--batch-size", help="Sequences at once; several: 1,8.")] = "1",
+    context: Annotated[str, typer.Option("--context", help="Tokens in each cache; several: 512,4096.")] = "512",
+    reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each step.")] = 30,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    load_format: options.LoadFormat = "auto",
+    quantization: options.Quantization = None,
+    compact: options.Compact = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write the wave's tasks with their times (the last case) here.")
+    ] = None,
+    page_size: Annotated[
+        int | None,
+        typer.Option("--page-size", help="Also time the wave from a cache in pages of so many keys: 16 to 256."),
+    ] = None,
+    torch_compile: Annotated[
+        bool, typer.Option("--torch-compile", help="Also time what torch.compile makes of PyTorch's operators.")
+    ] = False,
+    as_json: options.Json = False,
+    ledger: options.Ledger = None,
+) -> None:
+    """Time a whole decode step as one launch and as a CUDA graph of plain operators, in one process."""
+    check_count("--reps", reps)
+    if torch_compile and quantization is not None:
+        allowed = "16-bit weights"
+        raise InvalidArgumentError("--torch-compile", got=f"--quantization {quantization}", allowed=allowed)
+    if page_size is not None and page_size not in PAGES:
+        raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
+    find_rounding(quantization)
+    check_ledger(ledger)
+    check_dtype(dtype)
+    check_device(device)
+    batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
+    for batch in batches:
+        check_count("--batch-size", batch)
+    chosen = "dummy" if model in sources.builtin_names() else load_format
+    from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.engine.wave import measure_wave
+    from onewave.engine.load.loading import load_config, load_model
+    from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format
+    from onewave.engine.wave_decode import WaveLoad, load_streamed
+    from onewave.memory.shortage import is_out_of_memory
+    from onewave.models.llama_plan import unsupported_because
+
+    where = choose_device(device)
+    if where.type != "cuda":
+        raise UnsupportedError("bench wave", got=str(where), allowed="a card of compute capability 9.0")
+    check_dtype_on(dtype, where)
+    make_current(where)
+    # After all that may be refused: finding a model may mean a download.
+    settings = Settings.from_env()
+    location = sources.resolve(model, settings, load_format=chosen)
+    config = load_config(location)
+    for batch in batches:
+        reason = unsupported_because(config, batch)
+        if reason is not None:
+            raise UnsupportedError("bench wave", got=reason)
+    kind = choose_dtype(dtype, config, where)
+    most = max(contexts) + 1
+    plain: Llama | None = None
+    show_status("measuring the read ceiling")
+    ceiling = read_bandwidth(where)
+    results: list[WaveResult] = []
+    notes: list[str] = []
+    traced = None
+    failed: OnewaveError | None = None
+    try:
+        for batch in batches:
+            made = network = stream = None  # a stream is packed for its batch, and is the model's only copy
+            weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
+            if weight_format is None:
+                plain = network = plain or load_model(
+                    location,
+                    config,
+                    dtype=kind,
+                    device=where,
+                    load_format=chosen,
+                    max_model_len=max(most, 64),
+                    progress=False,
+                )
+            else:
+                how = WaveLoad(
+                    dtype=kind,
+                    device=where,
+                    max_num_seqs=batch,
+                    max_model_len=max(most, 64),
+                    cache_dir=settings.cache_dir,
+                    load_format=chosen,
+                    weight_format=weight_format,
+                )
+                try:
+                    made = load_streamed(location, config, how)
+                except OutOfReachError as error:
+                    if compact:
+                        raise
+                    notes.append(f"weights are not compact: {error.got}")
+                    made = load_streamed(location, config, replace(how, weight_format=None))
+                network, stream = made.model, made.stream
+            for length in contexts:
+                show_status(f"batch {batch}, context {length}")
+                found, traced = measure_wave(
+                    network,
+                    batch=batch,
+                    context=length,
+                    reps=reps,
+                    trace=trace is not None,
+                    page=page_size,
+                    stream=stream,
+                    compiled=torch_compile,
+                    note=notes.append,
+                )
+                results += found
+    except (OnewaveError, RuntimeError, MemoryError) as error:
+        if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
+            raise
+        failed = error if isinstance(error, OnewaveError) else CapacityError("bench wave", got="no memory for a case")
+    # What was measured before is shown first.
+    if failed is not None and not results:
+        raise failed
+    show_status("")
+    if trace is not None and traced is not None:
+        write_text(trace, traced.to_json())
+    name = str(kind).removeprefix("torch.")
+    records = [result.measurement(location.name, name, ceiling) for result in results]
+    citations = [] if ledger is None else append_to_ledger(ledger, records, where)
+    if as_json:
+        rows = [{"ms": r.summary.p50, **r.extra} for r in records]
+        found = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": rows, "notes": notes}
+        print(json.dumps(found | {"ledger": citations}))
+    else:
+        _print(f"{location.name}, {name} on {where}", results, ceiling, [*notes, *citations], traced)
+    if failed is not None:
+        raise failed
+
+
+def _print(title: str, results: list[WaveResult], ceiling: Ceiling, notes: list[str], traced: Trace | None) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for heading in ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check"):
+        table.add_column(heading, justify="left" if heading == "path" else "right", no_wrap=True)
+    for result in results:
+        rate = result.gigabytes_per_second
+        check = "" if result.difference is None else f"{result.difference:.2%}"
+        hop = result.microseconds_per_hop(ceiling)
+        of_hop = "" if hop is None else f"{hop:.2f}"
+        cells = (f"{result.seconds.p50 * 1e3:.3f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}", of_hop, check)
+        path = result.path if result.page is None else f"{result.path} of {result.page}"
+        if result.weights is not None and path.startswith("wave"):
+            path += f", {result.weights} weights"
+        table.add_row(path, str(result.batch), str(result.context), *cells)
+    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *notes)
+    if traced is not None:
+        from onewave.cli.tiles.tables import show_timeline
+        from onewave.tiles.sim.timeline import timeline
+
+        show_timeline(timeline(traced))

@@ -1,0 +1,94 @@
+"""`onewave tiles search`: the order of a product's tiles that loads the fewest panels; and related searches."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.cli import options
+from onewave.cli.tiles import options as given
+from onewave.cli.tiles import tables
+
+if TYPE_CHECKING:
+    from onewave.tiles.search.search import SearchResult
+
+__all__ = ["search_command"]
+
+MOST_SHOWN = 32
+
+
+def search_command(
+    program: Annotated[str, typer.Argument(metavar="gemm", help="C[M,N] = A[M,K] B[K,N].")],
+    sizes: Annotated[list[str] | None, typer.Argument(metavar="M N K", help="In elements.")] = None,
+    tile: given.Tile = None,
+    cache_panels: Annotated[
+        int | None, typer.Option("--cache-panels", help="Whole panels of A and B that fit.")
+    ] = None,
+    policy: Annotated[str, typer.Option("--policy", help="belady (also called opt) or lru.")] = "belady",
+    start: Annotated[str, typer.Option("--start", help="The tile to begin with, as ROW,COLUMN.")] = "0,0",
+    method: Annotated[str, typer.Option("--method", help="auto, exact, beam or local.")] = "auto",
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", help="Seconds after which the best so far is it.")
+    ] = 10.0,
+    as_json: options.Json = False,
+) -> None:
+    """Search the order of C's tiles that loads the fewest panels.
+
+    A tile of C needs a row panel of A and a column panel of B; a load costs 1. Prints loads, a lower bound that holds
+    for every order from that start, and whether the loads are proven least. Example: search gemm 512 512 512 --tile
+    128x128x64 --cache-panels 4.
+    """
+    from onewave.tiles.graph.builders import cuts
+    from onewave.tiles.graph.programs import parse_tile, read_sizes
+    from onewave.tiles.search.search import search_panels
+
+    if program != "gemm":
+        raise InvalidArgumentError("search", got=repr(program[:40]), allowed="gemm M N K")
+    if cache_panels is None:
+        raise InvalidArgumentError("--cache-panels", got="nothing", allowed="2 or more panels")
+    m, n, _ = read_sizes("gemm", sizes or [])
+    cut = (128, 128, 64) if tile is None else parse_tile(tile)
+    found = re.fullmatch(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*", start)
+    if found is None:
+        raise InvalidArgumentError("--start", got=repr(start[:40]), allowed="ROW,COLUMN, as 0,0")
+    result = search_panels(
+        cuts(m, cut[0]),
+        cuts(n, cut[1]),
+        cache_panels,
+        {"opt": "belady"}.get(policy.lower(), policy.lower()),
+        start=(int(found[1]), int(found[2])),
+        method=method.lower(),
+        time_limit=time_limit,
+    )
+    if as_json:
+        print(json.dumps({"program": " ".join((program, *(sizes or ()))), **result.to_dict()}))
+    else:
+        _print_search(" ".join((program, *(sizes or ()))), result)
+
+
+def _print_search(title: str, result: SearchResult) -> None:
+    from onewave.tiles.search.panels import strip_snake_loads
+
+    table = tables.table(f"{title}: {result.rows} x {result.cols} tiles, room for {result.capacity} panels", "", "")
+    table.add_row("policy", result.policy)
+    table.add_row("loads", f"{result.loads:,}, {'proven least' if result.proven else 'not proven least'}")
+    table.add_row("bound", f"{result.bound:,} ({result.page_fetch:,} by page fetch alone)")
+    table.add_row("gap", tables.percent(result.gap))
+    table.add_row("strip snake's formula", f"{strip_snake_loads(result.rows, result.cols, result.capacity):,}")
+    table.add_row("states looked at", f"{result.expanded:,} in {result.seconds:.2f} s")
+    steps = tables.table("what was known when", "by", "seconds", "loads", "bound", "gap")
+    for step in result.history:
+        gap = tables.percent(step.loads / step.bound - 1)
+        steps.add_row(step.by, f"{step.seconds:.3f}", f"{step.loads:,}", f"{step.bound:,}", gap)
+    shown = [table, steps]
+    if result.rows <= MOST_SHOWN and result.cols <= MOST_SHOWN:
+        place = {tile: at for at, tile in enumerate(result.order)}
+        grid = tables.table("when each tile is computed", "row", *(str(col) for col in range(result.cols)))
+        for row in range(result.rows):
+            grid.add_row(str(row), *(str(place[row, col]) for col in range(result.cols)))
+        shown.append(grid)
+    tables.show(*shown)

@@ -1,0 +1,116 @@
+"""`onewave tiles verify` and `interpret`: prove a schedule; run a task table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError, VerificationError
+from onewave.cli import options
+from onewave.cli.tiles import tables
+
+__all__ = ["interpret_command", "verify_command"]
+
+# Turns of all runs together that interpret takes on: about a minute.
+MOST_TURNS = 50_000_000
+
+
+def verify_command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A schedule as JSON; - reads standard input.")],
+    as_json: options.Json = False,
+) -> None:
+    """Prove that a schedule can't deadlock, race or lose a task; or show how it can.
+
+    FILE: {"tasks": [{"id", "reads": [tile...], "writes": [tile...], "after": [id...]}], "workers": [[id...], ...],
+    "co_resident": n, "mode": "static"|"ticket"}. The order of the tasks is program order. A task waits for the last
+    writer before it of each tile it reads, and for the tasks in its "after"; for nothing else. So a task that
+    overwrites a tile before its readers have ended is a race, unless a worker's queue, "after" or a chain of waits
+    orders them. In ticket mode "workers" is the order of the tickets. Optional: a task's "wait" (the count it waits
+    for), or "waits" and "posts" ([[counter, value]...], the counters as they really are); "rings" ([{"name", "slots",
+    "fills", "releases"}]); "buffers" ({name: [tile...]}, tiles in one place).
+
+    Kinds: once (a task is not planned exactly once), residency (more workers than run at once), count (a wait does not
+    match the posts), deadlock, race. Exit status: 0 verified, 1 rejected, 2 bad file.
+    """
+    from onewave.tiles.proof.schedule_file import parse_schedule
+    from onewave.tiles.proof.verify import verify
+
+    schedule = parse_schedule(_read("schedule file", file))
+    try:
+        proved = verify(schedule)
+    except VerificationError as error:
+        raise tables.rejected(error, as_json) from None
+    tasks, workers = schedule.program.num_tasks, schedule.num_workers
+    who = f"{workers} workers" if schedule.mode.value == "static" else "any number of workers by ticket"
+    message = f"verified: {tasks} tasks on {who}, {proved.num_pairs} conflicting pairs ordered"
+    if as_json:
+        print(json.dumps({"ok": True, "kind": None, "witness": None, "message": message}))
+    else:
+        print(message)
+
+
+def interpret_command(
+    file: Annotated[Path, typer.Argument(metavar="TABLE", help="A table that lower wrote, as .npy or raw int32.")],
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Workers at once. Default: one a queue; by ticket 4.")
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", help="Random interleavings.")] = 100,
+    epochs: Annotated[int, typer.Option("--epochs", help="Times the table runs, on counters that are not reset.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Of the interleavings.")] = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Run a table in NumPy under random interleavings, following who wrote what. It need not be a proved one.
+
+    Exit status: 0 every run ended with every read right, 1 some run got stuck or read something else, 2 bad input.
+    """
+    from onewave.tiles.proof.interpret import interpret
+    from onewave.tiles.proof.table import TaskTable
+
+    table = TaskTable.load(file) if file.suffix == ".npy" else TaskTable.from_bytes(_read("task table", str(file)))
+    if not 0 <= seed < 2**63:
+        raise InvalidArgumentError("seed", got=str(seed), allowed="0 to 2^63 - 1")
+    if len(table.queue) * max(runs, 1) * max(epochs, 1) > MOST_TURNS // 3:
+        most = MOST_TURNS // 3 // max(1, len(table.queue))
+        raise InvalidArgumentError(
+            "runs", got=f"{runs} of {len(table.queue):,} tasks, {epochs} epochs", allowed=f"{most} runs x epochs"
+        )
+    if workers is not None and workers * max(runs, 1) > MOST_TURNS:
+        raise InvalidArgumentError(
+            "workers", got=str(workers), allowed=f"{MOST_TURNS // max(runs, 1)} for so many runs"
+        )
+    result = interpret(table, workers, runs=runs, seed=seed, epochs=epochs)
+    facts = {
+        "ok": result.ok,
+        "runs": runs,
+        "finished": int(result.finished.sum()),
+        "stuck": int(result.stuck.sum()),
+        "wrong": int(result.wrong.sum()),
+        "complaint": result.complaint,
+    }
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        line = f"{runs} runs of {table.num_tasks:,} tasks: {facts['finished']} ended, {facts['stuck']} got stuck"
+        print(line + ("" if result.complaint is None else f", {facts['wrong']} went wrong: {result.complaint}"))
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _read(what: str, file: str) -> bytes:
+    from onewave.tiles.proof.schedule_file import MAX_FILE_BYTES
+
+    # One byte more than is allowed tells a file that is too large, even one without an end.
+    try:
+        if file == "-":
+            if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # so it is where the shell closed it
+                raise OSError("standard input is closed")
+            return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        with open(file, "rb") as stream:
+            return stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidArgumentError(what, got=f"{file}: {reason}", allowed="a readable file") from None

@@ -1,0 +1,194 @@
+"""Compiling a model's kernels before the program of its decode step is planned.
+
+What the step's kernel is compiled for does not depend on how many layers or words of vocabulary there are. So one layer
+of the model with a few words, all zeros, is planned in a moment and launched once, while the real step is being
+planned: Triton then finds its kernel compiled. Plain operators run on a layer of zeros as well, with all words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from onewave.engine.load.streamed import layer_matrices
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import Batch
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
+from onewave.models.llama_plan import DecodeWave, plan_program
+from onewave.wave.plan.layout import BLOCK_KEYS, Word
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.formats import Rounding, WeightFormat
+from onewave.wave.weights.pack import StreamMatrix, WeightStream
+
+__all__ = [
+    "AttentionSketch",
+    "PlainSketch",
+    "blank_stream",
+    "compile_ahead",
+    "compile_packing",
+    "compile_step",
+    "one_layer",
+    "sketch",
+]
+
+_WORDS = 64
+_CAPACITY = BLOCK_KEYS  # for which keys come through the ring, as they will
+
+
+def one_layer(config: ModelConfig) -> ModelConfig:
+    """A model of one layer and a few words whose decode step is compiled as the whole model's."""
+    return replace(_first_layer(config), vocab_size=_WORDS)
+
+
+class _NoWeights(WeightStream):
+    """A stream of one tile of zeros: a launch reads zeros beyond a tensor's end as well."""
+
+    def __init__(
+        self, program: WaveProgram, dtype: torch.dtype, device: torch.device, weight_format: WeightFormat | None = None
+    ):
+        super().__init__(replace(program, stream={}, stream_tiles=1), dtype, device, weight_format)
+        steps = program.steps.copy()
+        steps[:, Word.AHEAD_TILES] = 0  # what brings tiles nearer goes by their addresses
+        self.program = replace(program, steps=steps)
+        assert self.images.nbytes == program.shape.tile_bytes
+
+    def _unpack(self, matrix: StreamMatrix, first: int, last: int, out: torch.Tensor) -> torch.Tensor:
+        return out.zero_().view(matrix.count * (last - first), matrix.cols)
+
+
+def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
+    """A model of zeros, with what a decode step's setup looks at; its matrices lie in the stream."""
+    device, dtype, dim = stream.device, stream.dtype, config.head_dim
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    parts: dict[str, Any] = {name: StreamMatrix(stream, name, *shape) for name, shape in layer_matrices(config).items()}
+    parts |= {"input_norm": zeros(config.hidden_size), "post_norm": zeros(config.hidden_size)}
+    parts |= {"o_bias": None, "gate_up_bias": None, "down_bias": None}
+    parts["qkv_bias"] = zeros(parts["qkv"].height) if config.qkv_bias else None
+    parts |= {name: zeros(dim) if config.qk_norm else None for name in ("q_norm", "k_norm")}
+    layers = tuple(LayerWeights(**parts) for _ in range(config.num_layers))
+    head: MatrixWeight = StreamMatrix(stream, "head", config.vocab_size, config.hidden_size)
+    weights = LlamaWeights(zeros(config.vocab_size, config.hidden_size), layers, zeros(config.hidden_size), head)
+    return Llama(config, weights, max_model_len=_CAPACITY)
+
+
+class AttentionSketch(Llama):
+    """A model of one layer without weights, of which attention can be launched."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device):
+        nothing = torch.zeros(1, dtype=dtype, device=device)
+        super().__init__(_first_layer(config), LlamaWeights(nothing, (), nothing, nothing), max_model_len=1)
+        self._windows = dict.fromkeys(config.layer_windows)
+
+    @torch.inference_mode()
+    def attend(self, kv: StaticKVCache, *batches: Batch) -> None:
+        """Launch the attention of these forward passes, of each kind that the whole model has."""
+        for batch in batches:
+            shape = (len(batch.token_ids), self.config.num_heads, self.config.head_dim)
+            q = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            for window in self._windows:
+                self._attend(batch, batch.positions + 1, q, *kv.layer(0), window)
+
+
+class PlainSketch(Llama):
+    """One layer of zeros for what plain operators launch on a whole model whose matrices lie in a stream, but for
+    attention: its kernel takes longest to compile, and all else follows it (AttentionSketch launches it)."""
+
+    def __init__(self, config: ModelConfig, stream: WeightStream, *, max_model_len: int):
+        layer = _first_layer(config)
+        weights = sketch(layer, stream).weights
+        if config.tie_word_embeddings and not isinstance(stream.weight_format, Rounding):
+            assert isinstance(weights.embedding, torch.Tensor)
+            weights = replace(weights, head=weights.embedding)
+        super().__init__(layer, weights, max_model_len=max_model_len)
+
+    def _attend(
+        self,
+        batch: Batch,
+        seq_lens: torch.Tensor,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        window: int | None,
+    ) -> torch.Tensor:
+        return q.flatten(1)
+
+
+def _first_layer(config: ModelConfig) -> ModelConfig:
+    return replace(config, num_layers=1, layer_windows=config.layer_windows[:1])
+
+
+@torch.inference_mode()
+def compile_ahead(
+    config: ModelConfig,
+    *,
+    batch: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    weight_format: WeightFormat | None = None,
+) -> None:
+    """Compile the kernel of a model's decode step and launch it once on zeros, and what packs matrices for it. Raises
+    UnsupportedError."""
+    with torch.cuda.device(device):
+        stream = blank_stream(config, batch=batch, dtype=dtype, device=device, weight_format=weight_format)
+        compile_step(config, stream, batch=batch)
+        compile_packing(stream)
+        torch.cuda.synchronize(device)
+
+
+def blank_stream(
+    config: ModelConfig,
+    *,
+    batch: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    weight_format: WeightFormat | None = None,
+    planned: Callable[[Callable[[], WaveProgram]], WaveProgram] = lambda plan: plan(),
+) -> WeightStream:
+    """A stream for one layer of the model in which there is nothing but zeros, in next to no memory. planned: makes the
+    plan, here or in another process."""
+    from onewave.wave.launch.launch import co_resident
+
+    width = dtype.itemsize if weight_format is None else weight_format.weight_bytes
+    plan = partial(plan_program, one_layer(config), batch=batch, workers=co_resident(device), weight_bytes=width)
+    return _NoWeights(planned(plan), dtype, device, weight_format)
+
+
+@torch.inference_mode()
+def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int) -> None:
+    """Launch a blank stream's step."""
+    model = sketch(one_layer(config), stream)
+    wave = DecodeWave(model, batch=batch, stream=stream)
+    wave.bind_cache(model.new_cache(num_slots=batch, capacity=_CAPACITY))
+    numbers = torch.zeros(batch, dtype=torch.int64, device=stream.device)
+    wave(numbers, numbers, torch.arange(batch, device=stream.device))
+
+
+@torch.inference_mode()
+def compile_packing(stream: WeightStream) -> None:
+    """Launch what packs and unpacks a model's matrices, on a blank stream's one tile."""
+    from onewave.wave.weights.compact_impl import pack_compact, unpack_compact
+    from onewave.wave.weights.pack_impl import pack_tiles, unpack_bytes, unpack_tiles
+
+    shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)
+    images, lists, scales = stream.images, stream.lists, stream.scales
+    gain = torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)
+    for count, gained in ((1, gain), (1, None), (2, gain)):
+        zeros = torch.zeros(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)
+        matrices, out = zeros.chunk(count), zeros.view(count, -1, shape.cols)
+        if scales is None:
+            pack_tiles(images, place, matrices, gained, shape)
+            unpack_tiles(images, place, out, count, 0, 0, 1, shape)
+        elif lists is not None:
+            pack_compact(images, lists, scales, stream.reached, place, matrices, gained, shape)
+            unpack_compact(images, lists, place, scales, out, count, 0, 0, 1, shape)
+        else:  # what rounds and packs is PyTorch's
+            assert stream.weight_format is not None
+            unpack_bytes(images, place, scales, out, count, 0, 0, 1, shape, stream.weight_format.number)

@@ -1,0 +1,358 @@
+"""From a checkpoint to a model on its device.
+
+A layer's pieces are read, put into the decoder's form and placed on the device by one of several threads; the only
+other copy of the model is the mapped file. The decoder's form: q, k, v rows in one matrix, gate and up rows in one,
+q and k rows in half-split rotary order, and on the CPU optionally the checkpoint's own number format, tiled for its
+kernels.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError, shown
+from onewave.base.quantized import QuantizedRows
+from onewave.memory.host import available_bytes
+from onewave.memory.shortage import is_out_of_memory
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import load_config
+from onewave.models.llama import LayerWeights, Llama, LlamaWeights
+from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, layer_part_shapes
+from onewave.models.registry import FAMILIES
+from onewave.ops.linear import LinearWeight, can_pack, pack, pack_dense
+from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
+from onewave.weights.store import WeightStore, quote
+
+__all__ = ["ModelParts", "load_config", "load_model", "open_parts"]
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# What float16 rounds to infinity: from half way between its largest number and what would be the next one.
+_HALF_ENDS = 65520.0
+# Beyond this, threads only wait for the same disk.
+_MAX_THREADS = 8
+# What is stacked, row below row, into each matrix of a layer.
+_MATRICES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+
+
+def load_model(
+    location: ModelLocation,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: bool = False,
+    packed: bool = False,
+    max_model_len: int | None = None,
+) -> Llama:
+    """Load a model's weights, or with load_format="dummy" make up random ones of its shape.
+
+    config: what `load_config` returned. dtype: bf16|fp16|fp32 of weights and activations. packed: keep every matrix
+    tiled in the checkpoint's number format where the CPU kernels read it, else in float32 (float32 on the CPU only).
+    max_model_len: positions to hold rotary angles for; the model's own context length by default.
+    progress: draw a bar on stderr.
+    Raises WeightsError naming file and tensor, UnsupportedError, InvalidArgumentError, CapacityError.
+    """
+    with open_parts(
+        location, config, dtype=dtype, device=device, load_format=load_format, seed=seed, packed=packed
+    ) as parts:
+        weights = _build(parts, config, progress=progress)
+        return Llama(config, weights, max_model_len=config.max_position if max_model_len is None else max_model_len)
+
+
+@contextmanager
+def open_parts(
+    location: ModelLocation,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str = "auto",
+    seed: int = 0,
+    packed: bool = False,
+) -> Generator[ModelParts]:
+    """Open a checkpoint whose parts are then built one by one. Arguments and errors as of `load_model`."""
+    if dtype not in _DTYPES:
+        raise UnsupportedError("dtype of the weights", got=str(dtype), allowed=", ".join(map(str, _DTYPES)))
+    if packed and (dtype is not torch.float32 or device.type != "cpu"):
+        raise UnsupportedError("packed weights", got=f"{dtype} on {device}", allowed="torch.float32 on cpu")
+    store, layout = _open(location, config, dtype, device, load_format, seed)
+    try:
+        check_tensors(store, config, layout)
+        if device.type == "cpu":
+            _check_room(location, config, store, layout, dtype, packed=packed)
+        interleaved = layout is GGUF and FAMILIES[config.family].interleaved_gguf
+        yield ModelParts(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"weights of {location.name}", got=f"do not fit on {device}", next="Use a smaller model or dtype."
+        ) from error
+    finally:
+        store.close()
+
+
+def _open(
+    location: ModelLocation, config: ModelConfig, dtype: torch.dtype, device: torch.device, load_format: str, seed: int
+) -> tuple[WeightStore, Layout]:
+    """Open the checkpoint by its kind; only that kind's reader is imported."""
+    if load_format not in LOAD_FORMATS:
+        raise InvalidArgumentError("load_format", got=shown(load_format), allowed=", ".join(LOAD_FORMATS))
+    if load_format == "dummy":
+        from onewave.weights.dummy import DummyStore
+
+        return DummyStore(expected_shapes(config, HF), dtype, seed, device), HF
+    if location.path is None or location.kind == "builtin":
+        raise InvalidArgumentError(
+            f"model {location.name}", got="a configuration without weights", next="Add `--load-format dummy`."
+        )
+    if location.kind == "gguf":
+        from onewave.weights.formats.gguf_store import GGUFStore
+
+        return GGUFStore.open(location.path), GGUF
+    from onewave.weights.formats.safetensors_store import SafetensorsStore
+
+    return SafetensorsStore.open(location.path), HF
+
+
+def _check_room(
+    location: ModelLocation,
+    config: ModelConfig,
+    store: WeightStore,
+    layout: Layout,
+    dtype: torch.dtype,
+    *,
+    packed: bool,
+) -> None:
+    """Raises CapacityError where the weights alone take more memory than there is: the kernel would end the process
+    without a word."""
+    room, needed = available_bytes(), 0
+    for name, tensor in store.tensors.items():
+        if name == layout.head and config.tie_word_embeddings and layout.embedding in store.tensors:
+            continue
+        dense = math.prod(tensor.shape) * dtype.itemsize
+        # Packed ones keep their own format where the kernels read it.
+        needed += min(dense, tensor.nbytes) if packed else dense
+    if room is not None and needed > room:
+        raise CapacityError(
+            f"weights of {location.name}",
+            got=f"at least {needed / 2**30:.1f} GiB on a CPU with {room / 2**30:.1f} GiB of memory left",
+            next="Use a smaller model or dtype.",
+        )
+
+
+class ModelParts:
+    """Turns stored tensors into the decoder's. Its methods run in several threads at once."""
+
+    def __init__(
+        self,
+        store: WeightStore,
+        config: ModelConfig,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        packed: bool,
+        interleaved: bool,
+    ):
+        self._store, self._config, self._layout = store, config, layout
+        self._dtype, self._device, self._packed = dtype, device, packed
+        self._parts = layer_part_shapes(config)
+        # Rows to take, in order; None takes them as they are.
+        self._q_rows = _half_split_rows(config, config.num_heads) if interleaved else None
+        self._k_rows = _half_split_rows(config, config.num_kv_heads) if interleaved else None
+
+    def layer(self, index: int) -> LayerWeights:
+        """Build one decoder layer."""
+        parts = self.vectors(index)
+        for name in _MATRICES:
+            parts[name] = self.matrix(index, name)
+        return LayerWeights(**parts)
+
+    def matrix(self, index: int, name: str) -> LinearWeight:
+        """Build one matrix of a layer: qkv, o, gate_up or down."""
+        rows = (self._q_rows, self._k_rows, None) if name == "qkv" else (None, None, None)
+        return self._matrix([self._layout.part(index, part) for part in _MATRICES[name]], rows)
+
+    def vectors(self, index: int) -> dict[str, Any]:
+        """Build what a layer has beside its matrices: norms and biases by their names in LayerWeights."""
+
+        def vector(*parts: str, rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> Tensor | None:
+            names = [self._layout.part(index, part) for part in parts]
+            return self._dense(names, rows) if parts[0] in self._parts else None
+
+        return {
+            "input_norm": vector("input_norm"),
+            "qkv_bias": vector("q_bias", "k_bias", "v_bias", rows=(self._q_rows, self._k_rows, None)),
+            "q_norm": vector("q_norm"),
+            "k_norm": vector("k_norm"),
+            "o_bias": vector("o_bias"),
+            "post_norm": vector("post_norm"),
+            "gate_up_bias": vector("gate_bias", "up_bias"),
+            "down_bias": vector("down_bias"),
+        }
+
+    def norm(self) -> Tensor:
+        """Build the last norm's weight."""
+        return self._dense([self._layout.norm])
+
+    def tables(self) -> tuple[LinearWeight, LinearWeight]:
+        """Build (embedding, head): one object when they are tied."""
+        embedding = self.embedding()
+        return embedding, embedding if self.tied else self.head()
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding.
+
+        A tied checkpoint may store its table as the head. One that stores two different tables is not tied, whatever
+        its config says; transformers reads it so too.
+        """
+        stored = self._tables
+        return self._config.tie_word_embeddings and (len(stored) == 1 or self._equal(*stored))
+
+    def embedding(self) -> LinearWeight:
+        """Build the embedding."""
+        return self._matrix(self._tables[:1])
+
+    def head(self) -> LinearWeight:
+        """Build the head of a model whose tables are not tied."""
+        return self._matrix([self._layout.head])
+
+    @property
+    def _tables(self) -> list[str]:
+        return [name for name in (self._layout.embedding, self._layout.head) if name in self._store.tensors]
+
+    def _equal(self, first: str, second: str) -> bool:
+        one, other = self._load(first), self._load(second)
+        return one.dtype == other.dtype and torch.equal(one, other)
+
+    def _matrix(self, names: list[str], rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> LinearWeight:
+        """Stack the rows of 2-D tensors into one weight."""
+        if not self._packed:
+            return self._dense(names, rows)
+        blocks = [self._store.load_quantized(name) for name in names]
+        kinds = {None if block is None else block.qtype for block in blocks}
+        if len(kinds) == 1 and (kind := kinds.pop()) is not None and can_pack(kind):
+            chosen = [
+                block if order is None else block.select(order)
+                for block, order in zip(blocks, rows, strict=False)
+                if block is not None
+            ]
+            data = chosen[0].data if len(chosen) == 1 else np.concatenate([block.data for block in chosen])
+            return pack(QuantizedRows(kind, data, (data.shape[0], chosen[0].shape[1])))
+        dtypes = {self._store.tensors[name].dtype for name in names}
+        own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
+        return pack_dense(self._dense(names, rows, dtype=own))
+
+    def _dense(
+        self,
+        names: list[str],
+        rows: Sequence[NDArray[np.int64] | None] = (None, None, None),
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Stack tensors along their first axis, on the device."""
+        shapes = [self._store.tensors[name].shape for name in names]
+        kind = dtype or self._dtype
+        out: Tensor | None = None
+        first = 0
+        for name, order in zip(names, rows, strict=False):
+            tensor = self._load(name)
+            if kind is torch.float16:
+                self._check_half(name, tensor)
+            if order is not None:
+                tensor = tensor[torch.as_tensor(order, device=tensor.device)]
+            if len(names) == 1 and tensor.is_cuda and tensor.device == self._device and tensor.dtype is kind:
+                return tensor  # made up on the card for us alone: a copy would take its room twice
+            if out is None:
+                height = sum(shape[0] for shape in shapes)
+                out = torch.empty((height, *shapes[0][1:]), dtype=kind, device=self._device)
+            out[first : first + tensor.shape[0]].copy_(tensor)
+            first += tensor.shape[0]
+        assert out is not None
+        return out
+
+    def _load(self, name: str) -> Tensor:
+        tensor = self._store.load(name)
+        if tensor.dtype not in (*_DTYPES, torch.float64):
+            info = self._store.tensors[name]
+            raise WeightsError(
+                f"{info.file}: tensor {quote(name)}", got=f"dtype {info.dtype}", allowed="bf16, fp16, fp32, GGUF blocks"
+            )
+        return tensor
+
+    def _check_half(self, name: str, tensor: Tensor) -> None:
+        """Refuse a finite weight that float16 would make infinite."""
+        if tensor.dtype is torch.float16 or tensor.numel() == 0:
+            return
+        low, high = torch.aminmax(tensor)
+        largest = max(-float(low), float(high))
+        if _HALF_ENDS <= largest < math.inf:
+            raise WeightsError(
+                f"{self._store.tensors[name].file}: tensor {quote(name)} in float16",
+                got=f"a weight of size {largest:.6g}",
+                allowed=f"at most {torch.finfo(torch.float16).max:g}",
+                next="Use bfloat16, or float32 on a CPU.",
+            )
+
+
+def _half_split_rows(config: ModelConfig, num_heads: int) -> NDArray[np.int64]:
+    """Return, for each row in half-split order, its row in a file that keeps rotary pairs side by side.
+
+    Row i and i + rotary_dim / 2 of a head are one pair in half-split order, 2i and 2i + 1 in the file; rows that do not
+    rotate stay. int64 [num_heads * head_dim].
+    """
+    rotary_dim, head_dim = config.rope.rotary_dim, config.head_dim
+    rotating = np.arange(rotary_dim).reshape(-1, 2).T.reshape(-1)
+    head = np.concatenate((rotating, np.arange(rotary_dim, head_dim)))
+    return (np.arange(num_heads)[:, None] * head_dim + head).reshape(-1).astype(np.int64)
+
+
+def _build(parts: ModelParts, config: ModelConfig, *, progress: bool) -> LlamaWeights:
+    """Build everything in parallel; the first failure stops the rest."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(min(_MAX_THREADS, max(2, cores)), thread_name_prefix="load") as pool:
+        # The tables are the largest pieces: first, so that no thread is left alone with one at the end.
+        tables = pool.submit(parts.tables)
+        layers = [pool.submit(parts.layer, index) for index in range(config.num_layers)]
+        norm = pool.submit(parts.norm)
+        try:
+            _wait([tables, *layers, norm], progress=progress)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+        embedding, head = tables.result()
+        return LlamaWeights(embedding, tuple(layer.result() for layer in layers), norm.result(), head)
+
+
+def _wait(futures: Sequence[Future[Any]], *, progress: bool) -> None:
+    """Wait for all; raise the first failure as soon as it is known."""
+    # Not by as_completed: Ctrl-C inside its condition, which is Python code, may leave a worker's lock released twice.
+    done: SimpleQueue[Future[Any]] = SimpleQueue()
+    for future in futures:
+        future.add_done_callback(done.put)
+    if not progress:
+        for _ in futures:
+            done.get().result()
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Loading weights", total=len(futures))
+        for _ in futures:
+            done.get().result()
+            bar.advance(task)

@@ -1,0 +1,172 @@
+"""Decode programs kept on disk: planning and proving a large model's step takes seconds, reading it back tens of ms.
+
+A file is named after everything that the program follows from: the model's configuration, batch, workers, and the
+sources that plan, prove and lower it, so that a program of other code is never found. Its first 32 bytes are the
+SHA-256 of the rest (NumPy arrays, no pickles); what does not match is planned anew. It moves into place by one rename,
+and only a table that `verify` has proved gets there. A cache that can't be written or read is as good as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import secrets
+import time
+import zipfile
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onewave.models.config.model_config import ModelConfig
+from onewave.wave.plan.layout import STEP_WORDS, TileShape
+from onewave.wave.plan.program import Region, WaveProgram
+
+__all__ = ["load_program", "planned_before", "program_path", "save_program"]
+
+_PACKAGE = Path(__file__).parents[2]
+_SOURCES = ("tiles/**/*.py", "wave/**/*.py", "models/llama_plan.py", "engine/load/plan_cache.py")
+_DIGEST_BYTES = 32
+# Of some megabytes each; the oldest go.
+_MOST_FILES = 16
+_UNFINISHED = ".program-"
+# Writing one takes a moment.
+_STALE_SECONDS = 3600.0
+
+
+def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: float = 2) -> Path:
+    """Where the cache keeps the program of a step, whether or not it is there."""
+    return cache_dir / "wave" / f"{_key(config, batch, weight_bytes)}-{workers}.program"
+
+
+def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: float = 2) -> bool:
+    """Whether the cache keeps a step's program, for any number of workers: without asking a card how many it takes."""
+    try:
+        return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes)}-*.program"))
+    except (OSError, ValueError):  # a directory that may not be searched, or no path at all
+        return False
+
+
+def _key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
+    padded = 1 << (batch - 1).bit_length()
+    facts = {"config": asdict(config), "batch": padded, "weight_bytes": weight_bytes, "sources": _sources_digest()}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def save_program(program: WaveProgram, path: Path) -> bool:
+    """Write a program; False if that can't be done."""
+    weights = list(program.stream)
+    text = {
+        "shape": vars(program.shape),
+        "weights": weights,
+        "regions": [vars(region) for region in program.regions],
+        "names": program.names,
+        "phases": program.phases,
+        "numbers": [program.stream_tiles, program.set_words, program.most_splits, program.num_scales],
+        "first_scale": dict(program.first_scale),
+    }
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        text=np.frombuffer(json.dumps(text).encode(), dtype=np.uint8),
+        steps=program.steps,
+        lanes=program.lanes,
+        waits=program.waits,
+        totals=program.totals,
+        easy=program.easy,
+        visits=program.visits,
+        counts=np.array([len(program.stream[name]) for name in weights], dtype=np.int64),
+        stream=np.concatenate([np.zeros((0, 3)), *program.stream.values()]).astype(np.int32),
+    )
+    data = buffer.getbuffer()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not tempfile's, which nobody else may read: a cache may be for all users of a machine.
+        work = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
+        try:
+            with work.open("xb") as file:
+                file.write(hashlib.sha256(data).digest())
+                file.write(data)
+            os.replace(work, path)
+        except BaseException:
+            with suppress(OSError):
+                work.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError):
+        return False
+    _make_room(path.parent)
+    return True
+
+
+def _make_room(directory: Path) -> None:
+    """Remove the oldest programs, and what processes that ended while they wrote have left."""
+    with suppress(OSError):  # whoever else may be tidying up
+        files = sorted((_written(file), file) for file in directory.glob("*.program"))
+        left = [(_written(file), file) for file in directory.glob(f"{_UNFINISHED}*")]
+        stale = [file for written, file in left if written < time.time() - _STALE_SECONDS]
+        for file in [*(file for _, file in files[:-_MOST_FILES]), *stale]:
+            file.unlink(missing_ok=True)
+
+
+def _written(file: Path) -> float:
+    """When it was last changed, in seconds; 0 for one that is gone."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def load_program(path: Path) -> WaveProgram | None:
+    """Read a program back; None when there is none, or none that is whole."""
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError):
+        return None
+    if len(data) <= _DIGEST_BYTES or hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+        return None
+    try:
+        with np.load(io.BytesIO(data[_DIGEST_BYTES:])) as arrays:  # refuses pickles
+            return _program({name: arrays[name] for name in arrays.files})
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def _program(arrays: dict[str, NDArray[Any]]) -> WaveProgram:
+    text = json.loads(arrays["text"].tobytes())
+    ends = np.cumsum(arrays["counts"])[:-1]
+    pieces = np.split(arrays["stream"].astype(np.int64), ends)
+    if arrays["steps"].shape[1] != STEP_WORDS or len(text["weights"]) != len(pieces):
+        raise ValueError("a program of another layout")
+    stream_tiles, set_words, most_splits, num_scales = text["numbers"]
+    return WaveProgram(
+        shape=TileShape(**text["shape"]),
+        steps=arrays["steps"],
+        lanes=arrays["lanes"],
+        waits=arrays["waits"],
+        totals=arrays["totals"],
+        easy=arrays["easy"],
+        visits=arrays["visits"],
+        stream=dict(zip(text["weights"], pieces, strict=True)),
+        stream_tiles=stream_tiles,
+        set_words=set_words,
+        regions=tuple(Region(**region) for region in text["regions"]),
+        names=tuple(text["names"]),
+        phases=tuple(text["phases"]),
+        most_splits=most_splits,
+        first_scale=text["first_scale"],
+        num_scales=num_scales,
+    )
+
+
+def _sources_digest() -> str:
+    """A digest of the code that a program follows from."""
+    digest = hashlib.sha256()
+    for pattern in _SOURCES:
+        for file in sorted(_PACKAGE.glob(pattern)):
+            digest.update(str(file.relative_to(_PACKAGE)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,178 @@
+"""A model whose matrices lie in a wave's stream and nowhere else.
+
+Loading builds one matrix after the other, packs it and lets it go, so that a card never holds the weights twice. What
+runs plain operators (prefill, the log-probabilities of a prompt) gets matrices unpacked into a buffer that the next
+one reuses. The gains of the norms before qkv, gate_up and the head are multiplied into these matrices and rounded with
+them, in plain operators as in the wave: both compute with the same weights.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import OutOfReachError, UnsupportedError
+from onewave.engine.load.loading import ModelParts
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.formats import Rounding, WeightFormat
+from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
+
+__all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
+
+# Beyond this, threads only wait for the same disk.
+_THREADS = 8
+# What may lie on the device beside what stays there: 1 GiB, less what else a load takes (rotary angles, kernels' room).
+_ROOM_BYTES = (1 << 30) - (192 << 20)
+
+
+@dataclass(frozen=True)
+class StreamedModel:
+    """A model and the stream that its matrices lie in."""
+
+    model: Llama
+    stream: WeightStream
+
+
+def packed_weight(name: str, matrix: Tensor, gain: Tensor | None) -> Weight:
+    """A layer's matrix as its operation multiplies by it: gate and up rows take turns."""
+    return Weight(tuple(matrix.chunk(2)) if name == "gate_up" else (matrix,), gain)
+
+
+def layer_matrices(config: ModelConfig) -> dict[str, tuple[int, int, int]]:
+    """A layer's matrices, in the order in which a step uses them: (height, cols, how many take turns)."""
+    hidden, inner, width = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    qkv = width + 2 * config.num_kv_heads * config.head_dim
+    return {"qkv": (qkv, hidden, 1), "o": (hidden, width, 1), "gate_up": (inner, hidden, 2), "down": (hidden, inner, 1)}
+
+
+def stream_model(
+    parts: ModelParts,
+    config: ModelConfig,
+    program: WaveProgram,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    weight_format: WeightFormat | None = None,
+    report: Callable[[int], None] = lambda done: None,
+) -> StreamedModel:
+    """Load a model straight into a program's stream.
+
+    dtype: bf16|fp16. weight_format: of the matrices, of a program for it. report: told the bytes packed so
+    far. On the device there are never more than the weights, the stream's padding, the head of a model whose tables are
+    tied a second time, and at most 1 GiB beside (an untied head may alone be more). Raises WeightsError,
+    UnsupportedError, CapacityError.
+    """
+    return _Packer(parts, config, WeightStream(program, dtype, device, weight_format), report).run(max_model_len)
+
+
+class _Packer:
+    """One load under way."""
+
+    def __init__(self, parts: ModelParts, config: ModelConfig, stream: WeightStream, report: Callable[[int], None]):
+        self._parts, self._config, self._stream, self._report = parts, config, stream, report
+        self._done = 0
+        self._wrong = torch.zeros((), dtype=torch.bool, device=stream.device)
+        on_card = stream.images.is_cuda
+        self._queue = torch.cuda.current_stream(stream.device) if on_card else None
+
+    def run(self, max_model_len: int) -> StreamedModel:
+        config, stream = self._config, self._stream
+        norm, ones = self._parts.norm(), torch.ones(config.hidden_size, dtype=stream.dtype, device=stream.device)
+        embedding, head = self._tables(norm)
+        layers = self._layers(embedding.nbytes if self._parts.tied else 0, ones)
+        if not bool(stream.reached):  # the first time that the host waits
+            got = "not finite, above 2^95, or too far below the largest of their rows"
+            raise OutOfReachError("weights", got=got, next="Use compact=False.")
+        if bool(self._wrong):
+            raise UnsupportedError("packing for one wave", got="weights that read back otherwise")
+        weights = LlamaWeights(embedding, layers, norm if head is embedding else ones, head)
+        return StreamedModel(Llama(config, weights, max_model_len=max_model_len), stream)
+
+    def _tables(self, norm: Tensor) -> tuple[Tensor, MatrixWeight]:
+        """The embedding, plain because tokens look rows up in it, and the head."""
+        if self._parts.tied:
+            embedding = _dense(self._parts.embedding())
+            self._put("head", Weight((embedding,), norm))
+            return embedding, self._head() if isinstance(self._stream.weight_format, Rounding) else embedding
+        # The head first and alone: with the embedding there already it could be too much.
+        self._put("head", Weight((_dense(self._parts.head()),), norm))
+        return _dense(self._parts.embedding()), self._head()
+
+    def _head(self) -> StreamMatrix:
+        return self._stream.matrix("head", self._config.vocab_size, self._config.hidden_size)
+
+    def _layers(self, beside: int, ones: Tensor) -> tuple[LayerWeights, ...]:
+        """Build matrices in several threads, as many at once as there is room for, and pack them in turn.
+
+        beside: bytes that lie on the device beside the weights already.
+        """
+        stream, config = self._stream, self._config
+        packed = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
+        total = config.num_layers * packed + config.vocab_size * config.hidden_size
+        lists = 0 if stream.lists is None else stream.lists.nbytes
+        padding = stream.images.nbytes + lists - int(total * stream.shape.weight_bytes)
+        room = _ROOM_BYTES - beside - padding
+        vectors = [self._parts.vectors(index) for index in range(config.num_layers)]
+        pending: deque[tuple[int, str, int, Future[MatrixWeight]]] = deque()
+        used = 0
+
+        def finish() -> int:
+            index, name, size, future = pending.popleft()
+            gain: Tensor | None = {"qkv": vectors[index]["input_norm"], "gate_up": vectors[index]["post_norm"]}.get(
+                name
+            )
+            self._put(f"{name}{index}", packed_weight(name, _dense(future.result()), gain))
+            return size
+
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
+            try:
+                for index, name, size in self._jobs():
+                    while pending and used + size > room:
+                        used -= finish()
+                    pending.append((index, name, size, pool.submit(self._build, index, name)))
+                    used += size
+                while pending:
+                    finish()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return tuple(self._layer(index, vectors[index], ones) for index in range(config.num_layers))
+
+    def _jobs(self) -> Iterator[tuple[int, str, int]]:
+        """Layer, matrix, and the bytes that building it takes: stacked pieces are there twice for a while."""
+        for index in range(self._config.num_layers):
+            for name, (height, cols, count) in layer_matrices(self._config).items():
+                stacked = name in ("qkv", "gate_up")
+                yield index, name, height * cols * count * self._stream.dtype.itemsize * (3 if stacked else 2) // 2
+
+    def _build(self, index: int, name: str) -> MatrixWeight:
+        # In the stream of the thread that packs: memory is reused in the order of one stream.
+        with torch.cuda.stream(self._queue) if self._queue is not None else nullcontext():
+            return self._parts.matrix(index, name)
+
+    def _put(self, name: str, weight: Weight) -> None:
+        self._done += self._stream.put(name, weight) * self._stream.shape.tile_bytes
+        self._wrong |= self._stream.differs(name, weight)
+        self._report(self._done)
+
+    def _layer(self, index: int, vectors: dict[str, Any], ones: Tensor) -> LayerWeights:
+        parts: dict[str, Any] = {**vectors, "input_norm": ones, "post_norm": ones}
+        for name, shape in layer_matrices(self._config).items():
+            parts[name] = self._stream.matrix(f"{name}{index}", *shape)
+        return LayerWeights(**parts)
+
+
+def _dense(weight: MatrixWeight) -> Tensor:
+    if not isinstance(weight, Tensor):
+        raise UnsupportedError("one wave", got="quantised weights", allowed="bfloat16 or float16 ones")
+    return weight

@@ -1,0 +1,364 @@
+"""The tokenizer that a GGUF file carries in its metadata.
+
+What the keys mean is llama.cpp's to say (docs: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, behaviour:
+llama.cpp/src/llama-vocab.cpp at b10000 and near); tests compare ids with its own. Where transformers reads a file
+differently (tests/engine/test_tokenizer_gguf.py lists the cases), we follow llama.cpp, for which the file was
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from onewave.base.errors import TokenizerError, shown
+from onewave.engine.text.pieces import SPACE_MARK, PieceTable
+from onewave.engine.text.tokenizer_parts import AddedPiece, TokenizerParts, backend_call
+
+__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "gguf_tokenizer_parts"]
+
+# Token types of tokenizer.ggml.token_type.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+# llama.cpp treats these as ends of a turn, whatever eos_token_id says and whatever type the file gave them.
+END_OF_TURN_TOKENS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "<|end_of_text|>",
+    "</s>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
+)
+# So it does the padding, repository and file marks of code infilling. Of each kind one token counts: the one that the
+# key names, else the first of these names.
+INFILL_ENDS: Mapping[str, tuple[str, ...]] = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How a byte-level vocabulary cuts text into words before merging.
+
+    splits: regular expressions applied in turn, each to the pieces the one before left. ignore_merges: a word that is
+    a token is that token, whatever the merges make of it. add_bos: the default where the file has no add_bos_token.
+    """
+
+    splits: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+# Of characters: real ones end at a few hundred, and every way to split one in two is looked at.
+_LONGEST_TOKEN = 4096
+# Of a sentencepiece vocabulary, whose merges grow with the square of a token's length where every prefix is a token.
+# 256,000 tokens of five characters that split everywhere make a million merges of five million characters.
+_MOST_MERGES = 4_000_000
+_MOST_MERGE_CHARACTERS = 64_000_000
+
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_MODERN_WORDS = (  # %s: how many digits make a word
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3_WORDS = _MODERN_WORDS % "{1,3}"
+_QWEN2_WORDS = _MODERN_WORDS % ""
+
+_GPT2 = PreTokenizer((_GPT2_WORDS,))
+_SMOLLM = PreTokenizer((r"\p{N}", _GPT2_WORDS))
+_LLAMA3 = PreTokenizer((_LLAMA3_WORDS,), ignore_merges=True, add_bos=True)
+_QWEN2 = PreTokenizer((_QWEN2_WORDS,))
+_DEFAULT = PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"))
+
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "default": _DEFAULT,
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "mpt": _GPT2,
+    "olmo": _GPT2,
+    "smollm": _SMOLLM,
+    "starcoder": _SMOLLM,
+    "refact": _SMOLLM,
+    "command-r": _SMOLLM,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "dbrx": PreTokenizer((_LLAMA3_WORDS,)),
+    "smaug-bpe": PreTokenizer((_LLAMA3_WORDS,)),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "stablelm2": _QWEN2,
+}
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The checked arrays of the metadata. types and scores are as long as tokens; ids maps text to id."""
+
+    origin: str
+    tokens: list[str]
+    ids: dict[str, int]
+    types: list[int]
+
+    @property
+    def added(self) -> tuple[AddedPiece, ...]:
+        special = {CONTROL, UNKNOWN}
+        return tuple(
+            AddedPiece(self.tokens[i], i, special=kind in special)
+            for i, kind in enumerate(self.types)
+            if kind in special or kind == USER_DEFINED
+        )
+
+
+def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerParts:
+    """Build the tokenizer described by a GGUF file's `tokenizer.*` keys.
+
+    metadata: the file's key-value pairs, arrays as sequences. origin: the file, for messages.
+    Raises TokenizerError for an unknown tokenizer model or pre-tokenizer, and for missing or inconsistent arrays.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    if model is None:
+        raise TokenizerError(f"{origin}: tokenizer.ggml.model", got="missing", next="This file carries no tokenizer.")
+    if model not in ("gpt2", "llama"):
+        raise TokenizerError(
+            f"{origin}: tokenizer.ggml.model",
+            got=shown(model),
+            allowed="'gpt2' (byte-level BPE), 'llama' (sentencepiece)",
+        )
+    vocabulary = _read_vocabulary(metadata, origin)
+    added = vocabulary.added
+    with backend_call(origin, "building the pipeline"):
+        if model == "gpt2":
+            pre = _pre_tokenizer(metadata, origin)
+            backend = _byte_level_backend(metadata, vocabulary, pre)
+            add_bos, bos_default, eos_default, space_prefix = pre.add_bos, None, None, False
+        else:
+            space_prefix = _flag(metadata, "add_space_prefix", True, origin)
+            backend = _sentencepiece_backend(metadata, vocabulary, space_prefix)
+            add_bos, bos_default, eos_default = True, 1, 2
+        backend.add_tokens(  # pyright: ignore[reportUnknownMemberType]
+            [AddedToken(a.content, normalized=False, special=a.special) for a in added]
+        )
+    pieces = PieceTable(
+        dict(enumerate(vocabulary.tokens)).get,
+        spelling="byte_level" if model == "gpt2" else "sentencepiece",
+        strip_first_space=space_prefix,
+        verbatim=[a.id for a in added],
+    )
+    bos = _special_id(metadata, vocabulary, "bos", bos_default)
+    eos = _special_id(metadata, vocabulary, "eos", eos_default)
+    prefix = _flag(metadata, "add_bos_token", add_bos, origin) and bos is not None
+    suffix = _flag(metadata, "add_eos_token", False, origin) and eos is not None
+    return TokenizerParts(
+        origin=origin,
+        file=origin,
+        backend=backend,
+        pieces=pieces,
+        added=added,
+        vocab_size=len(vocabulary.tokens),
+        bos_token_id=bos,
+        eos_token_ids=_eos_ids(metadata, vocabulary, eos),
+        prefix_ids=(bos,) if prefix and bos is not None else (),
+        suffix_ids=(eos,) if suffix and eos is not None else (),
+        special_tokens=_special_tokens(metadata, vocabulary, bos, eos),
+        chat_templates=_chat_templates(metadata, origin),
+    )
+
+
+def _read_vocabulary(metadata: Mapping[str, Any], origin: str) -> _Vocabulary:
+    tokens = cast("list[str]", _array(metadata, "tokens", str, origin))
+    if not tokens:
+        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got="an empty list", next="The vocabulary is missing.")
+    if "" in tokens:  # llama.cpp's name for a token without text
+        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    try:
+        "".join(tokens).encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got="text that is not Unicode") from error
+    if max(map(len, tokens)) > _LONGEST_TOKEN:
+        got = f"a token of {max(map(len, tokens))} characters"
+        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got=got, allowed=f"up to {_LONGEST_TOKEN}")
+    ids = {token: i for i, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
+        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got=f"{twice!r} twice", allowed="distinct tokens")
+    if metadata.get("tokenizer.ggml.token_type") is None:
+        types = [NORMAL] * len(tokens)
+    else:
+        types = cast("list[int]", _array(metadata, "token_type", int, origin))
+        _same_length(types, tokens, "token_type", origin)
+    for token in (*END_OF_TURN_TOKENS, *(name for names in INFILL_ENDS.values() for name in names)):
+        if token in ids:
+            types[ids[token]] = CONTROL
+    return _Vocabulary(origin, tokens, ids, types)
+
+
+def _array(metadata: Mapping[str, Any], name: str, kind: type, origin: str) -> list[Any]:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    what = f"{origin}: tokenizer.ggml.{name}"
+    if value is None:
+        raise TokenizerError(what, got="missing", next="The tokenizer can't be built without it.")
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise TokenizerError(what, got=type(value).__name__, allowed=f"an array of {kind.__name__}")
+    items = list(cast("Sequence[Any]", value))
+    if not set(map(type, items)) <= ({int, float} if kind is float else {kind}):
+        raise TokenizerError(what, got="values of another type", allowed=f"an array of {kind.__name__}")
+    return items
+
+
+def _same_length(values: list[Any], tokens: list[str], name: str, origin: str) -> None:
+    if len(values) != len(tokens):
+        raise TokenizerError(f"{origin}: tokenizer.ggml.{name}", got=f"{len(values)} values for {len(tokens)} tokens")
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool, origin: str) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise TokenizerError(f"{origin}: tokenizer.ggml.{name}", got=repr(value)[:60], allowed="true or false")
+    return value
+
+
+def _pre_tokenizer(metadata: Mapping[str, Any], origin: str) -> PreTokenizer:
+    name = metadata.get("tokenizer.ggml.pre")
+    # Files from before the key existed: llama.cpp warns and takes its default.
+    found = PRE_TOKENIZERS.get("default" if name in (None, "") else str(name))
+    if found is None:
+        supported = ", ".join(sorted(PRE_TOKENIZERS))
+        raise TokenizerError(f"{origin}: tokenizer.ggml.pre", got=shown(name), allowed=supported)
+    return found
+
+
+def _byte_level_backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary, pre: PreTokenizer) -> Backend:
+    origin = vocabulary.origin
+    lines = cast("list[str]", _array(metadata, "merges", str, origin))
+    merges = [tuple(line.split(" ")) for line in lines]
+    if not set(map(len, merges)) <= {2}:
+        wrong = next(line for line, pair in zip(lines, merges, strict=True) if len(pair) != 2)
+        raise TokenizerError(f"{origin}: tokenizer.ggml.merges", got=repr(wrong[:60]), allowed="two tokens and a space")
+    pairs = cast("list[tuple[str, str]]", merges)
+    try:
+        model = models.BPE(vocabulary.ids, pairs, ignore_merges=pre.ignore_merges)
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise TokenizerError(f"{origin}: tokenizer.ggml.merges", got=_unknown_merge(vocabulary.ids, pairs)) from error
+    backend = Backend(model)
+    splits = [pre_tokenizers.Split(Regex(words), "isolated") for words in pre.splits]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _unknown_merge(ids: Mapping[str, int], pairs: list[tuple[str, str]]) -> str:
+    for left, right in pairs:
+        for token in (left, right, left + right):
+            if token not in ids:
+                return f"{left!r} + {right!r}, where {token!r} is not a token"
+    return "merges that don't fit the tokens"
+
+
+def _sentencepiece_backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary, space_prefix: bool) -> Backend:
+    """Sentencepiece BPE: of all adjacent pairs that together are a token, join the best-scored first.
+
+    Every way to split a normal token in two is a merge, ranked by the token's score. Control, byte and user-defined
+    tokens are never made by merging (sentencepiece's rule; llama.cpp would let plain text spell a control token).
+    """
+    origin = vocabulary.origin
+    scores = cast("list[float]", _array(metadata, "scores", float, origin))
+    _same_length(scores, vocabulary.tokens, "scores", origin)
+    normal = {t: i for t, i in vocabulary.ids.items() if vocabulary.types[i] == NORMAL}
+    best_first = sorted(normal.items(), key=lambda item: -scores[item[1]])
+    merges: list[tuple[str, str]] = []
+    characters = 0
+    for token, _ in best_first:
+        cuts = [cut for cut in range(1, len(token)) if token[:cut] in normal and token[cut:] in normal]
+        merges += [(token[:cut], token[cut:]) for cut in cuts]
+        characters += len(cuts) * len(token)
+        if len(merges) > _MOST_MERGES or characters > _MOST_MERGE_CHARACTERS:
+            raise TokenizerError(
+                f"{origin}: tokenizer.ggml.tokens",
+                got=f"{len(merges):,} ways and more to split tokens in two, of {characters:,} characters",
+                allowed=f"{_MOST_MERGES:,} ways, of {_MOST_MERGE_CHARACTERS:,} characters",
+                next="The vocabulary is damaged; fetch the file again.",
+            )
+    unknown = _special_id(metadata, vocabulary, "unknown", 0)
+    model = models.BPE(
+        vocabulary.ids,
+        merges,
+        unk_token=None if unknown is None else vocabulary.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    backend = Backend(model)
+    to_marks = normalizers.Replace(" ", SPACE_MARK)
+    # After every control token too, as llama.cpp and sentencepiece's own first releases have it.
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), to_marks]) if space_prefix else to_marks
+    strip = [decoders.Strip(" ", 1, 0)] if space_prefix else []
+    steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _special_id(metadata: Mapping[str, Any], vocabulary: _Vocabulary, name: str, default: int | None) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TokenizerError(
+            f"{vocabulary.origin}: tokenizer.ggml.{name}_token_id", got=repr(value)[:60], allowed="a token id"
+        )
+    if 0 <= value < len(vocabulary.tokens):
+        return value
+    # llama.cpp keeps its default, disabled where that is out of range as well; converters write -1 or 2^32-1 for
+    # "none".
+    return default if default is not None and default < len(vocabulary.tokens) else None
+
+
+def _eos_ids(metadata: Mapping[str, Any], vocabulary: _Vocabulary, eos: int | None) -> tuple[int, ...]:
+    """Every id that ends an answer, the file's own eos first."""
+    found = [eos, *(_special_id(metadata, vocabulary, name, None) for name in ("eot", "eom"))]
+    found += [vocabulary.ids.get(token) for token in END_OF_TURN_TOKENS]
+    for name, texts in INFILL_ENDS.items():
+        named = next((vocabulary.ids[text] for text in texts if text in vocabulary.ids), None)
+        found.append(_special_id(metadata, vocabulary, name, named))
+    return tuple(dict.fromkeys(i for i in found if i is not None))
+
+
+def _special_tokens(
+    metadata: Mapping[str, Any], vocabulary: _Vocabulary, bos: int | None, eos: int | None
+) -> dict[str, str]:
+    ids = {
+        "bos_token": bos,
+        "eos_token": eos,
+        "unk_token": _special_id(metadata, vocabulary, "unknown", None),
+        "pad_token": _special_id(metadata, vocabulary, "padding", None),
+    }
+    return {name: vocabulary.tokens[i] for name, i in ids.items() if i is not None}
+
+
+def _chat_templates(metadata: Mapping[str, Any], origin: str) -> dict[str, str]:
+    """ "default" from tokenizer.chat_template, others from tokenizer.chat_template.NAME."""
+    found: dict[str, str] = {}
+    for key, value in metadata.items():
+        if key == "tokenizer.chat_template" or key.startswith("tokenizer.chat_template."):
+            if not isinstance(value, str):
+                raise TokenizerError(f"{origin}: {key}", got=type(value).__name__, allowed="a string")
+            found[key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default"] = value
+    return found

@@ -1,0 +1,210 @@
+"""Compiling Triton's kernels in processes of their own: its compiler holds Python's lock for most of the time."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+__all__ = ["begin_first_launch", "compile_in", "compile_kernel", "processes"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _GivenUpError(Exception):
+    """Of a thread whose caller was interrupted, and hears of it no more."""
+
+
+@contextmanager
+def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
+    """So many processes, forked from this one. None where there is no fork, once this process uses CUDA or has other
+    threads, whose locks a fork would keep for ever, in a daemon, which may have no processes of its own, and where the
+    system refuses."""
+    alone = threading.active_count() == 1 and not torch.cuda.is_initialized()
+    may_fork = "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
+    if count < 2 or not alone or not may_fork:
+        yield None
+        return
+    others = multiprocessing.active_children()
+    with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_prepare) as pool:
+        forked = True
+        try:
+            # The first job forks all of them, while there is one thread.
+            pool.submit(int)
+        except OSError:  # no memory, or no more processes
+            forked = False
+            for process in multiprocessing.active_children():
+                if process not in others:
+                    process.terminate()
+                    process.join()
+        yield pool if forked else None
+
+
+def _prepare() -> None:
+    """What a process's first compilation would begin with, while the one that asks for it still looks for its card."""
+    from triton.runtime.cache import triton_key
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that waits
+    _end_with_parent()
+    gc.disable()  # a kernel's syntax trees are many objects, and the process does not last
+    triton_key()  # reads all of Triton's own files
+
+
+def begin_first_launch() -> None:
+    """Begin in a thread what a process's first launch of a Triton kernel begins with, compiled before or not: reading
+    all of Triton's own files, by which compiled kernels are named. A fifth of a second, mostly without Python's lock.
+    """
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:
+        return
+
+    def read() -> None:
+        with suppress(Exception):  # then the launch says what is wrong
+            triton_key()
+
+    with suppress(RuntimeError):  # no more threads: then the launch reads them
+        threading.Thread(target=read, name="first-launch", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Have Linux end this process when the one that forked it is killed, which can't tell its pool."""
+    parent = multiprocessing.parent_process()
+    if sys.platform == "linux" and parent is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # before that was said
+            os._exit(1)
+
+
+@contextmanager
+def compile_in(pool: ProcessPoolExecutor | None) -> Generator[Callable[[], None]]:
+    """Meanwhile, whatever any thread has Triton compile is compiled by the pool first, into Triton's cache on disk,
+    where Triton then finds it. None: nothing changes.
+
+    Gives what an interrupted caller calls before it waits for its threads: the pool's processes end at once, and what
+    is not compiled by then fails.
+    """
+    if pool is None:
+        yield lambda: None
+        return
+    from triton import knobs
+    from triton.runtime import driver
+
+    before = knobs.runtime.jit_cache_hook
+    given_up = threading.Event()
+
+    def give_up() -> None:
+        given_up.set()
+        for process in list((pool._processes or {}).values()):  # pyright: ignore[reportPrivateUsage] (public from 3.14)
+            process.kill()
+        # One that died amid its result leaves the rest to be waited for, as long as anyone could still write it.
+        pool._result_queue._writer.close()  # pyright: ignore
+
+    def hook(**given: Any) -> bool | None:
+        fn, known = given["fn"], given["compile"]
+        source = (fn.module, fn.name, known["signature"], known["constants"], known["configs"][0])
+        options = json.loads(known["specialization_data"])["options"]
+        # What fails there fails here again, with its own words; a pool that has broken leaves all to Triton.
+        with suppress(RuntimeError):
+            wait([pool.submit(compile_kernel, *source, options, driver.active.get_current_target())])
+        if given_up.is_set():
+            # Not True, with which Triton would pass over the launch: what follows would read what it has not written.
+            raise _GivenUpError
+        return None if before is None else before(**given)
+
+    knobs.runtime.jit_cache_hook = hook
+    try:
+        yield give_up
+    finally:
+        if knobs.runtime.jit_cache_hook is hook:
+            knobs.runtime.jit_cache_hook = before
+
+
+def compile_kernel(
+    module: str,
+    name: str,
+    signature: Mapping[str, object],
+    constants: Mapping[tuple[int, ...], object],
+    attributes: Mapping[tuple[int, ...], object],
+    options: Mapping[str, object],
+    target: object,
+) -> None:
+    """Compile one variant of the kernel of that name into Triton's cache. Uses no device.
+
+    signature, constants, attributes, options, target: as Triton's jit_cache_hook tells them.
+    """
+    import triton
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from onewave.gpu.launch import hash_in_order
+
+    kernel = getattr(import_module(module), name)
+    hash_in_order(kernel)
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    with _launcher_beside(source):
+        triton.compile(source, target=target, options=given)
+
+
+@contextmanager
+def _launcher_beside(source: Any) -> Generator[None]:
+    """Meanwhile, have a C compiler make what launches the kernel, too, as soon as its compilation knows the arguments:
+    whoever launches it first would wait for that, half a second of it."""
+    from triton import knobs
+
+    before: Callable[..., Any] | None = knobs.runtime.add_stages_inspection_hook
+    threads: list[threading.Thread] = []
+
+    def hook(*given: Any) -> Any:
+        if not given:  # Triton from 3.7 on asks what the hook does to a kernel, as (key, digest): nothing
+            return ("", "") if before is None else before()
+        said = None if before is None else before(*given)
+        stages: dict[str, Callable[..., Any]] = given[1]
+        make = stages.get("llir")
+        if make is not None:
+
+            def make_beside(module: Any, metadata: dict[str, Any]) -> Any:
+                thread = threading.Thread(target=_make_launcher, args=(source, dict(metadata)))
+                with suppress(RuntimeError):  # no more threads: whoever launches makes it
+                    thread.start()
+                    threads.append(thread)
+                return make(module, metadata)
+
+            stages["llir"] = make_beside
+        return said
+
+    knobs.runtime.add_stages_inspection_hook = hook
+    try:
+        yield
+    finally:
+        if knobs.runtime.add_stages_inspection_hook is hook:
+            knobs.runtime.add_stages_inspection_hook = before
+        for thread in threads:
+            thread.join()
+
+
+def _make_launcher(source: Any, metadata: Mapping[str, Any]) -> None:
+    """Triton's launcher of a kernel, into Triton's cache. metadata: as far as the compilation knows it."""
+    # What fails here, or is another Triton's, is made by whoever launches, with its own words.
+    with suppress(Exception):
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        later = dict.fromkeys(("global_scratch_size", "global_scratch_align", "profile_scratch_size"), 0)
+        CudaLauncher(source, SimpleNamespace(**later | {"profile_scratch_align": 1} | dict(metadata)))

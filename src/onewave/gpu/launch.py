@@ -1,0 +1,179 @@
+"""Launches Triton kernels with less of the host's time.
+
+Triton binds a call's arguments by name, looks at each for what the kernel is compiled for, and makes a key of all that
+in text, at every launch: tens of microseconds, more than many of these kernels run. `launch_kernel` makes a shorter key
+of the same properties and goes straight to the kernel that Triton compiled for it before.
+"""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Generator, Hashable, Iterable
+from contextlib import contextmanager
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITCallable, JITFunction
+
+from onewave.gpu.prebuilt import Launch, take_prebuilt
+
+__all__ = ["hash_in_order", "launch_kernel", "launches_nowhere", "properties", "without_collection"]
+
+_ALIGNED_BYTES = 16
+_HALF = 1 << 31
+_CONSTANT, _PLAIN, _ANY = range(3)
+
+
+class _Kernel:
+    """A kernel's parameters, and what Triton has compiled it to so far, by device, launch options and properties of
+    its arguments."""
+
+    def __init__(self, function: Any) -> None:
+        self.names: list[str] = function.arg_names
+        self.kinds = [_CONSTANT if p.is_constexpr else _PLAIN if p.do_not_specialize else _ANY for p in function.params]
+        # What is a constant from here on is part of the key as it is.
+        self.first_constants = max((at + 1 for at, kind in enumerate(self.kinds) if kind != _CONSTANT), default=0)
+        self.defaults = {p.name: p.default for p in function.params if p.has_default}
+        self.compiled: dict[Hashable, CompiledKernel] = {}
+
+
+# By identity, and together with the function, so that no other takes its place: its own hash reads its source.
+_kernels: dict[int, tuple[Any, _Kernel]] = {}
+
+
+def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+    """What function[grid](*args, **named) does, a Triton or Gluon kernel's launch on the current stream of the card
+    where the first tensor lies.
+
+    A kernel that runs in the interpreter, or stands in for one, is called that way each time, and so is one that is
+    to be compiled first. Constants 1, 1.0 and True are one, as they are to Triton. What Triton looks at before each
+    launch is looked at before the first alone: hooks before a run, debug and instrumentation switches, globals.
+    """
+    if not isinstance(function, JITFunction):
+        function[grid](*args, **named)
+        return
+    card = _card_of(chain(args, named.values()))
+    if card is None and _nowhere is not None:
+        _nowhere.append(Launch(function, args, named))
+        return
+    if card is not None and card != torch.cuda.current_device():
+        with torch.cuda.device(card):
+            launch_kernel(function, grid, *args, **named)
+        return
+    found = _kernels.get(id(function))
+    if found is None:
+        found = _kernels.setdefault(id(function), (function, _Kernel(function)))
+    kernel = found[1]
+    others = kernel.names[len(args) :]
+    values = [*args, *[named.pop(name) if name in named else kernel.defaults[name] for name in others]]
+    looked_at, constants = values[: kernel.first_constants], values[kernel.first_constants :]
+    key = (torch.cuda.current_device(), *named.items(), *properties(looked_at, kernel.kinds), *constants)
+    compiled = kernel.compiled.get(key)
+    if compiled is None:
+        hash_in_order(function)
+        take_prebuilt(Launch(function, values, named))
+        with without_collection():
+            made = function[grid](*values, **named)
+        if isinstance(made, CompiledKernel):
+            kernel.compiled[key] = made
+    else:
+        compiled[(*grid, 1, 1)[:3]](*values)
+
+
+_nowhere: list[Launch] | None = None
+
+
+@contextmanager
+def launches_nowhere() -> Generator[list[Launch]]:
+    """Meanwhile launches whose tensors lie on no card, by any thread, are kept in the list and not made: for what is
+    to be compiled without a card."""
+    global _nowhere
+    before, _nowhere = _nowhere, []
+    try:
+        yield _nowhere
+    finally:
+        _nowhere = before
+
+
+@contextmanager
+def without_collection() -> Generator[None]:
+    """Meanwhile Python collects no garbage, of which a compilation makes hundreds of thousands of objects: with PyTorch
+    loaded, going through all there are takes 0.15 s and more, once a compilation or twice. Of several threads the first
+    one to begin ends it for all, which costs the others time, and nothing else."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+_hashed: set[str] = set()
+_hashing = threading.RLock()
+
+
+def hash_in_order(function: Any) -> None:
+    """Hash all functions of a kernel's modules, those of a module's imports first, each module's as they stand.
+
+    By what name Triton keeps a compiled kernel depends on which of its functions have been hashed before, for another
+    kernel: without an order a process would not find what another one has compiled.
+    """
+
+    def visit(name: str) -> None:
+        if name in _hashed or name not in sys.modules or name.startswith("triton."):
+            return
+        _hashed.add(name)
+        functions = [value for value in vars(sys.modules[name]).values() if isinstance(value, JITCallable)]
+        for one in functions:
+            visit(one.__module__)
+        for one in functions:
+            if one.__module__ == name:
+                _ = one.cache_key
+
+    with _hashing:
+        visit(function.__module__)
+
+
+def _card_of(args: Iterable[Any]) -> int | None:
+    """The number of the card where the first tensor, or what the first descriptor describes, lies."""
+    for value in args:
+        tensor = value if isinstance(value, Tensor) else getattr(value, "base", None)
+        if isinstance(tensor, Tensor):
+            return tensor.get_device() if tensor.is_cuda else None
+    return None
+
+
+def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:
+    """What a kernel may be compiled for of each argument: a constant's value; of a whole number its size, and, unless
+    the kernel has it otherwise, whether it is 1 or a multiple of 16; of a tensor dtype and alignment; of a descriptor
+    dtype, box and layout; of a tuple those of its items.
+
+    kinds: of each parameter, and maybe of more, 0 a constant, 1 a number that is not looked at, 2 any other.
+    """
+    found: list[Hashable] = []
+    for value, kind in zip(values, kinds, strict=False):
+        if kind == _CONSTANT:
+            found.append(value)
+        elif type(value) is int:
+            size = 32 if -_HALF <= value < _HALF else 64 if value < 1 << 63 else -64  # Triton's i32, i64, u64
+            found.append(size if kind == _PLAIN else (size, value == 1, value % 16 == 0))
+        elif isinstance(value, Tensor):
+            found.append(value.dtype if value.data_ptr() % _ALIGNED_BYTES == 0 else (value.dtype,))
+        elif value is None or isinstance(value, (bool, float)):
+            found.append(type(value))
+        elif isinstance(value, tuple):  # whose numbers Triton always looks at
+            found.append((type(value), *properties(value, repeat(_ANY))))
+        elif hasattr(value, "block_shape"):  # a tensor descriptor, whose base is aligned
+            found += value.base.dtype, tuple(value.block_shape), getattr(value, "layout", None), value.padding
+        else:  # Triton says what it makes of it, or why it does not
+            found.append(value)
+    return found

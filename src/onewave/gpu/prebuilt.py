@@ -1,0 +1,165 @@
+"""Kernels that come compiled with the package (decision 0011).
+
+Before Triton would compile one of these, its binary is put into Triton's cache on disk, under the name that Triton
+itself gives it. Which binary belongs to which launch is told by a digest of all that it is compiled from: source,
+arguments' types, constants, options, what is changed in the PTX, Triton's version and its assembler's. What differs in
+any of them is compiled as ever, and so is everything for whoever asks Triton for more than its usual compilation.
+"""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime import driver
+
+from onewave.base.settings import takes_prebuilt
+
+__all__ = ["FOLDER", "INDEX", "Launch", "archive_of", "compiled_from", "key_of", "take_prebuilt"]
+
+FOLDER, INDEX = "prebuilt", "index.json"
+"""In an operator's folder: {"triton": version, "kernels": {name: {"key", "sha256", "at", "bytes", "metadata"}}}.
+
+The binary of that digest lies at `at`, so many bytes long, in archive_of(name), where binaries lie one after another,
+compressed together, as they are much alike. metadata is what Triton keeps beside it, but for the launch's options.
+"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A Triton or Gluon kernel, and what a launch gives it: arguments in order and by name, options of the launch."""
+
+    function: Any
+    args: Sequence[Any]
+    named: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the index says of a kernel, but for its key."""
+
+    name: str
+    sha256: str
+    at: int
+    bytes: int
+    metadata: dict[str, Any]
+
+
+def archive_of(name: str) -> str:
+    """The file that holds a kernel of that name in the index."""
+    return f"{name.partition('/')[0]}.xz"
+
+
+def take_prebuilt(launch: Launch) -> bool:
+    """Put what a launch needs into Triton's cache, if it is there compiled. Returns whether Triton will find it."""
+    folder = Path(launch.function.fn.__code__.co_filename).parents[1] / FOLDER
+    kernels = _compiled(folder)
+    if not kernels or not _wanted():
+        return False
+    target: Any = driver.active.get_current_target()
+    source, options = compiled_from(launch, target)
+    found = kernels.get(key_of(source, options, target))
+    if found is None:
+        return False
+    file = folder / archive_of(found.name)
+    try:
+        with lzma.open(file) as archive:
+            archive.seek(found.at)
+            binary = archive.read(found.bytes)
+    except (OSError, lzma.LZMAError, EOFError):
+        binary = b""
+    if hashlib.sha256(binary).hexdigest() != found.sha256:
+        what = f"{file} is missing or damaged: its kernel is compiled here instead, in seconds. Install onewave again."
+        warnings.warn(what, stacklevel=2)
+        return False
+    _keep(source, options, target, binary, found.metadata)
+    return True
+
+
+def _wanted() -> bool:
+    """Whether nobody asks for what a compilation does beside its binary, or for another one."""
+    # Not every Triton has this, nor what is imported further down.
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    from onewave.gpu.ptx.hook import is_in_front
+
+    asked = knobs.compilation.always_compile or knobs.compilation.override or knobs.compilation.dump_ir
+    return takes_prebuilt() and is_in_front() and not asked and not get_cache_invalidating_env_vars()
+
+
+@lru_cache
+def _compiled(folder: Path) -> dict[str, _Entry]:
+    """By key the entry of each kernel in a folder, of which there need be none."""
+    index = folder / INDEX
+    if not index.exists():
+        return {}
+    try:
+        kept: dict[str, Any] = json.loads(index.read_text())
+        if kept["triton"] != triton.__version__:
+            return {}
+        return {
+            each["key"]: _Entry(name, each["sha256"], int(each["at"]), int(each["bytes"]), dict(each["metadata"]))
+            for name, each in kept["kernels"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        what = f"{index} is damaged: kernels are compiled here instead, in seconds each. Install onewave again."
+        warnings.warn(what, stacklevel=3)
+        return {}
+
+
+def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
+    """What Triton compiles for a launch on such a card, and with which options."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.runtime.jit import create_function_from_signature
+
+    function, backend = launch.function, make_backend(target)
+    asked = {
+        **launch.named,
+        "debug": function.debug or knobs.runtime.debug,
+        "instrumentation_mode": knobs.compilation.instrumentation_mode,
+    }
+    bind = create_function_from_signature(function.signature, function.params, backend)
+    bound, properties, others = bind(*launch.args, **asked)
+    options, signature, constants, attributes = function._pack_args(backend, asked, bound, properties, others)
+    kind = GluonASTSource if function.is_gluon() else ASTSource
+    return kind(function, signature, constants, attributes), backend.parse_options(dict(options.__dict__))
+
+
+def key_of(source: ASTSource, options: Any, target: GPUTarget) -> str:
+    """A digest of all that a binary is compiled from. Functions are hashed in order by then (hash_in_order)."""
+    from onewave.gpu.ptx.hook import change_of
+
+    change = change_of(source.name)
+    words = (triton.__version__, make_backend(target).hash(), change, source.hash(), options.hash())
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def _keep(source: ASTSource, options: Any, target: GPUTarget, binary: bytes, metadata: dict[str, Any]) -> None:
+    """Leave a binary where Triton looks for it, in Triton's own form."""
+    from triton.runtime.cache import get_cache_key, get_cache_manager
+
+    words = get_cache_key(source, make_backend(target), options, env_vars={})
+    digest = hashlib.sha256(words.encode()).hexdigest()
+    cache = get_cache_manager(digest)
+    about = f"{source.name}.json"
+    if about not in (cache.get_group(about) or {}):
+        whole = {"hash": digest, "target": target, **options.__dict__, "triton_version": triton.__version__, **metadata}
+        group = {
+            f"{source.name}.cubin": cache.put(binary, f"{source.name}.cubin"),
+            about: cache.put(json.dumps(whole, default=vars), about, binary=False),
+        }
+        cache.put_group(about, group)

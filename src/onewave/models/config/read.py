@@ -1,0 +1,85 @@
+"""From a model's place on disk to its ModelConfig."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from onewave.base.errors import ConfigError
+from onewave.models.config.gguf import ROPE_DIVISORS, from_gguf
+from onewave.models.config.hf import from_hf
+from onewave.models.config.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from onewave.weights.fetch.sources import ModelLocation
+    from onewave.weights.formats.gguf_store import GGUFStore
+
+__all__ = ["load_config"]
+
+_MAX_CONFIG_BYTES = 10_000_000
+
+
+def load_config(location: ModelLocation) -> ModelConfig:
+    """Read the description of a model: an HF directory, a GGUF file or a built-in config.
+
+    Raises ConfigError, UnsupportedError; WeightsError for a GGUF file that can't be read.
+    """
+    if location.kind == "builtin":
+        file = resources.files("onewave.models") / "builtin" / f"{location.name}.json"
+        return from_hf(_parse(file.read_bytes(), file.name), source=file.name)
+    assert location.path is not None, "only built-in configs have no path"
+    if location.kind == "gguf":
+        from onewave.weights.formats.gguf_store import GGUFStore
+
+        store = GGUFStore.open(location.path)
+        try:
+            return _read_gguf(store)
+        finally:
+            store.close()
+    config, generation = location.path / "config.json", location.path / "generation_config.json"
+    # lexists: a link to where one may not look is there, and reading it says why it can't be read.
+    if not os.path.lexists(config):
+        raise ConfigError(
+            str(config), got="missing", next="Give a directory with config.json and *.safetensors, or a GGUF file."
+        )
+    return from_hf(
+        _read_json(config),
+        _read_json(generation) if os.path.lexists(generation) else None,
+        source=str(config),
+        generation_source=str(generation),
+    )
+
+
+def _read_gguf(store: GGUFStore) -> ModelConfig:
+    shapes = {name: tensor.shape for name, tensor in store.tensors.items()}
+    divisors = [float(value) for value in store.load(ROPE_DIVISORS).flatten()] if ROPE_DIVISORS in shapes else None
+    return from_gguf(store.metadata, shapes, rope_divisors=divisors, source=store.description)
+
+
+def _read_json(path: Path) -> Mapping[str, object]:
+    try:
+        if path.exists() and not path.is_file():
+            got = "a directory" if path.is_dir() else "not a file"
+            raise ConfigError(str(path), got=got, allowed="a JSON file")
+        with path.open("rb") as file:
+            text = file.read(_MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(str(path), got=f"can't be read ({error.strerror or error})") from None
+    if len(text) > _MAX_CONFIG_BYTES:
+        raise ConfigError(str(path), got=f"longer than {_MAX_CONFIG_BYTES} bytes", allowed="a model's config")
+    return _parse(text, str(path))
+
+
+def _parse(text: bytes, name: str) -> Mapping[str, object]:
+    try:
+        value = json.loads(text)
+    # Deep nesting overruns the parser's recursion, and an integer of thousands of digits Python's own limit.
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(name, got=f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(name, got="not a JSON object")
+    return cast("dict[str, object]", value)

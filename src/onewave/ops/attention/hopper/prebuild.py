@@ -1,0 +1,150 @@
+"""Compile nearly all kinds of prefill attention into the package: `python -m onewave.ops.attention.hopper.prebuild`.
+
+To be run, without a card, after every change of these kernels, of what calls them or of Triton (`make kernels`;
+decisions 0011 and 0013). What is not up to date is not taken, and a test says so.
+"""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+
+from onewave.gpu.launch import hash_in_order, launches_nowhere, without_collection
+from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of
+from onewave.ops.attention.fp8 import launch as fp8_impl
+from onewave.ops.attention.hopper import launch as gluon_impl
+from onewave.ops.attention.hopper.plan import PAGE_SIZES
+from onewave.ops.attention.masks import Options
+
+__all__ = ["TARGET", "build", "launches", "prebuild"]
+
+TARGET = GPUTarget("cuda", 90, 32)
+_TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 256)), (torch.float8_e4m3fn, 128))
+# Where one program has all tiles: one is dealt in closed form, and a sequence of these by a table or, packed, sorted.
+_FEW, _MANY = 16, 4096
+_LIMITS = {"full": (None, None), "causal": (None, 0), "window": (128, 0)}
+
+
+@cache  # a process that builds several asks as often
+def launches() -> dict[str, Launch]:
+    """By name a launch of each kernel that comes compiled, of tensors that lie on no card; the first of those alike."""
+    found: dict[str, Launch] = {}
+    known: set[str] = set()
+    for name, launch in _calls():
+        hash_in_order(launch.function)
+        key = key_of(*compiled_from(launch, TARGET), TARGET)
+        if key not in known:
+            assert name not in found, name
+            known.add(key)
+            found[name] = launch
+    return found
+
+
+def _calls() -> Iterator[tuple[str, Launch]]:
+    for dtype, head_dim in _TENSORS:
+        archive = f"attention-{head_dim}-{str(dtype).removeprefix('torch.')}"
+        for name, (*before, own) in _kinds(dtype, head_dim):
+            yield f"{archive}/{name}", own
+            for launch in before:
+                yield f"{archive}/{name}-{launch.function.__name__}", launch
+
+
+def _kinds(dtype: torch.dtype, head_dim: int) -> Iterator[tuple[str, list[Launch]]]:
+    for (limits, (left, right)), packed, tokens in product(_LIMITS.items(), (False, True), (_FEW, _MANY)):
+        name = f"{limits}{'-packed' * packed}{'-many' * (tokens == _MANY)}"
+        wanted = Options(1.0, left, right)
+        make = partial(_launches_of, dtype, head_dim, tokens, packed=packed)
+        yield name, make(wanted)
+        yield f"{name}-lse", make(wanted, lse=True)
+        if dtype == torch.float8_e4m3fn or limits == "full":
+            continue
+        yield f"{name}-softcap", make(replace(wanted, softcap=1.0))
+        yield f"{name}-sinks", make(wanted, sinks=True)
+        for page_size in PAGE_SIZES if packed and limits == "causal" else ():
+            yield f"{name}-pages-{page_size}", make(wanted, page_size=page_size)
+
+
+def _launches_of(
+    dtype: torch.dtype, head_dim: int, tokens: int, wanted: Options, *, packed: bool, lse: bool = False,
+    sinks: bool = False, page_size: int | None = None,
+) -> list[Launch]:  # fmt: skip
+    """Of a call of that many tokens, or as many in pages."""
+    rows = keys = torch.empty(tokens, 1, head_dim, dtype=dtype).transpose(0, 1)[None]
+    sums = torch.empty(1, 1, tokens) if lse else None
+    options: dict[str, Any] = {"sinks": torch.empty(1) if sinks else None}
+    if packed:
+        starts = torch.tensor([0, tokens], dtype=torch.int32)
+        options |= {"starts_q": starts, "starts_k": starts, "longest": tokens}
+    if page_size is not None:
+        pages = -(-tokens // page_size)
+        keys = torch.empty(pages, page_size, 1, head_dim, dtype=dtype)
+        options |= {"block_table": torch.zeros(1, pages, dtype=torch.int32)}
+    with launches_nowhere() as made:
+        if dtype == torch.float8_e4m3fn:
+            out, one = torch.empty_like(rows, dtype=torch.bfloat16), torch.ones(1)
+            fp8_impl.attention(out, sums, rows, keys, keys, (one, one, one), wanted, **options)
+        else:
+            gluon_impl.attention(torch.empty_like(rows), sums, rows, keys, keys, wanted, **options)
+    return made
+
+
+def build(name: str) -> tuple[bytes, dict[str, Any]]:
+    """Compile that kernel of `launches`. Returns its binary and its entry in the index.
+
+    The binary has no debug information, which would name files of this machine; instructions are the same.
+    """
+    launch = launches()[name]
+    source, options = compiled_from(launch, TARGET)
+    with knobs.compilation.scope(), without_collection():
+        knobs.compilation.always_compile = True
+        compiled = triton.compile(source, target=TARGET, options=options.__dict__)
+        knobs.compilation.disable_line_info = True  # of what the assembler writes, from here on
+        binary = make_backend(TARGET).make_cubin(compiled.asm["ptx"], {}, options, TARGET.arch)
+    asked, made = (json.loads(json.dumps(each, default=vars)) for each in (vars(options), compiled.metadata._asdict()))
+    named_anew = ("hash", "target", "triton_version")
+    metadata = {key: value for key, value in made.items() if key not in named_anew and asked.get(key, made) != value}
+    digest = hashlib.sha256(binary).hexdigest()
+    return binary, {"key": key_of(source, options, TARGET), "sha256": digest, "metadata": metadata}
+
+
+def prebuild(folder: Path) -> dict[str, int]:
+    """Compile all, in a process a processor, into a folder, where nothing else remains. Returns archives' sizes."""
+    names = list(launches())
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        built = dict(zip(names, pool.map(build, names), strict=True))
+    archives: dict[str, bytes] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    for name, (binary, entry) in built.items():
+        before = archives.get(archive_of(name), b"")
+        entries[name] = {**entry, "at": len(before), "bytes": len(binary)}
+        archives[archive_of(name)] = before + binary
+    # All at once and at the end: whoever interrupts a compilation keeps what there was.
+    for old in folder.glob("*.xz"):
+        old.unlink()
+    for archive, binaries in archives.items():
+        (folder / archive).write_bytes(lzma.compress(binaries, preset=9 | lzma.PRESET_EXTREME))
+    (folder / INDEX).write_text(json.dumps({"triton": triton.__version__, "kernels": entries}, indent=1) + "\n")
+    return {archive: (folder / archive).stat().st_size for archive in archives}
+
+
+if __name__ == "__main__":
+    made = prebuild(Path(__file__).parents[1] / FOLDER)
+    print(f"{len(launches())} kernels compiled, {sum(made.values()):,} bytes in {', '.join(made)}")

@@ -1,0 +1,26 @@
+"""Compile the CPU kernels ahead of their first use: `python -m onewave.ops.cpu.precompile`.
+
+Numba keeps what it compiles beside the source, or in the user's cache where that can't be written, so this is needed
+once for a machine and a version; without it the first prompt pays. Set-up runs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+__all__ = ["precompile"]
+
+_MODULES = ("append_kv", "decode_attention", "linear", "rms_norm", "swiglu")
+
+
+def precompile() -> int:
+    """Compile, or load from the cache, every kernel of the CPU operators. Returns how many there are."""
+    from onewave.ops.cpu.team_impl import kernel
+
+    modules = (import_module(f"onewave.ops.{name}.numba_impl") for name in _MODULES)
+    kernels = [value for module in modules for value in vars(module).values() if isinstance(value, kernel)]
+    return sum(1 for each in kernels if each.address)
+
+
+if __name__ == "__main__":
+    print(f"{precompile()} CPU kernels compiled")

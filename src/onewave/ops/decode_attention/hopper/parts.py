@@ -1,0 +1,230 @@
+"""All that the partitions of stream_impl share of a call."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportOperatorIssue=false
+# pyright: reportFunctionMemberAccess=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
+# (Triton ships no type information.)
+
+# No deferred annotations: an aggregate reads the types of its fields.
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from onewave.ops.decode_attention.triton.shares import (
+    listed_keys,
+    part_of_list,
+    part_of_row,
+    row_lengths,
+    row_starts,
+    rows_of_share,
+    start_of_row,
+)
+from onewave.wave.kernel.spin import prefetch_bytes
+
+__all__ = ["Call", "Part", "bring_nearer", "early_part", "length_of", "own_share", "part_here", "part_of_only_row"]
+
+
+class Call(NamedTuple):
+    """Arguments by the kernel's names for them, its shared memory, and its constants.
+
+    k_tiles, v_tiles: descriptors of boxes of BLOCK_N keys. k_ring, v_ring: [STAGES, BLOCK_N, BLOCK_D]. k_full, v_full,
+    empty: a mbarrier a place. sure: [1], a mbarrier: whether what was guessed is right is known; if GUESSES.
+    tops, totals: float32 [4, BLOCK_M], the warps' maxima and sums. folds: float32 [UNROLL, BLOCK_H, 4], of a partial
+    result: what is kept of those before, what it adds to their sum, and twice what its output weighs. weights:
+    [BLOCK_N, BLOCK_M], a tile's.
+    """
+
+    k_tiles: Any
+    v_tiles: Any
+    k_ring: Any
+    v_ring: Any
+    k_full: Any
+    v_full: Any
+    empty: Any
+    sure: Any
+    tops: Any
+    totals: Any
+    folds: Any
+    weights: Any
+    num_rows: Any
+    lengths: Any
+    finished: Any
+    table: Any
+    sinks: Any
+    mask: Any
+    q: Any
+    k: Any
+    v: Any
+    qkv: Any
+    bias: Any
+    qkv_scale: Any
+    rotary: Any
+    shift: Any
+    smooth: Any
+    out: Any
+    lse: Any
+    part: Any
+    stats: Any
+    counters: Any
+    num_queries: Any
+    num_heads: Any
+    num_kv_heads: Any
+    head_dim: Any
+    capacity: Any
+    block_size: Any
+    max_splits: Any
+    window: Any
+    target: Any
+    half: Any
+    scale_log2: Any
+    softcap: Any
+    out_scale: Any
+    max_bound: Any
+    min_bound: Any
+    stride_q_row: Any
+    stride_q_head: Any
+    stride_q_query: Any
+    stride_out_row: Any
+    stride_out_head: Any
+    stride_out_query: Any
+    stride_k_block: Any
+    stride_k_head: Any
+    stride_k_key: Any
+    stride_v_block: Any
+    stride_v_head: Any
+    stride_v_key: Any
+    stride_mask_row: Any
+    stride_mask_head: Any
+    stride_table: Any
+    GROUP: Any
+    SPLIT: Any
+    LOG_SMALLEST: Any
+    DOUBLINGS: Any
+    BLOCK_M: Any
+    BLOCK_N: Any
+    BLOCK_D: Any
+    BLOCK_H: Any
+    STAGES: Any
+    FLIGHT: Any
+    PAGING: Any
+    PAGE: Any
+    ONE_QUERY: Any
+    HAS_SOFTCAP: Any
+    HAS_SINKS: Any
+    HAS_MASK: Any
+    HAS_LSE: Any
+    FUSED: Any
+    HAS_FINISHED: Any
+    HAS_BIAS: Any
+    HAS_QKV_SCALE: Any
+    INTERLEAVED: Any
+    IN_EIGHTS: Any
+    HAS_SHIFT: Any
+    HAS_SMOOTH: Any
+    QUANTISED: Any
+    HALF_AWAY: Any
+    ROWS: Any
+    UNROLL: Any
+    WIDE: Any
+    GUESSES: Any
+
+
+class Part(NamedTuple):
+    """What a program has of a row, as shares_impl.part_of_row says: keys from `begin` on, but none from `end` on, which
+    is `begin` if it has none in the cache."""
+
+    first_key: Any
+    size: Any
+    first_split: Any
+    last_split: Any
+    split: Any
+    last_here: Any
+    begin: Any
+    end: Any
+
+
+@gluon.jit
+def own_share(c, EARLY: gl.constexpr = False):
+    """Of a call with several rows: (first row, last row, where the first one begins in the list of all keys, begin and
+    end of the program's piece of the list).
+
+    Each partition finds out by itself: handing it over would take longer. EARLY: whether lengths may be those of
+    before the wait, which then stay out of the first-level cache.
+    """
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    # Every warp has all rows: no sum over them crosses warps.
+    LIST: gl.constexpr = gl.BlockedLayout([max(1, c.ROWS // 32)], [32], [gl.num_warps()], [0])
+    rows = gl.arange(0, c.ROWS, layout=LIST)
+    starts, ends = row_starts(
+        c.lengths, c.finished, c.num_rows, extra, c.capacity, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST,
+        c.DOUBLINGS, c.target, rows, c.WIDE, c.HAS_FINISHED, EARLY,
+    )  # fmt: skip
+    first_row, last_row, share_begin, share_end = rows_of_share(gl.program_id(0), gl.num_programs(0), starts, ends)
+    return first_row, last_row, start_of_row(first_row, rows, starts), share_begin, share_end
+
+
+@gluon.jit
+def length_of(c, row, known, EARLY: gl.constexpr = False):
+    """A row's keys, as row_lengths has them."""
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    return row_lengths(c.lengths, c.finished, row, known, extra, c.capacity, c.HAS_FINISHED, EARLY)
+
+
+@gluon.jit
+def part_here(c, row_at, length, share_begin, share_end):
+    """The program's Part of a row of `length` keys, from row_at on in the list."""
+    extra: gl.constexpr = 1 if c.FUSED else 0
+    first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
+        row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
+        c.target, c.BLOCK_N, False,
+    )  # fmt: skip
+    end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
+    return Part(first_key, size, first_split, last_split, split, last_here, begin, end)
+
+
+@gluon.jit
+def part_of_only_row(c, length):
+    """The program's Part of a call's only row, of which everything follows from its length."""
+    keys = listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+    share_begin, share_end = part_of_list(gl.program_id(0), gl.num_programs(0), keys)
+    return part_here(c, 0, length, share_begin, share_end)
+
+
+@gluon.jit
+def early_part(c):
+    """(row, its length, Part) of the program's first row, if lengths stay as they are before the wait for the launch
+    before. Nothing to read if the row's last split began before, or if there is no row."""
+    if c.ROWS == 1:
+        row = gl.to_tensor(0)
+        length = length_of(c, row, True, True)
+        return row, length, part_of_only_row(c, length)
+    else:  # noqa: RET505 - one of the two is compiled
+        row, last_row, row_at, share_begin, share_end = own_share(c, EARLY=True)
+        length = length_of(c, row, row <= last_row, True)
+        return row, length, part_here(c, row_at, length, share_begin, share_end)
+
+
+@gluon.jit
+def bring_nearer(c, row, begin, end):
+    """Have the first tile of a row's keys and values from `begin` on, but none from `end` on, brought into the
+    second-level cache while the launch before ends: their columns in whole pieces of 64.
+
+    Lengths may yet change, and so may keys and values: the second-level cache is where all multiprocessors agree, and
+    nothing is read before the wait but to know what to ask for.
+    """
+    kv_head = gl.program_id(1).to(gl.int64)
+    keys = c.k + (row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
+    values = c.v + (row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
+    # A piece of 64 columns a thread, of a key and of a value.
+    PIECES: gl.constexpr = c.BLOCK_D // 64
+    THREADS: gl.constexpr = gl.num_warps() * 32
+    thread = gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    piece = thread % PIECES
+    for at in gl.static_range(0, c.BLOCK_N * PIECES, THREADS):
+        key = begin + (at + thread) // PIECES
+        wanted = (key < end) & (piece * 64 + 64 <= c.head_dim)
+        prefetch_bytes((keys + (key.to(gl.int64) * c.stride_k_key + piece * 64)).to(gl.int64), wanted, 128)
+        prefetch_bytes((values + (key.to(gl.int64) * c.stride_v_key + piece * 64)).to(gl.int64), wanted, 128)

@@ -1,0 +1,380 @@
+"""Launches of the kernel for many rows: as one launch, or as two that run side by side on two streams."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportIndexIssue=false, reportCallIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled, shown
+from onewave.gpu.launch import launch_kernel
+from onewave.ops.ffn.chain.kernel import chain_kernel, started_kernel
+from onewave.ops.ffn.chain.plan import ChainPlan, ChainSizes, ChainTile, plan_chain
+from onewave.tiles.graph.builders import cuts
+from onewave.tiles.sim.trace import Trace
+from onewave.wave.launch.launch import ACTIVATIONS, POLLS, co_resident, runs_here
+from onewave.wave.launch.watch import HEADER_WORDS, RECORD_WORDS, watch_words
+
+__all__ = ["Chain", "chain", "ffn", "is_ready"]
+
+# Polls of the warp that watches the first launch begin: it may have to wait for whatever else the card is doing.
+_PATIENT_POLLS = 1 << 23
+_ROWS = 128
+# Plans and buffers kept for ffn(): a few hundred KiB each, more only with slices of K. What a CUDA graph has recorded
+# is kept beside them, for good: nobody says when the graph is gone.
+_MOST_KEPT = 32
+
+
+@dataclass
+class _State:
+    """What launches on one stream share, and nobody else may touch meanwhile."""
+
+    counters: Tensor
+    started: Tensor
+    # One tensor a launch; the last is the watcher's.
+    epochs: tuple[Tensor, ...]
+    watches: tuple[Tensor, ...]
+    host: Tensor
+    partials: Tensor
+    side: torch.cuda.Stream | None
+
+    def reset(self, lanes: tuple[np.ndarray[Any, np.dtype[np.int32]], ...], budget: int) -> None:
+        """As before the first launch."""
+        budgets = (*(budget for _ in lanes), _PATIENT_POLLS)
+        sizes = (*(len(each) for each in lanes), 1)
+        with torch.inference_mode():  # as they may have been made there
+            for tensor in (self.counters, self.started, *self.epochs, self.host):
+                tensor.zero_()
+            for watch, workers, polls in zip(self.watches, sizes, budgets, strict=True):
+                watch.copy_(torch.from_numpy(watch_words(workers, polls, self.host.data_ptr())))
+
+
+class Chain:
+    """A plan bound to a device. Calls are launches on the current stream.
+
+    activation: silu, gelu or None. budget: polls of one wait before a launch gives up. test: a build that sleeps at
+    random before every task and every post. Each stream has buffers of its own; launches recorded into CUDA graphs
+    share one set, so graphs of one Chain must not run side by side.
+    Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the plan has workers.
+    """
+
+    def __init__(
+        self,
+        plan: ChainPlan,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        activation: str | None = "silu",
+        budget: int = POLLS,
+        test: bool = False,
+    ):
+        if not runs_here(device):
+            raise UnsupportedError("ffn: device", got=str(device), allowed="a card of compute capability 9.0")
+        most = max(len(lanes) for lanes in plan.lanes)
+        if most > co_resident(device):
+            allowed = f"up to {co_resident(device)}, what {device} holds at once"
+            raise UnsupportedError("ffn: workers", got=str(most), allowed=allowed)
+        if activation not in ACTIVATIONS:
+            raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
+        self.plan, self.device, self.dtype, self.test, self._budget = plan, device, dtype, test, budget
+        tile = plan.tile
+        self._records, self._waits, self._totals = (
+            torch.from_numpy(words if words.size else np.zeros(2, dtype=np.int32)).to(device)
+            for words in (plan.records, plan.waits, plan.totals)
+        )
+        self._lanes = tuple(torch.from_numpy(lanes).to(device) for lanes in plan.lanes)
+        # Slices of K but the last.
+        self._splits = int(plan.records[:, 12].max())
+        self._constants: dict[str, Any] = {
+            "DTYPE": gl.bfloat16 if dtype is torch.bfloat16 else gl.float16,
+            "BN": tile.columns,
+            "W": tile.warpgroups,
+            "S": tile.stages,
+            "OB": tile.buffers,
+            "ACT": ACTIVATIONS[activation],
+            "GATED": plan.sizes.gated,
+            "SPLIT": self._splits > 0,
+        }
+        self._layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+        self._states: dict[int, _State] = {}
+        self._graphs = self._new_state()
+        self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
+
+    def _new_state(self) -> _State:
+        plan, device = self.plan, self.device
+
+        def words(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=device)
+
+        sizes = (*(len(lanes) for lanes in plan.lanes), 1)
+        rows, outs = (
+            cuts(n, t) * t for n, t in ((plan.sizes.rows, plan.tile.rows), (plan.sizes.out, plan.tile.columns))
+        )
+        made = _State(
+            counters=words(max(1, len(plan.totals))),
+            started=words(1),
+            epochs=tuple(words(size) for size in sizes),
+            watches=tuple(words(len(watch_words(size, 0, 0))) for size in sizes),
+            host=torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"),
+            partials=torch.empty(max(1, rows * outs * self._splits), dtype=torch.float32, device=device),
+            side=torch.cuda.Stream(device) if len(plan.lanes) == 2 else None,
+        )
+        made.reset(plan.lanes, self._budget)
+        return made
+
+    def _state(self) -> _State:
+        if torch.cuda.is_current_stream_capturing():
+            return self._graphs
+        key = torch.cuda.current_stream(self.device).cuda_stream
+        if key not in self._states:
+            self._states[key] = self._new_state()
+        return self._states[key]
+
+    def __call__(
+        self, x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None = None, *, keep_back: int | None = None
+    ) -> Tensor:
+        """x: [rows, hidden], up to the plan's rows. Returns [rows, out]. keep_back: a record whose post is left out.
+
+        Raises WaveStalled if an earlier launch has stalled.
+        """
+        return self._run(x, w_up, w_down, w_gate, -1 if keep_back is None else keep_back, None)
+
+    def trace(self, x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None = None) -> Trace:
+        """Run once and return when every task waited, began and ended; waits for the device."""
+        words = torch.zeros(len(self.plan.records) * 4, dtype=torch.int32, device=self.device)
+        self._run(x, w_up, w_down, w_gate, -1, words)
+        torch.cuda.synchronize(self.device)
+        self.check()
+        return _trace(self.plan, words.cpu().numpy().reshape(-1, 4))
+
+    def _box(self, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [rows, columns], self._layout)
+
+    def _run(
+        self, x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, skipped: int, trace: Tensor | None
+    ) -> Tensor:
+        state = self._state()
+        if not torch.cuda.is_current_stream_capturing():
+            self._raise_if_stalled(state)
+        x, w_up, w_down = _describable(x), _describable(w_up), _describable(w_down)
+        gate = w_up if w_gate is None else _describable(w_gate)
+        half = self.plan.tile.columns // 2
+        outs = cuts(len(w_down), self.plan.tile.columns) * self.plan.tile.columns
+        hidden, y = x.new_empty(len(x), len(w_up)), x.new_empty(len(x), len(w_down))
+        tensors = (
+            *(self._box(x, 64, 64), self._box(gate, half, 64), self._box(w_up, half, 64), self._box(w_down, half, 64)),
+            *(self._box(hidden, 64, 64), self._box(hidden, 64, half), self._box(y, 64, half)),
+        )
+
+        def start(launch: int, **options: Any) -> None:
+            launch_kernel(
+                chain_kernel,
+                (len(self.plan.lanes[launch]),),
+                *tensors,
+                self._records,
+                self._lanes[launch],
+                self._waits,
+                self._totals,
+                state.counters,
+                state.epochs[launch],
+                state.watches[launch],
+                state.started,
+                self._no_trace if trace is None else trace,
+                state.partials,
+                outs,
+                outs * cuts(self.plan.sizes.rows, self.plan.tile.rows) * self.plan.tile.rows,
+                skipped,
+                TEST=self.test or skipped >= 0,
+                TRACE=trace is not None,
+                num_warps=4,
+                **options,
+                **self._constants,
+            )
+
+        if state.side is None:
+            # Cooperative: all blocks are on the card at once, or none.
+            start(0, MARK=False, launch_cooperative_grid=True)
+            return y
+        here = torch.cuda.current_stream(self.device)
+        state.side.wait_stream(here)
+        start(0, MARK=True)
+        with torch.cuda.stream(state.side):
+            blocks = len(self.plan.lanes[0])
+            launch_kernel(started_kernel, (1,), state.started, state.epochs[2], state.watches[2], blocks, num_warps=1)
+            start(1, MARK=False)
+        here.wait_stream(state.side)
+        return y
+
+    def check(self) -> None:
+        """Raise WaveStalled if a launch has stalled (as far as the host knows yet), and make the next one work."""
+        for state in (*self._states.values(), self._graphs):
+            self._raise_if_stalled(state)
+
+    def _raise_if_stalled(self, state: _State) -> None:
+        if not int(state.host[0]):
+            return
+        torch.cuda.synchronize(self.device)
+        found = [entry for watch in state.watches for entry in self._stalls(watch, state.counters.data_ptr())]
+        state.reset(self.plan.lanes, self._budget)
+        torch.cuda.synchronize(self.device)
+        raise WaveStalled(
+            f"ffn of {self.plan.workers} workers stalled", found, next="Its results are void; the next launch works."
+        )
+
+    def _stalls(self, watch: Tensor, counters: int) -> list[dict[str, object]]:
+        """One entry a block that gave up, from spin.py's records."""
+        records = watch.cpu().numpy()[HEADER_WORDS:].reshape(-1, RECORD_WORDS)
+        found: list[dict[str, object]] = []
+        for worker, record in enumerate(records):
+            if not int(record[0]):
+                continue
+            number = (int(record[2:4].view(np.uint64)[0]) - counters) // 4
+            known = 0 <= number < len(self.plan.totals)
+            counter = f"counter {number}" if known else "the first launch's blocks"
+            task = self.plan.name(int(record[1])) if known else "watcher"
+            found.append(
+                {"worker": worker, "task": task, "counter": counter, "expected": int(record[4]), "got": int(record[5])}
+            )
+        return found
+
+
+def _describable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that TMA can address: rows at multiples of 16 bytes."""
+    fits = tensor.stride(1) == 1 and tensor.stride(0) % 8 == 0 and tensor.stride(0) >= tensor.shape[1]
+    return tensor if fits and tensor.data_ptr() % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _trace(plan: ChainPlan, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:
+    times = words[:, :3].astype(np.int64)
+    # The timer's low word wraps every 4.3 s: differences are right all the same.
+    times = (times - times[0, 0] + (1 << 31)) % (1 << 32) - (1 << 31)
+    times -= times[:, 0].min()
+    counts = np.concatenate([lanes[:, 1] for lanes in plan.lanes])
+    tasks = [plan.graph.tasks[int(task)] for task in plan.records[:, 11]]
+    return Trace(
+        source="measured",
+        unit="ns",
+        workers=plan.workers,
+        task=plan.records[:, 11].astype(np.int64),
+        worker=np.repeat(np.arange(plan.workers), counts).astype(np.int64),
+        wait_start=times[:, 0].astype(np.float64),
+        start=times[:, 1].astype(np.float64),
+        end=times[:, 2].astype(np.float64),
+        name=tuple(task.name for task in tasks),
+        phase=tuple(task.phase for task in tasks),
+    )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a kept Chain was made for."""
+
+    sizes: ChainSizes
+    device: torch.device
+    dtype: torch.dtype
+    activation: str | None
+    order: str
+    policy: str
+    streams: bool
+    workers: int
+    tile: ChainTile | None
+
+
+_kept: OrderedDict[_Question, Chain] = OrderedDict()
+_recorded: set[Chain] = set()
+_lock = threading.Lock()
+
+
+def _chain(asked: _Question) -> Chain:
+    with _lock:
+        made = _kept.get(asked)
+        if made is None:
+            plan = plan_chain(
+                asked.sizes,
+                workers=asked.workers,
+                order=asked.order,
+                policy=asked.policy,
+                streams=asked.streams,
+                tile=asked.tile,
+            )
+            made = _kept[asked] = Chain(plan, asked.device, asked.dtype, activation=asked.activation)
+            while len(_kept) > _MOST_KEPT:
+                oldest = next(iter(_kept))
+                torch.cuda.synchronize(oldest.device)  # a launch on another stream may still read what goes
+                del _kept[oldest]
+        _kept.move_to_end(asked)
+        if torch.cuda.is_current_stream_capturing():
+            _recorded.add(made)
+    return made
+
+
+def _asked(
+    x: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    activation: str | None,
+    order: str,
+    policy: str,
+    streams: bool,
+    tile: ChainTile | None = None,
+) -> _Question:
+    # The plan knows rows by the tile; what is beyond the last one, TMA leaves out.
+    rows = 64 if len(x) <= 64 else cuts(len(x), _ROWS) * _ROWS
+    sizes = ChainSizes(rows, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
+    return _Question(sizes, x.device, x.dtype, activation, order, policy, streams, co_resident(x.device), tile)
+
+
+def chain(
+    x: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None = None,
+    *,
+    activation: str | None = "silu",
+    order: str = "auto",
+    policy: str = "auto",
+    streams: bool = False,
+    tile: ChainTile | None = None,
+) -> Chain:
+    """The Chain for these tensors' sizes, kept from call to call. x: [rows, hidden]; the rest as op.ffn."""
+    return _chain(_asked(x, w_up, w_down, w_gate, activation, order, policy, streams, tile))
+
+
+def is_ready(
+    x: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    activation: str | None,
+    order: str,
+    policy: str,
+    streams: bool,
+) -> bool:
+    """Whether ffn() would find its plan and buffers made, so that it may be recorded into a CUDA graph."""
+    return _asked(x, w_up, w_down, w_gate, activation, order, policy, streams) in _kept
+
+
+def ffn(
+    x: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    activation: str | None,
+    order: str,
+    policy: str,
+    streams: bool,
+) -> Tensor:
+    """See op.ffn. x: [rows, hidden]. Plans at the first call with a number of row blocks."""
+    made = chain(x, w_up, w_down, w_gate, activation=activation, order=order, policy=policy, streams=streams)
+    return made(x, w_up, w_down, w_gate)

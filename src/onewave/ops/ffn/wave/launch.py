@@ -1,0 +1,247 @@
+"""The feed-forward block in one launch of the wave kernel, and the packed weights it streams."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.ffn.wave.plan import DATA, FFNPlan, FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
+from onewave.ops.library import check_tensors, refuse_grad
+from onewave.wave.launch.launch import Wave, co_resident
+from onewave.wave.weights.formats import COMPACT
+from onewave.wave.weights.pack import Weight, WeightStream
+
+__all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "is_planned", "pack"]
+
+# Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.
+# What a CUDA graph has recorded is kept beside them, for good: nobody says when the graph is gone.
+_MOST_KEPT = 6
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a packed copy was made for."""
+
+    batch: int
+    activation: str | None
+    order: str
+    policy: str
+    workers: int | None
+
+
+class PackedFFN:
+    """A feed-forward block packed for batches of up to `batch` rows. Call it with x [rows, hidden]; see op.ffn.
+
+    waves: its launches, in order; their check() raises WaveStalled if one has stalled. compact: whether the weights are
+    kept in thirteen bits each, without loss: see plan.keeps_compact (wave/weights/compact.py). streams: where they
+    lie, of each launch. weight_bytes: what its launches read of them.
+    """
+
+    def __init__(self, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, choice: _Choice, *, delays: bool = False):
+        padded = 1 << (choice.batch - 1).bit_length()
+        sizes = FFNSizes(padded, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
+        self.batch = choice.batch
+        (self._inner, self._hidden), self._out = w_up.shape, w_down.shape[0]
+        self._kind = (w_up.dtype, w_up.device)
+        both = (w_up,) if w_gate is None else (w_gate, w_up)
+        weights = {"up": Weight(both), "down": Weight((w_down,))}
+        self.compact = keeps_compact(w_up.dtype, padded, choice.order, choice.policy)
+        self.plan, streams = _packed(sizes, choice, weights, w_up, compact=self.compact)
+        if self.compact and not bool(streams[0].reached):
+            self.compact = False
+            del streams  # before others come
+            self.plan, streams = _packed(sizes, choice, weights, w_up, compact=False)
+        self.streams = tuple(streams)
+        self.weight_bytes = sum(stream.nbytes for stream in streams)
+        self.waves = tuple(
+            Wave(
+                stream.program,
+                stream.tensor,
+                activation=choice.activation,
+                counters=choice.policy != DATA,
+                delays=delays,
+                weight_format=stream.weight_format,
+                scales=stream.scales,
+                lists=stream.lists,
+            )
+            for stream in streams
+        )
+
+    def __call__(self, x: Tensor, *, keep_back: str | None = None) -> Tensor:
+        """x: [rows, hidden], the weights' dtype, rows at most `batch`. Returns [rows, out].
+
+        Raises ShapeError, UnsupportedError, InvalidArgumentError; WaveStalled when an earlier launch has stalled.
+        """
+        check_tensors("PackedFFN", x=x)
+        if x.ndim != 2 or x.shape[1] != self._hidden:
+            raise ShapeError("ffn: x", got=str(tuple(x.shape)), allowed=f"[rows, {self._hidden}]")
+        if (x.dtype, x.device) != self._kind:
+            allowed = "{} on {}, as the weights".format(*self._kind)
+            raise UnsupportedError("ffn: x", got=f"{x.dtype} on {x.device}", allowed=allowed)
+        if not 1 <= len(x) <= self.batch:
+            raise InvalidArgumentError("ffn: rows of x", got=str(len(x)), allowed=f"1 to {self.batch}, as packed for")
+        refuse_grad("PackedFFN", x)
+        if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+            x = x.clone(memory_format=torch.contiguous_format)
+        for at, wave in enumerate(self.waves):
+            width = self._out if at == len(self.waves) - 1 else self._inner
+            x = wave(x, x.new_empty(len(x), width), keep_back=keep_back if at == 0 else None)
+        return x
+
+    def check(self) -> None:
+        """Raise WaveStalled if a launch has stalled, as far as the host knows yet."""
+        for wave in self.waves:
+            wave.check()
+
+
+def _packed(
+    sizes: FFNSizes, choice: _Choice, weights: dict[str, Weight], like: Tensor, *, compact: bool
+) -> tuple[FFNPlan, list[WeightStream]]:
+    workers = choice.workers
+    if workers is None:
+        workers = workers_for(sizes, order=choice.order, available=co_resident(like.device), compact=compact)
+    plan = plan_ffn(sizes, workers=workers, order=choice.order, policy=choice.policy, compact=compact)
+    streams: list[WeightStream] = []
+    for program in plan.programs:
+        streams.append(WeightStream(program, like.dtype, like.device, COMPACT if compact else None))
+        for name in streams[-1].names:
+            streams[-1].put(name, weights[name])
+    return plan, streams
+
+
+def pack(
+    w_up: Tensor,
+    w_down: Tensor,
+    w_gate: Tensor | None,
+    *,
+    batch: int,
+    activation: str | None,
+    order: str,
+    policy: str,
+    workers: int | None,
+    delays: bool = False,
+) -> PackedFFN:
+    """Pack for batches of up to `batch` rows; workers: blocks of the launch, by default as plan.workers_for says."""
+    return PackedFFN(w_up, w_down, w_gate, _Choice(batch, activation, order, policy, workers), delays=delays)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    packed: PackedFFN
+    # Storages, not tensors: a parameter reaches a registered operator as another tensor over the same memory.
+    storages: tuple[weakref.ref[torch.UntypedStorage], ...]
+    versions: tuple[int, ...]
+
+    @property
+    def is_alive(self) -> bool:
+        return all(ref() is not None for ref in self.storages)
+
+    def holds(self, tensors: tuple[Tensor, ...]) -> bool:
+        pairs = zip(self.storages, tensors, strict=True)
+        return all(ref() is tensor.untyped_storage() for ref, tensor in pairs) and self.versions == _versions(tensors)
+
+
+_kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()
+_recorded: set[PackedFFN] = set()
+_lock = threading.RLock()
+
+
+def _there(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+    # Inference tensors count no versions: who writes to them has to call for another packed copy.
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def _key(tensors: tuple[Tensor, ...], choice: _Choice) -> tuple[object, ...]:
+    return (*((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors), choice)
+
+
+def _choice(x: Tensor, activation: str | None, order: str, policy: str) -> _Choice:
+    batch = 1 << (len(x) - 1).bit_length()
+    return _Choice(batch, activation, order, policy, None)
+
+
+def is_packed(
+    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
+) -> bool:
+    """Whether ffn() would find these weights packed for x's rows."""
+    tensors = _there(w_up, w_down, w_gate)
+    kept = _kept.get(_key(tensors, _choice(x, activation, order, policy)))
+    return kept is not None and kept.holds(tensors)
+
+
+def has_room(
+    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
+) -> bool:
+    """Whether ffn() may pack these weights, or has, for a caller that asked for no packing.
+
+    No copy that is in use may be dropped for it: a model of many blocks must not pack one after the other at every
+    step. The copy takes at most half of the device's free memory, and the weights tell when they are written to.
+    """
+    if is_packed(x, w_up, w_down, w_gate, activation, order, policy):
+        return True
+    tensors = _there(w_up, w_down, w_gate)
+    if torch.cuda.is_current_stream_capturing() or any(tensor.is_inference() for tensor in tensors):
+        return False
+    with _lock:
+        _drop_dead()
+        # A copy of weights that were written to since takes the place of the old one.
+        if _key(tensors, _choice(x, activation, order, policy)) not in _kept and len(_kept) >= _MOST_KEPT:
+            return False
+    free, _ = torch.cuda.mem_get_info(x.device)
+    free += torch.cuda.memory_reserved(x.device) - torch.cuda.memory_allocated(x.device)
+    return 2 * sum(tensor.nbytes for tensor in tensors) <= free
+
+
+def is_planned(
+    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
+) -> bool:
+    """Whether there is a plan for x's rows in this order and policy; it is the one that ffn() packs for."""
+    batch = _choice(x, activation, order, policy).batch
+    sizes = FFNSizes(batch, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
+    compact = keeps_compact(w_up.dtype, batch, order, policy)
+    workers = workers_for(sizes, order=order, available=co_resident(x.device), compact=compact)
+    return has_plan(sizes, workers=workers, order=order, policy=policy, compact=compact)
+
+
+def _drop(keys: Iterable[tuple[object, ...]]) -> None:
+    """Let go of packed copies, which launches on other streams may still read."""
+    for key in keys:
+        torch.cuda.synchronize(_kept[key].packed.waves[0].device)
+        del _kept[key]
+
+
+def _drop_dead() -> None:
+    """Let go of packed copies of weights that nobody has any more."""
+    _drop([key for key, kept in _kept.items() if not kept.is_alive])
+
+
+def ffn(
+    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
+) -> Tensor:
+    """See op.ffn. x: [rows, hidden]. Packs the weights at the first call with them and keeps the packed copy."""
+    tensors = _there(w_up, w_down, w_gate)
+    choice = _choice(x, activation, order, policy)
+    key = _key(tensors, choice)
+    with _lock:
+        kept = _kept.get(key)
+        if kept is None or not kept.holds(tensors):
+            _drop_dead()
+            _drop([key] if key in _kept else [])
+            refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
+            kept = _kept[key] = _Kept(PackedFFN(w_up, w_down, w_gate, choice), refs, _versions(tensors))
+            _drop([*_kept][: max(0, len(_kept) - _MOST_KEPT)])  # the oldest
+        _kept.move_to_end(key)
+        if torch.cuda.is_current_stream_capturing():
+            _recorded.add(kept.packed)
+    return kept.packed(x)

@@ -1,0 +1,123 @@
+"""Lower bounds on traffic, and how far above them a result lies.
+
+A bound's `gap` is what was moved over the bound, less 1: 0 is optimal. A bound that does not apply (its source assumes
+a smaller memory, or larger matrices) is shown but never used as the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.graph.builders import check_sizes
+from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.sim.traffic import compulsory
+
+__all__ = ["Bound", "best_bound", "gemm_bounds", "graph_bound", "panel_bound", "panel_bounds"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """At least `value` of `unit` ("bytes" or "panel loads") move. applies: whether its assumptions hold here."""
+
+    name: str
+    value: float
+    unit: str
+    applies: bool
+    source: str
+
+    def gap(self, measured: float) -> float | None:
+        """measured / value - 1; None where the bound says nothing (0)."""
+        return measured / self.value - 1 if self.value > 0 else None
+
+
+def best_bound(bounds: Iterable[Bound]) -> Bound:
+    """The highest bound that applies. Raises InvalidArgumentError where none does."""
+    usable = [bound for bound in bounds if bound.applies]
+    if not usable:
+        raise InvalidArgumentError("bounds", got="none that applies", allowed="one or more")
+    return max(usable, key=lambda bound: bound.value)
+
+
+def graph_bound(graph: TileGraph) -> Bound:
+    """Compulsory traffic of any graph in bytes: its inputs once in, its outputs once out."""
+    return Bound(
+        "compulsory", float(sum(compulsory(graph))), "bytes", True, "every input once in, every output once out"
+    )
+
+
+def gemm_bounds(
+    m: int, n: int, k: int, capacity: int, *, itemsize: float = 2.0, accumulators: int = 0, workers: int = 1
+) -> tuple[Bound, ...]:
+    """Bounds in bytes on loads plus stores of C[m, n] = A[m, k] B[k, n] through a fast memory.
+
+    capacity: bytes of the cache. itemsize: bytes an element. accumulators: elements of C that workers hold in registers
+    meanwhile; they are fast memory too, so S, the elements that it holds, is capacity / itemsize + accumulators.
+    - compulsory: A and B once in, C once out.
+    - Smith-van de Geijn: 2mnk / sqrt(S) - 2S (Smith et al. 2017, arXiv:1702.02017), and its leading term alone.
+    - COSMA: 2mnk / sqrt(S) + mn (Kwasniewski et al. 2019, arXiv:1908.09606, theorem 1), where sqrt(S) is at most m and
+      n, and 2 sqrt(S) at most k. With a smaller k, columns of B of full depth that stay, S / k at a time, while A goes
+      by move less: mnk^2 / S + nk + mn. With workers P > 1, also its parallel form per worker, each having an equal
+      share s of S: P times min(2mnk / (P sqrt(s)) + s, 3 (mnk / P)^(2/3)), which counts every worker's own traffic, so
+      it bounds what the workers receive and not what a shared cache loads.
+    Raises InvalidArgumentError.
+    """
+    check_sizes({"M": m, "N": n, "K": k, "workers": workers})
+    if capacity < 1 or accumulators < 0 or not itemsize > 0:
+        raise InvalidArgumentError("capacity", got=f"{capacity} bytes", allowed="1 byte or more")
+    fast = capacity / itemsize + accumulators
+    products = float(m) * n * k
+    side = math.sqrt(fast)
+    leading = 2 * products / side
+    fits = fast >= 1 and side <= min(m, n) and 2 * side <= k
+    term = leading * itemsize
+    found = [
+        Bound("compulsory", (m * k + k * n + m * n) * itemsize, "bytes", True, "A and B once in, C once out"),
+        Bound(
+            "Smith-van de Geijn",
+            max(0.0, leading - 2 * fast) * itemsize,
+            "bytes",
+            True,
+            "2mnk/sqrt(S) - 2S, arXiv:1702.02017",
+        ),
+        Bound(
+            "Smith-van de Geijn, leading term",
+            term,
+            "bytes",
+            False,
+            "2mnk/sqrt(S), for S far below mn, arXiv:1702.02017",
+        ),
+        Bound("COSMA", (leading + m * n) * itemsize, "bytes", fits, "2mnk/sqrt(S) + mn, arXiv:1908.09606"),
+    ]
+    if workers > 1:
+        share = fast / workers
+        one = min(2 * products / (workers * math.sqrt(share)) + share, 3 * (products / workers) ** (2 / 3))
+        source = "P min(2mnk/(P sqrt(s)) + s, 3(mnk/P)^(2/3)), what P workers receive, arXiv:1908.09606"
+        found.append(Bound("COSMA, parallel", one * workers * itemsize, "bytes", False, source))
+    return tuple(found)
+
+
+def panel_bound(rows: int, cols: int, capacity: int) -> int:
+    """Fewest panel loads that any order of a rows x cols grid needs with room for `capacity` whole panels.
+
+    Page-fetch bound: a load brings one panel beside at most c - 1 others, so it makes at most c - 1 new tiles
+    possible; the first c loads together at most floor(c/2) ceil(c/2), for that many pairs exist among c panels. Every
+    panel is loaded at least once. Raises InvalidArgumentError.
+    """
+    check_sizes({"rows": rows, "cols": cols})
+    if capacity < 2:
+        raise InvalidArgumentError("cache", got=f"{capacity} panels", allowed="2 or more: a tile needs two at once")
+    first = (capacity // 2) * (capacity - capacity // 2)
+    fetches = capacity + -(-max(0, rows * cols - first) // (capacity - 1))
+    return max(rows + cols, fetches if rows * cols > first else 0)
+
+
+def panel_bounds(rows: int, cols: int, capacity: int) -> tuple[Bound, ...]:
+    """Bounds in panel loads: compulsory and page fetch. Raises InvalidArgumentError."""
+    fetches = panel_bound(rows, cols, capacity)
+    return (
+        Bound("compulsory", float(rows + cols), "panel loads", True, "every panel once"),
+        Bound("page fetch", float(fetches), "panel loads", True, "a load makes at most c - 1 new tiles possible"),
+    )

@@ -1,0 +1,125 @@
+"""The machine that a graph is simulated on: workers, their queues, cache levels, and what things cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+
+from onewave.base.errors import InvalidArgumentError, shown
+from onewave.tiles.sim.caches import CACHES
+
+__all__ = ["H200_LEVELS", "CacheLevel", "Machine"]
+
+MOST_WORKERS = 65536
+MOST_SKEW = 1_000_000
+
+
+def _positive(what: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise InvalidArgumentError(what, got=str(value), allowed="above 0")
+
+
+@dataclass(frozen=True)
+class CacheLevel:
+    """One cache. capacity: bytes. bandwidth: bytes/ns that it serves, all workers together. policy: a name in CACHES.
+
+    private: every worker has one of this capacity; else all share it. keep: names of tensors that an explicit
+    scratchpad holds. Raises InvalidArgumentError.
+    """
+
+    name: str
+    capacity: int
+    bandwidth: float = 5500.0
+    policy: str = "lru"
+    private: bool = False
+    keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.policy not in CACHES:
+            raise InvalidArgumentError("cache policy", got=shown(self.policy), allowed=", ".join(CACHES))
+        if self.capacity < 1:
+            raise InvalidArgumentError(f"{self.name} capacity", got=f"{self.capacity} bytes", allowed="1 byte or more")
+        _positive(f"{self.name} bandwidth", self.bandwidth)
+
+
+H200_LEVELS: tuple[CacheLevel, ...] = (CacheLevel("L2", 50 * 1000 * 1000),)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Workers and costs; the defaults are an H200's.
+
+    workers: streaming multiprocessors. co_resident: thread blocks that share one, each a lane of its own in a trace, at
+    1/co_resident of its speed. queues: "ticket" (whoever is free takes the next task of the order) or "static" (task i
+    of the order belongs to lane i mod lanes, unless simulate is given queues). levels: caches from the workers
+    outwards; behind the last is the memory. flops_per_ns, memory_bandwidth (bytes/ns): of the whole machine.
+    lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares; never more than
+    one where lanes read ahead. task_ns: what each task costs on top of its work; task_costs: the same by Task.name
+    where it differs. wait_ns: what looking at one counter of a sync policy costs. skew: steps by which each lane of
+    a wave lags behind the one before. hand_offs: ns from a producer's end to a task's first possible start, by
+    Task.name; none between tasks of a lane's own queue, unless a sync policy's counter lies between them.
+    ahead_bytes: what a lane may have read of its coming tasks while it waits, as a ring of weight tiles does.
+    Raises InvalidArgumentError.
+
+    Source of the defaults: NVIDIA's H200 data sheet (132 SMs, 989 dense bf16 TFLOPS, 50 MB L2), and the read bandwidth
+    that the ledger has measured of the sheet's 4.8 TB/s (ledger/h200.jsonl:8). task_ns is an assumption.
+    """
+
+    workers: int = 132
+    co_resident: int = 1
+    queues: str = "ticket"
+    levels: tuple[CacheLevel, ...] = H200_LEVELS
+    flops_per_ns: float = 989_000.0
+    memory_bandwidth: float = 4650.0
+    lane_bandwidth: float | None = None
+    task_ns: float = 500.0
+    task_costs: Mapping[str, float] = field(default_factory=dict[str, float])
+    wait_ns: float = 0.0
+    skew: float = 0.0
+    hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
+    ahead_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for what, value in (("workers", self.workers), ("co_resident", self.co_resident)):
+            if not (isinstance(value, Integral) and 1 <= value <= MOST_WORKERS):
+                raise InvalidArgumentError(what, got=shown(value), allowed=f"a whole number, 1 to {MOST_WORKERS}")
+        if self.workers * self.co_resident > MOST_WORKERS:
+            raise InvalidArgumentError("workers x co_resident", got=str(self.lanes), allowed=f"1 to {MOST_WORKERS}")
+        if self.queues not in ("ticket", "static"):
+            raise InvalidArgumentError("queues", got=shown(self.queues), allowed="ticket, static")
+        _positive("flops_per_ns", self.flops_per_ns)
+        _positive("memory_bandwidth", self.memory_bandwidth)
+        if self.lane_bandwidth is not None:
+            _positive("lane_bandwidth", self.lane_bandwidth)
+        _positive("lane_bandwidth", self.most_a_lane)
+        for what, value in (
+            ("task_ns", self.task_ns),
+            ("wait_ns", self.wait_ns),
+            ("skew", self.skew),
+            ("ahead_bytes", self.ahead_bytes),
+            *self.task_costs.items(),
+            *self.hand_offs.items(),
+        ):
+            if not (value >= 0 and math.isfinite(value)):
+                raise InvalidArgumentError(what, got=str(value), allowed="0 or more")
+        if self.skew > MOST_SKEW:
+            raise InvalidArgumentError("skew", got=str(self.skew), allowed=f"0 to {MOST_SKEW:,}")
+        if len({level.name for level in self.levels} | {"memory"}) != len(self.levels) + 1:
+            raise InvalidArgumentError("levels", got=", ".join(x.name for x in self.levels), allowed="different names")
+
+    @property
+    def lanes(self) -> int:
+        """Tasks that can run at once."""
+        return self.workers * self.co_resident
+
+    @property
+    def most_a_lane(self) -> float:
+        """The most memory bandwidth that one lane can draw, bytes/ns."""
+        share = self.memory_bandwidth / self.lanes
+        if self.lane_bandwidth is not None:
+            return min(self.lane_bandwidth, share) if self.ahead_bytes else self.lane_bandwidth
+        if self.ahead_bytes:  # lanes that wait use theirs
+            return share
+        return min(self.memory_bandwidth, 4 * share)

@@ -1,0 +1,356 @@
+"""What the wave kernel says in PTX: polls of words that are their own flag, spins on counters, clocks, delays.
+
+Every wait on global memory here is bounded. A poll that does not find its data looks at the launch's abort word now and
+then; when its own budget runs out it writes a record (who waited, where, for what, what stood there), sets the abort
+word, and tells the host. Whoever sees the abort word stops waiting, so that all blocks reach their end within
+microseconds, with wrong numbers that the host then refuses to hand out.
+
+watch: int32 words. 0: abort. 1: budget in polls. 2, 3: address of the host's word. From word 16 on, 8 words a block:
+state (1 counter, 2 data), step, address (2 words), expected, got, 0, 0.
+"""
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from onewave.wave.plan.layout import FEW_SPLITS
+
+__all__ = [
+    "ABSENT",
+    "delay",
+    "fence",
+    "load_words",
+    "nanoseconds",
+    "poll_few",
+    "poll_words",
+    "prefetch_bytes",
+    "prefetch_lines",
+    "spin_counter",
+]
+
+ABSENT = gl.constexpr(-1)
+"""A word of all ones is data that has not come yet: no bf16, fp16 or fp32 result of ours is that NaN."""
+
+# How often a waiting thread looks at the abort word, in polls; a power of two.
+_LOOK = 32
+
+
+def _give_up(state: int, step: str, address: str, expected: str, got: str, flag: str, record: str) -> list[str]:
+    """Write the block's record, once, set the abort word and tell the host."""
+    return [
+        f"atom.relaxed.gpu.cas.b32 a, [{record}], 0, {state};",
+        "setp.ne.s32 p, a, 0;",
+        "@p bra WTOLD;",
+        f"st.relaxed.gpu.b32 [{record}+4], {step};",
+        f"st.relaxed.gpu.b64 [{record}+8], {address};",
+        f"st.relaxed.gpu.b32 [{record}+16], {expected};",
+        f"st.relaxed.gpu.b32 [{record}+20], {got};",
+        "fence.acq_rel.sys;",
+        "WTOLD:",
+        f"st.relaxed.gpu.b32 [{flag}], 1;",
+        f"ld.relaxed.gpu.b64 w, [{flag}+8];",
+        "st.relaxed.sys.b32 [w], 1;",
+    ]
+
+
+def _look_and_count(flag: str, again: str) -> list[str]:
+    """Count a poll in n, and load again; every so often look first, and leave for WEND if somebody has aborted, or go
+    on with what follows if the budget is spent. Not before the first polls, as what is awaited may just have come."""
+    return [
+        "add.s32 n, n, 1;",
+        f"and.b32 a, n, {_LOOK - 1};",
+        "setp.ne.s32 p, a, 0;",
+        f"@p bra {again};",
+        f"ld.relaxed.gpu.v2.b32 {{a, t}}, [{flag}];",
+        "setp.ne.s32 p, a, 0;",
+        "@p bra WEND;",
+        "setp.lt.s32 p, n, t;",
+        f"@p bra {again};",
+    ]
+
+
+def _poll_text(words: int, waits: bool) -> tuple[str, str]:
+    """Load `words` words a thread in packets of four; if `waits`, again until none of them is absent. The words behind
+    an address of 0 are zeros: loading them from one place instead would send every block there at once.
+
+    Operands: the words; their addresses (every fourth counts); abort word; record; step.
+    """
+    packets = words // 4
+
+    def load(i: int) -> str:
+        names = ", ".join(f"${4 * i + j}" for j in range(4))
+        return f"ld.relaxed.gpu.global.v4.b32 {{{names}}}, [${words + 4 * i}];"
+
+    def check() -> list[str]:
+        lines = ["mov.b32 m, 0;"]
+        for i in range(packets):
+            lines += [
+                f"max.u32 t, ${4 * i}, ${4 * i + 1};",
+                f"max.u32 u, ${4 * i + 2}, ${4 * i + 3};",
+                "max.u32 t, t, u;",
+                f"setp.eq.u32 q{i}, t, 0xffffffff;",
+                "max.u32 m, m, t;",
+            ]
+        return [*lines, "setp.ne.u32 p, m, 0xffffffff;", "@p bra WEND;"]
+
+    flag, record, step = f"${2 * words}", f"${3 * words}", f"${4 * words}"
+    text = ["{", f".reg .pred p, q<{packets}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
+    for i in range(packets):
+        text += [f"setp.ne.s64 q{i}, ${words + 4 * i}, 0;", *(f"mov.b32 ${4 * i + j}, 0;" for j in range(4))]
+    text += [f"@q{i} {load(i)}" for i in range(packets)]
+    if waits:
+        text += [*check(), "mov.b32 n, 0;", "WLOOP:", *_look_and_count(flag, "WGO")]
+        text += [f"mov.b64 z, ${words};"]
+        text += [f"@q{i} mov.b64 z, ${words + 4 * i};" for i in range(packets)]
+        text += [*_give_up(2, step, "z", "0", "m", flag, record), "bra WEND;", "WGO:"]
+        text += [f"@q{i} {load(i)}" for i in range(packets)]  # only the missing packets are read again
+        text += [*check(), "bra WLOOP;", "WEND:"]
+    text.append("}")
+    constraints = ["=&r"] * words + ["l"] * (3 * words) + ["r"] * words
+    return "\n".join(text), ",".join(constraints)
+
+
+def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
+    """Load `words` words a thread, in packets of four, of each of up to eight splits, and with each packet the two of
+    the splits' log2-sum-exp2; if `waits`, again until none of them is absent: first the log2-sum-exp2s, which are
+    published last, and are the same for many threads.
+
+    stride: bytes from split to split. Operands: the words of each split, and both parts of the log2-sum-exp2s; the
+    addresses of the first split's words and of the log2-sum-exp2s (every fourth counts); how many splits there are;
+    abort word; record; step. Words of splits beyond are zeros and their log2-sum-exp2 is -inf; behind an address of 0
+    the first one's is 0.
+    """
+    firsts = range(0, words, 4)
+    # Packets: by the first of their words, and by split or part of the log2-sum-exp2s. q: wanted.
+    values = [(i, split) for i in firsts for split in range(FEW_SPLITS)]
+    lses = [(i, FEW_SPLITS + part) for i in firsts for part in (0, 1)]
+    number = {packet: at for at, packet in enumerate(values + lses)}
+    first, lse, count, flag, record, step = range(10 * words, 16 * words, words)
+    bases = {(i, piece): (lse + i, 16 * (piece - FEW_SPLITS)) for i, piece in lses}
+    bases |= {(i, split): (first + i, stride * split) for i, split in values}
+
+    def names(i: int, piece: int) -> list[str]:
+        return [f"${piece * words + i + j}" for j in range(4)]
+
+    def load(packets: list[tuple[int, int]]) -> list[str]:
+        lines = []
+        for packet in packets:
+            base, offset = bases[packet]
+            vector = ", ".join(names(*packet))
+            lines.append(f"@q{number[packet]} ld.relaxed.gpu.global.v4.b32 {{{vector}}}, [${base}+{offset}];")
+        return lines
+
+    def none() -> list[str]:
+        """Where no split is, its log2-sum-exp2 is -inf."""
+        places = {i: [*names(i, FEW_SPLITS), *names(i, FEW_SPLITS + 1)] for i in firsts}
+        return [
+            f"setp.le.s32 p, ${count + i}, {split}; @p mov.b32 {places[i][split]}, 0xff800000;"
+            for i in firsts
+            for split in range(1, FEW_SPLITS)
+        ]
+
+    def missing(packets: list[tuple[int, int]]) -> list[str]:
+        """p: whether any word is absent; q: in which packets."""
+        lines = ["mov.b32 m, 0;"]
+        for packet in packets:
+            a, b, c, d = names(*packet)
+            lines += [f"max.u32 t, {a}, {b};", f"max.u32 u, {c}, {d};", "max.u32 t, t, u;"]
+            lines += [f"setp.eq.u32 q{number[packet]}, t, 0xffffffff;", "max.u32 m, m, t;"]
+        return [*lines, "setp.eq.u32 p, m, 0xffffffff;"]
+
+    text = ["{", f".reg .pred p, q<{len(number)}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
+    text += [f"mov.b32 ${i}, 0;" for i in range(10 * words)]
+    text += [f"setp.gt.s32 q{number[i, split]}, ${count + i}, {split};" for i, split in values]
+    for i, part in lses:
+        at = number[i, part]
+        text += [f"setp.gt.s32 q{at}, ${count + i}, {4 * (part - FEW_SPLITS)};"]
+        text += [f"setp.ne.and.s64 q{at}, ${lse + i}, 0, q{at};"]
+    text += [*load([*number]), *none()]
+    if waits:
+        text += [*missing([*number]), "@!p bra WEND;", "mov.b32 n, 0;", "WLOOP:"]
+        text += [*_look_and_count(f"${flag}", "WGO"), "mov.b64 z, 0;"]
+        text += [f"@q{at} add.s64 z, ${bases[packet][0]}, {bases[packet][1]};" for packet, at in number.items()]
+        text += [*_give_up(2, f"${step}", "z", "0", "m", f"${flag}", f"${record}"), "bra WEND;", "WGO:"]
+        text += [*load(lses), *none(), *missing(lses), "@p bra WLOOP;"]
+        text += [*load(values), *missing(values), "@p bra WLOOP;", "WEND:"]
+    constraints = ["=&r"] * (10 * words) + ["l"] * (2 * words) + ["r"] * words + ["l"] * (2 * words) + ["r"] * words
+    return "\n".join([*text, "}"]), ",".join(constraints)
+
+
+def _counter_text() -> tuple[str, str]:
+    """Spin until a counter has reached a value, the difference read as a signed number.
+
+    Operands: a dummy result; counter's address; value; abort word; record; step. An address of 0 waits for nothing.
+    """
+    text = ["{", ".reg .pred p; .reg .b32 n, a, t, v, d; .reg .b64 w;", "mov.b32 $0, 0;"]
+    text += ["setp.eq.s64 p, $1, 0;", "@p bra WEND;", "mov.b32 n, 0;", "WGO:"]
+    text += ["ld.acquire.gpu.global.b32 v, [$1];", "sub.s32 d, v, $2;", "setp.ge.s32 p, d, 0;", "@p bra WEND;"]
+    text += [*_look_and_count("$3", "WGO"), *_give_up(1, "$5", "$1", "$2", "v", "$3", "$4"), "WEND:", "}"]
+    return "\n".join(text), "=&r,l,r,l,l,r"
+
+
+_POLL = {words: _poll_text(words, True) for words in (4, 8, 16, 32)}
+_LOAD = {words: _poll_text(words, False) for words in (4, 8, 16, 32)}
+_POLL4, _POLL8, _POLL16, _POLL32 = (gl.constexpr(_POLL[words][0]) for words in (4, 8, 16, 32))
+_LOAD4, _LOAD8, _LOAD16, _LOAD32 = (gl.constexpr(_LOAD[words][0]) for words in (4, 8, 16, 32))
+_WITH4, _WITH8, _WITH16, _WITH32 = (gl.constexpr(_POLL[words][1]) for words in (4, 8, 16, 32))
+# By words a thread, bytes from split to split (of head_dim 32, 64 and 128), and whether it waits.
+_FEW = gl.constexpr(
+    {
+        (words, stride, waits): _few_text(words, stride, waits)
+        for words in (4, 8)
+        for stride in (64, 128, 256)
+        for waits in (False, True)
+    }
+)
+_TEN = gl.constexpr((gl.int32,) * 10)
+_SPIN, _SPIN_WITH = (gl.constexpr(text) for text in _counter_text())
+
+
+@gluon.jit
+def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
+    """int32 words behind `pointers` (four neighbours a packet, 16-byte aligned), WORDS a thread, once all are there.
+
+    pointers: as int64; 0 for words that are zero."""
+    flag = pointers * 0 + watch.to(gl.int64)
+    record = flag + 64 + block * 32
+    who = flag.to(gl.int32) * 0 + step
+    if WORDS == 32:
+        return gl.inline_asm_elementwise(
+            _POLL32, _WITH32, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=32
+        )
+    elif WORDS == 16:
+        return gl.inline_asm_elementwise(
+            _POLL16, _WITH16, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=16
+        )
+    elif WORDS == 8:
+        return gl.inline_asm_elementwise(
+            _POLL8, _WITH8, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=8
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            _POLL4, _WITH4, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=4
+        )
+
+
+@gluon.constexpr_function
+def few_text(words, stride, waits):
+    return _FEW.value[words, stride, waits]
+
+
+@gluon.jit
+def poll_few(
+    pointers, lses, counts, watch, block, step, WAITS: gl.constexpr, WORDS: gl.constexpr, STRIDE: gl.constexpr
+):  # fmt: skip
+    """int32 words of eight splits behind `pointers`, and the packets behind `lses`, WORDS (4 or 8) a thread, once all
+    are there; at once if not WAITS.
+
+    pointers: of the first split, as int64; the others lie STRIDE bytes one behind the other. lses: of each packet's
+    eight log2-sum-exp2; 0 for one that needs none. counts: how many splits there are; the others' words are zeros,
+    their log2-sum-exp2 -inf. Returns ten tensors, the last two the log2-sum-exp2 by fours.
+    """
+    flag = pointers * 0 + watch.to(gl.int64)
+    record = flag + 64 + block * 32
+    who = flag.to(gl.int32) * 0 + step
+    TEXT: gl.constexpr = few_text(WORDS, STRIDE, WAITS)
+    return gl.inline_asm_elementwise(
+        TEXT[0], TEXT[1], [pointers, lses, counts, flag, record, who], dtype=_TEN, is_pure=False, pack=WORDS
+    )
+
+
+@gluon.jit
+def load_words(pointers, WORDS: gl.constexpr):
+    """The same without waiting."""
+    flag = pointers * 0
+    who = flag.to(gl.int32)
+    if WORDS == 32:
+        return gl.inline_asm_elementwise(
+            _LOAD32, _WITH32, [pointers, flag, flag, who], dtype=gl.int32, is_pure=False, pack=32
+        )
+    elif WORDS == 16:
+        return gl.inline_asm_elementwise(
+            _LOAD16, _WITH16, [pointers, flag, flag, who], dtype=gl.int32, is_pure=False, pack=16
+        )
+    elif WORDS == 8:
+        return gl.inline_asm_elementwise(
+            _LOAD8, _WITH8, [pointers, flag, flag, who], dtype=gl.int32, is_pure=False, pack=8
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            _LOAD4, _WITH4, [pointers, flag, flag, who], dtype=gl.int32, is_pure=False, pack=4
+        )
+
+
+@gluon.jit
+def spin_counter(pointers, values, watch, block, step):
+    """Wait until each int32 counter behind `pointers` has reached its value; 0 for a pointer waits for nothing."""
+    flag = pointers.to(gl.int64) * 0 + watch.to(gl.int64)
+    record = flag + 64 + block * 32
+    gl.inline_asm_elementwise(
+        _SPIN,
+        _SPIN_WITH,
+        [pointers.to(gl.int64), values, flag, record, values * 0 + step],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def prefetch_lines(pointers, wanted):
+    """Start bringing the lines behind `pointers` into the second-level cache, where wanted."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers, wanted.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def prefetch_bytes(pointers, wanted, BYTES: gl.constexpr):
+    """Start bringing the BYTES, a multiple of 16, behind each of `pointers` (int64) into the second-level cache, where
+    wanted."""
+    wanted = wanted.to(gl.int32)
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [pointers, wanted, wanted * 0 + BYTES],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def nanoseconds(after):
+    """The low word of the global timer, read no earlier than `after` (an int32) is known."""
+    return gl.inline_asm_elementwise(
+        "mov.u32 $0, %globaltimer_lo;", "=r,r", [after], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def fence():
+    """What this thread has stored or seen, others see before what it stores next."""
+    gl.inline_asm_elementwise(
+        "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r,r", [gl.program_id(0)], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def delay(nanos):
+    """Sleep about that long (int32)."""
+    gl.inline_asm_elementwise(
+        "nanosleep.u32 $1; mov.u32 $0, 0;", "=r,r", [nanos], dtype=gl.int32, is_pure=False, pack=1
+    )

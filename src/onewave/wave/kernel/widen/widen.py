@@ -1,0 +1,309 @@
+"""Products of one-byte and of compact weights: bytes from the ring become operand A in registers.
+
+A tile of one-byte weights is one or two images of 8 KiB, side by side: each operand A [64, 128], two elements in 16
+bits (rounding.paired), int8 or fp8 e4m3 numbers, all exact in bfloat16 and in float16. An image (rounding.byte_images)
+is laid so that a thread's 16-byte loads, without bank conflicts, bring the very bits of which its own registers of A
+are made: nothing crosses threads. Four values become four 16-bit ones, but for a power of two, in a few instructions
+(byte_values.py), among which mma.sync fits in; wgmma, whose operands in registers nothing may write while it runs,
+wants more of them than there are beside attention, and gains nothing where there are (docs/log/weight-formats.md).
+Compact weights (compact.py) come in thirteen words of 32 numbers instead, and their tiles with lists of numbers that
+are multiplied one by one.
+"""
+# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
+# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportUnusedVariable=false, reportReturnType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from onewave.wave.kernel.attend.streamed import behind_keys, tiles_of_keys
+from onewave.wave.kernel.hand_over import hand_over, hand_over_one
+from onewave.wave.kernel.widen.byte_values import widened
+from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
+from onewave.wave.kernel.words import (
+    KIND_ATTEND,
+    KIND_REDUCE_HIDDEN,
+    LIST_SIZE,
+    RECORD_SIZE,
+    WORD_BLOCKS,
+    WORD_CHUNKS,
+    WORD_KIND,
+    WORD_TILES,
+)
+
+__all__ = ["multiply_byte_steps"]
+
+
+@gluon.jit
+def operand_a(
+    words, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.constexpr, FORMAT: gl.constexpr,
+):  # fmt: skip
+    """Half of operand A, [PARTS, 64 / PARTS, 64], of half an image's words, int32 [32, 32], without a move between
+    threads."""
+    value0, value1, value2, value3 = widened(words, DTYPE, FORMAT)
+    # [32 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32, half of 16 rows, column of a pair]
+    a = gl.join(gl.join(value0, value1), gl.join(value2, value3)).to(DTYPE, bitcast=True)
+    a = gl.reshape(a, [2, 4, 8, 4, 4, 2, 2])
+    a = gl.reshape(gl.permute(a, (1, 5, 2, 0, 4, 3, 6)), [PARTS, 64 // PARTS, 64])
+    return gl.convert_layout(a, OPERAND, assert_trivial=True)
+
+
+@gluon.constexpr_function
+def parts_of(R, NB) -> int:
+    """Into how many parts a product falls whose rows and columns meet no others': a warp's rows are those of few column
+    groups (layout.py), and it need not multiply by the others' activations. A part has eight columns at least."""
+    return max(1, min(4, 64 // R, 64 // R * NB // 8))
+
+
+@gluon.constexpr_function
+def byte_products(PARTS):
+    """The layout of a product of one-byte or compact weights, [PARTS, 64 / PARTS, N / PARTS]."""
+    warps = [PARTS, 4 // PARTS, 1]
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=warps, instr_shape=[1, 16, 8])
+
+
+@gluon.jit
+def multiply_byte_steps(
+    steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs, xfull,
+    xempty, parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
+    R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, D: gl.constexpr,
+    FEW: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, OWN: gl.constexpr,
+):  # fmt: skip
+    """Make all products of the block's steps once, as kernel.multiply_steps does; of MULTIPLIERS that do so side by
+    side each group's OWNth row block.
+
+    Returns the next tile's slot and phase, and chunks and results of this launch so far.
+    """
+    N: gl.constexpr = 64 // R * NB
+    PARTS: gl.constexpr = parts_of(R, NB)
+    ACC: gl.constexpr = byte_products(PARTS)
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
+    acc0 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
+    acc1 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
+    acc2 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
+    acc3 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
+    known = 0  # tiles of keys and values of the last attention task
+    for step in range(num_steps):
+        record = steps + step * RECORD_SIZE
+        kind = gl.load(record + WORD_KIND)
+        blocks = gl.load(record + WORD_BLOCKS)
+        tiles = gl.load(record + WORD_TILES)
+        chunks = gl.load(record + WORD_CHUNKS)
+        if kind >= KIND_REDUCE_HIDDEN:
+            blocks = 0
+        if STREAMS:
+            if kind == KIND_ATTEND:
+                known = tiles_of_keys(record, tiles, known, positions, batch, D, FEW)
+                slot, phase = behind_keys(slot, phase, known, S)
+        for block in range(0, blocks, G):
+            for chunk in range(chunks):
+                place = (chunks_before + chunk) % XS
+                if block == 0:
+                    mbarrier.wait(xfull.index(place), ((chunks_before + chunk) // XS) & 1)
+                x = xs.index(place)._reinterpret(DTYPE, [PC * 2, PARTS, N // PARTS, 64], OPERAND)
+                count = gl.minimum(tiles - chunk * (PC // IMAGES), PC // IMAGES)
+                for one in gl.static_range(G if MULTIPLIERS > 1 else 0):
+                    there = gl.where(block + one < blocks, count, 0)
+                    if one == OWN:
+                        acc0, slot, phase = multiply_bytes(
+                            acc0, there, chunk, x, slot, phase, rings, full, empty, DTYPE, FORMAT, IMAGES, S,
+                        )  # fmt: skip
+                    else:
+                        slot, phase = passed(slot, phase, there, S)
+                if MULTIPLIERS == 1:
+                    acc0, slot, phase = multiply_bytes(
+                        acc0, count, chunk, x, slot, phase, rings, full, empty, DTYPE, FORMAT, IMAGES, S,
+                    )  # fmt: skip
+                if MULTIPLIERS == 1 and G > 1:
+                    acc1, slot, phase = multiply_bytes(
+                        acc1, gl.where(block + 1 < blocks, count, 0), chunk, x, slot, phase, rings, full, empty, DTYPE,
+                        FORMAT, IMAGES, S,
+                    )  # fmt: skip
+                if MULTIPLIERS == 1 and G > 2:
+                    acc2, slot, phase = multiply_bytes(
+                        acc2, gl.where(block + 2 < blocks, count, 0), chunk, x, slot, phase, rings, full, empty, DTYPE,
+                        FORMAT, IMAGES, S,
+                    )  # fmt: skip
+                    acc3, slot, phase = multiply_bytes(
+                        acc3, gl.where(block + 3 < blocks, count, 0), chunk, x, slot, phase, rings, full, empty, DTYPE,
+                        FORMAT, IMAGES, S,
+                    )  # fmt: skip
+                if chunk + 1 < chunks:
+                    gl.thread_barrier()
+                    mbarrier.arrive(xempty.index(place), count=1, pred=block + G >= blocks)
+                    gl.thread_barrier()
+            if MULTIPLIERS == 1:
+                hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
+            else:
+                hand_over_one(acc0, OWN, parts, pfull, pempty, results, NB, R, G)
+            # Behind its barrier, as somebody waits for the products; barriers behind arrivals as in kernel.py.
+            last = (chunks_before + chunks - 1) % XS
+            mbarrier.arrive(xempty.index(last), count=1, pred=block + G >= blocks)
+            gl.thread_barrier()
+            results += 1
+        chunks_before += chunks
+    return slot, phase, chunks_before, results
+
+
+@gluon.jit
+def passed(slot, phase, count, S: gl.constexpr):
+    """The slot and phase of the tile behind `count` more, at most S, that others multiply."""
+    wraps = slot + count >= S
+    return gl.where(wraps, slot + count - S, slot + count), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def multiply_bytes(
+    acc, count, chunk, x, slot, phase, rings, full, empty, DTYPE: gl.constexpr, FORMAT: gl.constexpr,
+    IMAGES: gl.constexpr, S: gl.constexpr,
+):  # fmt: skip
+    """acc plus the products of so many tiles of a row block, one chunk of activations', in `parts_of` parts.
+
+    The first chunk's sum begins at 0. x: the chunk's activations, half an image by half. Returns the next tile's slot
+    and phase, too.
+    """
+    WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    acc = gl.where(chunk > 0, acc, 0.0)
+    # A narrow product is a chain of sums, each waiting for the one before: two chains go side by side.
+    other = gl.zeros_like(acc)
+    NARROW: gl.constexpr = acc.shape[2] == 8
+    for tile in range(count):
+        mbarrier.wait(full.index(slot), phase)
+        if FORMAT == 3:
+            acc, other = add_compact_tile(acc, other, tile, x, slot, rings, DTYPE, IMAGES)
+        else:
+            image = rings[0].index(slot)._reinterpret(gl.int32, [IMAGES * 64, 32], STORED)
+            for half in gl.static_range(IMAGES * 2):
+                words = image.slice(half * 32, 32).load(WORDS)
+                if NARROW and half % 2 == 1:
+                    other = add_product(other, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
+                else:
+                    acc = add_product(acc, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
+        fence_async_shared()  # see kernel.multiply_held
+        gl.thread_barrier()
+        mbarrier.arrive(empty.index(slot), count=1)
+        gl.thread_barrier()
+        wraps = slot == S - 1
+        phase = gl.where(wraps, phase ^ 1, phase)
+        slot = gl.where(wraps, 0, slot + 1)
+    if NARROW:
+        acc += other
+    return acc, slot, phase
+
+
+@gluon.jit
+def add_product(acc, words, x, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
+    """acc plus half a tile's product with activations x, [PARTS, N / PARTS, 64] in shared memory."""
+    A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    return mma_v2(operand_a(words, A, acc.shape[0], DTYPE, FORMAT), operand_b(x, acc), acc)
+
+
+@gluon.jit
+def operand_b(x, acc):
+    """Activations in shared memory, [PARTS, N / PARTS, 64], as the product's acc wants them."""
+    return x.permute((0, 2, 1)).load(gl.DotOperandLayout(1, acc.type.layout, 2))
+
+
+@gluon.jit
+def add_compact_tile(
+    acc, other, tile, x, slot, rings, DTYPE: gl.constexpr, IMAGES: gl.constexpr,
+):  # fmt: skip
+    """acc and other plus a tile's product with its activations among x's."""
+    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    planes, beside, lists = rings
+    first = planes.index(slot * 3)._reinterpret(gl.int32, [IMAGES * 32, 32], STORED)
+    second = planes.index(slot * 3 + 1)._reinterpret(gl.int32, [IMAGES * 32, 32], STORED)
+    third = planes.index(slot * 3 + 2)._reinterpret(gl.int32, [IMAGES * 32, 32], STORED)
+    NARROW: gl.constexpr = acc.shape[2] == 8
+    fourth = beside.index(slot)._reinterpret(gl.int32, [IMAGES * 8, 32], gl.NVMMASharedLayout(0, 32, 2))
+    for half in gl.static_range(IMAGES * 2):
+        at = x.index(tile * (2 * IMAGES) + half)
+        if NARROW and half % 2 == 1:
+            other = add_compact_half(other, half, first, second, third, fourth, at, DTYPE)
+        else:
+            acc = add_compact_half(acc, half, first, second, third, fourth, at, DTYPE)
+    words = lists.index(slot)._reinterpret(gl.int32, [LIST_SIZE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    listed = word_of_list(words, 0)
+    for number in range(1, listed + 1):
+        word = word_of_list(words, number)
+        acc = add_listed(acc, word, x.index(tile * (2 * IMAGES) + ((word >> 12) & 3)), DTYPE)
+    return acc, other
+
+
+@gluon.jit
+def add_compact_half(acc, half: gl.constexpr, first, second, third, beside, x, DTYPE: gl.constexpr):
+    """acc plus half an image's product with activations x, [PARTS, N / PARTS, 64] in shared memory."""
+    A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    ONE: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    words = words_of_half(first, half) + words_of_half(second, half) + words_of_half(third, half)
+    last = twice(gl.reshape(beside.slice(half * 4, 4).load(ONE), [16, 8]))
+    numbers = compact_numbers(words, gl.convert_layout(last, words[0].type.layout, assert_trivial=True))
+    return mma_v2(operand_of_numbers(numbers, A, acc.shape[0], DTYPE), operand_b(x, acc), acc)
+
+
+@gluon.jit
+def words_of_half(plane, half: gl.constexpr):
+    """A thread's four words of half an image, int32 [16, 8, 2] each."""
+    WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    words = gl.reshape(plane.slice(half * 16, 16).load(WORDS), [16, 8, 2, 2])
+    even, odd = gl.split(words)
+    word0, word2 = gl.split(even)
+    word1, word3 = gl.split(odd)
+    return twice(word0), twice(word1), twice(word2), twice(word3)
+
+
+@gluon.jit
+def twice(word):
+    """A word for either number of a pair."""
+    return gl.join(word, word)
+
+
+@gluon.jit
+def operand_of_numbers(numbers, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.constexpr):
+    """Half of operand A, [PARTS, 64 / PARTS, 64], of a thread's numbers (compact_values.py), without a move between
+    threads."""
+    while_there = numbers
+    for level in gl.static_range(4):
+        while_there = joined(while_there, 8 >> level)
+    # [16 rows, row in 8, pair of columns in 8, column of a pair, 16 columns, half of them, half of 16 rows]
+    a = gl.reshape(while_there[0].to(DTYPE, bitcast=True), [4, 8, 4, 2, 4, 2, 2])
+    a = gl.reshape(gl.permute(a, (0, 6, 1, 4, 5, 2, 3)), [PARTS, 64 // PARTS, 64])
+    return gl.convert_layout(a, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def joined(tensors, HALF: gl.constexpr):
+    """The first half of a tuple of tensors, each with its fellow of the second half along a new last axis."""
+    made = ()
+    for at in gl.static_range(HALF):
+        made = made + (gl.join(tensors[at], tensors[at + HALF]),)
+    return made
+
+
+@gluon.jit
+def word_of_list(words, at):
+    """A word of a tile's list."""
+    return gl.max(words.index(at).load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
+
+
+@gluon.jit
+def add_listed(acc, word, x, DTYPE: gl.constexpr):
+    """acc plus the products of one number of a tile's list with activations x, those of its half."""
+    A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    ONE: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    warps = gl.arange(0, 4, gl.SliceLayout(1, ONE))
+    lanes = gl.arange(0, 32, gl.SliceLayout(0, ONE))
+    thread = twice(gl.reshape(warps[:, None] * 32 + lanes[None, :], [16, 8]))
+    numbers = listed_numbers(thread, gl.zeros_like(thread) + word)
+    # It is listed 2^64 larger than the sums are.
+    return mma_v2(operand_of_numbers(numbers, A, acc.shape[0], DTYPE), operand_b(x, acc), acc * 2.0**64) * 2.0**-64

@@ -1,0 +1,42 @@
+"""Descriptors of what the copy engine brings to shared memory in a launch of the wave kernel."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from onewave.wave.plan.layout import BLOCK_KEYS, TILE_BYTES, TileShape
+
+__all__ = ["keys_box", "rows_box", "streams_keys"]
+
+
+def rows_box(matrix: Tensor, rows: int, *, swizzle: int) -> Any:
+    """How so many whole rows of a matrix are brought. swizzle: bytes."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    layout = gl.NVMMASharedLayout(swizzle, matrix.element_size() * 8, 2)
+    return TensorDescriptor.from_tensor(matrix, [rows, matrix.shape[1]], layout)
+
+
+def keys_box(cache: Tensor) -> Any:
+    """How a tile of keys, or of values, is brought: a cache [layers, slots, kv_heads, capacity, head_dim], contiguous,
+    as rows of 64 values, 16 of each of 8 groups of 16 keys, so that heads of 128 give 8 keys of each."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    group = 16 * cache.shape[-1]
+    rows = (cache.numel() - 7 * group) // 64  # from which 7 groups more follow
+    groups = cache.as_strided((8, rows, 64), (group, 64, 1))
+    return TensorDescriptor.from_tensor(groups, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
+
+
+def streams_keys(cache: Tensor, shape: TileShape) -> bool:
+    """Whether a cache's keys may come through the ring: tiles as large as they need, a block of keys at all, and
+    rows that can be counted."""
+    holds = BLOCK_KEYS * cache.shape[-1] <= cache.numel() < 1 << 37
+    return cache.shape[-1] in (64, 128) and shape.tile_bytes >= TILE_BYTES and holds

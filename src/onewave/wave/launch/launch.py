@@ -1,0 +1,475 @@
+"""Launches of the wave kernel: its buffers, its grid, and what becomes of a launch that stalls."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportIndexIssue=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled, shown
+from onewave.base.settings import Settings
+from onewave.tiles.sim.trace import Trace
+from onewave.wave.launch.block_table import check_entries, check_pages
+from onewave.wave.launch.boxes import keys_box, rows_box, streams_keys
+from onewave.wave.launch.checks import check_cache, check_rows, check_sequences, check_tokens
+from onewave.wave.launch.state import LaunchState
+from onewave.wave.launch.watch import stalls
+from onewave.wave.plan.layout import TOGETHER, Place, limit_words, several_words
+from onewave.wave.plan.operations import HeadGroups
+from onewave.wave.plan.pace import in_flight
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.plan.resources import kernel_resources
+from onewave.wave.weights.formats import COMPACT, WeightFormat
+
+__all__ = [
+    "ACTIVATIONS",
+    "POLLS",
+    "AttentionSetup",
+    "Wave",
+    "co_resident",
+    "runs_here",
+]
+
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
+"""Names of activation functions and the kernel's numbers for them."""
+
+POLLS = 1 << 18
+"""Polls of one wait before a launch gives up: a few tenths of a second, where an honest wait takes microseconds."""
+
+_EXCHANGE_WARPS = 8
+
+
+def runs_here(device: torch.device) -> bool:
+    """Whether the device has what the kernel needs: wgmma and TMA of sm_90."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def co_resident(device: torch.device) -> int:
+    """Blocks of the kernel that the device holds at once: one a multiprocessor (its ring fills the shared memory)."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@dataclass(frozen=True)
+class AttentionSetup:
+    """What a decode step's attention needs beyond its program. dtype of the caches: the weights'.
+
+    rotary: float32 [positions, head_dim], cosines then sines. biases: float32 [n]. q_norm, k_norm: float32
+    [layers, head_dim] or None. hidden: width of the residual stream.
+    """
+
+    layers: int
+    groups: HeadGroups
+    embedding: Tensor
+    rotary: Tensor
+    biases: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    hidden: int
+    eps: float
+    scale: float
+
+
+class Wave:
+    """A program bound to a device and its packed weights. Calls are launches on the current stream.
+
+    stream: what pack_stream returned, or of a WeightStream `tensor`, and with rounded or compact weights its
+    weight_format, scales and lists. activation: silu, gelu or None, for the operations that have one. counters: hand
+    off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
+    delays: a test build that sleeps at random before every task. tokens: of a decode step, the most that one launch
+    makes of each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its
+    own, but for a decode step's residual stream: such a launch waits for those on other streams. Launches recorded into
+    CUDA graphs share one set of buffers, so graphs of one Wave must not run side by side, nor beside its decode steps;
+    nor must two threads launch at once.
+    Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the program has workers.
+    """
+
+    def __init__(
+        self,
+        program: WaveProgram,
+        stream: Tensor,
+        *,
+        activation: str | None = None,
+        counters: bool = False,
+        budget: int = POLLS,
+        delays: bool = False,
+        attention: AttentionSetup | None = None,
+        tokens: int = 1,
+        weight_format: WeightFormat | None = None,
+        scales: Tensor | None = None,
+        lists: Tensor | None = None,
+    ):
+        device = stream.device
+        if not runs_here(device):
+            raise UnsupportedError("wave: device", got=str(device), allowed="a card of compute capability 9.0")
+        if program.workers > co_resident(device):
+            allowed = f"up to {co_resident(device)}, what {device} holds at once"
+            raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
+        check_tokens(program, tokens, decodes=attention is not None, threads=_EXCHANGE_WARPS * 32)
+        if activation not in ACTIVATIONS:
+            raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
+        assert program.shape.weight_bytes == (2 if weight_format is None else weight_format.weight_bytes)
+        assert (weight_format is None) == (scales is None)
+        assert (weight_format is COMPACT) == (lists is not None)
+        self.program, self.device, self._stream = program, device, stream
+        self._weight_format, self._scales = weight_format, scales
+        self._budget, self._counters, self._delays, self.tokens = budget, counters, delays, tokens
+        self._records, self._lanes, self._totals = (
+            torch.from_numpy(words).to(device)
+            for words in (np.pad(program.steps, ((1, 0), (0, 0))), program.lanes, _padded(program.totals))
+        )
+        # The first row is `places`, the others are the steps.
+        self._places, self._steps = self._records[0].view(torch.int64), self._records[1:]
+        self._records_box = rows_box(self._records, TOGETHER, swizzle=0)
+        self._easy, self._visits = (torch.from_numpy(words).to(device) for words in (program.easy, program.visits))
+        self._waits = torch.from_numpy(_padded(program.waits)).to(device)
+        self._attention = attention
+        if attention is None and scales is not None:
+            self._places[Place.SCALES] = scales.data_ptr()
+        self._constants = self._kernel_constants(activation)
+        self._drawing = self._resources(draws=True)
+        if attention is not None:
+            self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
+        rows = program.shape.tile_rows if lists is None else 32 * program.shape.images
+        self._weights_box = self._lasts_box = self._lists_box = rows_box(stream, rows, swizzle=128)
+        if lists is not None:
+            self._lasts_box = rows_box(stream, 8 * program.shape.images, swizzle=0)
+            self._lists_box = rows_box(lists, 1, swizzle=0)
+        # Nobody looks at keys before there is a cache.
+        self._key_boxes = (self._weights_box, self._weights_box)
+        self._states: dict[int, LaunchState] = {}
+        self._last: torch.cuda.Stream | None = None
+        self._bound: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._graphs = self._new_state()
+        # Of a sequence that nothing stops.
+        endless = [limit_words(2**62)] * (program.shape.batch if tokens > 1 else 1)
+        self._endless = torch.tensor(endless, dtype=torch.int64, device=device)
+        self._likeliest = torch.zeros(1, dtype=torch.float64, device=device)
+        self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
+        # The first launch may be on another stream than what has made weights, records and lanes.
+        torch.cuda.current_stream(device).synchronize()
+
+    def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
+        merges = self.program.few_words > 0
+        return {
+            **self.program.constants,
+            "ACT": ACTIVATIONS[activation],
+            "SYNC": int(self._counters),
+            "FORMAT": 0 if self._weight_format is None else self._weight_format.number,
+            "FLIGHT": in_flight(self.program.shape, attends=self._attention is not None, merges=merges),
+            "XW": _EXCHANGE_WARPS,
+            **self._resources(),
+            "D": 0,
+            "GP": 1,
+            "CH": 1,
+            "KSPLITS": 1,
+            "QKNORM": False,
+            "EPS": 1.0,
+            "SCALE": 1.0,
+            "TOKENS": self.tokens,
+            "PAGE": 0,
+            "STREAMS": 0,
+            "MULTIPLIERS": self.program.shape.multipliers,
+            **self._attention_constants(),
+        }
+
+    def _resources(self, **how: bool) -> dict[str, int]:
+        return kernel_resources(self.program.shape, self._head_dim, several=self.tokens > 1, **how)
+
+    @property
+    def _head_dim(self) -> int:
+        return 0 if self._attention is None else self._attention.groups.head_dim
+
+    def _attention_constants(self) -> dict[str, Any]:
+        setup = self._attention
+        if setup is None:
+            return {}
+        groups = setup.groups
+        return {
+            "D": self._head_dim,
+            "GP": groups.size,
+            "CH": groups.merged,
+            "KSPLITS": groups.splits,
+            "QKNORM": setup.q_norm is not None,
+            "EPS": setup.eps,
+            "SCALE": setup.scale,
+        }
+
+    def bind_cache(self, k: Tensor, v: Tensor, table: Tensor | None = None) -> None:
+        """Say where keys and values live: both [layers, slots, kv_heads, capacity, head_dim], contiguous.
+
+        table: int32 [slots, pages a slot], rows contiguous, on the device; then the caches are [layers, pages,
+        kv_heads, page, head_dim] with page a power of two from 16 to 256, and a slot's key i is that of number i % page
+        in page table[slot, i // page]. Its entries may change between launches; what a launch reads or appends to must
+        be there when it starts. Results have the bits that they have with a plain cache. Not beside a replay of a graph
+        that has recorded a step, which is not waited for. Raises ShapeError.
+        """
+        setup = self._attention
+        assert setup is not None
+        check_cache(k, v, setup.layers, setup.groups, dtype=setup.embedding.dtype, device=self.device)
+        pointers = {
+            Place.EMBEDDING: setup.embedding, Place.ROTARY: setup.rotary, Place.KEYS: k, Place.VALUES: v,
+            Place.RESIDUAL: self._residual, Place.BIASES: setup.biases, Place.Q_NORM: setup.q_norm,
+            Place.K_NORM: setup.k_norm, Place.STREAM: self._stream, Place.SCALES: self._scales, Place.TABLE: table,
+        }  # fmt: skip
+        words = [0] * len(self._places)
+        for place, tensor in pointers.items():
+            words[place] = 0 if tensor is None else tensor.data_ptr()
+        words[Place.LAYER_STRIDE : Place.HEAD_STRIDE + 1] = [k.stride(dim) // 2 for dim in range(3)]
+        if table is not None:
+            check_pages(k, v, table)
+            words[Place.TABLE_STRIDE] = table.stride(0)
+        self._constants["PAGE"] = 0 if table is None else k.shape[3]
+        streams = self.tokens == 1 and table is None and streams_keys(k, self.program.shape)
+        self._constants |= self._resources(paged=table is not None, streams=streams) | {"STREAMS": int(streams)}
+        self._key_boxes = (keys_box(k), keys_box(v)) if streams else (self._weights_box, self._weights_box)
+        self._bound = (k, v, table)
+        # Behind the last launch, which reads it. Blocking, from ordinary memory: the next one may be on another stream.
+        if self.device.type == "cuda":
+            self._after_last()
+        with torch.inference_mode():  # as it may have been made there
+            self._places.copy_(torch.tensor(words, dtype=torch.int64))
+
+    def _check(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, limits: Tensor | None = None
+    ) -> None:
+        """Check a decode step's arguments and, in debug mode (ONEWAVE_DEBUG=1), what a launch will take from the block
+        table, which waits for the device. Raises ShapeError, InvalidArgumentError."""
+        assert self._attention is not None
+        most, vocab = self.program.shape.batch, self._attention.embedding.shape[0]
+        check_sequences(tokens, positions, slots, logits, most=most, vocab=vocab, device=self.device)
+        if self._bound is None:
+            raise InvalidArgumentError("wave: decode", got="no cache", next="Call bind_cache first.")
+        k, _, table = self._bound
+        if table is None or not Settings.from_env().debug or torch.cuda.is_current_stream_capturing():
+            return
+        last = positions + (self.tokens - 1)
+        if limits is not None:
+            last = torch.where(tokens < 0, -1, torch.minimum(last, limits[:, 0] - 1))
+        check_entries(table, k.shape[1], k.shape[3], slots, last)
+
+    def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
+        """One decode step: int64 [batch] each; writes float32 logits [batch, vocab], contiguous, and returns them.
+
+        positions[i]: the cache index that token i's key and value are written to, in slot slots[i]. bind_cache comes
+        first. Raises ShapeError, InvalidArgumentError, and WaveStalled if an earlier launch has stalled.
+        """
+        assert self._attention is not None
+        assert self.tokens == 1, "made for several tokens a launch"
+        self._check(tokens, positions, slots, logits)
+        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
+        return logits
+
+    def decode_several(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        logits: Tensor,
+        *,
+        limits: Tensor | None = None,
+        draws: Tensor | None = None,
+    ) -> Tensor:
+        """Up to `self.tokens` decode steps in one launch, each sequence's next token its likeliest, the first of them.
+
+        As decode; positions are the first step's, and the cache holds as many more. limits: int64 [batch, LIMIT_WORDS]
+        on the device, layout.limit_words of each sequence; None: nothing stops any. A token below 0 is that of a
+        sequence that has stopped before. Returns the tokens, int64 [self.tokens, batch]: behind a sequence's last one,
+        which it reports but does not feed, and behind an early end, -1. Nothing is written to the cache for these.
+        draws: float64 [batch, DRAW_WORDS + self.tokens] on the device: of each sequence layout.draw_words (temperature
+        0: the likeliest) and its uniform numbers token by token, as ops.sampling takes them; None: all likeliest. The
+        launch ends with the token with which the last sequence stops, or after interrupt. logits are the last step's
+        of the sequences that it fed. Raises ShapeError, and WaveStalled if an earlier launch has stalled.
+        """
+        assert self._attention is not None
+        assert self.tokens > 1, "made for one token a launch"
+        check_rows(limits, draws, len(tokens), self.tokens, device=self.device)
+        limits = self._endless[: len(tokens)] if limits is None else limits.contiguous()
+        self._check(tokens, positions, slots, logits, limits)
+        state = self._state()
+        state.whole_again()
+        state.count(self.tokens, self.program, self._budget)
+        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits, draws)
+        padded = self.program.shape.batch
+        first, _ = several_words(self.tokens, padded, self.program.workers)
+        produced = state.several[first : first + self.tokens * padded].view(self.tokens, padded)
+        return produced[:, : len(tokens)].clone()
+
+    def interrupt(self) -> None:
+        """Have launches of several tokens that are on their way, but for recorded ones, end with the token that each is
+        making; what they have made is valid. Does not wait; not beside a launch by another thread. The next launch is a
+        whole one, and begins when the request has been heard."""
+        for state in tuple(self._states.values()):
+            state.ask_for_end()
+
+    def _new_state(self) -> LaunchState:
+        return LaunchState.made(self.program, self.tokens, self._budget, self.device)
+
+    def _state(self) -> LaunchState:
+        if torch.cuda.is_current_stream_capturing():
+            return self._graphs
+        stream = self._after_last() if self._attention is not None else torch.cuda.current_stream(self.device)
+        if stream.cuda_stream not in self._states:
+            self._states[stream.cuda_stream] = self._new_state()
+        return self._states[stream.cuda_stream]
+
+    def _after_last(self) -> torch.cuda.Stream:
+        """The current stream, behind whatever the last decode step was launched on: they share a cache."""
+        stream = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        return stream
+
+    def __call__(self, x: Tensor, out: Tensor, *, keep_back: str | None = None) -> Tensor:
+        """Run once: x [batch, columns] to out [batch, rows], both of the weights' dtype, last axis contiguous.
+
+        keep_back: a task's name whose results a test build keeps to itself. Returns out. Raises ShapeError, and
+        WaveStalled if an earlier launch has stalled.
+        """
+        self._run(x, out, keep_back, None)
+        return out
+
+    def trace_decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Trace:
+        """decode, traced; waits for the device."""
+        assert self._attention is not None
+        assert self.tokens == 1, "made for several tokens a launch"
+        self._check(tokens, positions, slots, logits)
+        words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
+        self._launch(self._attention.embedding, logits, None, words, (tokens, positions, slots))
+        torch.cuda.synchronize(self.device)
+        self.check()
+        return _trace(self.program, words.cpu().numpy().reshape(-1, 4))
+
+    def trace(self, x: Tensor, out: Tensor) -> Trace:
+        """Run once and return when every task waited, began and ended; waits for the device."""
+        words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
+        self._run(x, out, None, words)
+        torch.cuda.synchronize(self.device)
+        self.check()
+        return _trace(self.program, words.cpu().numpy().reshape(-1, 4))
+
+    def _run(self, x: Tensor, out: Tensor, keep_back: str | None, trace: Tensor | None) -> None:
+        for name, tensor in (("x", x), ("out", out)):
+            if tensor.ndim != 2 or tensor.stride(1) != 1 or tensor.stride(0) % 8 or tensor.data_ptr() % 16:
+                got = f"{tuple(tensor.shape)}, strides {tensor.stride()}"
+                raise ShapeError(f"wave: {name}", got=got, allowed="[batch, columns], rows 16-byte aligned")
+        self._launch(x, out, keep_back, trace, None)
+
+    def _launch(
+        self,
+        x: Tensor,
+        out: Tensor,
+        keep_back: str | None,
+        trace: Tensor | None,
+        sequences: tuple[Tensor, Tensor, Tensor] | None,
+        limits: Tensor | None = None,
+        draws: Tensor | None = None,
+    ) -> None:
+        from onewave.gpu.launch import launch_kernel
+        from onewave.wave.kernel.kernel import wave_kernel
+
+        state = self._state()
+        if not torch.cuda.is_current_stream_capturing():
+            self._raise_if_stalled(state)
+        test = self._delays or keep_back is not None
+        dtype = self._stream.dtype
+        launch_kernel(
+            wave_kernel,
+            (self.program.workers,),
+            self._weights_box,
+            self._lasts_box,
+            self._lists_box,
+            *self._key_boxes,
+            self._easy,
+            self._visits,
+            self._records_box,
+            self._steps,
+            self._lanes,
+            x.view(torch.int32),
+            state.exchange,
+            out.view(torch.int32),
+            self._waits,
+            state.counters,
+            self._totals,
+            state.epochs,
+            state.watch,
+            self._no_trace if trace is None else trace,
+            *(sequences or (self._places,) * 3),
+            state.several,
+            self.program.workers * self.program.shape.tile_rows,
+            self.program.easy.shape[1],
+            self.program.visits.shape[1],
+            len(x if sequences is None else sequences[0]),
+            x.stride(0) // 2,
+            out.stride(0) * out.element_size() // 4,
+            self.program.set_words,
+            -1 if keep_back is None else self.program.step_of(keep_back),
+            self._endless if limits is None else limits,
+            state.asked,
+            self._likeliest if draws is None else draws.contiguous(),
+            DRAWS=draws is not None,
+            DTYPE=_gluon_dtype(dtype),
+            TEST=2 if self._delays else 1 if test else 0,
+            TRACE=trace is not None,
+            num_warps=4,
+            launch_cooperative_grid=True,
+            launch_pdl=True,
+            **(self._constants if draws is None else self._constants | self._drawing),
+        )
+
+    def check(self) -> None:
+        """Raise WaveStalled if a launch has stalled (as far as the host knows yet), and make the next one work."""
+        for state in (*self._states.values(), self._graphs):
+            self._raise_if_stalled(state)
+
+    def _raise_if_stalled(self, state: LaunchState) -> None:
+        if not int(state.host[0]):
+            return
+        torch.cuda.synchronize(self.device)
+        addresses = (state.exchange.data_ptr(), state.counters.data_ptr())
+        found = stalls(self.program, state.watch.cpu().numpy(), *addresses)
+        state.reset(self.program, self._budget)
+        torch.cuda.synchronize(self.device)
+        raise WaveStalled(
+            f"wave of {self.program.workers} workers stalled",
+            found,
+            next="Its results are void; the next launch works.",
+        )
+
+
+def _padded(words: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """At least one word, as an empty tensor has no address."""
+    return words if words.size else np.zeros(2, dtype=np.int32)
+
+
+def _gluon_dtype(dtype: torch.dtype) -> Any:
+    from triton.experimental.gluon import language as gl
+
+    return gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
+
+
+def _trace(program: WaveProgram, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:
+    times = words[:, :3].astype(np.int64)
+    first = times[:, 0].min(initial=2**31 - 1)
+    # The timer's low word wraps every 4.3 s: differences are right all the same.
+    times = (times - first + (1 << 31)) % (1 << 32) - (1 << 31)
+    times -= times[:, 0].min(initial=0)
+    worker = np.repeat(np.arange(program.workers), program.lanes[:, 3])
+    return Trace(
+        source="measured",
+        unit="ns",
+        workers=program.workers,
+        task=np.arange(len(times), dtype=np.int64),
+        worker=worker.astype(np.int64),
+        wait_start=times[:, 0].astype(np.float64),
+        start=times[:, 1].astype(np.float64),
+        end=times[:, 2].astype(np.float64),
+        name=program.names,
+        phase=program.phases,
+    )

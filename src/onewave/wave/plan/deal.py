@@ -1,0 +1,262 @@
+"""Deals a chain of operations out to workers: a task graph and a queue a worker, ready for plan, verify and lower.
+
+Each part of the work goes out as evenly as whole row blocks allow, in contiguous runs; what is left over goes to the
+workers that stream least so far. What decides about rounding (blocks, slices of K, splits) is fixed by the operations,
+so any number of workers computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from onewave.tiles.graph.builders import Builder
+from onewave.tiles.graph.graph import Tile
+from onewave.wave.plan.layout import TileShape
+from onewave.wave.plan.operations import INPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
+from onewave.wave.plan.slices import passes, slice_bounds
+
+__all__ = ["Deal", "fewest_workers"]
+
+
+def fewest_workers(units: Iterable[int], available: int) -> int:
+    """The fewest workers, of the upper 15 sixteenths of `available`, that leave nobody with more of any operation.
+
+    units: row blocks times slices of K, an operation. Each worker then has a larger share of the bandwidth, and fewer
+    of them read the activations."""
+    fewest = max(-(-count // -(-count // available)) for count in units)
+    return max(fewest, available * 15 // 16)
+
+
+@dataclass
+class Deal:
+    """A graph under construction. by_writer: a tile of an activation is what one worker makes of it, rather than what
+    one row block makes: a hundred times fewer accesses where every task of a stage reads a whole row.
+
+    build: the graph. queues: task ids a worker. load: weight tiles a worker streams so far.
+    """
+
+    operations: Mapping[str, AnyOperation]
+    shape: TileShape
+    workers: int
+    batch: int
+    by_writer: bool = False
+    build: Builder = field(default_factory=lambda: Builder("bf16"))
+    queues: list[list[int]] = field(default_factory=list[list[int]])
+    load: list[int] = field(default_factory=list[int])
+    _spans: dict[str, list[tuple[int, int, Tile]]] = field(default_factory=dict[str, list[tuple[int, int, Tile]]])
+    # What was read before, by source, how much of it there was then, and bounds: all tasks of a stage read the same.
+    _found: dict[tuple[str, int, int, int], tuple[Tile, ...]] = field(default_factory=dict[Any, Any])
+
+    def __post_init__(self) -> None:
+        self.queues = [[] for _ in range(self.workers)]
+        self.load = [0] * self.workers
+        self.build.tensor(INPUT, (self.batch, 1), (self.batch, 1))
+
+    def height(self, operation: Operation) -> int:
+        """Rows of the operation's blocks: row blocks of a product, pieces of a reduction."""
+        return self.shape.piece if operation.weight is None else self.shape.rows
+
+    def shares(self, units: int, *, first: bool = False) -> list[int]:
+        """Units a worker, the rest to who streams least so far, and among those to the last, or first, workers."""
+        found = [units // self.workers] * self.workers
+        by_load = sorted(range(self.workers), key=lambda w: (self.load[w], w if first else -w))
+        for worker in by_load[: units % self.workers]:
+            found[worker] += 1
+        return found
+
+    def add(
+        self,
+        name: str,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        low: int = 0,
+        high: int | None = None,
+        shares: Sequence[int] | None = None,
+    ) -> None:
+        """Deal out an operation's rows first to last, over slices low to high of K.
+
+        first, last: multiples of the blocks' height. shares: row blocks a worker, if others than even ones (and then
+        of one slice only).
+        """
+        operation = self.operations[name]
+        assert isinstance(operation, Operation)
+        slices = 1 if operation.weight is None else operation.slices
+        runs = (slices if high is None else high) - low
+        begin, end_row = first // self.height(operation), operation.rows if last is None else last
+        count = end_row // self.height(operation) - begin
+        at = 0
+        planned: list[tuple[int, int, int, int]] = []
+        for worker, share in enumerate(self.shares(count * runs) if shares is None else shares):
+            end = at + share
+            while at < end:  # a share may run over several slices of K
+                slice_of, block = divmod(at, count)
+                run = min(end - at, count - block, self._most_blocks(operation))
+                planned.append((worker, begin + block, run, low + slice_of))
+                at += run
+        assert at == count * runs
+        for worker, block, run, slice_of in planned:
+            self.task(worker, name, block, run, slice_of)
+
+    def _most_blocks(self, operation: Operation) -> int:
+        """Row blocks a task may have: any number, or as many as are handed over together if its activations pass."""
+        passing = operation.weight is not None and passes(operation.cols, operation.slices, self.shape)
+        return self.shape.group if passing else operation.rows
+
+    def add_units(self, name: str) -> None:
+        """Deal out attention, a task a unit and split, side by side, or its combination, a task a unit and part: to
+        those who attend the unit's last splits, which have nothing to do while a sequence is short."""
+        operation = self.operations[name]
+        assert not isinstance(operation, Operation)
+        groups = operation.groups
+        units = groups.count * self.batch
+        for unit in range(units):
+            splits = range(groups.splits)
+            if isinstance(operation, Combination):
+                splits = [max(0, splits[-1] - part) for part in range(len(groups.parts_of(unit % groups.count)))]
+            for piece, split in enumerate(splits):
+                number = unit * groups.splits + split
+                self._unit(number * self.workers // (units * groups.splits), name, unit, piece)
+
+    def task(self, worker: int, name: str, first: int, blocks: int, part: int) -> None:
+        """One worker's run of row blocks of one slice of K."""
+        operation = self.operations[name]
+        assert isinstance(operation, Operation)
+        height = self.height(operation)
+        rows = range(first * height, (first + blocks) * height)
+        flops = blocks * height * operation.slices * self.batch
+        if operation.weight is None:
+            spans = range(rows.start // self.shape.rows, (rows.stop - 1) // self.shape.rows + 1)
+            reads: list[Tile] = [(operation.source, (k, row)) for k in range(operation.slices) for row in spans]
+        else:
+            bounds = slice_bounds(operation.cols, operation.slices, self.shape)
+            reads = []
+            if operation.merges is not None:
+                groups = operation.merges.groups
+                units = range(groups.count * self.batch)
+                reads += [(operation.merges.target, (unit, split)) for unit in units for split in range(groups.splits)]
+            reads += self._reads(operation.source, bounds[part], bounds[part + 1])
+            reads += [(self._weight(name, operation), (first + i, part)) for i in range(blocks)]
+            tiles = -(-(bounds[part + 1] - bounds[part]) // self.shape.cols)
+            self.load[worker] += blocks * tiles
+            flops = 2 * blocks * height * (bounds[part + 1] - bounds[part]) * self.batch
+        writes: list[Tile] = self._writes(operation, first, blocks, part, worker)
+        if operation.residual:  # the stream itself stays with its worker
+            if "residual" not in self.build.tensors:
+                self.build.tensor("residual", (self.batch, operation.rows), (self.batch, self.shape.rows), 4)
+            spans = range(rows.start // self.shape.rows, (rows.stop - 1) // self.shape.rows + 1)
+            own: list[Tile] = [("residual", (0, row)) for row in spans]
+            reads += [(INPUT, (0, 0))] if operation.embedded else own
+            writes += own
+        phase = name.removesuffix("_sum")
+        made = self.build.task(name, tuple(reads), tuple(writes), flops, phase=phase, index=(first, blocks, part))
+        self.queues[worker].append(made.id)
+
+    def _weight(self, name: str, operation: Operation) -> str:
+        tensor = f"W_{name}"
+        if tensor not in self.build.tensors:
+            bounds = slice_bounds(operation.cols, operation.slices, self.shape)
+            width = max(b - a for a, b in pairwise(bounds))
+            shape = (operation.rows, width * operation.slices)
+            self.build.tensor(tensor, shape, (self.shape.rows, width), self.shape.weight_bytes)
+        return tensor
+
+    def _reads(self, source: str, low: int, high: int) -> tuple[Tile, ...]:
+        """The tiles that hold values low to high of every sequence."""
+        if source == INPUT:
+            return ((INPUT, (0, 0)),)
+        key = (source, len(self._spans[source]), low, high)
+        if key not in self._found:
+            self._found[key] = self._find(source, low, high)
+        return self._found[key]
+
+    def _find(self, source: str, low: int, high: int) -> tuple[Tile, ...]:
+        found = sorted((first, last, tile) for first, last, tile in self._spans[source] if first < high and low < last)
+        reached = low
+        for first, last, _ in found:
+            reached = last if first <= reached else reached
+        assert reached >= high, f"{source}: values {reached} to {high} are read before anything makes them"
+        return tuple(dict.fromkeys(tile for _, _, tile in found))
+
+    def _writes(self, operation: Operation, first: int, blocks: int, part: int, worker: int) -> list[Tile]:
+        target, height = operation.target, self.height(operation)
+        if operation.partial:
+            if target not in self.build.tensors:
+                grid = (operation.slices, operation.rows)
+                self.build.tensor(target, grid, (1, self.shape.rows), 4 * self.batch)
+            return [(target, (part, first + i)) for i in range(blocks)]
+        width = height // 2 if operation.gated else height
+        spans = self._spans.setdefault(target, [])
+        if self.by_writer:
+            if target not in self.build.tensors:
+                share = 2 * operation.outputs / self.workers
+                self.build.tensor(target, (self.batch, self.workers), (self.batch, 1), share)
+            tiles: list[Tile] = [(target, (0, worker))]
+            spans.append((first * width, (first + blocks) * width, tiles[0]))
+            return tiles
+        if target not in self.build.tensors:
+            self.build.tensor(target, (self.batch, operation.outputs), (self.batch, width))
+        tiles = [(target, (0, first + i)) for i in range(blocks)]
+        spans += [((first + i) * width, (first + i + 1) * width, tile) for i, tile in enumerate(tiles)]
+        return tiles
+
+    def _unit(self, worker: int, name: str, unit: int, split: int) -> None:
+        """A task of attention (split: of the keys) or of its combination (split: the part of the heads)."""
+        operation = self.operations[name]
+        assert not isinstance(operation, Operation)
+        groups = operation.groups
+        group = unit % groups.count
+        if isinstance(operation, Attention):
+            reads, writes = self._attention(operation, unit, split)
+            heads = groups.heads_of(group)
+        else:
+            pieces = groups.size // groups.merged
+            reads = tuple((operation.source, (unit * pieces + split, k)) for k in range(groups.splits))
+            head, heads = groups.first_head(group) + split * groups.merged, groups.parts_of(group)[split]
+            writes = (self._finished(operation.target, groups, unit * pieces + split, head, heads),)
+        made = self.build.task(name, reads, writes, 4 * heads * groups.head_dim, phase=name, index=(unit, 1, split))
+        self.queues[worker].append(made.id)
+
+    def _attention(self, operation: Attention, unit: int, split: int) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
+        """What a unit's attention over one split of its keys reads and writes."""
+        groups = operation.groups
+        units, group, dim = groups.count * self.batch, unit % groups.count, groups.head_dim
+        kv_head, head, heads = group // groups.of_kv_head, groups.first_head(group), groups.heads_of(group)
+        at = (head, groups.heads + kv_head, groups.heads + groups.kv_heads + kv_head)
+        ends = (head + heads, at[1] + 1, at[2] + 1)
+        found = [
+            tile
+            for low, high in zip(at, ends, strict=True)
+            for tile in self._reads(operation.source, low * dim, high * dim)
+        ]
+        cache, fresh = f"cache{operation.layer}", f"appended{operation.layer}"
+        if cache not in self.build.tensors:
+            self.build.tensor(cache, (units, groups.splits), (1, 1))
+            self.build.tensor(fresh, (units, 1), (1, 1))
+        if groups.few:  # whole heads, and of one split finished attention: all there is as long as the caches are empty
+            if operation.target not in self.build.tensors:
+                self.build.tensor(operation.target, (units, groups.splits), (1, 1))
+            writes: list[Tile] = [(operation.target, (unit, split))]
+            if split == 0:
+                writes.append(self._finished(operation.combined, groups, unit, head, heads))
+        else:
+            pieces = groups.size // groups.merged
+            if operation.target not in self.build.tensors:
+                shape = (units * pieces, groups.splits)
+                self.build.tensor(operation.target, shape, (1, 1), 4 * groups.merged * (dim + 4))
+            writes = [(operation.target, (unit * pieces + part, split)) for part in range(len(groups.parts_of(group)))]
+        if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
+            writes.append((fresh, (unit, 0)))
+        return (*dict.fromkeys(found), (cache, (unit, split))), tuple(writes)
+
+    def _finished(self, target: str, groups: HeadGroups, number: int, head: int, heads: int) -> Tile:
+        """The tile, one after another of a row, that holds so many heads' finished attention."""
+        if target not in self.build.tensors:
+            tiles = groups.count * self.batch * (groups.size // groups.merged)
+            self.build.tensor(target, (1, tiles), (1, 1), 2 * groups.merged * groups.head_dim)
+        tile: Tile = (target, (0, number))
+        self._spans.setdefault(target, []).append((head * groups.head_dim, (head + heads) * groups.head_dim, tile))
+        return tile

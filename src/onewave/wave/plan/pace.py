@@ -1,0 +1,84 @@
+"""How fast a block's weight tiles are asked for, stage by stage. Pure Python.
+
+What is in flight lengthens the queues in front of the second-level cache, which every hand-off has to pass, so no more
+of it than memory needs. While attention runs the ring fills up and waits for the product behind it: tiles that come
+meanwhile have time, and are asked for one after another. All numbers here are measured ones, of one H200 after another
+(docs/log/wave.md, "The pace, with keys in the stream").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from onewave.wave.plan.layout import COMPACT_BYTES, TILE_BYTES, TileShape, Word
+from onewave.wave.plan.operations import AnyOperation, Attention, Operation
+
+__all__ = ["easy_runs", "in_flight", "sooner", "tiles_before_attention"]
+
+Words = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
+
+# Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
+_SHORT = 8
+# Tiles of 16 KiB in flight: of one sequence, whose output projection merges attention's splits, a hand-off less, by the
+# tiles that are held in registers; of two sequences; of all else.
+_FLIGHT_OF_ONE, _FLIGHT_OF_TWO, _FLIGHT = {0: 4, 2: 4, 4: 5}, 4, 3
+# Tiles of 13 KiB of compact weights in flight.
+_FLIGHT_OF_COMPACT = 4
+# See sooner: of one sequence whose output projection merges, and of all else, by the tiles that are held.
+_SOONER_MERGING, _SOONER, _SOONER_OF_BYTES = {0: 2, 2: 3, 4: 7}, {0: 4, 2: 4, 4: 6}, 2
+
+
+def in_flight(shape: TileShape, *, attends: bool, merges: bool) -> int:
+    """Weight tiles that a block has asked for at a time. attends: whether it is a decode step; merges: whether its
+    output projection merges attention's splits."""
+    if shape.weight_bytes == COMPACT_BYTES:
+        return _FLIGHT_OF_COMPACT // shape.images
+    of_two = attends and shape.batch == 2 and shape.weight_bytes == 2
+    tiles = _FLIGHT_OF_ONE[shape.held] if merges else _FLIGHT_OF_TWO if of_two else _FLIGHT
+    return tiles * TILE_BYTES // shape.tile_bytes
+
+
+def sooner(shape: TileShape, *, merges: bool) -> int:
+    """Weight tiles before the ring would be full with which the slow pace ends. merges: as in in_flight."""
+    tiles = (_SOONER_MERGING if merges else _SOONER)[shape.held] if shape.weight_bytes == 2 else _SOONER_OF_BYTES
+    return tiles * TILE_BYTES // shape.tile_bytes
+
+
+def tiles_before_attention(operations: Mapping[str, AnyOperation], shares: Mapping[str, Ints]) -> dict[str, int]:
+    """For each tensor that attention makes, the tiles that every worker has at least of the product that makes its
+    queries. shares: of each phase."""
+    makers = {operation.target: name for name, operation in operations.items() if isinstance(operation, Operation)}
+    attentions = [operation for operation in operations.values() if isinstance(operation, Attention)]
+    return {operation.combined: int(shares[makers[operation.source]].min()) for operation in attentions}
+
+
+def easy_runs(lane: Sequence[AnyOperation], records: Words, attended: Mapping[str, int], shape: TileShape) -> list[int]:
+    """The first and the last of each run of a lane's tiles that have time: those behind attention, with the tiles of
+    the product there if it is a short one, and some before it, if that is short as well (_earlier)."""
+    short = _SHORT * TILE_BYTES // shape.tile_bytes
+    found: list[int] = []
+    count = 0
+    for operation, record in zip(lane, records, strict=True):
+        if not isinstance(operation, Operation) or operation.weight is None:
+            continue
+        mine = int(record[Word.BLOCKS] * record[Word.TILES])
+        if operation.source in attended:
+            merges = operation.merges is not None
+            before = attended[operation.source]
+            first = count - (_earlier(before, shape, merges=merges) if before <= short else 0)
+            last = count + min(shape.held, mine) + shape.ring - 1 + (mine if mine <= short else 0)
+            found += [first, last - sooner(shape, merges=merges)]
+        count += mine
+    return found
+
+
+def _earlier(before: int, shape: TileShape, *, merges: bool) -> int:
+    """How many tiles have time of the `before` that every worker has of the product that attention waits for; whoever
+    has more is waited for."""
+    if shape.weight_bytes < 2:
+        return before
+    return min(before, shape.batch // 4) if shape.held == 2 and not merges else 0

@@ -1,0 +1,449 @@
+"""From a verified task table to what the kernel reads: step records, lanes, counters and the order of the weights.
+
+The table says who runs which task when, and what each waits for and posts; operations say what an opcode computes. A
+task of a product covers `blocks` row blocks from `first` on, over one slice of K: its index is (first, blocks, slice).
+A task of a reduction covers that many pieces of rows: its index is (first, blocks, 0). One row of the table becomes one
+step record of 32 words (layout.Word), in its worker's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.tiles.graph.graph import EdgeKind, Task, TileGraph
+from onewave.tiles.order.schedule import Mode
+from onewave.tiles.proof.table import TaskTable
+from onewave.wave.plan.layout import NOTES, STEP_WORDS, Flag, Kind, TileShape, Word, few_head_words
+from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
+from onewave.wave.plan.pace import easy_runs, tiles_before_attention
+from onewave.wave.plan.slices import slice_bounds
+
+__all__ = [
+    "Region",
+    "WaveProgram",
+    "build_program",
+]
+
+# Words of attention tasks that go over the same keys, but for their layers.
+_WHICH_KEYS = (Word.SEQUENCE, Word.SLICE, Word.WINDOW, Word.SPLITS, Word.KV_HEAD)
+
+Words = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where a tensor lies in a set of the exchange: words from `first` on; stride: words a sequence (or slices)."""
+
+    name: str
+    first: int
+    words: int
+    stride: int
+    producer: str
+
+
+@dataclass(frozen=True)
+class WaveProgram:
+    """A table as arrays. Nothing in it depends on a device.
+
+    steps: int32 [steps, 32]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
+    totals: int32 [counters]. easy: int32 [workers, 2 n], the first and the last of each run of tiles that have time,
+    then 2^31 - 1 four times. visits: int32 [workers, 2 n], of each attention task in turn the number of the tile before
+    which its keys come, where they are streamed, and which (streamed.keys_of_visit); then likewise. stream: weight ->
+    [tiles, 3] of (row block, column tile, place); place is a tile's number in the packed stream, of stream_tiles.
+    first_scale: weight -> the first of its rows' scales among num_scales, if its weights are rounded or compact. names:
+    each step's task, for people. regions: the exchange's tensors.
+    """
+
+    shape: TileShape
+    steps: Words
+    lanes: Words
+    waits: Words
+    totals: Words
+    easy: Words
+    visits: Words
+    stream: Mapping[str, Ints]
+    stream_tiles: int
+    set_words: int
+    regions: tuple[Region, ...]
+    names: tuple[str, ...]
+    phases: tuple[str, ...]
+    most_splits: int
+    first_scale: Mapping[str, int]
+    num_scales: int
+
+    @property
+    def workers(self) -> int:
+        """Blocks of the launch."""
+        return len(self.lanes)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled for: sizes of tiles and rings, most slices of K, whether any step gates."""
+        gated = Flag.ACTIVATE | Flag.GATED
+        return {
+            "NB": self.shape.batch,
+            "R": self.shape.rows,
+            "G": self.shape.group,
+            "S": self.shape.ring,
+            "XS": self.shape.slots,
+            "PC": self.shape.chunk * self.shape.images,
+            "IMAGES": self.shape.images,
+            "HELD": self.shape.held,
+            "SPLITS": 1 << (self.most_splits - 1).bit_length(),
+            "FEW": self.few_words,
+            "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
+        }
+
+    @property
+    def few_words(self) -> int:
+        """Words that each of 256 threads takes of the activations that are merged while they are loaded, 4 or 8 (a few
+        times, if they are long); 0: none are."""
+        merging = (self.steps[:, Word.SPLITS] > 0) & (self.steps[:, Word.KIND] < Kind.ATTEND)
+        words = int(self.steps[merging, Word.COLUMNS].max(initial=0)) * self.shape.batch
+        return 0 if words == 0 else 4 if words <= 1024 else 8
+
+    def step_of(self, task_name: str) -> int:
+        """The step record of a task, by its name. Raises InvalidArgumentError."""
+        if task_name not in self.names:
+            raise InvalidArgumentError("task", got=task_name, allowed="names of the program's tasks")
+        return self.names.index(task_name)
+
+
+def build_program(
+    graph: TileGraph, table: TaskTable, operations: Mapping[str, AnyOperation], shape: TileShape
+) -> WaveProgram:
+    """Lay a table out for the kernel.
+
+    graph: what the table was planned from. operations: by opcode name. Raises UnsupportedError for a ticket table, an
+    operation that is missing, or a slice of K that shared memory does not hold.
+    """
+    if table.mode is not Mode.STATIC:
+        raise UnsupportedError("wave: table mode", got=table.mode.value, allowed="static")
+    regions = _regions(operations, shape)
+    place = {region.name: region for region in regions}
+    first_scale, num_scales = _scales(operations, shape)
+    rows = [row for queue in table.queues for row in queue.tolist()]
+    tasks = [graph.tasks[int(table.task[row])] for row in rows]
+    missing = next((task.name for task in tasks if task.name not in operations), None)
+    if missing is not None:
+        raise UnsupportedError("wave: opcode", got=missing, allowed=", ".join(operations))
+    steps = np.zeros((len(rows), STEP_WORDS), dtype=np.int32)
+    waits: list[tuple[int, int]] = []
+    for record, row, task in zip(steps, rows, tasks, strict=True):
+        operation = operations[task.name]
+        if isinstance(operation, Operation):
+            first, blocks, part = task.index
+            record[:] = _record(operation, first, blocks, part, place, shape)
+            record[Word.SCALES] = first_scale.get(operation.weight or "", 0)
+        else:
+            record[:] = _attention_record(operation, task.index[0], task.index[2], place)
+        entries = slice(int(table.waits.start[row]), int(table.waits.start[row + 1]))
+        mine = list(zip(table.waits.first[entries].tolist(), table.waits.second[entries].tolist(), strict=True))
+        record[Word.FIRST_WAIT], record[Word.WAITS] = len(waits), len(mine)
+        waits += mine
+        record[Word.POST] = _post(table, row)
+    workers = len(table.queues)
+    lanes = np.zeros((workers, 4), dtype=np.int32)
+    tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
+    easy: list[list[int]] = []
+    visits: list[list[int]] = []
+    phases, lengths = tuple(task.phase for task in tasks), [len(queue) for queue in table.queues]
+    shares = _shares(steps, lengths, phases)
+    attended = tiles_before_attention(operations, shares)
+    ends = np.cumsum(lengths).tolist()
+    for worker, (begin, end) in enumerate(pairwise([0, *ends])):
+        lane = [operations[task.name] for task in tasks[begin:end]]
+        own = _tiles_of(lane, tasks[begin:end], shape)
+        tiles += [(*tile, worker, count) for count, tile in enumerate(own)]
+        easy.append(easy_runs(lane, steps[begin:end], attended, shape))
+        visits.append(_visits(steps[begin:end], begin, shape))
+        lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
+        _mark_prefetches(steps[begin:end])
+    _mark_ahead(steps, lanes, phases, shares, shape.ring)
+    _check_hand_offs(graph, table, {region.name for region in regions})
+    return WaveProgram(
+        shape=shape,
+        steps=steps,
+        lanes=lanes,
+        waits=np.array(waits, dtype=np.int32).reshape(-1, 2),
+        totals=table.totals.astype(np.int32),
+        easy=_rows_of(easy),
+        visits=_rows_of(visits),
+        stream=_stream(tiles, workers),
+        stream_tiles=int(lanes[:, 0].max(initial=0)) * workers,
+        set_words=max((-(-(region.first + region.words) // 32) * 32 for region in regions), default=0),
+        regions=regions,
+        names=tuple(table.name(row) for row in rows),
+        phases=phases,
+        most_splits=max(
+            (o.slices for o in operations.values() if isinstance(o, Operation) and o.weight is None), default=1
+        ),
+        first_scale=first_scale,
+        num_scales=num_scales,
+    )
+
+
+def _tiles_of(lane: Sequence[AnyOperation], tasks: Sequence[Task], shape: TileShape) -> list[tuple[str, int, int]]:
+    """The weight tiles that a lane's tasks read, in their order: (weight, row block, column tile). Row blocks that are
+    handed over together use a chunk of activations one after the other before the next."""
+    found: list[tuple[str, int, int]] = []
+    for operation, task in zip(lane, tasks, strict=True):
+        if isinstance(operation, Operation) and operation.weight is not None:
+            first, blocks, part = task.index
+            bounds = slice_bounds(operation.cols, operation.slices, shape)
+            columns = range(bounds[part] // shape.cols, -(-bounds[part + 1] // shape.cols))
+            chunks = [columns[at : at + shape.chunk] for at in range(0, len(columns), shape.chunk)]
+            groups = [
+                range(at, min(at + shape.group, first + blocks)) for at in range(first, first + blocks, shape.group)
+            ]
+            found += [
+                (operation.weight, block, tile)
+                for group in groups
+                for chunk in chunks
+                for block in group
+                for tile in chunk
+            ]
+    return found
+
+
+def _shares(steps: Words, lengths: Sequence[int], phases: Sequence[str]) -> dict[str, Ints]:
+    """The weight tiles that each worker streams of each phase. lengths: steps a worker."""
+    names, phase = np.unique(phases, return_inverse=True)
+    found = np.zeros((len(names), len(lengths)), dtype=np.int64)
+    np.add.at(found, (phase, np.repeat(np.arange(len(lengths)), lengths)), _tiles(steps))
+    return dict(zip(names.tolist(), found, strict=True))
+
+
+def _tiles(steps: Words) -> Ints:
+    """Weight tiles of each step."""
+    products = steps[:, Word.KIND] < Kind.REDUCE_HIDDEN
+    return np.where(products, steps[:, Word.TILES] * steps[:, Word.BLOCKS], 0).astype(np.int64)
+
+
+def _visits(records: Words, first: int, shape: TileShape) -> list[int]:
+    """Of each of a lane's attention tasks the number of the tile before which its keys come, and how many layers it is
+    behind the one before, if it goes over the same keys, or -1 less its step; both are noted in its record as well.
+    That tile is the first of the next product, or the first one that is not held in registers: what is held makes room
+    for keys. first: the lane's first step."""
+    found: list[int] = []
+    count = 0
+    waiting: list[int] = []
+    before: Words | None = None
+    for at, record in enumerate(records):
+        if record[Word.KIND] == Kind.ATTEND:
+            waiting.append(at)
+            if before is not None and all(record[word] == before[word] for word in _WHICH_KEYS):
+                record[Word.FURTHER] = max(0, int(record[Word.LAYER] - before[Word.LAYER]))
+            before = record
+        blocks, tiles = int(record[Word.BLOCKS]), int(record[Word.TILES])
+        if record[Word.KIND] >= Kind.REDUCE_HIDDEN or blocks * tiles == 0:
+            continue
+        holds = blocks * tiles >= shape.held and (tiles >= shape.held or (tiles * 2 == shape.held and shape.group > 1))
+        for task in waiting:
+            records[task, Word.COMES] = count + (shape.held if holds else 0)
+        waiting.clear()
+        count += blocks * tiles
+    for task in waiting:
+        records[task, Word.COMES] = count
+    for at in np.flatnonzero(records[:, Word.KIND] == Kind.ATTEND).tolist():
+        further = int(records[at, Word.FURTHER])
+        found += [int(records[at, Word.COMES]), further if further else -1 - (first + at)]
+    return found
+
+
+def _scales(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[dict[str, int], int]:
+    """Give every row of a matrix of one-byte or compact weights its place among the scales, whole row blocks each."""
+    found: dict[str, int] = {}
+    first = 0
+    for operation in operations.values():
+        if isinstance(operation, Operation) and operation.weight is not None and shape.weight_bytes < 2:
+            found[operation.weight] = first
+            first += -(-operation.rows // shape.rows) * shape.rows
+    return found, first
+
+
+def _mark_prefetches(steps: Words) -> None:
+    """Tell a lane's last product before each attention step, the one that makes the queries, to have its first keys
+    brought nearer: late enough for them to stay in the second-level cache."""
+    kinds = steps[:, Word.KIND].tolist()
+    products = [at for at, kind in enumerate(kinds) if kind in (Kind.PARTIAL, Kind.HIDDEN, Kind.OUT)]
+    for at in (at for at, kind in enumerate(kinds) if kind == Kind.ATTEND):
+        before = [product for product in products if product < at]
+        free = [product for product in before[-1:] if not steps[product, Word.PREFETCH]]
+        if free and at - free[0] <= NOTES:  # whose record is in shared memory by then
+            steps[free[0], Word.PREFETCH] = at - free[0]
+
+
+def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], shares: Mapping[str, Ints], ring: int) -> None:
+    """Where a worker streams more of a product than half of the workers do, tell the product before to have as many
+    tiles brought nearer, the first that the ring will not hold yet: everybody waits for the last worker, and all have
+    the same share of the bandwidth."""
+    tiles = _tiles(steps)
+    usual = {phase: int(np.sort(of_workers)[len(lanes) // 2]) for phase, of_workers in shares.items()}
+    for first, count in lanes[:, 2:].tolist():
+        mine = tiles[first : first + count]
+        begins = np.cumsum(mine) - mine
+        products: list[int] = np.flatnonzero(mine).tolist()
+        # A product of several tasks, where activations pass, is a run of them.
+        runs: list[list[int]] = [list(run) for _, run in groupby(products, key=lambda at: phases[first + at])]
+        for before, run in pairwise(runs):
+            total = int(mine[run].sum())
+            more = min(total - usual[phases[int(first + run[0])]], total - ring)
+            if more > 0:
+                ahead = steps[first + before[0]]
+                ahead[Word.AHEAD], ahead[Word.AHEAD_TILES] = begins[run[0]] + ring, more
+
+
+def _rows_of(lists: Sequence[Sequence[int]]) -> Words:
+    """Lists as rows of one array, each ended by at least four 2^31 - 1."""
+    found = np.full((len(lists), max(map(len, lists)) + 4), 2**31 - 1, dtype=np.int32)
+    for row, values in zip(found, lists, strict=True):
+        row[: len(values)] = values
+    return found
+
+
+def _check_hand_offs(graph: TileGraph, table: TaskTable, exchanged: set[str]) -> None:
+    """Refuse a table that needs more than words which are their own flag.
+
+    The kernel waits for exchanged data itself, so the only dependency between two workers that it may leave to the data
+    is that of a reader on the writer of an exchanged tensor. Anything else must stay with one worker.
+    """
+    worker_of = np.full(len(graph.tasks), -1, dtype=np.int64)
+    for worker, queue in enumerate(table.queues):
+        worker_of[table.task[queue]] = worker
+    edges = graph.edges()
+    loose = worker_of[edges.producer] != worker_of[edges.consumer]
+    names = list(graph.tensors)
+    free = np.array([name in exchanged for name in names], dtype=np.bool_)
+    covered = (edges.kind == EdgeKind.RAW) & free[graph.tensor_of(edges.tile)]
+    wrong = np.flatnonzero(loose & ~covered)
+    if len(wrong):
+        at = int(wrong[0])
+        first, second = (graph.tasks[int(task[at])] for task in (edges.producer, edges.consumer))
+        tensor, index = graph.tile_at(int(edges.tile[at]))
+        raise UnsupportedError(
+            "wave: hand-off",
+            got=f"{EdgeKind(int(edges.kind[at])).name} of {tensor}{list(index)} from {first.name}#{first.id} "
+            f"to {second.name}#{second.id} on another worker",
+            allowed="reads of exchanged activations only",
+        )
+
+
+def _stream(tiles: Sequence[tuple[str, int, int, int, int]], workers: int) -> dict[str, Ints]:
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for weight, block, column, worker, count in tiles:
+        found.setdefault(weight, []).append((block, column, count * workers + worker))
+    return {weight: np.array(entries, dtype=np.int64) for weight, entries in found.items()}
+
+
+def _post(table: TaskTable, row: int) -> int:
+    first, last = int(table.posts.start[row]), int(table.posts.start[row + 1])
+    if last - first > 1 or (last > first and int(table.posts.second[first]) != 1):
+        raise UnsupportedError("wave: posts of a task", got=table.name(row), allowed="1 to at most one counter")
+    return int(table.posts.first[first]) + 1 if last > first else 0
+
+
+def _regions(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[Region, ...]:
+    """Give every tensor that blocks exchange its place in a set; 16-byte aligned."""
+    found: list[Region] = []
+    first = 0
+    for name, operation in operations.items():
+        for target, words, stride in _exchanged(operation, shape.batch):
+            if target == OUTPUT or any(region.name == target for region in found):
+                continue
+            found.append(Region(target, first, words, stride, name))
+            first += -(-words // 32) * 32
+    if first >= 1 << 31:
+        raise UnsupportedError("wave: exchanged words", got=f"{first:,}", allowed="below 2^31", next="Use fewer slices")
+    return tuple(found)
+
+
+def _exchanged(operation: AnyOperation, batch: int) -> list[tuple[str, int, int]]:
+    """The tensors that an operation publishes, their words, and Region's stride of each."""
+    if isinstance(operation, Operation):
+        if operation.partial:
+            return [(operation.target, operation.rows * operation.slices * batch, operation.slices)]
+        stride = -(-operation.outputs // 8) * 4
+        return [(operation.target, stride * batch, stride)]
+    groups = operation.groups
+    whole = groups.heads * groups.head_dim // 2
+    if isinstance(operation, Combination):
+        return [(operation.target, whole * batch, whole)]
+    if groups.few:
+        stride = groups.heads * few_head_words(groups.head_dim)
+        return [(operation.target, stride * batch, stride), (operation.combined, whole * batch, whole)]
+    return [(operation.target, groups.part_words * groups.splits * groups.count * batch, groups.part_words)]
+
+
+def _record(
+    operation: Operation, first: int, blocks: int, part: int, place: Mapping[str, Region], shape: TileShape
+) -> Words:
+    record = np.zeros(STEP_WORDS, dtype=np.int32)
+    target = place.get(operation.target)
+    record[Word.BLOCKS], record[Word.FIRST_BLOCK] = blocks, first
+    record[Word.FLAGS], record[Word.BIAS] = operation.flags, 0 if operation.bias is None else operation.bias + 1
+    if target is not None:
+        record[Word.TARGET], record[Word.TARGET_STRIDE] = target.first, target.stride
+    if operation.weight is None:
+        record[Word.KIND] = Kind.REDUCE_OUT if target is None else Kind.REDUCE_HIDDEN
+        record[Word.SOURCE], record[Word.SLICE] = place[operation.source].first, operation.slices
+        return record
+    bounds = slice_bounds(operation.cols, operation.slices, shape)
+    begin, end = bounds[part], bounds[part + 1]
+    record[Word.TILES] = -(-(end - begin) // shape.cols)
+    record[Word.CHUNKS] = -(-int(record[Word.TILES]) // shape.chunk)
+    if int(record[Word.CHUNKS]) > shape.slots and blocks > shape.group:
+        most = shape.most_tiles * shape.cols
+        raise UnsupportedError("wave: columns of a slice", got=str(end - begin), allowed=f"up to {most} at this batch")
+    if operation.partial:
+        record[Word.KIND] = Kind.PARTIAL
+    else:
+        record[Word.KIND] = Kind.OUT if target is None else Kind.HIDDEN
+    record[Word.SLICE] = part
+    record[Word.SOURCE] = -1 if operation.source == INPUT else place[operation.source].first
+    record[Word.SOURCE_STRIDE] = 0 if operation.source == INPUT else place[operation.source].stride
+    record[Word.FIRST_COLUMN], record[Word.COLUMNS] = begin // 2, (end - begin) // 2
+    if operation.merges is not None:
+        assert operation.slices == 1, "who merges splits loads whole rows"
+        record[Word.SPLITS], record[Word.WINDOW] = operation.merges.groups.splits, operation.merges.window or 0
+        record[Word.FEW] = place[operation.merges.target].first
+    return record
+
+
+def _attention_record(operation: Attention | Combination, unit: int, split: int, place: Mapping[str, Region]) -> Words:
+    groups = operation.groups
+    record = np.zeros(STEP_WORDS, dtype=np.int32)
+    sequence, group = divmod(unit, groups.count)
+    source, target = place[operation.source], place[operation.target]
+    first_head, half = groups.first_head(group), groups.head_dim // 2
+    record[Word.SEQUENCE], record[Word.SPLITS], record[Word.HEADS] = sequence, groups.splits, groups.heads_of(group)
+    record[Word.WINDOW] = operation.window or 0
+    if isinstance(operation, Combination):
+        head = split * groups.merged
+        record[Word.KIND], record[Word.HEADS] = Kind.COMBINE, groups.parts_of(group)[split]
+        record[Word.SOURCE] = source.first + unit * groups.splits * groups.part_words + head * (groups.head_dim + 4)
+        record[Word.SOURCE_STRIDE] = groups.part_words
+        record[Word.TARGET] = target.first + sequence * target.stride + (first_head + head) * half
+        return record
+    kv_head = group // groups.of_kv_head
+    whole = place[operation.combined]
+    record[Word.WHOLE] = whole.first + sequence * whole.stride + first_head * half
+    if groups.few:
+        record[Word.FEW] = target.first + sequence * target.stride + first_head * few_head_words(groups.head_dim)
+    else:
+        record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words
+    record[Word.KIND], record[Word.SLICE] = Kind.ATTEND, split
+    record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
+    record[Word.LAYER], record[Word.KV_HEAD] = operation.layer, kv_head
+    record[Word.APPENDS] = group % groups.of_kv_head == 0
+    record[Word.Q] = first_head * half
+    record[Word.K] = (groups.heads + kv_head) * half
+    record[Word.V] = (groups.heads + groups.kv_heads + kv_head) * half
+    return record

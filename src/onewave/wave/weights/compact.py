@@ -1,0 +1,147 @@
+"""bfloat16 weights in thirteen bits each, without loss: compact tiles of the stream.
+
+Exponents of a row's weights lie close together: thirty-one powers of two below its largest weight hold all but one in
+hundreds of millions. So a weight keeps its sign and mantissa, and of its exponent the distance from its row's `base`,
+thirty-one below the largest one's. As the exponent of a bfloat16 number that makes the weight times a power of two, the
+same for the row, whose inverse goes with the rows' scales: nothing is rounded. Distance 0 is a subnormal number as in
+bfloat16, so that zeros, and smaller weights whose last bits are zeros, are exact as well. The others are listed beside
+their tile, whole, and multiplied apart (widen.add_listed).
+
+A tile is one or two images, side by side, each operand A [64, 128] of a product in two halves of 64 columns. A thread's
+32 weights of a half, 16 pairs in neighbouring columns, are thirteen words (compact_values.py): a pair in each word, and
+of the three other pairs the first bits in the first three words of a group, three in each, the next three in a word of
+the last group, and the signs in the thirteenth word. A tile has three planes of the first words of all its halves, the
+second ones and the third ones, four a thread; then the thirteenth ones. A list is LIST_WORDS words: how many there are,
+then these: the weight, 2^64 times as large as the tile would have it, in the upper 16 bits, and its half, thread and
+place among the thread's 32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onewave.wave.plan.layout import LIST_WORDS, TileShape
+
+__all__ = ["MOST_BASE", "bases_of", "compact_images", "restore_images", "scales_of"]
+
+MOST_BASE = 190
+"""The largest base that is taken, with which scales are float32 numbers: of weights below 2^95."""
+_DISTANCES = 31
+# Listed numbers are larger by this power of two, and products, whose activations are raised as much (byte_values.py).
+_RAISED = 64
+_OUT_OF_REACH = -1
+# Three bits of a number between the bits of another, and where they come from: the number's are sign, then 12 bits.
+_GAP = 12
+
+
+def bases_of(rows: Tensor) -> Tensor:
+    """The exponent of each row of bfloat16 weights, as it is stored, from which its own are counted: int32 [n]."""
+    return ((rows.view(torch.int16) & 0x7FFF).amax(dim=1).int() >> 7).sub_(_DISTANCES).clamp_(min=0)
+
+
+def scales_of(bases: Tensor) -> Tensor:
+    """What a row's sums of products with raised activations are multiplied by: float32 [n]."""
+    return torch.ldexp(torch.ones((), device=bases.device), (bases - _RAISED).float())
+
+
+def compact_images(rows: Tensor, bases: Tensor, shape: TileShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole row blocks as compact tiles. rows: bfloat16 [blocks * shape.rows, cols]; bases: of them.
+
+    Returns uint8 [blocks * tiles, shape.tile_bytes], tile by tile along a row block, columns padded with zeros to whole
+    tiles; int32 [blocks * tiles, LIST_WORDS], their lists; and whether all weights are in either, a flag.
+    """
+    cols = rows.shape[1]
+    tiles = -(-cols // shape.cols)
+    if tiles * shape.cols != cols:
+        rows = torch.nn.functional.pad(rows, (0, tiles * shape.cols - cols))
+    numbers, listed = _numbers(rows.contiguous().view(torch.int16).int() & 0xFFFF, bases[:, None])
+    lists, all_listed = _lists(_of_threads(listed, shape).flatten(1))
+    found = _of_threads(numbers, shape)
+    pairs = (found[..., 0::2] | (found[..., 1::2] << 16)).reshape(*found.shape[:-1], 4, 4)
+    planes, last = pairs[..., :3].clone(), pairs[..., 3, 3].clone()
+    for k in range(3):
+        rest = pairs[..., k, 3]
+        for part in range(3):
+            planes[..., k, part] |= _bits(rest, 9 - 3 * part) << _GAP
+        planes[..., 3, k] |= _bits(rest, 0) << _GAP
+        last |= ((rest >> 15) & 0x00010001) << (_GAP + k)
+    words = torch.cat((planes.permute(0, 4, 1, 2, 3).flatten(1), last.flatten(1)), dim=1)
+    return words.contiguous().view(torch.uint8), lists, all_listed & (bases <= MOST_BASE).all()
+
+
+def _bits(pairs: Tensor, first: int) -> Tensor:
+    """Three bits of each of two numbers, from that one on."""
+    return (pairs >> first) & 0x00070007
+
+
+def _numbers(bits: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """The bits of the number that each weight is kept as, and, of those whose value it does not have, the upper 16 bits
+    of their word in the list (0: none is needed, -1: there is none). bits: the weights', int32."""
+    exponent, mantissa, sign = (bits >> 7) & 0xFF, bits & 0x7F, bits & 0x8000
+    distance = exponent - base
+    whole = torch.where(exponent > 0, mantissa | 0x80, mantissa)  # in units of a number of exponent 1
+    down = (base + 1 - exponent.clamp(min=1)).clamp(0, 8)
+    shifted = whole >> down
+    exact = (shifted << down) == whole
+    near = (distance > 0) & (exponent > 0)
+    number = torch.where(near, (distance << 7) | mantissa, torch.where(exact, shifted, 0)) | sign
+    raised = distance + _RAISED
+    listed = torch.where((exponent > 0) & (raised > 0), sign | (raised << 7) | mantissa, _OUT_OF_REACH)
+    return number, torch.where(near | exact, 0, listed)
+
+
+def _of_threads(values: Tensor, shape: TileShape) -> Tensor:
+    """Values of whole row blocks, [rows, cols], as the threads want them: [tiles, halves, 128, 32]."""
+    count = len(values)
+    operand = values.view(count // shape.rows, shape.rows, -1, shape.quarters, 128).permute(0, 2, 3, 1, 4)
+    # [16 rows, half of them, row in 8, half, 16 columns, half of them, pair of columns, column]
+    cut = operand.reshape(-1, 4, 2, 8, 2, 4, 2, 4, 2).permute(0, 4, 1, 3, 7, 5, 6, 2, 8)
+    return cut.reshape(-1, 2 * shape.images, 128, 32)
+
+
+def _rows_of(values: Tensor, cols: int, shape: TileShape) -> Tensor:
+    """Undo _of_threads: [rows, cols]."""
+    tiles = -(-cols // shape.cols)
+    cut = values.reshape(-1, 2, 4, 8, 4, 4, 2, 2, 2).permute(0, 2, 7, 3, 1, 5, 6, 4, 8)
+    operand = cut.reshape(-1, tiles * shape.images, shape.quarters, shape.rows, 128).permute(0, 3, 1, 2, 4)
+    return operand.reshape(-1, tiles * shape.cols)[:, :cols]
+
+
+def _lists(listed: Tensor) -> tuple[Tensor, Tensor]:
+    """The lists of tiles, from the upper bits of each value's word, [tiles, values]; and whether they hold all."""
+    lists = torch.zeros(len(listed), LIST_WORDS, dtype=torch.int32, device=listed.device)
+    counts = (listed != 0).sum(dim=1)
+    lists[:, 0] = counts.clamp(max=LIST_WORDS - 1)
+    tile, place = torch.nonzero(listed, as_tuple=True)
+    at = 1 + torch.arange(len(tile), device=listed.device) - (counts.cumsum(dim=0) - counts)[tile]
+    upper = listed[tile, place]
+    fits = at < LIST_WORDS
+    lists[tile[fits], at[fits]] = ((upper << 16) | place.int())[fits]
+    return lists, fits.all() & (upper != _OUT_OF_REACH).all()
+
+
+def restore_images(images: Tensor, lists: Tensor, scales: Tensor, cols: int, shape: TileShape) -> Tensor:
+    """Undo compact_images: bfloat16 [rows, cols]. scales: float32, scales_of the rows' bases."""
+    halves = 2 * shape.images
+    words = images.view(torch.int32)
+    planes = words[:, : 3 * halves * 512].view(-1, 3, halves, 128, 4)
+    last = words[:, 3 * halves * 512 :].view(-1, halves, 128)
+    pairs = torch.empty(*last.shape, 4, 4, dtype=torch.int32, device=images.device)
+    pairs[..., :3] = planes.permute(0, 2, 3, 4, 1)
+    pairs[..., 3, 3] = last
+    for k in range(3):
+        rest = _bits(planes[:, k, ..., 3], _GAP) | ((last >> (_GAP + k) & 0x00010001) << 15)
+        for part in range(3):
+            rest |= _bits(planes[:, part, ..., k], _GAP) << (9 - 3 * part)
+        pairs[..., k, 3] = rest
+    pairs &= -0x70007001
+    numbers = torch.stack((pairs << 16, pairs & -0x10000), dim=-1).view(torch.float32).double().flatten(1)
+    # What no list has goes to a place of its own, behind the others, so that nobody waits for how many there are.
+    word, nowhere = lists[:, 1:], numbers.shape[1]
+    listed = torch.arange(LIST_WORDS - 1, device=images.device) < lists[:, :1]
+    place = torch.where(listed, word & 0xFFFF, nowhere).long()
+    values = (word & -0x10000).view(torch.float32).double() * 2.0**-_RAISED
+    numbers = torch.nn.functional.pad(numbers, (0, 1)).scatter_(1, place, values)[:, :nowhere]
+    rows = _rows_of(numbers, cols, shape)
+    return (rows * (scales.double() * 2.0**_RAISED)[:, None]).to(torch.bfloat16)

@@ -1,0 +1,41 @@
+"""How a stream may hold weights other than as they are: rounded to one byte, by name, or compact. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onewave.base.errors import InvalidArgumentError, shown
+from onewave.wave.plan.layout import COMPACT_BYTES
+
+__all__ = ["COMPACT", "ROUNDINGS", "Rounding", "WeightFormat", "find_rounding"]
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """What a weight is in a stream. number: the kernel's FORMAT. weight_bytes: of a weight."""
+
+    name: str
+    number: int
+    weight_bytes: float
+
+
+@dataclass(frozen=True)
+class Rounding(WeightFormat):
+    """A one-byte format (rounding.py). largest: its largest magnitude that is used."""
+
+    largest: float
+
+
+ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 1, 127.0), Rounding("fp8", 2, 1, 448.0))}
+"""What weights may be rounded to."""
+COMPACT = WeightFormat("compact", 3, COMPACT_BYTES)
+"""bfloat16 weights in thirteen bits, the same numbers (compact.py)."""
+
+
+def find_rounding(name: object) -> Rounding | None:
+    """The rounding of that name; None for None. Raises InvalidArgumentError."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or name not in ROUNDINGS:
+        raise InvalidArgumentError("quantization", got=shown(name), allowed=f"{', '.join(ROUNDINGS)} or None")
+    return ROUNDINGS[name]

@@ -1,0 +1,417 @@
+"""Weights in the order in which the wave's blocks use them: one stream of tiles, dealt out worker by worker.
+
+The stream is the only copy of the matrices that a card needs: they are packed one by one as they come, and whoever
+wants one in plain form has it unpacked into a buffer that the next one reuses, or, where there is room, into one that
+is kept. Weights that are rounded to one byte (rounding.py) are rounded as they come, the gain in them, and unpacked as
+16-bit values; bfloat16 ones may lie in thirteen bits each (compact.py), and are unpacked as they were.
+"""
+
+# pyright: reportUnknownMemberType=false
+# (torch.from_numpy and tolist are only partly annotated.)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onewave.base.errors import ShapeError
+from onewave.wave.plan.layout import LIST_WORDS, TILE_BYTES, TILE_VALUES, TileShape
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.compact import bases_of, compact_images, restore_images, scales_of
+from onewave.wave.weights.formats import COMPACT, Rounding, WeightFormat
+from onewave.wave.weights.rounding import byte_images, place_in_image, restore_rows, round_rows, unpaired
+
+__all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images"]
+
+# Bytes that packing holds beside the weights and the stream at any time, where the kernel does not do it in place.
+_WORKING_BYTES = 256 << 20
+# The same of rounding, for which matrices wait on the card already.
+_ROUNDING_BYTES = 128 << 20
+# Rows of a large matrix that are unpacked together: the scratch of a model with a large vocabulary stays small.
+_PART_BYTES = 128 << 20
+
+
+def tile_images(rows: Tensor, shape: TileShape) -> Tensor:
+    """Whole row blocks of a matrix as images of operand A. rows: [blocks * shape.rows, cols] 16-bit.
+
+    Returns [blocks * tiles, 8192]: tile by tile along a row block, columns padded with zeros to whole tiles. An image
+    is [2 halves of a column group, 64 rows, 64 columns]; row q * shape.rows + r is row r, column group q.
+    """
+    count, cols = rows.shape
+    tiles = -(-cols // shape.cols)
+    if tiles * shape.cols != cols:
+        rows = torch.nn.functional.pad(rows, (0, tiles * shape.cols - cols))
+    cut = rows.view(count // shape.rows, shape.rows, tiles, shape.quarters, 2, 64)
+    return cut.permute(0, 2, 4, 3, 1, 5).reshape(-1, TILE_BYTES // 2)
+
+
+def _rows_of(images: Tensor, cols: int, shape: TileShape) -> Tensor:
+    """Undo tile_images: [blocks * shape.rows, cols]."""
+    tiles = -(-cols // shape.cols)
+    cut = images.view(-1, tiles, 2, shape.quarters, shape.rows, 64).permute(0, 4, 1, 3, 2, 5)
+    return cut.reshape(-1, tiles * shape.cols)[:, :cols]
+
+
+def _bytes_of(images: Tensor, cols: int, shape: TileShape, rounding: Rounding) -> Tensor:
+    """Undo byte_images: [blocks * shape.rows, cols]."""
+    row = torch.arange(64, device=images.device)[:, None]
+    at = place_in_image(row, torch.arange(128, device=images.device)[None, :])
+    tiles = -(-cols // shape.cols)
+    operand = unpaired(images.view(-1, 8192), rounding)[:, at]
+    cut = operand.view(-1, tiles * shape.images, shape.quarters, shape.rows, 128).permute(0, 3, 1, 2, 4)
+    return cut.reshape(-1, tiles * shape.cols)[:, :cols].contiguous()
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix of a program: [rows, cols] 16-bit, or several of one shape whose rows take turns.
+
+    gain: [cols], multiplied into the columns in float32 and rounded once (the gain of the norm before the product).
+    """
+
+    matrices: tuple[Tensor, ...]
+    gain: Tensor | None = None
+
+    def block(self, first: int, last: int, device: torch.device, *, wide: bool = False) -> Tensor:
+        """Rows first to last of the whole, zeros beyond its end. Both are multiples of the number of matrices.
+
+        wide: in float32, the product with the gain not rounded."""
+        count = len(self.matrices)
+        cut = torch.stack([matrix[first // count : last // count].to(device) for matrix in self.matrices], dim=1)
+        cut = cut.reshape(-1, cut.shape[-1])
+        dtype = torch.float32 if wide else cut.dtype
+        if self.gain is not None:
+            cut = cut.float() * self.gain.to(device).float()
+        cut = cut.to(dtype)
+        missing = last - first - len(cut)
+        return torch.nn.functional.pad(cut, (0, 0, 0, missing)) if missing else cut
+
+
+class WeightStream:
+    """A program's weights on their device: room for all of them from the start, each packed when it comes.
+
+    tensor: [stream tiles * shape.tile_rows, 64], what the kernel streams; tiles that no worker reads (the shorter
+    lanes' ends) are zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked
+    last: or, after keep(), a second buffer all that was ever unpacked. weight_format: what the matrices are kept as, of
+    a program for such weights; None: as they are. Otherwise `scales` holds a float32 a row, and dtype is what they are
+    unpacked as; of compact ones `lists` holds LIST_WORDS words a tile, and `reached` says whether all put so far are
+    the same numbers.
+    """
+
+    def __init__(
+        self, program: WaveProgram, dtype: torch.dtype, device: torch.device, weight_format: WeightFormat | None = None
+    ):
+        assert program.shape.weight_bytes == (2 if weight_format is None else weight_format.weight_bytes)
+        assert weight_format is not COMPACT or dtype is torch.bfloat16
+        self.program, self.shape, self.dtype, self.device = program, program.shape, dtype, device
+        self.weight_format = weight_format
+        kind = dtype if weight_format is None else torch.uint8
+        values = TILE_VALUES * self.shape.images if weight_format is None else self.shape.tile_bytes
+        self.images = torch.zeros(program.stream_tiles, values, dtype=kind, device=device)
+        self.lists: Tensor | None = None
+        if weight_format is COMPACT:
+            self.lists = torch.zeros(program.stream_tiles, LIST_WORDS, dtype=torch.int32, device=device)
+        self.reached = torch.ones((), dtype=torch.bool, device=device)
+        self.scales = None if weight_format is None else torch.zeros(program.num_scales, device=device)
+        self._grids: dict[str, tuple[int, int, int]] = {}  # first place, row blocks, tiles a row block
+        tables: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+        first = 0
+        for name, entries in program.stream.items():
+            blocks, tiles = (int(entries[:, axis].max()) + 1 for axis in (0, 1))
+            table = np.full(blocks * tiles, -1, dtype=np.int32)
+            table[entries[:, 0] * tiles + entries[:, 1]] = entries[:, 2]
+            assert len(entries) == len(table), f"{name}: {len(entries)} tiles of {len(table)} are in the stream"
+            assert table.min() >= 0, f"{name}: a tile is in the stream twice"
+            self._grids[name] = (first, blocks, tiles)
+            tables.append(table)
+            first += len(table)
+        # One transfer for all: a small one each would take longer than packing does.
+        self._places = torch.from_numpy(np.concatenate(tables) if tables else np.zeros(1, dtype=np.int32)).to(device)
+        self._scratch: Tensor | None = None
+        self.keeping = False
+        self._kept: dict[str, Tensor] = {}
+        self._first: dict[str, int] = {}  # each matrix's first value in the buffer of kept ones
+        self._values = 0
+        self._room: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The stream as the kernel reads it."""
+        return self.images.view(self.dtype).view(-1, 64)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tiles, their lists and the rows' scales."""
+        return sum(part.nbytes for part in (self.images, self.lists, self.scales) if part is not None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every matrix, in the stream's order."""
+        return tuple(self._grids)
+
+    def put(self, name: str, weight: Weight) -> int:
+        """Pack one matrix, whatever device it lies on; returns its tiles. Afterwards it may go. Raises ShapeError."""
+        first = weight.matrices[0]
+        if any(matrix.shape != first.shape or matrix.dtype is not self.dtype for matrix in weight.matrices):
+            raise ShapeError(f"weight {name!r}", got="matrices that differ", allowed="one shape and dtype")
+        start, blocks, tiles = self._grids[name]
+        rows, cols = len(first) * len(weight.matrices), first.shape[1]
+        if (blocks, tiles) != (-(-rows // self.shape.rows), -(-cols // self.shape.cols)):
+            allowed = f"{blocks} x {tiles} tiles of {self.shape.rows} x {self.shape.cols}"
+            raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
+        places = self._places[start : start + blocks * tiles]
+        if isinstance(self.weight_format, Rounding):
+            self._put_rounded(name, weight, places, blocks, tiles, self.weight_format)
+            return blocks * tiles
+        if self.weight_format is COMPACT:
+            self._put_compact(name, weight, places, blocks, tiles)
+            return blocks * tiles
+        if self._packs_in_place(weight):
+            from onewave.wave.weights.pack_impl import pack_tiles
+
+            gain = None if weight.gain is None else weight.gain.to(self.device)
+            pack_tiles(self.images, places, weight.matrices, gain, self.shape)
+            return blocks * tiles
+        step = max(1, _WORKING_BYTES // (6 * tiles * TILE_BYTES))
+        for low in range(0, blocks, step):
+            high = min(blocks, low + step)
+            block = weight.block(low * self.shape.rows, high * self.shape.rows, self.device)
+            self.images.index_copy_(0, places[low * tiles : high * tiles].long(), tile_images(block, self.shape))
+        return blocks * tiles
+
+    def _put_rounded(
+        self, name: str, weight: Weight, places: Tensor, blocks: int, tiles: int, rounding: Rounding
+    ) -> None:
+        assert self.scales is not None
+        height = self.shape.rows
+        # Beside the rows in float32 a few copies of them.
+        step = max(1, _ROUNDING_BYTES // (20 * tiles * TILE_VALUES * self.shape.images))
+        for low in range(0, blocks, step):
+            high = min(blocks, low + step)
+            rows = weight.block(low * height, high * height, self.device, wide=True)
+            made, scales = round_rows(rows, rounding)
+            images = byte_images(made, self.shape, rounding)
+            self.images.index_copy_(0, places[low * tiles : high * tiles].long(), images)
+            first = self.program.first_scale[name] + low * height
+            self.scales[first : first + len(scales)] = scales
+
+    def _put_compact(self, name: str, weight: Weight, places: Tensor, blocks: int, tiles: int) -> None:
+        assert self.scales is not None
+        assert self.lists is not None
+        height = self.shape.rows
+        if self._packs_in_place(weight):
+            from onewave.wave.weights.compact_impl import pack_compact
+
+            gain = None if weight.gain is None else weight.gain.to(self.device)
+            scales = self.scales[self.program.first_scale[name] :][: blocks * height]
+            pack_compact(self.images, self.lists, scales, self.reached, places, weight.matrices, gain, self.shape)
+            return
+        step = max(1, _ROUNDING_BYTES // (32 * tiles * TILE_VALUES * self.shape.images))
+        for low in range(0, blocks, step):
+            high = min(blocks, low + step)
+            rows = weight.block(low * height, high * height, self.device)
+            bases = bases_of(rows)
+            images, lists, reached = compact_images(rows, bases, self.shape)
+            where = places[low * tiles : high * tiles].long()
+            self.images.index_copy_(0, where, images)
+            self.lists.index_copy_(0, where, lists)
+            self.reached &= reached
+            first = self.program.first_scale[name] + low * height
+            self.scales[first : first + len(bases)] = scales_of(bases)
+
+    def _packs_in_place(self, weight: Weight) -> bool:
+        """Whether a kernel packs it."""
+        return all(matrix.is_cuda and matrix.device == self.device for matrix in weight.matrices) and _fits(weight)
+
+    def matrix(self, name: str, height: int, cols: int, count: int = 1) -> StreamMatrix:
+        """A packed matrix as plain operators want it: `count` matrices [height, cols] below one another."""
+        made = StreamMatrix(self, name, height, cols, count)
+        if name not in self._first:
+            self._first[name] = self._values
+            self._values += made.shape.numel()
+        return made
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """What all matrices that were asked for take when they are kept."""
+        return self._values * self.dtype.itemsize
+
+    def keep(self) -> None:
+        """Keep what is unpacked from now on: as much memory again as the matrices take, from the first one on."""
+        self.keeping = True
+
+    def release(self) -> bool:
+        """Let go of what is kept and keep nothing more. Returns whether something was kept."""
+        had = self._room is not None
+        self.keeping, self._room = False, None
+        self._kept.clear()
+        return had
+
+    def kept(self, matrix: StreamMatrix) -> Tensor | None:
+        """A matrix from the buffer of those that are kept, unpacked at its first use; None if none are."""
+        if not self.keeping:
+            return None
+        found = self._kept.get(matrix.name)
+        if found is None:
+            if self._room is None:
+                try:
+                    self._room = self._buffer(self._values)
+                except torch.OutOfMemoryError:
+                    self.release()
+                    return None
+            first, size = self._first[matrix.name], matrix.shape.numel()
+            out = self._room[first : first + size].view(matrix.count, matrix.height, matrix.cols)
+            found = self._kept[matrix.name] = self._unpack(matrix, 0, matrix.height, out)
+        return found
+
+    def unpack(self, matrix: StreamMatrix, first: int, last: int) -> Tensor:
+        """Rows first to last of each of its matrices, [count * (last - first), cols], in the scratch buffer.
+
+        Valid until the next call: on a card, until what the current stream is given after it.
+        """
+        rows = last - first
+        wanted = matrix.count * rows * matrix.cols
+        if self._scratch is None or self._scratch.numel() < wanted:
+            self._scratch = None  # the old one goes before the new one comes
+            self._scratch = self._buffer(wanted)
+        return self._unpack(matrix, first, last, self._scratch[:wanted].view(matrix.count, rows, matrix.cols))
+
+    @torch.inference_mode(False)  # the engine's mode or not: who unpacks next may be in the other
+    def _buffer(self, values: int) -> Tensor:
+        return torch.empty(values, dtype=self.dtype, device=self.device)
+
+    def _unpack(self, matrix: StreamMatrix, first: int, last: int, out: Tensor) -> Tensor:
+        name, cols, count = matrix.name, matrix.cols, matrix.count
+        rows, (start, _, tiles) = last - first, self._grids[name]
+        low, high = first * count // self.shape.rows, -(-last * count // self.shape.rows)
+        places = self._places[start : start + self._grids[name][1] * tiles]
+        if self.images.is_cuda and isinstance(self.weight_format, Rounding):
+            from onewave.wave.weights.pack_impl import unpack_bytes
+
+            assert self.scales is not None
+            scales = self.scales[self.program.first_scale[name] :]
+            number = self.weight_format.number
+            unpack_bytes(self.images, places, scales, out, count, first, low, high - low, self.shape, number)
+        elif self.images.is_cuda and self.lists is not None:
+            from onewave.wave.weights.compact_impl import unpack_compact
+
+            assert self.scales is not None
+            scales = self.scales[self.program.first_scale[name] :]
+            unpack_compact(self.images, self.lists, places, scales, out, count, first, low, high - low, self.shape)
+        elif self.images.is_cuda:
+            from onewave.wave.weights.pack_impl import unpack_tiles
+
+            unpack_tiles(self.images, places, out, count, first, low, high - low, self.shape)
+        else:
+            whole = self.read_blocks(name, cols, low, high)[first * count - low * self.shape.rows :][: rows * count]
+            out.copy_(whole.view(rows, count, cols).transpose(0, 1))
+        return out.view(count * rows, cols)
+
+    def read_blocks(self, name: str, cols: int, low: int, high: int) -> Tensor:
+        """Row blocks low to high as Weight.block has them, with plain indexing on any device: the check of `unpack`."""
+        start, _, tiles = self._grids[name]
+        places = self._places[start + low * tiles : start + high * tiles]
+        images = self.images[places.long()]
+        if self.weight_format is None:
+            return _rows_of(images, cols, self.shape)
+        assert self.scales is not None
+        height = self.shape.rows
+        first = self.program.first_scale[name]
+        scales = self.scales[first + low * height : first + high * height]
+        if self.lists is not None:
+            return restore_images(images, self.lists[places.long()], scales, cols, self.shape)
+        assert isinstance(self.weight_format, Rounding)
+        made = _bytes_of(images, cols, self.shape, self.weight_format)
+        return restore_rows(made, scales, self.weight_format, self.dtype)
+
+    def differs(self, name: str, weight: Weight) -> Tensor:
+        """Whether some rows of a matrix that was packed read back otherwise: a flag on the device, so nobody waits.
+
+        Looks at the first, a middle and the last row block, through code that shares nothing with the kernels.
+        """
+        _, blocks, _ = self._grids[name]
+        wrong = torch.zeros((), dtype=torch.bool, device=self.device)
+        step, cols = self.shape.rows, weight.matrices[0].shape[1]
+        for block in sorted({0, blocks // 2, blocks - 1}):
+            rounding = self.weight_format if isinstance(self.weight_format, Rounding) else None
+            expected = weight.block(block * step, (block + 1) * step, self.device, wide=rounding is not None)
+            if rounding is not None:
+                expected = restore_rows(*round_rows(expected, rounding), rounding, self.dtype)
+            found = self.read_blocks(name, cols, block, block + 1)
+            # A weight that is no number reads back as one that is none.
+            wrong |= ((found != expected) & ~(found.isnan() & expected.isnan())).any()
+        return wrong
+
+
+@dataclass(frozen=True, eq=False)
+class StreamMatrix:
+    """A matrix that lies in a stream: [count * height, cols] when unpacked, the matrices below one another.
+
+    Gains that were packed with it are in it.
+    """
+
+    stream: WeightStream
+    name: str
+    height: int
+    cols: int
+    count: int = 1
+
+    @property
+    def shape(self) -> torch.Size:
+        """[rows, cols]."""
+        return torch.Size((self.count * self.height, self.cols))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the stream: its values, the scales of rounded and compact ones, and the lists of these."""
+        shape, values = self.stream.shape, self.shape.numel()
+        scales = 0 if self.stream.weight_format is None else 4 * self.shape[0]
+        return int(values * shape.weight_bytes / shape.tile_bytes * shape.slot_bytes) + scales
+
+    def dense(self) -> Tensor:
+        """The whole matrix: where none are kept, in the scratch buffer, valid until the next one is asked for."""
+        kept = self.stream.kept(self)
+        return self.stream.unpack(self, 0, self.height) if kept is None else kept
+
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        """The matrix in parts of at most about 128 MiB: (first row, rows), each valid until the next.
+
+        Several matrices whose rows take turns come as one part. The parts are the same where they are kept.
+        """
+        kept = self.stream.kept(self)
+        step = max(1, _PART_BYTES // (self.cols * self.stream.dtype.itemsize)) if self.count == 1 else self.height
+        for first in range(0, self.height, step):
+            last = min(self.height, first + step)
+            whole = self.count * (last - first)
+            yield first, self.stream.unpack(self, first, last) if kept is None else kept[first : first + whole]
+
+
+def pack_stream(
+    program: WaveProgram,
+    weights: Mapping[str, Weight],
+    device: torch.device,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Pack all matrices of a program: [stream tiles * 128, 64] of their dtype on `device`.
+
+    The matrices may lie on another device; beside them and the stream about 256 MiB is held. progress: told the tiles
+    done so far. Raises ShapeError.
+    """
+    stream = WeightStream(program, next(iter(weights.values())).matrices[0].dtype, device)
+    done = 0
+    for name in stream.names:
+        done += stream.put(name, weights[name])
+        if progress is not None:
+            progress(done)
+    return stream.tensor
+
+
+def _fits(weight: Weight) -> bool:
+    """Whether the kernel takes it."""
+    strides = {matrix.stride() for matrix in weight.matrices}
+    return len(weight.matrices) <= 2 and len(strides) == 1 and strides.pop()[1] == 1

@@ -1,0 +1,146 @@
+"""Packing and unpacking of weight tiles in Triton; unpacking of one-byte ones too.
+
+One program a tile: 16 KiB of the stream on one side, rows x cols of a matrix (or of two whose rows take turns) on the
+other, in runs of 64 values (128 bytes) on both. Bound: reading and writing each weight once.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from onewave.gpu.launch import launch_kernel
+from onewave.wave.plan.layout import TileShape
+
+__all__ = ["pack_tiles", "unpack_bytes", "unpack_tiles"]
+
+_PARTS = 4  # programs a tile: 2,048 values each, 16 a thread
+
+
+@triton.jit
+def _image(first_block, tiles, R: tl.constexpr, COUNT: tl.constexpr, PART: tl.constexpr):
+    """Where a part of tile program_id(0) lies: (value in the image, matrix, row of it from the first, column)."""
+    number = tl.program_id(0)
+    place = tl.program_id(1) * PART + tl.arange(0, PART)
+    half, line, column = place // 4096, place // 64 % 64, place % 64
+    row = (first_block + number // tiles) * R + line % R
+    column += (number % tiles) * (8192 // R) + line // R * 128 + half * 64
+    return place, row % COUNT, row // COUNT, column
+
+
+@triton.jit(do_not_specialize=["height", "first_block", "tiles"])
+def _pack_kernel(
+    stream, places, first, second, gain, height, cols, stride, first_block, tiles,
+    R: tl.constexpr, COUNT: tl.constexpr, GAIN: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    place, matrix, row, column = _image(first_block, tiles, R, COUNT, PART)
+    inside = (row < height) & (column < cols)
+    at = row.to(tl.int64) * stride + column
+    value = tl.load(first + at, mask=inside & (matrix == 0), other=0.0)
+    if COUNT == 2:
+        value = tl.where(matrix == 0, value, tl.load(second + at, mask=inside & (matrix == 1), other=0.0))
+    if GAIN:
+        # In float32 and rounded once, as Weight.block does.
+        factor = tl.load(gain + column, mask=column < cols, other=0.0).to(tl.float32)
+        value = (value.to(tl.float32) * factor).to(stream.dtype.element_ty)
+    target = tl.load(places + first_block * tiles + tl.program_id(0)).to(tl.int64) * 8192
+    tl.store(stream + target + place, value)
+
+
+@triton.jit(do_not_specialize=["height", "first_block", "tiles", "first_row"])
+def _unpack_kernel(
+    stream, places, out, height, cols, first_block, tiles, first_row,
+    R: tl.constexpr, COUNT: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    place, matrix, row, column = _image(first_block, tiles, R, COUNT, PART)
+    source = tl.load(places + first_block * tiles + tl.program_id(0)).to(tl.int64) * 8192
+    value = tl.load(stream + source + place)
+    row -= first_row
+    inside = (row >= 0) & (row < height) & (column < cols)
+    tl.store(out + (matrix.to(tl.int64) * height + row) * cols + column, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["height", "first_block", "tiles", "first_row"])
+def _unpack_bytes_kernel(
+    stream, places, scales, out, height, cols, first_block, tiles, first_row,
+    R: tl.constexpr, COUNT: tl.constexpr, FORMAT: tl.constexpr, IMAGES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
+    place = tl.program_id(1) * PART + tl.arange(0, PART)
+    line, column = place // 128, place % 128
+    # As rounding.place_in_image and rounding.paired say: the gather stays within a tile, which the first-level cache
+    # holds.
+    at = (column // 32 * 4 + line // 16) * 8 + line % 8
+    at = ((at * 4 + column // 2 % 4) * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
+    source = (tl.load(places + first_block * tiles + number).to(tl.int64) * IMAGES + image) * 8192
+    pair = tl.load((stream + source).to(tl.pointer_type(tl.int16)) + at // 2).to(tl.int32)
+    low, high, second = pair & 255, (pair >> 8) & 255, at % 2 > 0
+    whole = (first_block + number // tiles) * R + line % R
+    scale = tl.load(scales + whole)
+    if FORMAT == 1:
+        magnitude = tl.where(second, high, low) & 127
+        value = tl.where(tl.where(second, low, high) > 127, -magnitude, magnitude).to(tl.float32)
+    else:
+        of_first = (high & 128) | ((high & 7) << 4) | (low >> 4)
+        byte = tl.where(second, ((high & 8) << 4) | (high & 112) | (low & 15), of_first)
+        # Exponent and mantissa in float32's places make a number that is too small by the biases' difference.
+        bits = ((byte & 128) << 24) | ((byte & 127) << 20)
+        value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    matrix, row = whole % COUNT, whole // COUNT - first_row
+    column += (number % tiles * IMAGES + image) * (8192 // R) + line // R * 128
+    inside = (row >= 0) & (row < height) & (column < cols)
+    target = out + (matrix.to(tl.int64) * height + row) * cols + column
+    tl.store(target, (value * scale).to(out.dtype.element_ty), mask=inside)
+
+
+def pack_tiles(
+    stream: Tensor, places: Tensor, matrices: tuple[Tensor, ...], gain: Tensor | None, shape: TileShape
+) -> None:
+    """Write one or two matrices of one shape, whose rows take turns, into their places of the stream.
+
+    places: int32, of every tile, row block by row block. matrices: [height, cols], last axis contiguous.
+    """
+    height, cols = matrices[0].shape
+    tiles = -(-cols // shape.cols)
+    launch_kernel(
+        _pack_kernel, (len(places), _PARTS),
+        stream, places, matrices[0], matrices[-1], stream if gain is None else gain,
+        height, cols, matrices[0].stride(0), 0, tiles,
+        R=shape.rows, COUNT=len(matrices), GAIN=gain is not None, PART=8192 // _PARTS, num_warps=4,
+    )  # fmt: skip
+
+
+def unpack_tiles(
+    stream: Tensor, places: Tensor, out: Tensor, count: int, first_row: int, first_block: int, blocks: int,
+    shape: TileShape,
+) -> None:  # fmt: skip
+    """Read row blocks back: out [count, rows, cols] gets each matrix's rows from first_row on, contiguous."""
+    _, height, cols = out.shape
+    tiles = -(-cols // shape.cols)
+    launch_kernel(
+        _unpack_kernel, (blocks * tiles, _PARTS),
+        stream, places, out, height, cols, first_block, tiles, first_row,
+        R=shape.rows, COUNT=count, PART=8192 // _PARTS, num_warps=4,
+    )  # fmt: skip
+
+
+def unpack_bytes(
+    stream: Tensor, places: Tensor, scales: Tensor, out: Tensor, count: int, first_row: int, first_block: int,
+    blocks: int, shape: TileShape, number: int,
+) -> None:  # fmt: skip
+    """unpack_tiles of rounded weights: each value times its row's scale, rounded once to out's dtype.
+
+    scales: float32, of the rows of all blocks. number: of the rounding (1: int8, 2: fp8).
+    """
+    _, height, cols = out.shape
+    tiles = -(-cols // shape.cols)
+    launch_kernel(
+        _unpack_bytes_kernel, (blocks * tiles * shape.images, _PARTS),
+        stream, places, scales, out, height, cols, first_block, tiles, first_row,
+        R=shape.rows, COUNT=count, FORMAT=number, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""From what a user typed as a model to the files it means."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFoundError, shown
+from onewave.base.settings import Settings
+from onewave.weights.fetch import download, hub
+from onewave.weights.fetch.aliases import ALIASES
+from onewave.weights.formats.gguf_pieces import piece_paths
+
+__all__ = ["LOAD_FORMATS", "ModelLocation", "builtin_names", "resolve"]
+
+LOAD_FORMATS = ("auto", "dummy")
+"""auto: the checkpoint's own weights. dummy: seeded random weights of the shapes that its configuration says."""
+
+_BUILTIN_DIR = Path(__file__).parents[2] / "models" / "builtin"
+_HF_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
+_FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class ModelLocation:
+    """Where a model is.
+
+    kind: "hf", a directory with config.json; "gguf", a file; "builtin", a configuration that ships with onewave.
+    path: that directory, GGUF file (the first piece of a split one) or JSON file. name: what to call the model.
+    """
+
+    kind: Literal["hf", "gguf", "builtin"]
+    path: Path | None
+    name: str
+
+
+def resolve(
+    model: str | os.PathLike[str],
+    settings: Settings,
+    *,
+    revision: str | None = None,
+    load_format: str = "auto",
+    progress: bool = True,
+) -> ModelLocation:
+    """Find a model: an existing path, an alias, a built-in configuration (dummy weights only), or a Hugging Face id.
+
+    Fetches what is not on this machine yet. revision: branch, tag or commit of a Hugging Face id. progress: show
+    progress bars on stderr. Raises ModelNotFoundError, ConfigError, DownloadError, CapacityError, InvalidArgumentError.
+    """
+    text = os.fspath(model)
+    if not isinstance(load_format, str) or load_format not in LOAD_FORMATS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise InvalidArgumentError("load_format", got=shown(load_format), allowed=", ".join(LOAD_FORMATS))
+    if not text.strip():
+        raise InvalidArgumentError("model", got=repr(text), allowed=_accepted())
+    if revision is not None and not (isinstance(revision, str) and revision.strip()):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise InvalidArgumentError("revision", got=shown(revision), allowed="a branch, a tag or a commit, or None")
+    location = _local(text)
+    if revision is not None and (location is not None or text in ALIASES or text in builtin_names()):
+        raise InvalidArgumentError("revision", got=shown(revision), allowed="only with a Hugging Face id")
+    if location is not None:
+        return location
+    if text in ALIASES:
+        return ModelLocation("gguf", download.fetch(ALIASES[text], settings.cache_dir, progress=progress), text)
+    if text in builtin_names():
+        return _builtin(text, load_format)
+    if _looks_like_path(text) or not _HF_ID.fullmatch(text):
+        raise ModelNotFoundError("no such model", got=repr(text), allowed=_accepted())
+    path = hub.snapshot(text, revision=revision, weights=load_format != "dummy", progress=progress)
+    if not os.path.exists(path / "config.json"):
+        raise ConfigError(
+            f"Hugging Face model {text}",
+            got="has no config.json",
+            next="If it holds GGUF files, download one of them and give its path.",
+        )
+    return ModelLocation("hf", path, text)
+
+
+def builtin_names() -> tuple[str, ...]:
+    """Return the names of the configurations that ship with onewave."""
+    return tuple(sorted(path.stem for path in _BUILTIN_DIR.glob("*.json")))
+
+
+def _local(text: str) -> ModelLocation | None:
+    """Return the model at an existing path, or None when `text` is not one."""
+    path = Path(os.path.expanduser(text))
+    if os.path.isdir(path):
+        is_model = os.path.exists(path / "config.json") or len(_gguf_models(path)) == 1
+        if not is_model and (text in ALIASES or text in builtin_names()):
+            # An unrelated directory that happens to be called so must not hide the model of that name.
+            return None
+        return _directory(path, path.resolve().name or text)
+    if not os.path.exists(path):
+        return None
+    if path.suffix.lower() != ".gguf" or not path.is_file():
+        raise ModelNotFoundError(
+            "not a model file",
+            got=str(path),
+            allowed="a *.gguf file, or a directory with config.json and *.safetensors",
+        )
+    return _gguf(path)
+
+
+def _directory(path: Path, name: str) -> ModelLocation:
+    if os.path.exists(path / "config.json"):
+        return ModelLocation("hf", path, name)
+    gguf = _gguf_models(path)
+    if len(gguf) == 1:
+        return _gguf(gguf[0])
+    if gguf:
+        names = ", ".join(file.name for file in gguf)
+        raise ConfigError("several GGUF models", got=f"{path} ({names})", next="Give the path of one of the files.")
+    raise ConfigError(
+        "no config.json", got=str(path), allowed="a directory with config.json, or with exactly one GGUF model"
+    )
+
+
+def _gguf(path: Path) -> ModelLocation:
+    return ModelLocation("gguf", piece_paths(path)[0], path.stem)
+
+
+def _gguf_models(directory: Path) -> list[Path]:
+    """Return the GGUF models of a directory, a split one by its first piece."""
+    try:
+        files = [entry for entry in directory.iterdir() if entry.suffix.lower() == ".gguf"]
+    except OSError:
+        return []
+    return sorted({piece_paths(file)[0] for file in files})
+
+
+def _builtin(name: str, load_format: str) -> ModelLocation:
+    if load_format != "dummy":
+        raise ModelNotFoundError(
+            f"{name} is a built-in configuration without weights",
+            got=f"load format {load_format}",
+            next=f"Add `--load-format dummy` (load_format='dummy') for random weights, or give a checkpoint of {name}.",
+        )
+    return ModelLocation("builtin", _BUILTIN_DIR / f"{name}.json", name)
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.startswith((".", "/", "~")) or "\\" in text or text.lower().endswith(_FILE_ENDINGS)
+
+
+def _accepted() -> str:
+    return (
+        f"a directory with config.json, a *.gguf file, an alias ({', '.join(ALIASES)}), a built-in configuration with "
+        f"load format dummy ({', '.join(builtin_names())}), or a Hugging Face id such as org/name"
+    )

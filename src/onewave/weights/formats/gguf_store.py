@@ -1,0 +1,126 @@
+"""The weights of a GGUF model: one file, or the pieces of a split one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from onewave.base.errors import WeightsError
+from onewave.base.gguf_types import PLAIN_TYPES, gguf_type_named
+from onewave.base.quantized import QuantizedRows, dequantize_rows
+from onewave.weights.formats.gguf_file import GGUFFile, GGUFTensor
+from onewave.weights.formats.gguf_pieces import piece_paths
+from onewave.weights.store import TensorInfo, quote
+
+__all__ = ["GGUFStore"]
+
+# BF16 has no NumPy type: its bits travel as int16.
+_PLAIN_DTYPES: dict[str, tuple[str, torch.dtype]] = {
+    "F64": ("<f8", torch.float64),
+    "F32": ("<f4", torch.float32),
+    "F16": ("<f2", torch.float16),
+    "BF16": ("<i2", torch.bfloat16),
+    "I64": ("<i8", torch.int64),
+    "I32": ("<i4", torch.int32),
+    "I16": ("<i2", torch.int16),
+    "I8": ("<i1", torch.int8),
+}
+assert _PLAIN_DTYPES.keys() == PLAIN_TYPES
+
+
+class GGUFStore:
+    """A WeightStore over mapped GGUF files.
+
+    metadata: the first file's metadata, which describes the whole model.
+    """
+
+    def __init__(self, files: list[GGUFFile]) -> None:
+        self._files = {file.path: file for file in files}
+        self._tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+        self.metadata: Mapping[str, object] = files[0].metadata
+        self.description = str(files[0].path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> GGUFStore:
+        """Open a model by the path of its file, or of any of its pieces. Raises WeightsError."""
+        paths = piece_paths(Path(path))
+        first = GGUFFile.open(paths[0])
+        count = first.metadata.get("split.count", 0)
+        if isinstance(count, int) and count <= 1:
+            return cls([first])
+        if count != len(paths):
+            raise WeightsError(
+                str(path),
+                got=f"is one of {quote(str(count))} pieces",
+                next="Keep all pieces in one directory under their names NAME-00001-of-0000N.gguf.",
+            )
+        files = [first, *(GGUFFile.open(piece) for piece in paths[1:])]
+        _check_pieces(files)
+        return cls(files)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor of every piece by name."""
+        return self._tensors
+
+    def load(self, name: str) -> torch.Tensor:
+        """Return a copy of one tensor; a quantised one becomes float32. Raises WeightsError, UnsupportedError."""
+        tensor = self._find(name)
+        raw = self._files[tensor.file].raw(tensor)
+        if tensor.dtype in _PLAIN_DTYPES:
+            numpy_dtype, torch_dtype = _PLAIN_DTYPES[tensor.dtype]
+            return torch.as_tensor(raw.view(numpy_dtype).copy()).view(torch_dtype).reshape(tensor.shape)
+        return torch.as_tensor(dequantize_rows(_as_rows(raw, tensor), tensor.dtype)).reshape(tensor.shape)
+
+    def load_quantized(self, name: str) -> QuantizedRows | None:
+        """Return a quantised 2-D tensor's blocks as a read-only view of the mapped file, or None."""
+        tensor = self._find(name)
+        if tensor.dtype in _PLAIN_DTYPES or len(tensor.shape) != 2:
+            return None
+        rows, cols = tensor.shape
+        return QuantizedRows(tensor.dtype, _as_rows(self._files[tensor.file].raw(tensor), tensor), (rows, cols))
+
+    def close(self) -> None:
+        """Unmap the files once no view of them is in use."""
+        for file in self._files.values():
+            file.close()
+
+    def _find(self, name: str) -> GGUFTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise WeightsError(self.description, got=f"has no tensor {quote(name)}")
+        return tensor
+
+
+def _as_rows(
+    raw: np.ndarray[tuple[int], np.dtype[np.uint8]], tensor: GGUFTensor
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """View a quantised tensor's bytes as [rows, bytes per row]; leading dimensions are flattened into rows."""
+    kind = gguf_type_named(tensor.dtype)
+    assert kind is not None, "a file's table holds known types only"
+    return raw.reshape(-1, tensor.shape[-1] // kind.block_elements * kind.block_bytes)
+
+
+def _check_pieces(files: list[GGUFFile]) -> None:
+    owners: dict[str, Path] = {}
+    for number, file in enumerate(files):
+        if file.metadata.get("split.no") != number or file.metadata.get("split.count") != len(files):
+            raise WeightsError(
+                str(file.path),
+                got=f"calls itself piece {quote(str(file.metadata.get('split.no')))} (from 0)",
+                allowed=f"piece {number} of {len(files)}",
+                next="Fetch it again.",
+            )
+        for name in file.tensors:
+            if name in owners:
+                raise WeightsError(str(file.path), got=f"tensor {quote(name)} is also in {owners[name].name}")
+            owners[name] = file.path
+    expected = files[0].metadata.get("split.tensors.count", len(owners))
+    if expected != len(owners):
+        raise WeightsError(
+            str(files[0].path), got=f"{len(owners)} tensors in its pieces", allowed=f"{quote(str(expected))} as it says"
+        )
