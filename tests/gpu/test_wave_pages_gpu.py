@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from onewave.bench.wave import in_pages
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.bench.engine.wave import in_pages
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.llama_plan import DecodeWave
 from onewave.wave.launch import runs_here
