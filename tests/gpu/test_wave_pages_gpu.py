@@ -14,7 +14,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.bench.engine.wave import in_pages
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.llama_plan import DecodeWave
-from onewave.wave.launch import runs_here
+from onewave.wave.launch.launch import runs_here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
 sys.path.insert(0, str(Path(__file__).parent))
