@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.merge_attention import merge_attention, op, triton_impl
 from onewave.ops.merge_attention import reference as merge_reference
+from onewave.ops.merge_attention.call import MergeCall
+from onewave.ops.merge_attention.choose import choose
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -29,11 +32,9 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def kernel(outs: list[Tensor] | Tensor, lses: list[Tensor] | Tensor) -> tuple[Tensor, Tensor]:
-    """What op._run does on a card, under the interpreter elsewhere."""
-    parts, part_lses = op._as_parts(outs), op._as_parts(lses)
-    flat = [op._five_axes(out) for out in parts]
-    out, lse = triton_impl.merge_attention(flat, [op._five_axes(lse[..., None])[..., 0] for lse in part_lses])
-    return out.view(parts[0].shape[1:]), lse.view(parts[0].shape[1:-1])
+    """What the operator runs on a GPU, under the interpreter elsewhere."""
+    call = MergeCall(op._as_parts(outs), op._as_parts(lses), described=Device((9, 0), 132))
+    return triton_impl.run(call, choose(call))
 
 
 def close(out: Tensor, exact: Tensor, baseline: Tensor) -> bool:

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
 import torch
 
-__all__ = ["capability", "current_device", "num_sms"]
+__all__ = ["CPU", "H200_SMS", "Device", "capability", "current_device", "device_of", "num_sms"]
+
+H200_SMS = 132
+
+
+@dataclass(frozen=True)
+class Device:
+    """What choosing a kernel asks of a device, which may be here or only described.
+
+    capability: (9, 0) for sm_90; None on a CPU. name: of a GPU that is here, None for any of its kind.
+    """
+
+    capability: tuple[int, int] | None
+    num_sms: int
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """As a user writes it: cpu, cuda sm_90."""
+        return "cpu" if self.capability is None else f"cuda sm_{self.capability[0]}{self.capability[1]}"
+
+
+CPU = Device(None, 1)
 
 
 def current_device() -> int:
@@ -16,6 +39,14 @@ def current_device() -> int:
     Asking PyTorch would initialise CUDA.
     """
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+
+
+@cache
+def device_of(device: torch.device) -> Device:
+    """Return what a device that is here has to say."""
+    if device.type != "cuda":
+        return CPU
+    return Device(capability(device), num_sms(device), torch.cuda.get_device_name(device))
 
 
 @cache

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from onewave.base.device import CPU, H200_SMS, Device, num_sms
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops import explain_attention
+from onewave.ops.choice import Asked, Choice
 from onewave.ops.explain_attention import check_on_a_card, on_meta
 from onewave.ops.ffn.chain.plan import ChainSizes, plan_chain
 from onewave.ops.ffn.measured import fastest, table_lines
@@ -26,6 +28,7 @@ from onewave.ops.ffn.op import ffn, of_the_wave
 from onewave.ops.ffn.op import suits as ffn_suits
 from onewave.ops.ffn.wave.plan import FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
 from onewave.ops.linear.op import linear
+from onewave.ops.merge_attention import choose as merge_attention
 from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, check_numbers, dtype_of, elsewhere
 from onewave.ops.rms_norm.op import rms_norm
 from onewave.ops.swiglu.op import swiglu
@@ -69,8 +72,9 @@ def explain(
     "bf16", "fp16", "fp32". options: the call's own. Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
     name = (op if isinstance(op, str) else getattr(op, "__name__", repr(op))).replace("-", "_")
-    if name not in _EXPLAINERS:
-        raise InvalidArgumentError("explain: operator", got=shown(name), allowed=", ".join(sorted(_EXPLAINERS)))
+    known_operators = _CHOICES.keys() | _EXPLAINERS.keys()
+    if name not in known_operators:
+        raise InvalidArgumentError("explain: operator", got=shown(name), allowed=", ".join(sorted(known_operators)))
     cuda, sm, card = _device(device)
     kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype if isinstance(dtype, torch.dtype) else None  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     if kind is None:
@@ -86,7 +90,26 @@ def explain(
     # None is what such a call has without them; elsewhere, as for rotary and activation, it means something.
     absent = {*more, *(option for option, parameter in parameters.items() if parameter.default is None)}
     given = {option: value for option, value in options.items() if value is not None or option not in absent}
+    if name in _CHOICES:
+        return _explained(Asked(name, sizes, _described(cuda, sm, card), kind, given))
     return _EXPLAINERS[name](Question(name, sizes, cuda, sm, card, kind, given))
+
+
+def _explained(asked: Asked) -> Explanation:
+    describe, choose = _CHOICES[asked.operator]
+    choice = choose(describe(asked))
+    reasons = tuple(map(str, choice.reasons))
+    return Explanation(
+        asked.operator, str(asked), choice.backend, choice.kernel, reasons, choice.tile, choice.split, choice.programs
+    )
+
+
+def _described(cuda: bool, sm: int | None, card: str | None) -> Device:
+    """The device that was asked about: a GPU of which nothing is known is an H200."""
+    if not cuda:
+        return CPU
+    major, minor = divmod(sm or 90, 10)
+    return Device((major, minor), H200_SMS if card is None else num_sms(torch.device("cuda")), card)
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
@@ -267,6 +290,10 @@ def _by_row(question: Question) -> Explanation:
     return Explanation(question.operator, question.text(), "triton", kernel, (why,), tile=tile, programs=programs)
 
 
+# What an operator's question becomes, and what is chosen for it.
+_CHOICES: dict[str, tuple[Callable[[Asked], Any], Callable[[Any], Choice]]] = {
+    "merge_attention": (merge_attention.describe, merge_attention.choose),
+}
 _EXPLAINERS: dict[str, Callable[[Question], Explanation]] = {
     "add_rms_norm": _by_row,
     "append_kv": explain_attention.append,
@@ -277,7 +304,6 @@ _EXPLAINERS: dict[str, Callable[[Question], Explanation]] = {
     "ffn": _ffn,
     "linear": _linear,
     "masked_multihead_attention": explain_attention.masked,
-    "merge_attention": explain_attention.merge,
     "rms_norm": _by_row,
     "swiglu": _by_row,
 }

@@ -23,7 +23,6 @@ from onewave.ops.decode_attention.hopper.plan import StreamCall, refusal, stream
 from onewave.ops.decode_attention.op import CPU_TAKES, DECODE_BACKENDS, decode_attention
 from onewave.ops.decode_attention.triton.plan import plan_decode
 from onewave.ops.masked_multihead_attention.op import MMHA_BACKENDS, masked_multihead_attention
-from onewave.ops.merge_attention.op import MERGE_BACKENDS, merge_attention
 from onewave.ops.question import (
     DTYPES,
     SMS_OF_AN_H200,
@@ -42,7 +41,6 @@ __all__ = [
     "check_on_a_card",
     "decode",
     "masked",
-    "merge",
     "on_meta",
 ]
 
@@ -321,29 +319,6 @@ def _pdl(question: Question) -> str:
     if question.sm is not None and question.sm >= 90:
         return "the next kernel may be launched early and waits on the device (programmatic dependent launch)"
     return "the next kernel follows in stream order"
-
-
-def merge(question: Question) -> Explanation:
-    (outs,) = question.take((3, 4, 5, 6))
-    kind = _as_on_a_card(question, torch.float64, torch.float32)
-    merge_attention(on_meta(outs, kind), on_meta(outs[:-1], torch.float32))
-    if backend_of(question, MERGE_BACKENDS) == "reference" or not question.cuda:
-        return elsewhere(question, "reference", None)
-    head_dim, queries = outs[-1], outs[-2]
-    block_d = 1 << max(0, head_dim - 1).bit_length()
-    block_s = max(1, min(1 << (queries - 1).bit_length(), 2048 // block_d))
-    programs = -(-queries // block_s)
-    for size in outs[1:-2]:
-        programs *= size
-    return Explanation(
-        "merge_attention",
-        question.text(),
-        "triton",
-        "merge_attention/triton_impl.py: merge_kernel",
-        (f"{outs[0]} parts are read once each, in their order; 2048 numbers a program stay in registers",),
-        tile=f"{block_s} queries x {block_d}, 4 warps",
-        programs=str(programs),
-    )
 
 
 def append(question: Question) -> Explanation:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["merge_attention"]
+from onewave.ops.choice import Choice
+from onewave.ops.merge_attention.call import MergeCall
+
+__all__ = ["merge_attention", "run"]
+
+
+def run(call: MergeCall, choice: Choice) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of the parts, stacked."""
+    return merge_attention(torch.cat(call.outs), torch.cat(call.lses))
 
 
 def merge_attention(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,21 +12,19 @@ tuple of ones, a stacked tensor one tuple entry. So neither needs a copy. Bound:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
+from onewave.ops.merge_attention.call import MergeCall
+from onewave.ops.merge_attention.choose import MergeChoice
 
-__all__ = ["MOST_TENSORS", "merge_attention"]
+__all__ = ["MOST_TENSORS", "run"]
 
 MOST_TENSORS = 8
 """A longer list is stacked first: each number of tensors is a kernel of its own."""
-
-_FLOATS_IN_FLIGHT = 2048
 
 
 @triton.jit
@@ -82,20 +80,22 @@ def merge_kernel(
     tl.store(result_lse_ptr + row, merged, mask=inside)
 
 
-def merge_attention(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """See op.merge_attention. outs: [parts, batch, heads, S, D] each, of one shape; lses: [parts, batch, heads, S]."""
+def run(call: MergeCall, choice: MergeChoice) -> tuple[Tensor, Tensor]:
+    """Launch the kernel; return (out, lse)."""
+    # [parts, batch, heads, S, D]: the axes before heads become one, those that are missing one of length 1.
+    outs = [_five_axes(out) for out in call.outs]
+    lses = [_five_axes(lse[..., None])[..., 0] for lse in call.lses]
     if len(outs) > MOST_TENSORS:
-        outs, lses = [torch.cat(list(outs))], [torch.cat(list(lses))]
-    num_stacked, batch, heads, queries, head_dim = outs[0].shape
-    result = torch.empty((batch, heads, queries, head_dim), dtype=outs[0].dtype, device=outs[0].device)
-    lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=outs[0].device)
+        outs, lses = [torch.cat(outs)], [torch.cat(lses)]
+    num_stacked, _, heads, queries, head_dim = outs[0].shape
+    shape = call.first.shape[1:]
+    result = torch.empty(shape, dtype=call.first.dtype, device=call.first.device)
+    lse = torch.empty(shape[:-1], dtype=torch.float32, device=call.first.device)
     if lse.numel() == 0:
         return result, lse
-    block_d = triton.next_power_of_2(max(1, head_dim))
-    block_s = max(1, min(triton.next_power_of_2(queries), _FLOATS_IN_FLIGHT // block_d))
     launch_kernel(
         merge_kernel,
-        (batch * heads * triton.cdiv(queries, block_s),),
+        (choice.num_programs,),
         tuple(outs),
         tuple(lses),
         tuple(out.stride() for out in outs),
@@ -107,8 +107,17 @@ def merge_attention(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Ten
         queries,
         HEAD_DIM=head_dim,
         TENSORS=len(outs),
-        BLOCK_S=block_s,
-        BLOCK_D=block_d,
-        num_warps=4,
+        BLOCK_S=choice.block_s,
+        BLOCK_D=choice.block_d,
+        num_warps=choice.num_warps,
     )
     return result, lse
+
+
+def _five_axes(tensor: Tensor) -> Tensor:
+    parts, *batch, queries, head_dim = tensor.shape
+    heads = batch.pop() if batch else 1
+    rows = 1
+    for length in batch:
+        rows *= length
+    return tensor.reshape(parts, rows, heads, queries, head_dim)

@@ -1,0 +1,179 @@
+"""One choice an operator: a Call goes in, a Choice comes out; the launch runs it and explain prints it.
+
+The pattern, in each operator's folder (merge_attention is the shortest example):
+
+    call.py       `XCall(Call)`: the tensors and options of one call, frozen; `check(call)` raises what the user sees
+    choose.py     `choose(call) -> Choice`: backend, kernel, plan, reasons; reads shapes, strides, dtypes, `call.device`
+                  and options, never contents; cached by these. Raises UnsupportedError where an explicit backend
+                  does not take the call
+                  `describe(asked) -> XCall`: explain's question as a Call of meta tensors on a described device
+    op.py         the public function: builds the Call, checks it, then runs its Choice, or the registered operator
+                  where something watches. `_call(*flat)` makes a Call of torch.library's flat arguments and
+                  `call.flat` goes back: the order of the schema stands in these two alone
+    reference.py  what the operator means
+    others        `run(call, choice)`: one module or folder an implementation
+
+A row of the table in explain.py names `describe` and `choose`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onewave.base.device import Device, device_of
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+
+__all__ = ["DTYPES", "Asked", "Call", "Choice", "Reason", "because", "empty_on_meta"]
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
+# PyTorch can't count the bytes of more.
+_MAX_ELEMENTS = 1 << 59
+
+
+class Reason(NamedTuple):
+    """Why a Choice is what it is: a format string and its values. explain alone makes a sentence of it."""
+
+    text: str
+    values: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text.format(*self.values)
+
+
+def because(text: str, *values: Any) -> Reason:
+    """Return the reason `text`, whose {} stand for values."""
+    return Reason(text, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of an operator: its tensors and its checked options. Subclasses name them.
+
+    described: the device of explain's question, which need not exist; then the tensors are on meta. None: the device
+    of the tensors.
+    """
+
+    described: Device | None = field(default=None, kw_only=True)
+
+    @property
+    def first(self) -> Tensor:
+        """The tensor whose device counts."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> Device:
+        """Capability and SMs of the device that runs the call."""
+        return device_of(self.first.device) if self.described is None else self.described
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether a CPU runs the call. It asks for no capability, so a compiler can trace it."""
+        return self.first.device.type == "cpu" if self.described is None else self.described.capability is None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs a call. Subclasses add the plan that the launch needs, and print it.
+
+    module: of the operator's folder, with `run(call, choice)`. kernel: for explain, "path below ops: function".
+    """
+
+    backend: str
+    module: str
+    kernel: str
+    reasons: tuple[Reason, ...]
+
+    @property
+    def tile(self) -> str | None:
+        """Rows, columns, warps and stages of a program; None where it has none."""
+        return None
+
+    @property
+    def split(self) -> str | None:
+        """How a reduction is split; None where nothing is said."""
+        return None
+
+    @property
+    def programs(self) -> str | None:
+        """Thread blocks of the launch; None where there is none."""
+        return None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to explain: an operator, shapes of its main tensors, a device, a dtype, and the call's own options."""
+
+    operator: str
+    shapes: tuple[tuple[int, ...], ...]
+    device: Device
+    dtype: torch.dtype
+    options: dict[str, Any]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the question is about a CPU."""
+        return self.device.capability is None
+
+    def __str__(self) -> str:
+        shapes = ", ".join(str(list(shape)) for shape in self.shapes)
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{shapes}, {str(self.dtype).removeprefix('torch.')} on {self.device.text}{options}"
+
+    def take(self, *ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes, one for each given set of allowed ranks. Raises ShapeError."""
+        if len(self.shapes) != len(ranks) or any(len(s) not in r for s, r in zip(self.shapes, ranks, strict=True)):
+            allowed = ", ".join(" or ".join(f"{rank} axes" for rank in each) for each in ranks)
+            raise ShapeError(f"explain {self.operator}: shapes", got=str(self), allowed=f"shapes of {allowed}")
+        return self.shapes
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return those of the named options that the question has."""
+        return {name: self.options[name] for name in names if name in self.options}
+
+    def has(self, option: str) -> bool:
+        """Whether the call has such a tensor or number."""
+        return self.options.get(option) is not None
+
+    def dtype_of(self, option: str, default: torch.dtype) -> torch.dtype:
+        """Return the dtype that an option names. Raises UnsupportedError."""
+        given = self.options.get(option)
+        kind = default if given is None else DTYPES.get(given) if isinstance(given, str) else given
+        if not isinstance(kind, torch.dtype):
+            raise UnsupportedError(f"explain {self.operator}: {option}", got=shown(given), allowed=", ".join(DTYPES))
+        return kind
+
+    def backend(self, known: Sequence[str]) -> str:
+        """Return the call's backend. Raises InvalidArgumentError, UnsupportedError for a GPU's on a CPU."""
+        backend = self.options.get("backend", "auto")
+        if backend not in known:
+            raise InvalidArgumentError(f"{self.operator}: backend", got=shown(backend), allowed=", ".join(known))
+        if backend in ("gluon", "triton") and self.on_cpu:
+            raise UnsupportedError(f"{self.operator} (backend={backend})", got="a CPU", next='Use backend="auto".')
+        return backend
+
+
+def empty_on_meta(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
+    """Return a tensor that is a shape, a dtype and strides alone. Raises ShapeError."""
+    whole = all(isinstance(size, Integral) and not isinstance(size, bool) and size >= 0 for size in shape)  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+    if not whole or math.prod(shape) > _MAX_ELEMENTS:
+        raise ShapeError("explain: shape", got=shown(shape), allowed=f"whole numbers, a product up to {_MAX_ELEMENTS}")
+    if strides is None:
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
