@@ -20,7 +20,7 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveLoad, load_for, load_wave
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models import llama_plan
+from onewave.models import decode_wave
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
@@ -69,7 +69,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     monkeypatch.setattr(launch, "runs_here", lambda device: True)
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)
-    monkeypatch.setattr(llama_plan, "DecodeWave", PlainWave)
+    monkeypatch.setattr(decode_wave, "DecodeWave", PlainWave)
     monkeypatch.setattr(warm_wave, "compile_ahead", lambda *given, weight_format, **named: seen.append(weight_format))
     monkeypatch.setattr(PlainWave, "made", [])
     return seen

@@ -27,7 +27,7 @@ from onewave.engine.wave_decode import (
     unsuited,
 )
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models import llama_plan
+from onewave.models import decode_wave, llama_plan
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
@@ -147,7 +147,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(launch, "runs_here", lambda device: True)
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)
-    monkeypatch.setattr(llama_plan, "DecodeWave", PlainWave)
+    monkeypatch.setattr(decode_wave, "DecodeWave", PlainWave)
     monkeypatch.setattr(llama_plan, "plan_decode", planned)
     monkeypatch.setattr(warm_wave, "compile_ahead", lambda *arguments, **named: seen.append("compiled"))
     monkeypatch.setattr(PlainWave, "made", [])
@@ -228,7 +228,7 @@ def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
 def test_a_wave_that_fails_its_check_is_replaced_by_graphs_in_one_line_or_refused(
     card: list[str], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(llama_plan, "DecodeWave", lambda *a, **k: PlainWave(*a, **k, broken="positions"))
+    monkeypatch.setattr(decode_wave, "DecodeWave", lambda *a, **k: PlainWave(*a, **k, broken="positions"))
     if path == "wave":
         with pytest.raises(UnsupportedError, match="self-check"):
             load_for(path, LOCATION, BASE, how(tmp_path))
@@ -289,9 +289,11 @@ def test_the_kernel_compiled_ahead_is_the_whole_models(family: str) -> None:
         programs = [plan_decode(each, batch=batch, workers=3).program for each in (small, config)]
         assert programs[0].constants == programs[1].constants
         stream = warm_wave._NoWeights(programs[0], torch.float16, CPU)
-        sketch = llama_plan._setup(warm_wave.sketch(small, stream), plan_decode(small, batch=batch, workers=3).groups)
+        sketch = decode_wave.attention_setup(
+            warm_wave.sketch(small, stream), plan_decode(small, batch=batch, workers=3).groups
+        )
         whole = random_model(config)
-        setup = llama_plan._setup(whole, plan_decode(config, batch=batch, workers=3).groups)
+        setup = decode_wave.attention_setup(whole, plan_decode(config, batch=batch, workers=3).groups)
         for name in ("groups", "hidden", "eps", "scale"):
             assert getattr(sketch, name) == getattr(setup, name)
         for name in ("q_norm", "k_norm"):

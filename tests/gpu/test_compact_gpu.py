@@ -15,7 +15,8 @@ from onewave.engine.load.loading import open_parts
 from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.engine.wave_decode import self_check
 from onewave.models.config.model_config import ModelConfig, RopeConfig
-from onewave.models.llama_plan import DecodeWave, plan_decode
+from onewave.models.decode_wave import DecodeWave
+from onewave.models.llama_plan import plan_decode
 from onewave.ops.ffn import op
 from onewave.wave.launch.launch import co_resident, runs_here
 from onewave.wave.weights.formats import COMPACT

@@ -19,7 +19,8 @@ from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.engine.wave_decode import self_check
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import load_config
-from onewave.models.llama_plan import DecodeWave, plan_decode
+from onewave.models.decode_wave import DecodeWave
+from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch.launch import co_resident, runs_here
 from onewave.wave.weights.formats import ROUNDINGS
 from onewave.weights.fetch.sources import resolve

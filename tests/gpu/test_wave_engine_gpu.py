@@ -15,7 +15,8 @@ from onewave import LLM, SamplingParams
 from onewave.base.errors import UnsupportedError
 from onewave.engine import wave_decode
 from onewave.engine.load.loading import load_model
-from onewave.models.llama_plan import plan_decode, wave_weights
+from onewave.models.decode_wave import wave_weights
+from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch.launch import runs_here
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.weights.fetch.sources import ModelLocation

@@ -15,8 +15,8 @@ from onewave.engine.wave_decode import self_check
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
+from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
-from onewave.models.llama_plan import DecodeWave
 from onewave.wave.launch.launch import co_resident, runs_here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))

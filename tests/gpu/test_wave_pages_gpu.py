@@ -13,7 +13,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.engine.wave import in_pages
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
-from onewave.models.llama_plan import DecodeWave
+from onewave.models.decode_wave import DecodeWave
 from onewave.wave.launch.launch import runs_here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))

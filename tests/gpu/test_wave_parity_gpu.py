@@ -14,7 +14,7 @@ from torch import Tensor
 from onewave.engine.load.loading import load_config
 from onewave.engine.wave_decode import WaveLoad, load_streamed
 from onewave.models.batch import Batch
-from onewave.models.llama_plan import DecodeWave
+from onewave.models.decode_wave import DecodeWave
 from onewave.wave.launch.launch import runs_here
 from onewave.wave.weights.formats import COMPACT, WeightFormat
 from onewave.weights.fetch.sources import ModelLocation

@@ -21,8 +21,9 @@ from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_m
 from onewave.models import llama
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
-from onewave.models.llama_plan import plan_decode, wave_weights
+from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights import pack
 from onewave.weights.fetch.sources import ModelLocation

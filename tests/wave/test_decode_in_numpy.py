@@ -17,8 +17,9 @@ from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import RopeConfig
 from onewave.models.config.read import load_config
+from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode, wave_weights
+from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES, Kind, Word, limit_words, several_words
 from onewave.wave.weights.formats import WeightFormat
 from onewave.wave.weights.pack import WeightStream

@@ -18,7 +18,8 @@ import torch
 
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
-from onewave.models.llama_plan import DecodePlan, plan_decode, wave_weights
+from onewave.models.decode_wave import wave_weights
+from onewave.models.llama_plan import DecodePlan, plan_decode
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.proof.interpret import execute
 from onewave.wave.plan.operations import INPUT, OUTPUT

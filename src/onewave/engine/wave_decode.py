@@ -88,7 +88,7 @@ class WaveDecoder:
     """
 
     def __init__(self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None):
-        from onewave.models.llama_plan import DecodeWave
+        from onewave.models.decode_wave import DecodeWave
 
         _check_suited(model.config, model.dtype, model.device, max_num_seqs)
         self._wave, self._stream = DecodeWave(model, batch=max_num_seqs, stream=stream), stream

@@ -8,40 +8,30 @@ model and on the padded batch alone, so neither the number of workers nor a sequ
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama import Llama
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.order.policies import plan
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
-from onewave.wave.launch.launch import AttentionSetup, Wave, co_resident, runs_here
 from onewave.wave.plan.deal import Deal, fewest_workers
-from onewave.wave.plan.layout import MOST_SPLITS, TILE_BYTES, TileShape, held_tiles, splits_of, tile_shape
+from onewave.wave.plan.layout import MOST_SPLITS, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.plan.program import WaveProgram, build_program
 from onewave.wave.plan.slices import MULTIPROCESSORS, passes, slices_of
-from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream, pack_stream
 
 __all__ = [
     "DecodePlan",
-    "DecodeWave",
     "hand_offs",
-    "packed_bytes",
+    "head_groups",
     "plan_decode",
     "plan_program",
     "unsupported_because",
-    "wave_weights",
     "workers_for",
 ]
 
@@ -94,7 +84,7 @@ def unsupported_because(config: ModelConfig, batch: int) -> str | None:
 def _tasks(config: ModelConfig, shape: TileShape, padded: int) -> int:
     """Tasks of a step's products, about, on a card of today's size."""
     found = 0
-    for operation in _operations(config, shape, _groups(config, padded)).values():
+    for operation in _operations(config, shape, head_groups(config, padded)).values():
         if isinstance(operation, Operation) and operation.weight is not None:
             share = cuts(operation.rows * operation.slices, shape.rows * MULTIPROCESSORS)
             passing = passes(operation.cols, operation.slices, shape)
@@ -102,7 +92,8 @@ def _tasks(config: ModelConfig, shape: TileShape, padded: int) -> int:
     return found
 
 
-def _groups(config: ModelConfig, padded: int) -> HeadGroups:
+def head_groups(config: ModelConfig, padded: int) -> HeadGroups:
+    """Group query heads for the attention of `padded` sequences, and choose splits and merging tasks."""
     one = HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1)
     splits = min(MOST_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
     merged = 1
@@ -148,7 +139,7 @@ def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes
     available = min(available, -(-config.vocab_size // shape.rows))
     if padded <= 2:
         return available
-    products = [o for o in _operations(config, shape, _groups(config, padded)).values() if isinstance(o, Operation)]
+    products = [o for o in _operations(config, shape, head_groups(config, padded)).values() if isinstance(o, Operation)]
     blocks = {o.rows // shape.rows * o.slices for o in products if o.weight is not None and not o.logits}
     return fewest_workers(blocks, available)
 
@@ -167,7 +158,7 @@ def plan_decode(
     if workers < 1:
         raise InvalidArgumentError("one wave: workers", got=str(workers), allowed="1 or more")
     padded = 1 << (batch - 1).bit_length()
-    groups, shape = _groups(config, padded), _shape(config, padded, weight_bytes)
+    groups, shape = head_groups(config, padded), _shape(config, padded, weight_bytes)
     operations = _operations(config, shape, groups)
     deal = Deal(operations, shape, workers, padded, by_writer=True)
     # The first workers have more rows of the stream, so that the larger shares of gate_up are the last ones', whose
@@ -198,7 +189,7 @@ def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: fl
     """Times that a step of `batch` sequences of `context` tokens waits for what other workers make: before attention,
     the output projection, gate_up, down and the next layer, and where splits are combined or slices of K added up."""
     padded = 1 << (batch - 1).bit_length()
-    groups = _groups(config, padded)
+    groups = head_groups(config, padded)
     sliced = slices_of(config.hidden_size, config.intermediate_size, _shape(config, padded, weight_bytes)) > 1
     found = 0
     for window in config.layer_windows:
@@ -245,146 +236,3 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
     rows = -(-config.vocab_size // shape.rows) * shape.rows
     found["head"] = Operation("head", rows, hidden, 1, x, OUTPUT, norm=True, logits=True)
     return found
-
-
-def wave_weights(model: Llama) -> dict[str, Weight]:
-    """The model's matrices by operation, norm gains with them. Raises UnsupportedError for packed (quantised) ones, and
-    for those that lie in a stream already."""
-    found: dict[str, Weight] = {}
-
-    def dense(weight: object) -> Tensor:
-        if not isinstance(weight, Tensor):
-            got = "weights in a stream" if isinstance(weight, StreamMatrix) else "quantised weights"
-            raise UnsupportedError("one wave", got=got, allowed="bfloat16 or float16 ones")
-        return weight
-
-    for index, layer in enumerate(model.weights.layers):
-        gate_up = dense(layer.gate_up)
-        gate, up = gate_up.chunk(2)
-        found[f"qkv{index}"] = Weight((dense(layer.qkv),), layer.input_norm)
-        found[f"o{index}"] = Weight((dense(layer.o),))
-        found[f"gate_up{index}"] = Weight((gate, up), layer.post_norm)
-        found[f"down{index}"] = Weight((dense(layer.down),))
-    found["head"] = Weight((dense(model.weights.head),), model.weights.norm)
-    return found
-
-
-def packed_bytes(model: Llama) -> int:
-    """About what packing a model writes: its matrices, in 16 bits."""
-    return sum(matrix.nbytes for weight in wave_weights(model).values() for matrix in weight.matrices)
-
-
-class DecodeWave:
-    """A model's decode step as one launch, for up to `batch` sequences.
-
-    workers: blocks of the launch, by default as `workers_for` says. delays: a test build that sleeps before tasks.
-    stream: where the model's matrices lie already, with the program for `batch` that they were packed for; else they
-    are packed here, and lie on the device twice. progress: told the bytes packed so far, packed_bytes(model) in the
-    end. Raises UnsupportedError.
-    """
-
-    def __init__(
-        self,
-        model: Llama,
-        *,
-        batch: int,
-        workers: int | None = None,
-        delays: bool = False,
-        stream: WeightStream | None = None,
-        progress: Callable[[int], None] | None = None,
-    ):
-        if not runs_here(model.device) or model.dtype not in (torch.bfloat16, torch.float16):
-            allowed = "bfloat16 or float16 on a card of compute capability 9.0"
-            raise UnsupportedError("one wave", got=f"{model.dtype} on {model.device}", allowed=allowed)
-        config = model.config
-        self.batch, self.vocab_size, self.device = batch, config.vocab_size, model.device
-
-        def told(done: int) -> None:
-            if progress is not None:
-                progress(done * TILE_BYTES)
-
-        scales = lists = None
-        if stream is None:
-            count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
-            program = plan_program(config, batch=batch, workers=count)
-            tiles = pack_stream(program, wave_weights(model), model.device, progress=told)
-        else:
-            program, tiles, scales, lists = stream.program, stream.tensor, stream.scales, stream.lists
-        groups = _groups(config, 1 << (batch - 1).bit_length())
-        weight_format = None if stream is None else stream.weight_format
-        self._made_of = (program, tiles, _setup(model, groups), delays, weight_format, scales, lists)
-        self.wave = self._bound(tokens=1)
-
-    def _bound(self, *, tokens: int) -> Wave:
-        program, tiles, setup, delays, weight_format, scales, lists = self._made_of
-        return Wave(
-            program,
-            tiles,
-            activation="silu",
-            delays=delays,
-            attention=setup,
-            tokens=tokens,
-            weight_format=weight_format,
-            scales=scales,
-            lists=lists,
-        )
-
-    def several(self, tokens: int) -> DecodeWave:
-        """The same steps, so many in one launch, each sequence's next token its likeliest (`produce`); the weights lie
-        there once. Raises UnsupportedError."""
-        made = copy(self)
-        made.wave = self._bound(tokens=tokens)
-        return made
-
-    def bind_cache(self, kv: StaticKVCache | PagedKVCache) -> None:
-        """Use this cache from now on; `slots` are rows of a paged one's block table. Pages of each size are compiled
-        for. Raises ShapeError."""
-        self.wave.bind_cache(kv.k, kv.v, kv.block_table if isinstance(kv, PagedKVCache) else None)
-
-    def produce(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        limits: Tensor | None = None,
-        draws: Tensor | None = None,
-    ) -> Tensor:
-        """Feed one token a sequence, int64 [rows] each, and what comes of it as often as `several` says, or until its
-        limits stop it: int64 [rows, LIMIT_WORDS], layout.limit_words of each (None: nothing does). draws: as
-        Wave.decode_several (None: the likeliest token comes). Returns the tokens, int64 [tokens, rows], -1 behind a
-        sequence's last one. The cache holds as many positions more."""
-        logits = torch.empty(len(tokens), self.vocab_size, device=self.device)
-        return self.wave.decode_several(tokens, positions, slots, logits, limits=limits, draws=draws)
-
-    def interrupt(self) -> None:
-        """Have launches of `produce` that are on their way end with the token that they are making."""
-        self.wave.interrupt()
-
-    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        """Feed one token a sequence: int64 [rows] each. Returns float32 logits [rows, vocab]."""
-        logits = torch.empty(len(tokens), self.vocab_size, device=self.device)
-        return self.wave.decode(tokens, positions, slots, logits)
-
-
-def _setup(model: Llama, groups: HeadGroups) -> AttentionSetup:
-    config, layers = model.config, model.weights.layers
-
-    def stacked(tensors: list[Tensor | None]) -> Tensor | None:
-        there = [tensor.float() for tensor in tensors if tensor is not None]
-        return torch.cat(there).contiguous() if there else None
-
-    biases = stacked([layer.qkv_bias for layer in layers])
-    embedding = model.weights.embedding
-    assert isinstance(embedding, Tensor)
-    return AttentionSetup(
-        layers=len(layers),
-        groups=groups,
-        embedding=embedding,
-        rotary=model.rotary.decode,
-        biases=model.weights.norm.float() if biases is None else biases,
-        q_norm=stacked([layer.q_norm for layer in layers]),
-        k_norm=stacked([layer.k_norm for layer in layers]),
-        hidden=config.hidden_size,
-        eps=config.rms_norm_eps,
-        scale=config.head_dim**-0.5,
-    )

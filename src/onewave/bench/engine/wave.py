@@ -19,8 +19,9 @@ from onewave.bench.ledger import Measurement
 from onewave.engine.wave_decode import self_check
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.batch import Batch
+from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import DecodeWave, hand_offs, unsupported_because
+from onewave.models.llama_plan import hand_offs, unsupported_because
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.weights.formats import COMPACT, ROUNDINGS
 from onewave.wave.weights.pack import WeightStream

@@ -18,8 +18,9 @@ from onewave.engine.load.streamed import layer_matrices
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
-from onewave.models.llama_plan import DecodeWave, plan_program
+from onewave.models.llama_plan import plan_program
 from onewave.wave.plan.layout import BLOCK_KEYS, Word
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.formats import Rounding, WeightFormat
