@@ -189,7 +189,7 @@ def _run(
         rows = [tensor.transpose(0, 1)[None] for tensor in rows]
         row_lse = lse[None] if with_lse else None
         packing = {"starts_q": cu_seqlens_q, "starts_k": cu_seqlens_k, "longest": max_seqlen_q}
-    launch = load("attention", "fp8_impl").attention
+    launch = load("attention", "fp8.launch").attention
     dense = None if sinks is None else sinks.contiguous()
     launch(rows[0], row_lse, *rows[1:], (q_scale, k_scale, v_scale), wanted, sinks=dense, **packing)
     return out, lse
@@ -202,7 +202,7 @@ def _refusal(q: Tensor, k: Tensor, v: Tensor, *, asked_for: bool) -> str | None:
     if reason is not None:
         return reason
     try:
-        return load("attention", "fp8_impl").undescribable(q, k, v)
+        return load("attention", "fp8.launch").undescribable(q, k, v)
     except ImportError as error:
         return f"the Hopper kernel needs Triton 3.6's Gluon: {error}"
 
