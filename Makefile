@@ -31,8 +31,8 @@ test: $(VENV)/.ready-dev
 		$(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-dev
-	@$(VENV)/bin/ruff check src tests
-	@$(VENV)/bin/ruff format --check src tests
+	@$(VENV)/bin/ruff check src tests tools
+	@$(VENV)/bin/ruff format --check src tests tools
 	@$(VENV)/bin/pyright
 
 # A machine with a card usually has a Python whose torch knows it; that one is used as it is.
@@ -45,7 +45,7 @@ gpu-test:
 
 # No card is needed, but the Triton that the kernels are for.
 kernels: $(VENV)/.ready-dev
-	@$(RUN) -m onewave.ops.attention.hopper.prebuild
+	@$(RUN) tools/prebuild.py
 
 # A virtual environment knows its own place: that of a clone which was moved would fail, or run another clone's code.
 in-place:

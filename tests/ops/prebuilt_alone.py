@@ -1,5 +1,5 @@
 """What comes compiled, without a card: `python prebuilt_alone.py`, one JSON line. Not under Triton's interpreter:
-TRITON_INTERPRET must be unset, and TRITON_CACHE_DIR an empty directory."""
+TRITON_INTERPRET must be unset, TRITON_CACHE_DIR an empty directory, and PYTHONPATH hold tools/."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ from triton.runtime import driver
 
 from onewave.gpu import prebuilt
 from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of, take_prebuilt
-from onewave.gpu.ptx import hook as ptx_hook
-from onewave.ops.attention.hopper import prebuild as prebuild_impl
-from onewave.ops.attention.hopper.prebuild import TARGET, build, launches
+from onewave.gpu.ptx.passes import PASSES
+from prebuild import TARGET, build, launches
 
-__all__ = ["found"]
-
-KEPT = Path(prebuild_impl.__file__).parents[1] / FOLDER
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "src" / "onewave" / "ops" / "attention" / FOLDER
 SMALL = "attention-128-bfloat16/causal-packed-many-sort_slots"
 COMPILED = (SMALL, "attention-64-bfloat16/full", "attention-128-float8_e4m3fn/causal")
 
@@ -72,9 +70,9 @@ def taken_or_not(launch: Launch) -> dict[str, bool]:
     knobs.runtime.add_stages_inspection_hook = lambda *given: ours(*given)
     seen["another's hook"] = take_prebuilt(launch)
     knobs.runtime.add_stages_inspection_hook = ours
-    change = ptx_hook._completions.pop("fp8_kernel")
+    change = PASSES.pop(("onewave.ops.attention.fp8.kernel", "fp8_kernel"))
     seen["another change of its PTX"] = take_prebuilt(launches()["attention-128-float8_e4m3fn/full"])
-    ptx_hook._completions["fp8_kernel"] = change
+    PASSES["onewave.ops.attention.fp8.kernel", "fp8_kernel"] = change
     os.environ |= {"ONEWAVE_PREBUILT": "0"}
     seen["unwanted"] = take_prebuilt(launch)
     del os.environ["ONEWAVE_PREBUILT"]

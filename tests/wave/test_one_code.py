@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from onewave.base.errors import UnsupportedError
-from onewave.gpu.ptx import hook as ptx_hook
-from onewave.gpu.ptx import shared_warpgroups as one_code
-from onewave.gpu.ptx.shared_warpgroups import NUMBER, ONLY, run_as_one
+from onewave.gpu.ptx import ptx_pass
+from onewave.gpu.ptx.passes import passes_of
+from onewave.gpu.ptx.shared_warpgroups import NUMBER, ONLY, SHARED_WARPGROUPS, run_as_one
+
+HOPPER = ("onewave.ops.attention.hopper.kernel", "attention_kernel")
 
 PTX = f"""
 .visible .entry sharing()
@@ -156,7 +158,7 @@ def test_a_way_out_of_code_that_is_parted_is_refused(line: str) -> None:
 
 def test_a_change_of_this_module_compiles_kernels_anew() -> None:
     """Triton 3.6 keeps them by their source, which the text of the assembly is in."""
-    assert ptx_hook.changes()[:12] in NUMBER
+    assert ptx_pass.sources_digest()[:12] in NUMBER
 
 
 def test_a_kernel_that_does_not_ask_stays_as_it_is() -> None:
@@ -205,10 +207,8 @@ def test_more_registers_than_a_block_has_are_refused() -> None:
 
 
 def test_hoppers_prefill_kernels_share_where_triton_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    import onewave.ops.attention.fp8.kernel
-    import onewave.ops.attention.hopper.kernel  # noqa: F401
-
-    assert {"attention_kernel", "fp8_kernel"} <= set(ptx_hook._completions)
-    assert one_code.knows_triton()
-    monkeypatch.setattr(one_code.triton, "__version__", "3.7.0")
-    assert not one_code.knows_triton()
+    for kernel in (("onewave.ops.attention.fp8.kernel", "fp8_kernel"), HOPPER):
+        assert SHARED_WARPGROUPS in passes_of(*kernel)
+    monkeypatch.setattr(ptx_pass.triton, "__version__", "3.7.0")
+    assert not SHARED_WARPGROUPS.applies()
+    assert passes_of(*HOPPER) == ()

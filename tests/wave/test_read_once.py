@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
-from onewave.gpu.ptx import hook as ptx_hook
-from onewave.gpu.ptx.evict_first import mark_read_once, marked
+from onewave.gpu.ptx.evict_first import evict_first, marked
+from onewave.gpu.ptx.passes import passes_of
 
 COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 PTX = f"""
@@ -47,17 +45,11 @@ def test_other_text_stays_as_it_is() -> None:
 
 
 def test_the_kernels_that_stream_are_marked() -> None:
-    import onewave.ops.decode_attention.hopper.kernel
-    import onewave.wave.kernel.kernel  # noqa: F401
-
-    changes = [ptx_hook._completions[kernel] for kernel in ("wave_kernel", "stream_kernel")]
-    assert [change.keywords for change in changes if isinstance(change, partial)] == [
-        {"descriptors": 3}, {"descriptors": 2},
-    ]  # fmt: skip
-    assert copies(changes[1](PTX)) == [True, True, True]
+    step = passes_of("onewave.wave.kernel.kernel", "wave_kernel")
+    stream = passes_of("onewave.ops.decode_attention.hopper.kernel", "stream_kernel")
+    assert [each.name for each in (*step, *stream)] == ["evict_first(3)", "evict_first(2)"]
+    assert copies(stream[0].change(PTX)) == [True, True, True]
 
 
-def test_a_kernel_is_marked_from_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ptx_hook, "_completions", {})
-    mark_read_once("streaming", descriptors=1)
-    assert copies(ptx_hook._completions["streaming"](PTX)) == [True, False, False]
+def test_a_mark_is_put_on_the_first_descriptors_alone() -> None:
+    assert copies(evict_first(descriptors=1).change(PTX)) == [True, False, False]

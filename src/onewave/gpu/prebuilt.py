@@ -28,6 +28,8 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 
 from onewave.base.settings import takes_prebuilt
+from onewave.gpu.ptx.hook import is_in_front
+from onewave.gpu.ptx.passes import describe_passes
 
 __all__ = ["FOLDER", "INDEX", "Launch", "archive_of", "compiled_from", "key_of", "take_prebuilt"]
 
@@ -92,10 +94,8 @@ def take_prebuilt(launch: Launch) -> bool:
 
 def _wanted() -> bool:
     """Whether nobody asks for what a compilation does beside its binary, or for another one."""
-    # Not every Triton has this, nor what is imported further down.
+    # Not every Triton has this.
     from triton._C.libtriton import get_cache_invalidating_env_vars
-
-    from onewave.gpu.ptx.hook import is_in_front
 
     asked = knobs.compilation.always_compile or knobs.compilation.override or knobs.compilation.dump_ir
     return takes_prebuilt() and is_in_front() and not asked and not get_cache_invalidating_env_vars()
@@ -141,10 +141,8 @@ def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
 
 def key_of(source: ASTSource, options: Any, target: GPUTarget) -> str:
     """A digest of all that a binary is compiled from. Functions are hashed in order by then (hash_in_order)."""
-    from onewave.gpu.ptx.hook import change_of
-
-    change = change_of(source.name)
-    words = (triton.__version__, make_backend(target).hash(), change, source.hash(), options.hash())
+    passes = describe_passes(source.fn.__module__, source.name)
+    words = (triton.__version__, make_backend(target).hash(), passes, source.hash(), options.hash())
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 

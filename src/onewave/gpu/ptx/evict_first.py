@@ -1,9 +1,8 @@
-"""Marks copies of what a kernel reads once as the first that the second-level cache lets go (decision 0008).
+"""Marks TMA copies of data that a kernel reads once as L2 evict-first (decision 0008).
 
-The wave reads every weight once a step, and all of them are many times what that cache holds. Unmarked they push out
-what is read again: hand-offs' words, before they are read or, dirty, to memory; activations; records; cached keys and
-values. PTX's copies take such a mark, but Gluon, as of Triton 3.6, has no word for it, so ptx_hook puts it there. A
-mark changes no result, only what is cached.
+The wave reads every weight once a step, many times what L2 holds. Unmarked, weights evict hand-off words, activations,
+task records and cached keys and values, which are read again. PTX copies take such a mark; Gluon, as of Triton 3.6, has
+no word for it. A mark changes no result, only what is cached.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from onewave.gpu.ptx.hook import complete_ptx
-
-__all__ = ["mark_read_once", "marked"]
+from onewave.gpu.ptx.ptx_pass import PtxPass
 
 _COPY = re.compile(
     r"(@!?%p\d+ )?(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\.global\.mbarrier::complete_tx::bytes)"
@@ -22,7 +19,7 @@ _COPY = re.compile(
 
 
 def marked(ptx: str, descriptors: int) -> str:
-    """A kernel's PTX with the mark on every copy by one of its first so many tensor descriptors."""
+    """Mark every copy of a kernel's PTX that uses one of its first `descriptors` tensor descriptors."""
     parameters = re.findall(r"\.param \.align \d+ \.b8 (\w+)\[128\]", ptx)[:descriptors]
     addresses = re.findall(rf"mov\.b64\s+(%rd\d+), (?:{'|'.join(parameters)});", ptx)
     registers = set(re.findall(rf"cvta\.param\.u64\s+(%rd\d+), (?:{'|'.join(addresses)});", ptx))
@@ -37,6 +34,6 @@ def marked(ptx: str, descriptors: int) -> str:
     return _COPY.sub(mark, ptx)
 
 
-def mark_read_once(kernel: str, descriptors: int) -> None:
-    """From now on have Gluon kernels of that name compiled with `marked`."""
-    complete_ptx(kernel, partial(marked, descriptors=descriptors))
+def evict_first(descriptors: int) -> PtxPass:
+    """Return the pass that marks copies by a kernel's first `descriptors` tensor descriptors."""
+    return PtxPass(f"evict_first({descriptors})", "3.6", partial(marked, descriptors=descriptors))

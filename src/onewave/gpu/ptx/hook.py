@@ -1,83 +1,77 @@
-"""Completes kernels' PTX between two stages of their compilation, through Triton's own hook for these (decisions 0008
-and 0009).
+"""Runs the passes over PTX (`passes.PASSES`) through Triton's hook for a compilation's stages (decisions 0008 to 0012).
 
-For what PTX has and Gluon, as of Triton 3.6, has no word for. Which kernels, by their names; all others stay as they
-are.
+A kernel is known by its module and name. The hook sees neither, so it reads the file and the name of the entry function
+from the locations in the kernel's MLIR. A kernel of the same name from another module passes untouched.
 """
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
-import hashlib
+import re
+import sys
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
+from functools import cache, reduce
 from typing import Any
 
 from triton import knobs
 
-__all__ = ["change_of", "changes", "complete_ptx", "completed", "is_in_front"]
+from onewave.gpu.ptx.passes import PASSES, passes_of
+from onewave.gpu.ptx.ptx_pass import PtxPass, sources_digest
 
-# Triton 3.6 keeps compiled kernels by their source alone: a change in one of these compiles none anew by itself.
-_CHANGES = ("hook.py", "evict_first.py", "shared_warpgroups.py", "per_thread_arrival.py", "partition_ids.py")
-
-_completions: dict[str, Callable[[str], str]] = {}
-
-
-def complete_ptx(kernel: str, change: Callable[[str], str]) -> None:
-    """From now on have Gluon kernels of that name compiled from `change` of their PTX."""
-    _completions[kernel] = change
-
-
-@lru_cache
-def changes() -> str:
-    """A digest of all that may become of a kernel's PTX."""
-    return hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _CHANGES)).hexdigest()
-
-
-def change_of(kernel: str) -> str:
-    """What becomes of a kernel's PTX, as a name: the same one, the same change."""
-    change: Any = _completions.get(kernel)
-    if change is None:
-        return "none"
-    function, given = getattr(change, "func", change), getattr(change, "keywords", {})
-    return f"{function.__module__}.{function.__qualname__} {sorted(given.items())} {changes()}"
+_ENTRY = re.compile(r"^  tt\.func public @(\w+)\(.*?^  \} loc\((#\w+)\)$", re.MULTILINE | re.DOTALL)
 
 
 def is_in_front() -> bool:
-    """Whether nobody has set another hook for a compilation's stages since, who wants to see them."""
-    return knobs.runtime.add_stages_inspection_hook is _ours
+    """Return whether no other hook was set after ours: one that was would want to see the stages."""
+    return knobs.runtime.add_stages_inspection_hook is install()
 
 
-def completed(before: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Triton's hook for a compilation's stages (knobs.runtime.add_stages_inspection_hook), behind the one before."""
+def passes_for(mlir: str) -> tuple[PtxPass, ...]:
+    """Return the passes of the kernel that this MLIR, with locations, describes."""
+    entry = _ENTRY.search(mlir)
+    place = entry and re.search(rf'^{entry[2]} = loc\("(.*)":\d+:\d+\)$', mlir, re.MULTILINE)
+    if not entry or not place:
+        return ()
+    modules = (module for module, kernel in PASSES if kernel == entry[1])
+    module = next((each for each in modules if getattr(sys.modules.get(each), "__file__", None) == place[1]), None)
+    return passes_of(module, entry[1]) if module else ()
+
+
+def run_passes_after(before: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return a hook for a compilation's stages that calls the hook `before`, then adds the passes to the PTX stage.
+
+    Triton takes it as knobs.runtime.add_stages_inspection_hook.
+    """
 
     def hook(
         backend: Any = None, stages: dict[str, Callable[..., Any]] | None = None, options: Any = None,
         language: Any = None, capability: Any = None,
     ) -> tuple[str, str] | None:  # fmt: skip
         if stages is None:
-            # Triton from 3.7 on asks before each launch what the hook does to a kernel, which is kept under that name.
+            # Triton from 3.7 on asks before each launch what the hook does, and keys binaries by the answer.
             key, digest = ("", "") if before is None else before()
-            return f"{key} onewave.gpu.ptx.hook", f"{digest}{changes()}"
+            return f"{key} {__name__}", f"{digest}{sources_digest()}"
         if before is not None:
             before(backend, stages, options, language, capability)
-        make = stages.get("ptx")
-        if make is not None and getattr(language, "name", "") == "GLUON":
+        lower, make_ptx = stages.get("ttgir"), stages.get("ptx")
+        if lower is None or make_ptx is None or getattr(language, "name", "") != "GLUON":
+            return None
+        passes: list[PtxPass] = []
 
-            def make_completed(source: Any, metadata: dict[str, Any]) -> str:
-                ptx = make(source, metadata)
-                change = _completions.get(metadata.get("name", ""))
-                return ptx if change is None else change(ptx)
+        def lower_and_look(source: Any, metadata: dict[str, Any]) -> Any:
+            passes.extend(passes_for(str(source)))
+            return lower(source, metadata)
 
-            stages["ptx"] = make_completed
+        def make_and_change(source: Any, metadata: dict[str, Any]) -> str:
+            return reduce(lambda ptx, each: each.change(ptx), passes, make_ptx(source, metadata))
+
+        stages["ttgir"], stages["ptx"] = lower_and_look, make_and_change
         return None
 
     return hook
 
 
-# Once, when the first of these kernels' modules is imported.
-_ours = completed(knobs.runtime.add_stages_inspection_hook)
-knobs.runtime.add_stages_inspection_hook = _ours
+@cache
+def install() -> Callable[..., Any]:
+    """Set the hook, once a process, and return it. The module of each kernel in `PASSES` calls this."""
+    hook = knobs.runtime.add_stages_inspection_hook = run_passes_after(knobs.runtime.add_stages_inspection_hook)
+    return hook

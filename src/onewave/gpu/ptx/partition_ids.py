@@ -1,19 +1,16 @@
-"""Has waiting warps of a kernel with partitions know theirs by their number, so that racecheck has nothing to report.
+"""Lets waiting warps compute their partition from their own number (decision 0012).
 
-Triton tells them in shared memory which partition is theirs, and at the end that there is none, each time between two
-barriers of the whole block. That is right, but compute-sanitizer's racecheck reports it. Where a kernel's partitions
-begin once, a warp's number tells as much.
+Triton's warps read their partition from shared memory, and at the end that there is none, each time between two
+barriers of the whole thread block. That is right, but compute-sanitizer's racecheck reports it. Where a kernel's
+partitions begin once, the warp's number says as much.
 """
 
 from __future__ import annotations
 
 import re
 
-from onewave.gpu.ptx.hook import complete_ptx
-from onewave.gpu.ptx.per_thread_arrival import each_arrives
-from onewave.gpu.ptx.shared_warpgroups import ALL_WARPS, knows_triton, run_as_one, unexpected
-
-__all__ = ["complete_partitions", "numbered"]
+from onewave.gpu.ptx.ptx_pass import PtxPass
+from onewave.gpu.ptx.shared_warpgroups import ALL_WARPS, unexpected
 
 _ASKS = re.compile(r"\tld\.shared\.b8\s+(%r\d+), \[(%r\d+)\+(\d+)\];")
 _TELLS = re.compile(r"\tst\.shared\.(?:v[24]\.)?b32\s+\[global_smem\+(\d+)\], \{?([\d, ]+)\}?;")
@@ -28,18 +25,8 @@ _WARPS_A_WORD, _EACH_BYTE = 4, 0x01010101
 _WHAT = "partitions by their warps' numbers"
 
 
-def complete_partitions(kernel: str) -> None:
-    """From now on have Gluon kernels of that name compiled with `run_as_one`, `each_arrives` and `numbered`."""
-    complete_ptx(kernel, _completed)
-
-
-def _completed(ptx: str) -> str:
-    ptx = run_as_one(ptx)
-    return numbered(each_arrives(ptx)) if knows_triton() else ptx
-
-
 def numbered(ptx: str) -> str:
-    """A kernel's PTX in which waiting warps know their partition from their number; others' as it is.
+    """Let waiting warps know their partition from their number; PTX without partitions stays as it is.
 
     Raises UnsupportedError if they are not told once which it is, and once that there is none.
     """
@@ -128,3 +115,6 @@ def _once(lines: list[str], last: str) -> list[str]:
 def _before(lines: list[str], at: int) -> str:
     """The instruction before a line, demands for registers passed over."""
     return next((line for line in lines[at - 1 :: -1] if not _PASSED.match(line)), "")
+
+
+PARTITION_IDS = PtxPass("partition_ids", "3.6", numbered)

@@ -1,19 +1,17 @@
-"""Has every thread of a partition arrive at an mbarrier itself, where one would in the name of all.
+"""Lets every thread of a partition arrive at an mbarrier itself, where one thread would arrive for all (decision 0012).
 
-Gluon's arrival, as of Triton 3.6, is one thread's, of whatever count, behind a barrier of its partition. That is right,
-but compute-sanitizer's racecheck takes a word in shared memory for handed over only where the thread that wrote or read
-it arrives itself. So where words are handed over, mbarriers count threads, and a kernel arrives with the number of all
-that its partition has, or of all but the first, which has arrived when it told how many bytes are to come. It counts
-the same without this change.
+Gluon's arrival, as of Triton 3.6, is made by one thread, with any count, behind a barrier of its partition. That is
+right, but compute-sanitizer's racecheck accepts a hand-off in shared memory only from the thread that wrote or read the
+word. So mbarriers of such hand-offs count threads. A kernel arrives with the number of all threads of its partition, or
+of all but the first, which has arrived when it announced the bytes to come. The count is the same without this pass.
 """
 
 from __future__ import annotations
 
 import re
 
+from onewave.gpu.ptx.ptx_pass import PtxPass
 from onewave.gpu.ptx.shared_warpgroups import unexpected
-
-__all__ = ["WARPGROUP_THREADS", "WARP_THREADS", "each_arrives"]
 
 WARP_THREADS, WARPGROUP_THREADS = 32, 128
 
@@ -24,9 +22,9 @@ _WHAT = "threads that each arrive"
 
 
 def each_arrives(ptx: str) -> str:
-    """A kernel's PTX in which each thread arrives where one did for all threads of its partition, or all others.
+    """Let each thread arrive where one did for all threads of its partition, or for all others.
 
-    Raises UnsupportedError if such an arrival is not the first thread's of so many, whatever else is the case.
+    Raises UnsupportedError if such an arrival is not made by the partition's first thread alone.
     """
     made: dict[str, set[str]] = {}
     for instruction, register, operands in _MADE.findall(ptx):
@@ -49,3 +47,6 @@ def each_arrives(ptx: str) -> str:
         return found[0]
 
     return _ARRIVAL.sub(arrival, ptx)
+
+
+PER_THREAD_ARRIVAL = PtxPass("per_thread_arrival", "3.6", each_arrives)

@@ -1,21 +1,21 @@
-"""Has warpgroups run one copy of their code, where Triton compiles a copy for each (decision 0009).
+"""Lets warpgroups run one copy of their code, where Triton compiles a copy for each (decision 0009).
 
-Gluon's partitions of a kernel are functions of their own, inlined one by one, and a partition's warps count as one
-program: Triton puts barriers of all of them where one warpgroup's would do. So two warpgroups that do the same are two
-partitions, and their code is there twice: twice the time to compile it, twice the instructions to be brought.
+Gluon's partitions are functions of their own, inlined one by one. Triton takes a partition's warps as one program, with
+barriers of all of them where one warpgroup's would do. So two warpgroups that do the same are two partitions with two
+copies of the code: twice the time to compile, twice the instructions to fetch.
 
-Here the kernel's first partition is written as one warpgroup's code, with its number in a register, and the next
-partitions, as many as there are further warpgroups, are left empty (`twin`). In the PTX their warps then take the first
-partition's way: they skip what sets up the block, synchronise by a barrier of their own warpgroup, and end with it.
-Triton's code for four warps takes a thread's number modulo 128, and so does not mind. It must have no scratch of its
-own in shared memory, which all of them would share: tests of the compiled kernels look for that.
+With this pass the kernel's first partition holds one warpgroup's code, with the warpgroup's number in a register. The
+next partitions, one for each further warpgroup, are empty (`twin`). In the PTX their warps take the first partition's
+path: they skip the block's setup, synchronise on a barrier of their own warpgroup, and end with it. Triton's code for
+four warps takes a thread's number modulo 128, so it stays right. It must keep no scratch in shared memory, which all of
+them would share: tests of the compiled kernels look for that.
 
-Where one warpgroup's way parts from the others' and says so (ONLY), barriers on it have constants for numbers: what
-stands behind one whose number is in a register waits longer. A thread's warpgroup never changes, so what can be reached
-through there alone is its own.
+Where one warpgroup's path parts from the others' (ONLY), its barriers have constant numbers: instructions behind a
+barrier whose number is in a register wait longer. A thread's warpgroup never changes, so code reached only through that
+point is its own.
 
-A kernel asks for it by where it reads its number from: the register `onewave_warpgroup`, which only this module
-declares. Without it the kernel does not assemble.
+A kernel asks for the pass by reading its number from the register `onewave_warpgroup`, which only this module declares.
+Without the pass the kernel does not assemble.
 """
 # pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportUnknownMemberType=false
 # (Triton ships no type information.)
@@ -28,12 +28,10 @@ from collections.abc import Iterable
 import triton
 
 from onewave.base.errors import UnsupportedError
-from onewave.gpu.ptx.hook import changes
+from onewave.gpu.ptx.ptx_pass import PtxPass, sources_digest
 
-__all__ = ["ALL_WARPS", "NUMBER", "ONLY", "knows_triton", "run_as_one", "unexpected"]
-
-# Triton 3.6 keeps compiled kernels by their source alone: with this in it, a change of theirs compiles them anew.
-_DIGEST = changes()[:12]
+# Triton 3.6 keys compiled kernels by their source alone: with this digest in it, a changed pass compiles them again.
+_DIGEST = sources_digest()[:12]
 NUMBER = f"mov.b32 $0, onewave_warpgroup; // {{warpgroups}} warpgroups of {{registers}} registers run this ({_DIGEST})"
 """Inline assembly of the first partition: the warpgroup's number. Registers are a thread's."""
 ONLY = "mov.b32 $0, 0; // only warpgroup {0} goes on from here"
@@ -66,13 +64,8 @@ _BARRIER = re.compile(r"\bbar(?:rier)?\.\S+\s+(?:\w+, )?(\d+), \d+")
 _REGISTERS = re.compile(r"\tsetmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32\s+(\d+);")
 
 
-def knows_triton() -> bool:
-    """Whether this Triton writes a kernel's partitions as `run_as_one` expects."""
-    return triton.__version__.startswith(f"{_TRITON}.")
-
-
 def run_as_one(ptx: str) -> str:
-    """A kernel's PTX with the first partition's code run by as many warpgroups as it asks for; others' as it is.
+    """Let as many warpgroups as the kernel asks for run its first partition's code; other PTX stays as it is.
 
     Raises UnsupportedError if the text is not as expected, or if there are not so many registers.
     """
@@ -245,3 +238,6 @@ def _check_registers(ptx: str, warpgroups: int, registers: int, waiting: str) ->
             allowed=f"at most {threads // 128 * most}",
             next="Ask for fewer.",
         )
+
+
+SHARED_WARPGROUPS = PtxPass("shared_warpgroups", _TRITON, run_as_one)

@@ -40,7 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra import cuda
 
-from onewave.gpu.ptx.evict_first import mark_read_once
+from onewave.gpu.ptx.hook import install
 from onewave.wave.kernel.attend.attend import heads_memory
 from onewave.wave.kernel.attend.streamed import behind_keys, tiles_of_keys
 from onewave.wave.kernel.exchange import exchange_partition
@@ -455,5 +455,4 @@ def wave_kernel(
     )  # fmt: skip
 
 
-# The first three descriptors are those of the stream.
-mark_read_once(wave_kernel.__name__, descriptors=3)
+install()  # the passes over this kernel's PTX: gpu/ptx/passes.py

@@ -47,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from onewave.gpu.ptx.partition_ids import complete_partitions
+from onewave.gpu.ptx.hook import install
 from onewave.ops.attention.hopper.softmax import capped, hidden, partial_sums
 from onewave.ops.attention.hopper.tiles import Problem, boxed, place, place_of_keys, tile_of
 from onewave.ops.attention.hopper.warpgroup import SHARES, own_warpgroup, twin
@@ -446,4 +446,4 @@ def fp8_kernel(
         )
 
 
-complete_partitions(fp8_kernel.__name__)
+install()  # the passes over this kernel's PTX: gpu/ptx/passes.py

@@ -61,7 +61,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from onewave.gpu.ptx.partition_ids import complete_partitions
+from onewave.gpu.ptx.hook import install
 from onewave.ops.attention.hopper.load import load_all, store_all
 from onewave.ops.attention.hopper.softmax import capped, hidden, lazy_softmax, partial_sums
 from onewave.ops.attention.hopper.start import (
@@ -478,4 +478,4 @@ def attention_kernel(
         )
 
 
-complete_partitions(attention_kernel.__name__)
+install()  # the passes over this kernel's PTX: gpu/ptx/passes.py

@@ -12,7 +12,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.gpu.ptx.shared_warpgroups import NUMBER, ONLY, knows_triton
+from onewave.gpu.ptx.shared_warpgroups import NUMBER, ONLY, SHARED_WARPGROUPS
 
 __all__ = [
     "SHARES",
@@ -27,7 +27,7 @@ __all__ = [
     "voted",
 ]
 
-SHARES = gl.constexpr(knows_triton())
+SHARES = gl.constexpr(SHARED_WARPGROUPS.applies())
 """Whether warpgroups that do the same can run one copy of their code (gpu/ptx/shared_warpgroups.py)."""
 
 # Named barriers from 10 on: Triton's own and those of one_code have lower numbers.

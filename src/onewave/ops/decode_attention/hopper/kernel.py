@@ -39,7 +39,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra import cuda
 
-from onewave.gpu.ptx.evict_first import mark_read_once
+from onewave.gpu.ptx.hook import install
 from onewave.ops.decode_attention.hopper.load import load_tiles, next_place
 from onewave.ops.decode_attention.hopper.merge import merged_by_lanes
 from onewave.ops.decode_attention.hopper.parts import (
@@ -366,5 +366,4 @@ def stream_kernel(
     ), LOADER)  # fmt: skip
 
 
-# Of keys and values.
-mark_read_once(stream_kernel.__name__, descriptors=2)
+install()  # the passes over this kernel's PTX: gpu/ptx/passes.py

@@ -1,11 +1,10 @@
-"""Compile nearly all kinds of prefill attention into the package: `python -m onewave.ops.attention.hopper.prebuild`.
+"""Compile nearly all kinds of prefill attention into the package (decisions 0011 and 0013); no GPU is needed.
 
-To be run, without a card, after every change of these kernels, of what calls them or of Triton (`make kernels`;
-decisions 0011 and 0013). What is not up to date is not taken, and a test says so.
+`python tools/prebuild.py` (`make kernels`) compiles every kernel: run it after a change of what these kernels do, or of
+Triton. `python tools/prebuild.py --rekey` computes the keys again and keeps the binaries: run it after a change of
+source text that leaves the compiled code as it is. It compiles a sample first, one kernel of each archive and function,
+and refuses if a binary differs. A test fails until one of the two has run.
 """
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import hashlib
 import json
 import lzma
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -33,8 +33,6 @@ from onewave.ops.attention.fp8 import launch as fp8_impl
 from onewave.ops.attention.hopper import launch as gluon_impl
 from onewave.ops.attention.hopper.plan import PAGE_SIZES
 from onewave.ops.attention.masks import Options
-
-__all__ = ["TARGET", "build", "launches", "prebuild"]
 
 TARGET = GPUTarget("cuda", 90, 32)
 _TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 256)), (torch.float8_e4m3fn, 128))
@@ -145,6 +143,31 @@ def prebuild(folder: Path) -> dict[str, int]:
     return {archive: (folder / archive).stat().st_size for archive in archives}
 
 
+def rekey(folder: Path) -> int:
+    """Write today's keys into the index and keep the binaries. Returns the number of kernels.
+
+    Raises SystemExit if the kernels' names differ, or if a binary of the sample differs from the one kept.
+    """
+    index = json.loads((folder / INDEX).read_text())
+    kept = index["kernels"]
+    if [*kept] != [*launches()]:
+        raise SystemExit("other kernels than those kept: run make kernels")
+    sample = {(archive_of(name), launch.function.__name__): name for name, launch in launches().items()}
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for name, (binary, _) in zip(sample.values(), pool.map(build, sample.values()), strict=True):
+            if hashlib.sha256(binary).hexdigest() != kept[name]["sha256"]:
+                raise SystemExit(f"{name} compiles to another binary: run make kernels")
+    for name, launch in launches().items():
+        kept[name]["key"] = key_of(*compiled_from(launch, TARGET), TARGET)
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    print(f"{len(sample)} kernels compiled to the binaries that are kept")
+    return len(kept)
+
+
 if __name__ == "__main__":
-    made = prebuild(Path(__file__).parents[1] / FOLDER)
-    print(f"{len(launches())} kernels compiled, {sum(made.values()):,} bytes in {', '.join(made)}")
+    where = Path(gluon_impl.__file__).parents[1] / FOLDER
+    if sys.argv[1:] == ["--rekey"]:
+        print(f"{rekey(where)} kernels keyed anew")
+    else:
+        made = prebuild(where)
+        print(f"{len(launches())} kernels compiled, {sum(made.values()):,} bytes in {', '.join(made)}")
