@@ -104,7 +104,7 @@ def of_damaged_files(launch: Launch) -> list[str]:
         path = Path(elsewhere) / FOLDER / archive_of(SMALL)
         path.parent.mkdir()
         path.with_name(INDEX).write_text((KEPT / INDEX).read_text())
-        launch.function.fn.__code__ = code.replace(co_filename=f"{elsewhere}/kernels.py")
+        launch.function.fn.__code__ = code.replace(co_filename=f"{elsewhere}/hopper/kernels.py")
         for contents in (whole[:1000], lzma.compress(b"other"), None):
             path.unlink(missing_ok=True)
             if contents is not None:
