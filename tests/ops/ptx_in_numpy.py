@@ -141,7 +141,7 @@ class Block:
         """An operand as an array of its kind, one number a thread."""
         dtype = KINDS[kind]
         if name.startswith("%"):
-            special = {"%tid.x": self.all, "%ctaid.x": self.block, "%nctaid.x": self.blocks}
+            special = {"%tid.x": self.all, "%ctaid.x": self.block, "%nctaid.x": self.blocks, "%ctaid.y": 0}
             if name in special:
                 return np.broadcast_to(np.asarray(special[name], dtype=dtype), self.threads)
             raw = self.registers[name]

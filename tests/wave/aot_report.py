@@ -36,7 +36,7 @@ from ptx_arrivals import early_arrivals
 RECORDS = gl.NVMMASharedLayout(0, 32, 2)
 INTEGERS = ("row_step", "easy_words", "visit_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
 SOURCES = Path(inspect.getfile(wave_kernel.fn)).parent
-LONGS = ("tokens", "positions", "slots", "several", "limits")
+LONGS = ("tokens", "positions", "slots")
 HURRIED = (
     "multiply_block",
     "multiply_bytes",
@@ -66,7 +66,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
     shape = tile_shape(batch, rows=rows, head_dim=head_dim, weight_bytes=size, images=images)
     if shape.held and int(str(changes.get("SPLITS", 1))) > 1:
         shape = replace(shape, held=held_tiles(shape.batch, head_dim, crowded=True))
-    streams = head_dim in (64, 128) and shape.tile_bytes >= TILE_BYTES and not {"PAGE", "TOKENS"} & set(changes)
+    streams = head_dim in (64, 128) and shape.tile_bytes >= TILE_BYTES and "PAGE" not in changes
     constants: dict[str, object] = {
         "DTYPE": gl.bfloat16 if dtype == "bf16" else gl.float16,
         "FORMAT": 0,
@@ -85,14 +85,7 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "TEST": 0,
         "TRACE": False,
         "XW": 8,
-        **kernel_resources(
-            shape,
-            head_dim,
-            several="TOKENS" in changes,
-            draws="DRAWS" in changes,
-            paged="PAGE" in changes,
-            streams=streams,
-        ),
+        **kernel_resources(shape, head_dim, paged="PAGE" in changes, streams=streams),
         "D": 0,
         "GP": 1,
         "CH": 1,
@@ -101,15 +94,12 @@ def compile_variant(batch: int, dtype: str = "bf16", **changes: object) -> dict[
         "QKNORM": False,
         "EPS": 1e-5,
         "SCALE": 0.125,
-        "TOKENS": 1,
         "PAGE": 0,
         "STREAMS": int(streams),
-        "DRAWS": False,
         "MULTIPLIERS": shape.multipliers,
     } | changes
     names = wave_kernel.arg_names
     types = dict.fromkeys(names, "*i32") | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(LONGS, "*i64")
-    types["draws"] = "*fp64"
     types["lists"] = f"tensordesc<i32[1, {LIST_WORDS}],{RECORDS!r}>" if size == COMPACT_BYTES else "*i32"
     box = images * 32 if size == COMPACT_BYTES else shape.tile_rows
     types["lasts"] = f"tensordesc<{dtype}[{images * 8}, 64],{gl.NVMMASharedLayout(0, 16, 2)!r}>"

@@ -46,7 +46,7 @@ def attend_alone(
     attend(
         noted_at(record, _RECORD), ours, theirs, positions, slots, noted_at(places, _PLACES), watch, none, none,
         batch, none, heads, xs, xs, xs, 0, xs,
-        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 1, 8, 1, FEW, 1, PAGE, 0,
+        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 1, 8, FEW, PAGE, 0,
     )  # fmt: skip
 
 

@@ -289,7 +289,7 @@ class Gluon:
 
 
 _ATTEND = "attend.combine attend.streamed attend.cached attend.show attend.attend attend.merge"
-_NAMES = f"sample.narrow sample.draw sample.choose records finish {_ATTEND} exchange hand_over widen.widen load kernel"
+_NAMES = f"records finish {_ATTEND} exchange hand_over widen.widen load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
 
@@ -423,7 +423,6 @@ def _namespace(
         "compact_numbers": compact_numbers,
         "listed_numbers": listed_numbers,
         "nanoseconds": lambda after: 0,
-        "host_asks": lambda asked, wanted: gl.load(asked, mask=wanted),
         "fence": lambda: None,
         "worked_out": lambda number: number,
         "delay": lambda nanos: delays(),

@@ -10,7 +10,7 @@ from gluon_in_numpy import Descriptor, Fault, Matrix, Memory, Pointer, launch
 from numpy_memory import DTYPES, as_numpy
 from torch import Tensor
 
-from onewave.wave.plan.layout import DRAW_WORDS, MOST_TOKENS, STEP_WORDS, TOGETHER
+from onewave.wave.plan.layout import STEP_WORDS, TOGETHER
 from onewave.wave.plan.program import WaveProgram
 
 
@@ -21,7 +21,6 @@ class Bench:
         self.program, self.memory = program, Memory(1 << 26)
         self.planted: list[Fault] = []
         put = self.memory.put
-        self.asked = put(np.zeros(1, dtype=np.int32))  # whether the host asks launches to end
         exchange = np.full(2 * program.set_words, -1, dtype=np.int32)
         rows = np.pad(program.steps, ((1, 0), (0, 0)))  # the first one: a launch's places
         self.records = put(rows)
@@ -50,9 +49,6 @@ class Bench:
             "row_step": program.workers * program.shape.tile_rows,
             "set_words": program.set_words,
             "skipped": -1,
-            "limits": put(np.zeros(1, dtype=np.int64)),
-            "asked": self.asked,
-            "draws": put(np.zeros((program.shape.batch, DRAW_WORDS + MOST_TOKENS), dtype=np.float64)),
             "DTYPE": DTYPES[stream.dtype],
             "FORMAT": 0,
             **program.constants,
@@ -72,23 +68,21 @@ class Bench:
             "QKNORM": False,
             "EPS": 1e-5,
             "SCALE": 1.0,
-            "TOKENS": 1,
             "PAGE": 0,
             "STREAMS": 0,
-            "DRAWS": False,
             "MULTIPLIERS": program.shape.multipliers,
         } | constants
 
     def run(self, source: Pointer, source_stride: int, out: Pointer, out_stride: int, batch: int, **more: Any) -> None:
         if "places" in more:
             self.memory.set(self.records, np.array(more.pop("places"), dtype=np.int64).view(np.int32))
-        given = {"tokens": out, "positions": out, "slots": out, "several": out} | more
+        given = {"tokens": out, "positions": out, "slots": out} | more
         given |= {"source": source, "source_stride": source_stride, "out": out, "out_stride": out_stride}
         delays = given.pop("delays", lambda: None)
         arguments = self.arguments | given | {"batch": batch}
         launch(self.memory, self.program.workers, arguments, delays, planted=self.planted)
         made = self.memory.get(self.arguments["epochs"], (self.program.workers,))
-        assert len(set(made.tolist())) == 1, "blocks that do not agree on how many tokens they have made"
+        assert len(set(made.tolist())) == 1, "blocks that do not agree on how many launches there were"
         if not self.arguments["SYNC"]:
             size = self.program.set_words
             whole = self.memory.get(self.arguments["exchange"], (2 * size,))

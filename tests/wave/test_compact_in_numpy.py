@@ -216,21 +216,6 @@ def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
         assert torch.equal(step(3, [row])[0], together[row])
 
 
-@pytest.mark.parametrize(("batch", "config"), [(1, LONG), (2, WIDE), (5, LONG)], ids=["one", "two, wide", "five"])
-def test_several_tokens_of_one_launch_are_those_of_as_many_launches(batch: int, config: ModelConfig) -> None:
-    model = model_of(config)
-    plant_listed(model)
-    one, many = (compact(model, batch, 3) for _ in range(2))
-    first, slots = list(range(5, 5 + batch)), list(range(batch))
-    tokens = first
-    expected: list[list[int]] = [[] for _ in range(batch)]
-    for position in range(4):
-        tokens = one.step(tokens, [position] * batch, slots).argmax(dim=1).tolist()
-        for row, token in zip(expected, tokens, strict=True):
-            row.append(token)
-    assert many.several(first, [0] * batch, slots, 4) == expected
-
-
 def test_blocks_may_hand_off_by_counters() -> None:
     model = model_of(LONG)
     assert torch.equal(

@@ -1,5 +1,4 @@
-"""Every variant of the wave kernel that a plan asks for compiles for sm_90, without a card and (but for a few, see
-SPILLED_BYTES) without a spill."""
+"""Every variant of the wave kernel that a plan asks for compiles for sm_90, without a GPU and without a spill."""
 
 from __future__ import annotations
 
@@ -42,7 +41,6 @@ VARIANTS = {
     "a decode step, head_dim 128, two rows": {"batch": 2, "D": 128, "GP": 4, "KSPLITS": 8},
     "a decode step, four rows": {"batch": 4, "D": 64, "GP": 4, "KSPLITS": 4},
     "a decode step, eight rows": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2},
-    "several decode steps, eight rows": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2, "TOKENS": 8},
     "a decode step, eight heads a group": {"batch": 1, "D": 64, "GP": 8, "KSPLITS": 16},
     "a decode step, one head a group, traced": {"batch": 2, "D": 64, "GP": 1, "KSPLITS": 4, "TRACE": True},
     "a decode step, head_dim 32": {"batch": 1, "D": 32, "GP": 2, "KSPLITS": 8},
@@ -56,67 +54,8 @@ VARIANTS = {
         "PAGE": 64,
     },
     "a decode step from pages, head_dim 128": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "PAGE": 256},
-    "several decode steps from pages": {
-        "batch": 1,
-        "D": 128,
-        "GP": 4,
-        "KSPLITS": 16,
-        "FEW": 8,
-        "TOKENS": 8,
-        "PAGE": 64,
-    },
-    "several drawn decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "TOKENS": 8, "DRAWS": True},
-    "several drawn decode steps, head_dim 128": {"batch": 4, "D": 128, "GP": 4, "TOKENS": 8, "DRAWS": True},
-    "several decode steps, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "TOKENS": 8},
-    "several decode steps, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "TOKENS": 8},
-    "several decode steps, head_dim 128, eight rows": {
-        "batch": 8,
-        "D": 128,
-        "GP": 4,
-        "CH": 2,
-        "KSPLITS": 2,
-        "TOKENS": 8,
-    },
-    "several decode steps from pages, head_dim 64": {
-        "batch": 1,
-        "D": 64,
-        "GP": 4,
-        "KSPLITS": 16,
-        "FEW": 4,
-        "TOKENS": 8,
-        "PAGE": 64,
-    },
-    "several drawn decode steps, sixteen rows": {
-        "batch": 16,
-        "D": 128,
-        "GP": 4,
-        "CH": 4,
-        "TOKENS": 8,
-        "DRAWS": True,
-    },
-    "several drawn decode steps from pages, int8, four rows": {
-        "batch": 4,
-        "D": 128,
-        "GP": 4,
-        "KSPLITS": 4,
-        "TOKENS": 8,
-        "DRAWS": True,
-        "PAGE": 64,
-        "FORMAT": 1,
-    },
-    "several drawn decode steps, fp8, head_dim 128": {
-        "batch": 1,
-        "D": 128,
-        "GP": 4,
-        "KSPLITS": 16,
-        "FEW": 8,
-        "TOKENS": 8,
-        "DRAWS": True,
-        "FORMAT": 2,
-    },
     "int8, head_dim 64": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "FORMAT": 1},
     "fp8, small tiles, float16": {"batch": 1, "D": 64, "GP": 4, "FORMAT": 2, "IMAGES": 1, "dtype": "fp16"},
-    "fp8, several, head_dim 128": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "TOKENS": 8, "FORMAT": 2},
     "int8, two rows": {"batch": 2, "D": 64, "GP": 4, "KSPLITS": 8, "FORMAT": 1},
     "int8, eight rows": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2, "FORMAT": 1},
     "fp8, sixteen rows": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True, "FORMAT": 2},
@@ -139,42 +78,14 @@ VARIANTS = {
         "eight rows, head_dim 128, slices": {"batch": 8, "SPLITS": 4, "D": 128, "GP": 4, "CH": 2, "KSPLITS": 2},
         "sixteen rows": {"batch": 16, "D": 64, "GP": 4, "CH": 4, "SPLITS": 2, "QKNORM": True},
         "sixteen rows, small tiles, head_dim 128": {"batch": 16, "D": 128, "GP": 4, "CH": 4, "IMAGES": 1},
-        "several": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "TOKENS": 8},
-        "several, eight rows": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2, "TOKENS": 8},
         "from pages": {"batch": 1, "D": 128, "GP": 4, "KSPLITS": 16, "FEW": 8, "PAGE": 64},
         "from pages, eight rows": {"batch": 8, "D": 64, "GP": 4, "CH": 2, "KSPLITS": 2, "PAGE": 16},
-        "several from pages": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "TOKENS": 8, "PAGE": 64},
-        "several drawn": {"batch": 1, "D": 64, "GP": 4, "KSPLITS": 16, "FEW": 4, "TOKENS": 8, "DRAWS": True},
-        "several drawn, head_dim 128": {
-            "batch": 1,
-            "D": 128,
-            "GP": 4,
-            "KSPLITS": 16,
-            "FEW": 8,
-            "TOKENS": 8,
-            "DRAWS": True,
-        },
-        "several drawn from pages": {
-            "batch": 4,
-            "D": 128,
-            "GP": 4,
-            "KSPLITS": 4,
-            "TOKENS": 8,
-            "DRAWS": True,
-            "PAGE": 64,
-        },
-        "several drawn, sixteen rows": {"batch": 16, "D": 128, "GP": 4, "CH": 4, "TOKENS": 8, "DRAWS": True},
     }.items()
 }
 # 16 warps (rounded up from 4 + 8 + 1) share 65,536 registers when the kernel starts; with a second partition that
 # multiplies 20 do.
 REGISTERS_AT_START, REGISTERS_OF_TWO = 128, 96
 SHARED_BYTES = 227 * 1024
-# A word, mostly of predicates, that ptxas keeps there from one token to the next.
-SPILLED_BYTES = {
-    "several drawn decode steps, fp8, head_dim 128": 8,
-    "compact, several drawn, head_dim 128": 8,
-}
 
 
 # So many compile in the time that a test has on a slow machine.
@@ -199,7 +110,7 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(reports) == len(variants)
     for name, report in zip(variants, reports, strict=True):
-        assert report["stack"] <= SPILLED_BYTES.get(name, 0), f"{name} spills: {report}"
+        assert report["stack"] == 0, f"{name} spills: {report}"
         assert report["registers"] <= (REGISTERS_OF_TWO if "the block, 32 rows" in name else REGISTERS_AT_START), name
         assert report["shared"] <= SHARED_BYTES, name
         assert not report["torn"], f"{name}: {report['torn']}"

@@ -20,7 +20,7 @@ from onewave.models.config.read import load_config
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.wave.plan.layout import TILE_BYTES, Kind, Word, limit_words, several_words
+from onewave.wave.plan.layout import TILE_BYTES, Kind, Word
 from onewave.wave.weights.formats import WeightFormat
 from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import resolve
@@ -82,7 +82,6 @@ class Simulated:
         )
         put = self.bench.memory.put
         self.config, self.slots = config, slots
-        self.buffers: dict[int, Any] = {}
         self.cache_shape = (config.num_layers, slots, config.num_kv_heads, CAPACITY, config.head_dim)
         empty = words(torch.full(self.cache_shape, torch.nan, dtype=self.dtype))
         self.k, self.v = put(empty), put(empty)
@@ -127,34 +126,6 @@ class Simulated:
                 context = contexts[slots.index(slot)] if slot in slots else 0
                 cache[:, slot, :, context:] = float("nan")
             self.bench.memory.set(pointer, words(cache))
-
-    def several(
-        self,
-        tokens: list[int],
-        positions: list[int],
-        slots: list[int],
-        count: int,
-        limits: list[list[int]] | None = None,
-        draws: np.ndarray | None = None,
-    ) -> list[list[int]]:
-        """Up to `count` tokens of each sequence, all in one launch. draws: see wave/kernel/sample/draw.py."""
-        program, memory = self.bench.program, self.bench.memory
-        first, words = several_words(count, program.shape.batch, program.workers)
-        if count not in self.buffers:
-            self.buffers[count] = memory.put(np.full(words, -1, dtype=np.int64))
-        words_of = limits or [limit_words(1 << 62)] * len(tokens)
-        more: dict[str, Any] = {
-            "several": self.buffers[count],
-            "TOKENS": count,
-            "STREAMS": 0,
-            "limits": memory.put(np.array(words_of)),
-        }
-        if draws is not None:
-            more |= {"draws": memory.put(draws), "DRAWS": True}
-        self.step(tokens, positions, slots, **more)
-        whole = memory.get(self.buffers[count], (words,))
-        produced = whole[first : first + count * program.shape.batch].reshape(count, -1)
-        return [produced[:, row].tolist() for row in range(len(tokens))]
 
     def step(self, tokens: list[int], positions: list[int], slots: list[int], **more: Any) -> Tensor:
         put, vocab = self.bench.memory.put, self.config.vocab_size
@@ -254,21 +225,6 @@ def test_a_wave_goes_from_any_length_to_any_other(changes: dict[str, Any], const
         expected = exact.forward(Batch.decode(*torch.tensor([[token], [position], [0]])), kv)
         found = wave.step([token], [position], [0])
         assert (found - expected).norm() < 4e-3 * expected.norm(), f"position {position}"
-
-
-@pytest.mark.parametrize("first", [254, 3069])
-def test_a_launch_of_several_tokens_goes_from_one_way_of_merging_to_the_next(first: int) -> None:
-    model = random_model(replace(LONG))
-    caches = [randn(1, 1, 2, CAPACITY, 32, seed=seed).half().numpy().view(np.int32) for seed in (1, 2)]
-    one, many = (Simulated(model, 1, 3, 1) for _ in range(2))
-    for wave in (one, many):
-        for cache, pointer in zip(caches, (wave.k, wave.v), strict=True):
-            wave.bench.memory.set(pointer, cache)
-    expected, token = [], 5
-    for position in range(first, first + 5):
-        token = int(one.step([token], [position], [0]).argmax())
-        expected.append(token)
-    assert many.several([5], [first], [0], 5) == [expected]
 
 
 @pytest.mark.parametrize("family", ["a sliding window", "seven heads a KV head, biases"])
@@ -405,20 +361,12 @@ def test_a_slice_of_k_may_be_longer_than_shared_memory_too(monkeypatch: pytest.M
     agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11, 5, 6, 30, 8, 10, 12, 13], 3)
 
 
-def test_activations_pass_in_every_token_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_longer_than_shared_memory_pass_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
-    model, batch, count = random_model(replace(LONG, intermediate_size=4672)), 5, 3
-    slots, begin, first = [*range(batch)], [3, 5, 0, 9, 1], [5, 6, 7, 8, 9]
-    many, one = (Simulated(model, batch, 3, batch) for _ in range(2))
-    program = one.bench.program
+    model = random_model(replace(LONG, intermediate_size=4672))
+    program = plan_decode(model.config, batch=5, workers=3).program
     assert (program.steps[:, Word.CHUNKS] > program.shape.slots).any()
-    many.fill(slots, begin)
-    one.fill(slots, begin)
-    found: list[list[int]] = []
-    for step in range(count):
-        tokens = found[-1] if found else first
-        found.append(one.step(tokens, [at + step for at in begin], slots).argmax(1).tolist())
-    assert many.several(first, begin, slots, count) == [list(row) for row in zip(*found, strict=True)]
+    agree_at(model, [3, 5, 0, 9, 1], 3)
 
 
 def test_who_streams_more_than_the_others_has_that_much_of_it_brought_nearer() -> None:
@@ -441,28 +389,3 @@ def test_who_streams_more_than_the_others_has_that_much_of_it_brought_nearer() -
                 expected += [(block, STREAM + (tile * workers + block) * TILE_BYTES, TILE_BYTES) for tile in coming]
     assert len(expected) > 1
     assert sorted(wave.bench.memory.prefetched) == sorted(expected)
-
-
-@pytest.mark.parametrize(("family", "workers", "batch"), [("llama", 1, 1), ("llama", 7, 3), ("norms of q and k", 5, 8)])
-def test_several_tokens_in_one_launch_are_those_of_as_many_launches(family: str, workers: int, batch: int) -> None:
-    model = random_model(FAMILIES[family])
-    one, many = (Simulated(model, batch, workers, batch) for _ in range(2))
-    tokens, positions, slots = list(range(5, 5 + batch)), [0] * batch, list(range(batch))
-    expected: list[list[int]] = [[] for _ in range(batch)]
-    for _ in range(9):
-        tokens = one.step(tokens, positions, slots).argmax(dim=1).tolist()
-        positions = [position + 1 for position in positions]
-        for row, token in zip(expected, tokens, strict=True):
-            row.append(token)
-    found: list[list[int]] = [[] for _ in range(batch)]
-    tokens, positions = list(range(5, 5 + batch)), [0] * batch
-    for count in (4, 5):  # the sets of the exchange take turns over launches, too
-        made = many.several(tokens, positions, slots, count)
-        tokens = [row[-1] for row in made]
-        positions = [position + count for position in positions]
-        for row, more in zip(found, made, strict=True):
-            row += more
-    assert found == expected
-    for ours, theirs in zip(many.caches(), one.caches(), strict=True):
-        assert torch.equal(ours.isnan(), theirs.isnan())
-        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())

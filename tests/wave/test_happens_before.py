@@ -109,17 +109,6 @@ def test_a_fault_where_keys_come_through_the_ring_is_found(name: str, monkeypatc
         wave.step([5], [1000], [0])
 
 
-def test_a_loader_that_streams_a_whole_token_before_it_has_heard_of_it_is_found() -> None:
-    """What is decided after that token would be written over what the loader has not read."""
-    wave = Simulated(random_model(LONG), 1, 1, 1, S=192)
-    wave.fill([0], [3])
-    assert wave.bench.program.lanes[0, 0] < 192
-    wave.several([5], [3], [0], 3)
-    wave.bench.planted.append(Fault("load_partition", "gl.where(num_tiles > S, S, 0)", "gl.minimum(num_tiles, S)"))
-    with pytest.raises(Race, match=r"exchange.* writes what load_partition.* read"):
-        wave.several([5], [3], [0], 3)
-
-
 def test_a_copy_is_heard_of_at_its_barrier_and_nowhere_else() -> None:
     begin()
     place, barrier = allocate(np.zeros(256, np.uint8), 128), Heard()

@@ -147,19 +147,6 @@ def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
     assert torch.equal(step(3, [2])[0], together[2])
 
 
-def test_several_tokens_of_one_launch_are_those_of_as_many_launches() -> None:
-    model = random_model(BASE)
-    one, many = (Simulated(model, 2, 3, 2, weight_format=ROUNDINGS["fp8"]) for _ in range(2))
-    tokens, positions = [5, 6], [0, 0]
-    expected: list[list[int]] = [[], []]
-    for _ in range(4):
-        tokens = one.step(tokens, positions, [0, 1]).argmax(dim=1).tolist()
-        positions = [position + 1 for position in positions]
-        for row, token in zip(expected, tokens, strict=True):
-            row.append(token)
-    assert many.several([5, 6], [0, 0], [0, 1], 4) == expected
-
-
 def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
     for batch in (1, 8, 16):
         plain, rounded = (plan_decode(BASE, batch=batch, workers=3, weight_bytes=size).program for size in (2, 1))

@@ -48,8 +48,8 @@ LENGTHS = [
 def used(records, lengths, count, out, FEW: gl.constexpr):
     """Of each length the splits that the first record's sequence has, as split_of_keys has it."""
     found, _, nfull = notes_memory(records, False)
-    bring_first(records, 0, 1, found, found, nfull, False, 1)
-    record = record_of(0, 0, found, nfull)
+    bring_first(records, 0, 1, found, found, nfull, False)
+    record = record_of(0, found, nfull)
     for at in range(count):
         length = gl.load(lengths + at)
         _, _, splits = split_of_keys(noted(record, WORD_WINDOW), noted(record, WORD_SPLITS), length, FEW)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -85,53 +84,21 @@ class DecodeWave:
             program, tiles, scales, lists = stream.program, stream.tensor, stream.scales, stream.lists
         groups = head_groups(config, 1 << (batch - 1).bit_length())
         weight_format = None if stream is None else stream.weight_format
-        self._made_of = (program, tiles, attention_setup(model, groups), delays, weight_format, scales, lists)
-        self.wave = self._bound(tokens=1)
-
-    def _bound(self, *, tokens: int) -> Wave:
-        program, tiles, setup, delays, weight_format, scales, lists = self._made_of
-        return Wave(
+        self.wave = Wave(
             program,
             tiles,
             activation="silu",
             delays=delays,
-            attention=setup,
-            tokens=tokens,
+            attention=attention_setup(model, groups),
             weight_format=weight_format,
             scales=scales,
             lists=lists,
         )
 
-    def several(self, tokens: int) -> DecodeWave:
-        """The same steps, so many in one launch, each sequence's next token its likeliest (`produce`); the weights lie
-        there once. Raises UnsupportedError."""
-        made = copy(self)
-        made.wave = self._bound(tokens=tokens)
-        return made
-
     def bind_cache(self, kv: StaticKVCache | PagedKVCache) -> None:
         """Use this cache from now on; `slots` are rows of a paged one's block table. Pages of each size are compiled
         for. Raises ShapeError."""
         self.wave.bind_cache(kv.k, kv.v, kv.block_table if isinstance(kv, PagedKVCache) else None)
-
-    def produce(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        limits: Tensor | None = None,
-        draws: Tensor | None = None,
-    ) -> Tensor:
-        """Feed one token a sequence, int64 [rows] each, and what comes of it as often as `several` says, or until its
-        limits stop it: int64 [rows, LIMIT_WORDS], layout.limit_words of each (None: nothing does). draws: as
-        Wave.decode_several (None: the likeliest token comes). Returns the tokens, int64 [tokens, rows], -1 behind a
-        sequence's last one. The cache holds as many positions more."""
-        logits = torch.empty(len(tokens), self.vocab_size, device=self.device)
-        return self.wave.decode_several(tokens, positions, slots, logits, limits=limits, draws=draws)
-
-    def interrupt(self) -> None:
-        """Have launches of `produce` that are on their way end with the token that they are making."""
-        self.wave.interrupt()
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Feed one token a sequence: int64 [rows] each. Returns float32 logits [rows, vocab]."""

@@ -25,9 +25,17 @@ from onewave.base.device import capability
 from onewave.base.errors import ShapeError
 from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, register
-from onewave.wave.plan.layout import draw_words
 
-__all__ = ["MAX_VOCAB", "RowParameters", "TokenLogprobs", "greedy", "penalise", "sample", "token_logprobs"]
+__all__ = [
+    "MAX_VOCAB",
+    "RowParameters",
+    "TokenLogprobs",
+    "draw_words",
+    "greedy",
+    "penalise",
+    "sample",
+    "token_logprobs",
+]
 
 # The largest vocabulary whose cumulative sum of weights up to 2**44 stays within int64.
 MAX_VOCAB = 2**18
@@ -37,10 +45,15 @@ _LARGEST_LOGIT = 1e30
 _NO_LIMIT = 2**63 - 1
 
 
+def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> list[float]:
+    """A row's parameters as search_impl takes them, float64 [4]."""
+    return [temperature, min_p, max(top_k, 0), top_p]
+
+
 @dataclass(frozen=True)
 class _Group:
     """Rows that take the same path. rows: their int64 indices, or None when it is all rows. words: float64 [group rows,
-    4], layout.draw_words of each. The rest: [group rows]."""
+    4], draw_words of each. The rest: [group rows]."""
 
     rows: Tensor | None
     temperature: Tensor

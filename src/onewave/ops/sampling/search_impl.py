@@ -1,8 +1,8 @@
-"""Tokens drawn with top_k or top_p on a card of compute capability 9.0, in one launch, without a sort.
+"""Tokens sampled with top_k or top_p on a GPU of compute capability 9.0, in one launch, without a sort.
 
-What draws a token inside a launch of the wave (draw.py and narrow.py in wave/kernel/sample) as a kernel of its own: a
-row of logits is cut among blocks, all of them on the card at once, which search for the drawn token's logit in rounds
-of one exchange. Weights are whole numbers, so tokens are those of op.py's sort. Bound: the exchanges, some ten of them.
+A row of logits is cut among thread blocks, all of them on the GPU at once. They search for the sampled token's logit
+in rounds of one exchange (rounds_impl.py), then for the token (draw_impl.py). Weights are whole numbers, so tokens are
+those of op.py's sort. Bound: the exchanges, some ten of them.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -23,12 +23,11 @@ from triton.experimental.gluon import language as gl
 from onewave.base.device import num_sms
 from onewave.base.errors import WaveStalled
 from onewave.gpu.launch import launch_kernel
+from onewave.ops.sampling.draw_impl import clear_draws, draw_of
+from onewave.ops.sampling.rounds_impl import clear_rounds
 from onewave.ops.sampling.triton_impl import PIECE, most_of_pieces
-from onewave.wave.kernel.sample.draw import clear_draws, draw_of
-from onewave.wave.kernel.sample.narrow import clear_rounds
 from onewave.wave.launch.launch import POLLS
 from onewave.wave.launch.watch import watch_words
-from onewave.wave.plan.layout import several_words
 
 __all__ = ["MOST_ROWS", "draw_limited"]
 
@@ -48,30 +47,34 @@ def draw_limited_kernel(
     sets, epochs, draws, uniform, logits, most, tokens, watch, vocabulary, stride, share, set_words, pieces,
     MOST: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
-    """One token a row (program axis 1). sets: int64, set_words a row, what draw.py and narrow.py exchange, for one
-    sequence and token; epochs: int32 [rows, blocks], launches so far; draws: float64 [rows, 4], layout.draw_words;
-    most: float32 [rows, pieces], pieces' highest logits; tokens: int64 [rows]; watch: see wave/kernel/spin.py."""
+    """One token a row (program axis 1). sets: int64, set_words a row, what draw_impl.py and rounds_impl.py exchange;
+    epochs: int32 [rows, blocks], launches so far; draws: float64 [rows, 4], op.draw_words; most: float32
+    [rows, pieces], pieces' highest logits; tokens: int64 [rows]; watch: see wave/kernel/spin.py."""
     block = gl.program_id(0)
     row = gl.program_id(1)
     place = row * gl.num_programs(0) + block
     number = gl.load(epochs + place)
     mine = sets + row * set_words
     # What the launch before has left, for the next one.
-    clear_draws(mine, number + 1, block >= 0, block, 1, XW)
-    clear_rounds(mine, number + 1, block >= 0, block, 1, 1, XW)
+    clear_draws(mine, number + 1, block, XW)
+    clear_rounds(mine, number + 1, block, XW)
     piece = gl.arange(0, MOST, layout=gl.BlockedLayout([1], [32], [XW], [0]))
     best = gl.max(gl.load(most + row * pieces + piece, mask=piece < pieces, other=float("-inf")), axis=0)
     first = block * share
     rows = gl.maximum(gl.minimum(share, vocabulary - first), 0)
     words = logits.to(gl.pointer_type(gl.int32)) + row.to(gl.int64) * stride
-    none = row * 0
-    token, _ = draw_of(
-        mine, draws + row * 4, gl.load(uniform + row), words, vocabulary, first, rows, number, none, best, none, watch,
-        block, row, 1, 1, XW,
+    token = draw_of(
+        mine, draws + row * 4, gl.load(uniform + row), words, vocabulary, first, rows, number, best, watch, block, row,
+        XW,
     )  # fmt: skip
     if block == 0:
         gl.store(tokens + row, token)
     gl.store(epochs + place, number + 1)
+
+
+def words_of_sets(blocks: int) -> int:
+    """int64 words of what one row's blocks exchange: two of each packet (draw_impl.py), 64 of each round's."""
+    return 4 * blocks + 4 + 128 * blocks
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def _state(device: torch.device, blocks: int, rows: int, set_words: int) -> _Sta
 
 def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
     """float32 [rows, vocab], last axis contiguous, rows at most MOST_ROWS -> int64 [rows], each drawn at uniform
-    (float64 [rows]) as draws (float64 [rows, 4], layout.draw_words) say. Raises WaveStalled if a call before has given
+    (float64 [rows]) as draws (float64 [rows, 4], op.draw_words) say. Raises WaveStalled if a call before has given
     up waiting: its tokens are none."""
     rows, vocab = logits.shape
     device = logits.device
@@ -121,7 +124,7 @@ def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
         return tokens
     blocks = max(1, min(triton.cdiv(vocab, _SHARE), num_sms(device) // rows))
     share = triton.cdiv(triton.cdiv(vocab, blocks), 4) * 4
-    set_words = several_words(1, 1, blocks)[1]
+    set_words = words_of_sets(blocks)
     pieces = triton.cdiv(vocab, PIECE)
     most = most_of_pieces(logits)
     state = _state(device, blocks, rows, set_words)

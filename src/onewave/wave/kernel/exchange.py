@@ -34,14 +34,11 @@ from onewave.wave.kernel.finish import (
 )
 from onewave.wave.kernel.records import (
     bring_next,
-    groups_of,
     let_go,
     noted,
     place_word,
     record_of,
-    wait_for_ahead,
 )
-from onewave.wave.kernel.sample.choose import begin_token, candidates_of, own_values
 from onewave.wave.kernel.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 from onewave.wave.kernel.widen.byte_values import raised
 from onewave.wave.kernel.words import (
@@ -49,7 +46,6 @@ from onewave.wave.kernel.words import (
     KIND_ATTEND,
     KIND_REDUCE_HIDDEN,
     PLACE_STREAM,
-    RECORD_SIZE,
     WORD_AHEAD,
     WORD_AHEAD_TILES,
     WORD_CHUNKS,
@@ -72,74 +68,26 @@ __all__ = ["exchange_partition"]
 
 @gluon.jit
 def exchange_partition(
-    records, steps, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
-    tokens, positions, slots, several, limits, asked, draws, block, batch, source_stride, out_stride, set_words,
-    skipped, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull, decided, going,
+    records, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
+    tokens, positions, slots, block, batch, source_stride, out_stride, set_words, skipped, ring, full, empty, xs, xfull,
+    xempty, parts, pfull, pempty, heads, notes, places, nfull,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
     GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
     TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
     FEW: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
-    TOKENS: gl.constexpr, PAGE: gl.constexpr, DRAWS: gl.constexpr, STREAMS: gl.constexpr,
+    PAGE: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
+    """Go through the block's steps. epoch: how often the block has done so before."""
     chunks_before = 0
     results = 0
-    if TOKENS == 1:
-        chunks_before, results = exchange_steps(
-            records, first_step, num_steps, 0, chunks_before, results, source, exchange, out, waits, counters, totals,
-            epoch, watch, trace, tokens, positions, slots, several, asked, block, batch, source_stride, out_stride,
-            set_words, skipped, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull,
-            DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW,
-            KSPLITS, QKNORM, EPS, SCALE, TOKENS, PAGE, STREAMS,
-        )  # fmt: skip
-        gl.store(epochs + block, epoch + 1)
-    else:
-        own = own_values(several, block, NB, TOKENS)
-        goes = 1
-        # A turn makes what the one before has decided to make; the last decides that nothing more is made.
-        for token in tl.range(TOKENS + 1, disable_licm=True):
-            if goes > 0:
-                groups = token * groups_of(num_steps)
-                if token > 0:
-                    chunks_before, results = exchange_steps(
-                        records, first_step, num_steps, groups - groups_of(num_steps), chunks_before, results, source,
-                        exchange, out, waits, counters, totals, epoch + token - 1, watch, trace, own, own + NB, slots,
-                        several, asked, block, batch, source_stride, out_stride, set_words, skipped, ring, full, empty,
-                        xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull, DTYPE, FORMAT, IMAGES, NB,
-                        R, G, S, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM,
-                        EPS, SCALE, TOKENS, PAGE, STREAMS,
-                    )  # fmt: skip
-                head = steps + (first_step + num_steps - 1) * RECORD_SIZE
-                goes = begin_token(
-                    several, limits, draws, head, out, out_stride, token, epoch + token, tokens, positions, batch,
-                    watch, block, first_step, decided, going, NB, R, TOKENS, DRAWS, XW,
-                )  # fmt: skip
-                if goes == 0:
-                    wait_for_ahead(num_steps, groups, nfull, TOKENS)
-                    gl.store(epochs + block, epoch + token)
-
-
-@gluon.jit
-def exchange_steps(
-    records, first_step, num_steps, before, chunks_before, results, source, exchange, out, waits, counters, totals,
-    epoch, watch, trace, tokens, positions, slots, several, asked, block, batch, source_stride, out_stride, set_words,
-    skipped, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, heads, notes, places, nfull,
-    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
-    GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
-    TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
-    FEW: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
-    TOKENS: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
-):  # fmt: skip
-    """Go through the block's steps once. epoch: times it has done so before. before: groups of records (notes.py) of
-    this launch so far. Returns chunks and results of this launch so far."""
     ours = gl.multiple_of(exchange + (epoch & 1).to(gl.int64) * set_words, 16)
     theirs = gl.multiple_of(exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words, 16)
     streamed = 0  # tiles of keys and values so far
     # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
     for step in tl.range(num_steps, disable_licm=True):
         let_go(step)
-        record = record_of(step, before, notes, nfull)
+        record = record_of(step, notes, nfull)
         kind = noted(record, WORD_KIND)
         if TRACE:
             gl.store(trace + (first_step + step) * 4, nanoseconds(kind))
@@ -166,7 +114,7 @@ def exchange_steps(
         chunks_before += chunks
         if D > 0:
             if coming > 0:  # while the step's first product is being made
-                to_come = record_of(step + coming, before, notes, nfull)
+                to_come = record_of(step + coming, notes, nfull)
                 prefetch_split(to_come, positions, slots, places, batch, D, XW, FEW, PAGE, STREAMS)
             if ahead > 0:
                 prefetch_tiles(places, block, noted(record, WORD_AHEAD), ahead, tile_bytes(FORMAT, IMAGES), XW)
@@ -177,13 +125,9 @@ def exchange_steps(
             mixed = ((block * 40503 + first_step + step) * 30011 + epoch * 69069) * 1103515245
             delay((mixed >> 8) & 16383)
         if kind < KIND_REDUCE_HIDDEN:
-            shown_at = several
-            if TOKENS > 1:
-                shown_at = candidates_of(several, epoch, NB) + block * (NB * 4)
             results = finish_blocks(
                 record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
-                pfull, pempty, results, shown_at, asked, block, DTYPE, FORMAT, NB, R, G, SPLITS, ACT, GATED, XW, D,
-                TOKENS,
+                pfull, pempty, results, DTYPE, FORMAT, NB, R, G, SPLITS, ACT, GATED, XW, D,
             )  # fmt: skip
         elif kind < KIND_ATTEND:
             if SPLITS > 1:
@@ -197,7 +141,7 @@ def exchange_steps(
                     streamed += attend(
                         record, ours, theirs, positions, slots, places, watch, block, first_step + step,
                         batch, keep_back, heads, ring, full, empty, streamed, xs, DTYPE, D, GP, QKNORM, EPS, SCALE,
-                        SYNC, S, XW, NB, FEW, TOKENS, PAGE, STREAMS,
+                        SYNC, S, XW, FEW, PAGE, STREAMS,
                     )  # fmt: skip
                 elif FEW == 0:  # otherwise whoever reads the splits merges them
                     combine(
@@ -209,14 +153,14 @@ def exchange_steps(
             # Before what bring_next asks for, as tests of compiled code want of each arrival; in other builds Triton
             # has one there by itself, and a second one would cost registers.
             gl.thread_barrier()
-        bring_next(records, first_step, num_steps, step, before, notes, nfull, TOKENS)
+        bring_next(records, first_step, num_steps, step, notes, nfull)
         gl.thread_barrier()
         if SYNC == 1:
             if (post > 0) & (keep_back == 0):
                 gl.atomic_add(counters + post - 1, 1, sem="release", scope="gpu")
         if TRACE:
             gl.store(trace + (first_step + step) * 4 + 2, nanoseconds(results))
-    return chunks_before, results
+    gl.store(epochs + block, epoch + 1)
 
 
 @gluon.jit

@@ -15,7 +15,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from onewave.wave.kernel.records import aligned_place, noted, place_of
-from onewave.wave.kernel.sample.choose import host_asks, show_best
 from onewave.wave.kernel.spin import ABSENT, load_words, poll_words
 from onewave.wave.kernel.widen.byte_values import lowered
 from onewave.wave.kernel.words import (
@@ -190,13 +189,10 @@ def load_scales(places, record, number, R: gl.constexpr, G: gl.constexpr, LZ: gl
 @gluon.jit
 def finish_blocks(
     record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts, pfull, pempty,
-    results, candidates, asked, block, DTYPE: gl.constexpr, FORMAT: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr,
+    results, DTYPE: gl.constexpr, FORMAT: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
     SPLITS: gl.constexpr, ACT: gl.constexpr, GATED: gl.constexpr, XW: gl.constexpr, D: gl.constexpr,
-    TOKENS: gl.constexpr,
 ):  # fmt: skip
-    """Publish a product's row blocks as they come, G at a time; the best logits too, if another token comes of them.
-    Returns the number of such groups so far."""
+    """Publish a product's row blocks as they come, G at a time. Returns the number of such groups so far."""
     Q: gl.constexpr = 64 // R
     GR: gl.constexpr = G * R
     LP: gl.constexpr = results_layout(R, G, XW)
@@ -211,15 +207,10 @@ def finish_blocks(
     adds = ((flags & FLAG_RESIDUAL) > 0) | (noted(record, WORD_BIAS) > 0)
     b = gl.arange(0, NB, layout=gl.SliceLayout(1, LZ))
     r = gl.arange(0, GR, layout=gl.SliceLayout(0, LZ))
-    best = gl.full([NB, GR], float("-inf"), gl.float32, LZ)
-    best_row = gl.full([NB, GR], 2147483647, gl.int32, LZ)
     loaded = (0, 0, 0)
     if D > 0:
         # On its way while the first block is being made; under masks, as a branch's end would wait for it.
         loaded = load_addend(record, 0, batch, keep_back, tokens, places, NB, R, G, XW)
-    ends = 0
-    if TOKENS > 1:
-        ends = host_asks(asked, ((flags & FLAG_LOGITS) > 0) & (block == 0))
     coming = 0
     if FORMAT > 0:
         coming = load_scales(places, record, 0, R, G, LZ)
@@ -242,11 +233,6 @@ def finish_blocks(
             y = lowered(y, DTYPE, FORMAT) * scales[None, :]
         if D > 0:
             y = y * inverse_rms[:, None] + extra
-        if TOKENS > 1:
-            if flags & FLAG_LOGITS:
-                better = shown & (row < out_stride) & (y > best)
-                best = gl.where(better, y, best)
-                best_row = gl.where(better, row, best_row)
         if (SPLITS > 1) and (kind == KIND_PARTIAL):
             at = gl.multiple_of(target + (row // R * stride + part) * (NB * R) + sequence * R, (1, 4)) + row % R
             gl.store(ours + at, bits32(y), mask=shown)
@@ -263,9 +249,6 @@ def finish_blocks(
         gl.thread_barrier()
         mbarrier.arrive(pempty.index(place), count=1)
         results += 1
-    if TOKENS > 1:
-        if flags & FLAG_LOGITS:
-            show_best(best, best_row, ends, candidates, batch, NB, LZ)
     return results
 
 

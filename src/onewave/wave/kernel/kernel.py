@@ -11,9 +11,8 @@ exchange (8 warps)   brings each step's activations into shared memory, finishes
                      partial sums (exchange.py).
 
 Hand-offs between blocks are words in device memory that are their own flag (SYNC 0), or counters that only ever rise
-(SYNC 1). Two sets of buffers by the parity of the token: while a block publishes into one it clears the same words of
-the other for the next token, in this launch or the next, so nothing is reset in between. Bound: reading the weights
-once.
+(SYNC 1). Two sets of buffers by the parity of the launch: while a block publishes into one it clears the same words of
+the other for the next launch, so nothing is reset in between. Bound: reading the weights once.
 
 A launch begins while the one before it ends (programmatic dependent launch), and its blocks wait for that end before
 they ask for anything: behind a copy by TMA the wait does not hold (docs/log/correctness.md).
@@ -47,7 +46,6 @@ from onewave.wave.kernel.exchange import exchange_partition
 from onewave.wave.kernel.hand_over import hand_over
 from onewave.wave.kernel.load import load_first, load_partition, tiles_ahead
 from onewave.wave.kernel.records import bring_first, notes_memory
-from onewave.wave.kernel.sample.choose import is_decided
 from onewave.wave.kernel.widen.widen import multiply_byte_steps
 from onewave.wave.kernel.words import (
     KIND_ATTEND,
@@ -67,67 +65,37 @@ __all__ = ["wave_kernel"]
 
 @gluon.jit
 def multiply_partition(
-    steps, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull, pempty, decided, going,
+    steps, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull, pempty,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
-    D: gl.constexpr, FEW: gl.constexpr, TOKENS: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr,
-    OWN: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr, D: gl.constexpr,
+    FEW: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     # Triton takes what partitions are passed for just written: without this it has a barrier before each tile's wait.
     gl.thread_barrier()
-    slot = 0
-    phase = 0
-    chunks_before = 0
-    results = 0
-    if TOKENS == 1:
-        multiply_any(
-            steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
-            xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
-            MULTIPLIERS, OWN,
-        )  # fmt: skip
-    else:
-        token = 0
-        goes = is_decided(decided, going, token, 4)
-        while goes > 0:
-            slot, phase, chunks_before, results = multiply_any(
-                steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
-                xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
-                MULTIPLIERS, OWN,
-            )  # fmt: skip
-            token += 1
-            goes = is_decided(decided, going, token, 4)
-
-
-@gluon.jit
-def multiply_any(
-    steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs, xfull,
-    xempty, parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
-    R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr,
-    D: gl.constexpr, FEW: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, OWN: gl.constexpr,
-):  # fmt: skip
-    """multiply_steps of 16-bit weights, multiply_byte_steps of others."""
     if FORMAT > 0:
-        return multiply_byte_steps(
-            steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs,
-            xfull, xempty, parts, pfull, pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, D, FEW, STREAMS,
-            MULTIPLIERS, OWN,
+        multiply_byte_steps(
+            steps, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull, pempty, DTYPE,
+            FORMAT, IMAGES, NB, R, G, S, XS, PC, D, FEW, STREAMS, MULTIPLIERS, OWN,
         )  # fmt: skip
     else:
-        return multiply_steps(
-            steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings[0], full, empty, xs, xfull,
-            xempty, parts, pfull, pempty, DTYPE, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
+        multiply_steps(
+            steps, num_steps, positions, batch, rings[0], full, empty, xs, xfull, xempty, parts, pfull, pempty, DTYPE,
+            NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS,
         )  # fmt: skip
 
 
 @gluon.jit
 def multiply_steps(
-    steps, num_steps, positions, batch, slot, phase, chunks_before, results, ring, full, empty, xs, xfull, xempty,
-    parts, pfull, pempty, DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr,
-    XS: gl.constexpr, PC: gl.constexpr, HELD: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, STREAMS: gl.constexpr,
+    steps, num_steps, positions, batch, ring, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+    DTYPE: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr,
+    PC: gl.constexpr, HELD: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
-    """Make all products of the block's steps once. slot, phase: of the next tile, carried along rather than divided out
-    of a count: between two products every instruction shows. chunks_before, results: of this launch, so far. Returns
-    these four."""
+    """Make all products of the block's steps."""
+    # Of the next tile, carried along rather than divided out of a count: between two products every instruction shows.
+    slot = 0
+    phase = 0
+    chunks_before = 0
+    results = 0
     N: gl.constexpr = 64 // R * NB
     ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     # Of G row blocks, carried from one group to the next: while one of them is being made nothing else may write the
@@ -208,7 +176,6 @@ def multiply_steps(
             release(empty, streamed, xempty, block + G >= blocks, slot, (chunks_before + chunks - 1) % XS, S)
             results += 1
         chunks_before += chunks
-    return slot, phase, chunks_before, results
 
 
 @gluon.jit
@@ -321,17 +288,17 @@ def multiply_block(
 )
 def wave_kernel(
     weights, lasts, lists, keys, values, easy, visits, records, steps, lanes, source, exchange, out, waits, counters,
-    totals, epochs, watch, trace, tokens, positions, slots, several, row_step, easy_words, visit_words, batch,
-    source_stride, out_stride, set_words, skipped, limits, asked, draws,
+    totals, epochs, watch, trace, tokens, positions, slots, row_step, easy_words, visit_words, batch, source_stride,
+    out_stride, set_words, skipped,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr,
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr, LREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, FEW: gl.constexpr, KSPLITS: gl.constexpr,
-    QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr,
-    DRAWS: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, MREGS: gl.constexpr,
+    QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
+    MULTIPLIERS: gl.constexpr, MREGS: gl.constexpr,
 ):  # fmt: skip
-    """Run every block's steps once, or up to TOKENS times, each after the token that the one before has chosen.
+    """Run every block's steps once.
 
     keys, values: descriptors of the caches (launch_boxes.py), and visits: see program.py, visit_words a block, for
     launches that STREAMS them. weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile:
@@ -344,8 +311,7 @@ def wave_kernel(
     launch.py. batch: sequences, at most NB. D: 0, or the head dimension of a decode step; then tokens, positions, slots
     are int64 [batch], GP, CH, KSPLITS, QKNORM, EPS, SCALE as in attend.py, FEW as in merge.py (0: nobody merges splits
     on loading them), and PAGE as in cached.py. skipped: the step record whose results a test build keeps back (-1:
-    none). several, limits, asked, and draws if DRAWS: see choose.py and draw.py, if TOKENS > 1; positions are those of
-    the first token.
+    none).
     """
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -378,12 +344,6 @@ def wave_kernel(
     else:
         boxes = (weights,)
         rings = (ring,)
-    if TOKENS > 1:
-        decided = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-        going = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    else:
-        decided = pempty
-        going = parts
     for i in gl.static_range(S):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
@@ -393,8 +353,6 @@ def wave_kernel(
     for i in gl.static_range(2):
         mbarrier.init(pfull.index(i), count=MULTIPLIERS)
         mbarrier.init(pempty.index(i), count=1)
-    if TOKENS > 1:
-        mbarrier.init(decided.index(0), count=1)
     fence_async_shared()
     gl.thread_barrier()
     # The next launch begins when every block of this one has said so: it cannot take a place that one of them needs.
@@ -408,9 +366,9 @@ def wave_kernel(
     mine = steps + first_step * RECORD_SIZE
     TILE: gl.constexpr = tile_bytes(FORMAT, IMAGES)
     coming = visits + block * visit_words
-    first = tiles_ahead(num_tiles, coming, S, FLIGHT, TOKENS, STREAMS)
+    first = tiles_ahead(num_tiles, coming, S, FLIGHT, STREAMS)
     load_first(boxes, rings, full, first, first_row, row_step, TILE, S)
-    bring_first(records, first_step, num_steps, notes, table, nfull, PLACES, TOKENS)
+    bring_first(records, first_step, num_steps, notes, table, nfull, PLACES)
     epoch = gl.load(epochs + block)
     gl.warp_specialize(
         [
@@ -418,35 +376,32 @@ def wave_kernel(
                 multiply_partition,
                 (
                     mine, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull,
-                    pempty, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, TOKENS, STREAMS,
-                    MULTIPLIERS, 0,
+                    pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS, MULTIPLIERS, 0,
                 ),
             ),
             (
                 exchange_partition,
                 (
-                    records, steps, first_step, num_steps, source, exchange, out, waits, counters,
-                    totals, epochs, epoch, watch, trace, tokens, positions, slots, several, limits, asked, draws, block,
-                    batch, source_stride, out_stride, set_words, skipped, ring, full, empty, xs, xfull, xempty,
-                    parts, pfull, pempty, heads, notes, table, nfull, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G,
-                    S, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW, KSPLITS, QKNORM, EPS, SCALE,
-                    TOKENS, PAGE, DRAWS, STREAMS,
+                    records, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch,
+                    watch, trace, tokens, positions, slots, block, batch, source_stride, out_stride, set_words, skipped,
+                    ring, full, empty, xs, xfull, xempty, parts, pfull, pempty, heads, notes, table, nfull, DTYPE,
+                    FORMAT, IMAGES, NB, R, G, S, XS, PC, SPLITS, ACT, GATED, SYNC, TEST, TRACE, XW, D, GP, CH, FEW,
+                    KSPLITS, QKNORM, EPS, SCALE, PAGE, STREAMS,
                 ),
             ),
             (
                 load_partition,
                 (
                     boxes, easy + block * easy_words, keys, values, coming, steps, positions, slots, batch,
-                    rings, full, empty, first, num_tiles, first_row, row_step, decided, going, DTYPE, TILE, S,
-                    FLIGHT, D, FEW, TOKENS, STREAMS,
+                    rings, full, empty, first, num_tiles, first_row, row_step, DTYPE, TILE, S, FLIGHT, D, FEW,
+                    STREAMS,
                 ),
             ),
             (
                 multiply_partition,
                 (
                     mine, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull,
-                    pempty, decided, going, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, TOKENS, STREAMS,
-                    MULTIPLIERS, 1,
+                    pempty, DTYPE, FORMAT, IMAGES, NB, R, G, S, XS, PC, HELD, D, FEW, STREAMS, MULTIPLIERS, 1,
                 ),
             ),
         ][: 2 + MULTIPLIERS],

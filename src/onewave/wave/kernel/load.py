@@ -20,25 +20,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from onewave.wave.kernel.attend.streamed import keys_of_visit, stream_keys
-from onewave.wave.kernel.sample.choose import is_decided
 from onewave.wave.kernel.words import LIST_SIZE
 
 __all__ = ["load_first", "load_partition", "tiles_ahead"]
 
 
 @gluon.jit
-def tiles_ahead(
-    num_tiles, visits, S: gl.constexpr, FLIGHT: gl.constexpr, TOKENS: gl.constexpr, STREAMS: gl.constexpr
-):  # fmt: skip
+def tiles_ahead(num_tiles, visits, S: gl.constexpr, FLIGHT: gl.constexpr, STREAMS: gl.constexpr):
     """Tiles that a block asks for before its partitions part: as many as may be in flight, before any keys."""
     MOST: gl.constexpr = FLIGHT if FLIGHT < S else S
-    if TOKENS == 1:
-        ahead = gl.minimum(num_tiles, MOST)
-        if STREAMS:
-            ahead = gl.minimum(ahead, gl.load(visits))
-        return ahead
-    else:  # what load_partition may bring while nobody knows yet whether there is a token at all
-        return gl.where(num_tiles > S, MOST, 0)
+    ahead = gl.minimum(num_tiles, MOST)
+    if STREAMS:
+        ahead = gl.minimum(ahead, gl.load(visits))
+    return ahead
 
 
 @gluon.jit
@@ -73,69 +67,38 @@ def ask_for_tile(boxes, row, rings, full, slot, TILE: gl.constexpr, S: gl.conste
 @gluon.jit
 def load_partition(
     boxes, easy, keys, values, visits, steps, positions, slots, batch, rings, full, empty, first, num_tiles, first_row,
-    row_step, decided, going, DTYPE: gl.constexpr, TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr,
-    D: gl.constexpr, FEW: gl.constexpr, TOKENS: gl.constexpr, STREAMS: gl.constexpr,
+    row_step, DTYPE: gl.constexpr, TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr, D: gl.constexpr,
+    FEW: gl.constexpr, STREAMS: gl.constexpr,
 ):  # fmt: skip
     coming = easy
     first_easy = gl.load(easy)
     last_easy = gl.load(easy + 1)
-    if TOKENS == 1:
-        tile = first
+    tile = first
+    if STREAMS:
+        # A visit's words are asked for a visit ahead, so that nothing waits for them.
+        stop = gl.load(visits)
+        task = gl.load(visits + 1)
+        next_stop = gl.load(visits + 2)
+        next_task = gl.load(visits + 3)
+        row = 0
+        blocks = 0
+    # One turn more for keys of tasks behind the block's last product.
+    for number in range(first, num_tiles + STREAMS):
         if STREAMS:
-            # A visit's words are asked for a visit ahead, so that nothing waits for them.
-            stop = gl.load(visits)
-            task = gl.load(visits + 1)
-            next_stop = gl.load(visits + 2)
-            next_task = gl.load(visits + 3)
-            row = 0
-            blocks = 0
-        # One turn more for keys of tasks behind the block's last product.
-        for number in range(first, num_tiles + STREAMS):
-            if STREAMS:
-                while stop == number:
-                    row, blocks = keys_of_visit(task, row, blocks, steps, positions, slots, batch, D, FEW)
-                    tile = stream_keys(keys, values, row, blocks, rings[0], full, empty, tile, DTYPE, S, FLIGHT, D)
-                    visits += 2
-                    stop = next_stop
-                    task = next_task
-                    next_stop = gl.load(visits + 2)
-                    next_task = gl.load(visits + 3)
-            if number < num_tiles:
-                coming, first_easy, last_easy = load_tile(
-                    boxes, coming, first_easy, last_easy, rings, full, empty, tile, number, first_row,
-                    row_step, TILE, S, FLIGHT,
-                )  # fmt: skip
-            tile += 1
-    else:
-        # While nobody knows yet whether there is another token, a ring's worth of its tiles. Never all of them: what is
-        # decided after that token must not come before this partition has heard of what is decided now.
-        ahead = gl.where(num_tiles > S, S, 0)
-        tile = first
-        end = ahead
-        number = first
-        token = 0
-        goes = 1
-        while goes > 0:
-            while tile < end:
-                coming, first_easy, last_easy = load_tile(
-                    boxes, coming, first_easy, last_easy, rings, full, empty, tile, number, first_row,
-                    row_step, TILE, S, FLIGHT,
-                )  # fmt: skip
-                tile += 1
-                number += 1
-                if number == num_tiles:
-                    number = 0
-                    coming = easy
-                    first_easy = gl.load(easy)
-                    last_easy = gl.load(easy + 1)
-            goes = is_decided(decided, going, token, 1)
-            token += 1
-            end += num_tiles
-            if token == TOKENS:
-                end -= ahead
-        # Of a token that is not made nobody else waits for the tiles, which must have landed before the block leaves.
-        for last in range(gl.maximum(tile - S, 0), tile):
-            mbarrier.wait(full.index(last % S), (last // S) & 1)
+            while stop == number:
+                row, blocks = keys_of_visit(task, row, blocks, steps, positions, slots, batch, D, FEW)
+                tile = stream_keys(keys, values, row, blocks, rings[0], full, empty, tile, DTYPE, S, FLIGHT, D)
+                visits += 2
+                stop = next_stop
+                task = next_task
+                next_stop = gl.load(visits + 2)
+                next_task = gl.load(visits + 3)
+        if number < num_tiles:
+            coming, first_easy, last_easy = load_tile(
+                boxes, coming, first_easy, last_easy, rings, full, empty, tile, number, first_row,
+                row_step, TILE, S, FLIGHT,
+            )  # fmt: skip
+        tile += 1
 
 
 @gluon.jit
@@ -143,8 +106,9 @@ def load_tile(
     boxes, easy, first_easy, last_easy, rings, full, empty, tile, number, first_row, row_step,
     TILE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr,
 ):  # fmt: skip
-    """Stream one tile, as soon as a slot is free. tile: its number in the launch; number: in its token. first_easy,
-    last_easy: of the run of tiles that have time that easy points to. Returns these three for the next tile."""
+    """Stream one tile, as soon as a slot is free. tile: its number among all that pass the ring; number: among those of
+    weights. first_easy, last_easy: of the run of tiles that have time that easy points to. Returns these three for the
+    next tile."""
     slot = tile % S
     mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
     if FLIGHT < S:

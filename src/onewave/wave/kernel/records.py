@@ -9,8 +9,7 @@ Records come in groups of TOGETHER, numbered through the launch, group n in plac
 The block asks for the first GROUPS - 1 before its partitions part. At the end of a group's first step the exchange
 partition asks for the group GROUPS - 1 further on, in place of the group before, which nobody has read since that step
 began, with a fence that the copy engine's writes are ordered by. So at any step the records of NOTES more have been
-asked for. If there may be another token, the first groups follow behind the last one; what was brought for a token that
-is not made is waited for before the block leaves.
+asked for.
 """
 # ruff: noqa: RET505, SIM108, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -33,14 +32,12 @@ __all__ = [
     "aligned_place",
     "bring_first",
     "bring_next",
-    "groups_of",
     "let_go",
     "noted",
     "notes_memory",
     "place_of",
     "place_word",
     "record_of",
-    "wait_for_ahead",
 ]
 
 _POINTERS = gl.constexpr(POINTERS)
@@ -80,19 +77,7 @@ def groups_of(num_steps):
 
 
 @gluon.jit
-def ahead_of(num_steps, TOKENS: gl.constexpr):
-    """Groups that are brought before the first step. If there may be another token, the first groups come again behind
-    the last one."""
-    if TOKENS > 1:
-        return gl.where(num_steps > 0, _GROUPS - 1, 0)
-    else:
-        return gl.minimum(groups_of(num_steps), _GROUPS - 1)
-
-
-@gluon.jit
-def bring_first(
-    records, first_step, num_steps, notes, table, nfull, PLACES: gl.constexpr, TOKENS: gl.constexpr
-):  # fmt: skip
+def bring_first(records, first_step, num_steps, notes, table, nfull, PLACES: gl.constexpr):
     """Bring the first groups of all the block's steps, with the first one `places`, if anybody reads them."""
     if num_steps > 0:
         if PLACES:
@@ -101,9 +86,8 @@ def bring_first(
         else:
             mbarrier.expect(nfull.index(0), _BYTES)
         tma.async_copy_global_to_shared(records, [1 + first_step, 0], nfull.index(0), notes.index(0))
-    for group in range(1, ahead_of(num_steps, TOKENS)):
-        row = 1 + first_step + group % groups_of(num_steps) * _TOGETHER
-        bring(records, row, notes.index(group), nfull.index(group))
+    for group in range(1, gl.minimum(groups_of(num_steps), _GROUPS - 1)):
+        bring(records, 1 + first_step + group * _TOGETHER, notes.index(group), nfull.index(group))
 
 
 @gluon.jit
@@ -114,29 +98,18 @@ def let_go(step):
 
 
 @gluon.jit
-def bring_next(records, first_step, num_steps, step, before, notes, nfull, TOKENS: gl.constexpr):
+def bring_next(records, first_step, num_steps, step, notes, nfull):
     """At the end of a group's first step: bring what comes in place of the group before, which is done with."""
     group = step // _TOGETHER + (_GROUPS - 1)
-    groups = groups_of(num_steps)
-    if (step % _TOGETHER == 0) & ((group < groups) | (TOKENS > 1)):
-        place = (before + group) % _GROUPS
-        if TOKENS > 1:
-            group = group % groups
+    if (step % _TOGETHER == 0) & (group < groups_of(num_steps)):
+        place = group % _GROUPS
         bring(records, 1 + first_step + group * _TOGETHER, notes.index(place), nfull.index(place))
 
 
 @gluon.jit
-def wait_for_ahead(num_steps, before, nfull, TOKENS: gl.constexpr):
-    """Wait for what has been brought for a token that is not made."""
-    for group in range(ahead_of(num_steps, TOKENS)):
-        mbarrier.wait(nfull.index((before + group) % _GROUPS), ((before + group) // _GROUPS) & 1)
-
-
-@gluon.jit
-def record_of(step, before, notes, nfull):
-    """The record of a step, as soon as it is there: of the one that is being done, or of up to NOTES steps ahead.
-    before: groups of this launch before its first step."""
-    group = before + step // _TOGETHER
+def record_of(step, notes, nfull):
+    """The record of a step, as soon as it is there: of the one that is being done, or of up to NOTES steps ahead."""
+    group = step // _TOGETHER
     mbarrier.wait(nfull.index(group % _GROUPS), (group // _GROUPS) & 1)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     rows = notes._reinterpret(gl.int32, [_GROUPS * _TOGETHER, RECORD_SIZE], PLAIN)

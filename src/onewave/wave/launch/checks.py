@@ -1,45 +1,14 @@
-"""What a launch of several tokens asks of its program and of its arguments."""
+"""Checks of a decode step's arguments."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.base.errors import ShapeError, UnsupportedError
-from onewave.wave.plan.layout import DRAW_WORDS, LIMIT_WORDS, MOST_TOKENS, Flag, Word
+from onewave.base.errors import ShapeError
 from onewave.wave.plan.operations import HeadGroups
-from onewave.wave.plan.program import WaveProgram
 
-__all__ = ["check_cache", "check_rows", "check_sequences", "check_tokens"]
-
-
-def check_tokens(program: WaveProgram, tokens: int, *, decodes: bool, threads: int) -> None:
-    """Check that launches of a program can make so many tokens. decodes: whether it is a decode step. threads: of the
-    exchange partition. Raises UnsupportedError."""
-    if not (1 <= tokens <= MOST_TOKENS and (decodes or tokens == 1)):
-        allowed = f"1 to {MOST_TOKENS}" if decodes else "1, as no decode step"
-        raise UnsupportedError("wave: tokens of a launch", got=str(tokens), allowed=allowed)
-    if tokens == 1:
-        return
-    worker = np.repeat(np.arange(program.workers), program.lanes[:, 3])
-    logits = (program.steps[:, Word.FLAGS] & Flag.LOGITS) > 0
-    heads = np.bincount(worker[logits], minlength=program.workers)
-    # One poll reads a candidate of each; and whoever draws looks for its rows in its last step.
-    if program.workers > threads or (heads != 1).any() or not logits[program.lanes[:, 2:].sum(1) - 1].all():
-        got = f"{program.workers} workers, {int((heads > 0).sum())} of which make logits"
-        raise UnsupportedError("wave: several tokens of a launch", got=got, allowed=f"up to {threads}, all of which do")
-
-
-def check_rows(limits: Tensor | None, draws: Tensor | None, batch: int, tokens: int, *, device: torch.device) -> None:
-    """Check what says how each sequence of a launch ends and draws (Wave.decode_several). Raises ShapeError."""
-    for name, rows, dtype, words in (
-        ("limits", limits, torch.int64, LIMIT_WORDS),
-        ("draws", draws, torch.float64, DRAW_WORDS + tokens),
-    ):
-        if rows is not None and (rows.shape, rows.dtype, rows.device) != ((batch, words), dtype, device):
-            got = f"{rows.dtype} {tuple(rows.shape)} on {rows.device}"
-            raise ShapeError(f"wave: {name}", got=got, allowed=f"{dtype} ({batch}, {words}) on {device}")
+__all__ = ["check_cache", "check_sequences"]
 
 
 def check_cache(

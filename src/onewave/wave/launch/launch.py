@@ -17,10 +17,10 @@ from onewave.base.settings import Settings
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.launch.block_table import check_entries, check_pages
 from onewave.wave.launch.boxes import keys_box, rows_box, streams_keys
-from onewave.wave.launch.checks import check_cache, check_rows, check_sequences, check_tokens
+from onewave.wave.launch.checks import check_cache, check_sequences
 from onewave.wave.launch.state import LaunchState
 from onewave.wave.launch.watch import stalls
-from onewave.wave.plan.layout import TOGETHER, Place, limit_words, several_words
+from onewave.wave.plan.layout import TOGETHER, Place
 from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.plan.pace import in_flight
 from onewave.wave.plan.program import WaveProgram
@@ -81,11 +81,10 @@ class Wave:
     stream: what pack_stream returned, or of a WeightStream `tensor`, and with rounded or compact weights its
     weight_format, scales and lists. activation: silu, gelu or None, for the operations that have one. counters: hand
     off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
-    delays: a test build that sleeps at random before every task. tokens: of a decode step, the most that one launch
-    makes of each sequence, each the likeliest after the one before (decode_several). Each stream has buffers of its
-    own, but for a decode step's residual stream: such a launch waits for those on other streams. Launches recorded into
-    CUDA graphs share one set of buffers, so graphs of one Wave must not run side by side, nor beside its decode steps;
-    nor must two threads launch at once.
+    delays: a test build that sleeps at random before every task. Each stream has buffers of its own, but for a decode
+    step's residual stream: such a launch waits for those on other streams. Launches recorded into CUDA graphs share one
+    set of buffers, so graphs of one Wave must not run side by side, nor beside its decode steps; nor must two threads
+    launch at once.
     Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the program has workers.
     """
 
@@ -99,7 +98,6 @@ class Wave:
         budget: int = POLLS,
         delays: bool = False,
         attention: AttentionSetup | None = None,
-        tokens: int = 1,
         weight_format: WeightFormat | None = None,
         scales: Tensor | None = None,
         lists: Tensor | None = None,
@@ -110,7 +108,6 @@ class Wave:
         if program.workers > co_resident(device):
             allowed = f"up to {co_resident(device)}, what {device} holds at once"
             raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
-        check_tokens(program, tokens, decodes=attention is not None, threads=_EXCHANGE_WARPS * 32)
         if activation not in ACTIVATIONS:
             raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
         assert program.shape.weight_bytes == (2 if weight_format is None else weight_format.weight_bytes)
@@ -118,7 +115,7 @@ class Wave:
         assert (weight_format is COMPACT) == (lists is not None)
         self.program, self.device, self._stream = program, device, stream
         self._weight_format, self._scales = weight_format, scales
-        self._budget, self._counters, self._delays, self.tokens = budget, counters, delays, tokens
+        self._budget, self._counters, self._delays = budget, counters, delays
         self._records, self._lanes, self._totals = (
             torch.from_numpy(words).to(device)
             for words in (np.pad(program.steps, ((1, 0), (0, 0))), program.lanes, _padded(program.totals))
@@ -132,7 +129,6 @@ class Wave:
         if attention is None and scales is not None:
             self._places[Place.SCALES] = scales.data_ptr()
         self._constants = self._kernel_constants(activation)
-        self._drawing = self._resources(draws=True)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
         rows = program.shape.tile_rows if lists is None else 32 * program.shape.images
@@ -146,10 +142,6 @@ class Wave:
         self._last: torch.cuda.Stream | None = None
         self._bound: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._graphs = self._new_state()
-        # Of a sequence that nothing stops.
-        endless = [limit_words(2**62)] * (program.shape.batch if tokens > 1 else 1)
-        self._endless = torch.tensor(endless, dtype=torch.int64, device=device)
-        self._likeliest = torch.zeros(1, dtype=torch.float64, device=device)
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
         # The first launch may be on another stream than what has made weights, records and lanes.
         torch.cuda.current_stream(device).synchronize()
@@ -171,7 +163,6 @@ class Wave:
             "QKNORM": False,
             "EPS": 1.0,
             "SCALE": 1.0,
-            "TOKENS": self.tokens,
             "PAGE": 0,
             "STREAMS": 0,
             "MULTIPLIERS": self.program.shape.multipliers,
@@ -179,7 +170,7 @@ class Wave:
         }
 
     def _resources(self, **how: bool) -> dict[str, int]:
-        return kernel_resources(self.program.shape, self._head_dim, several=self.tokens > 1, **how)
+        return kernel_resources(self.program.shape, self._head_dim, **how)
 
     @property
     def _head_dim(self) -> int:
@@ -225,7 +216,7 @@ class Wave:
             check_pages(k, v, table)
             words[Place.TABLE_STRIDE] = table.stride(0)
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
-        streams = self.tokens == 1 and table is None and streams_keys(k, self.program.shape)
+        streams = table is None and streams_keys(k, self.program.shape)
         self._constants |= self._resources(paged=table is not None, streams=streams) | {"STREAMS": int(streams)}
         self._key_boxes = (keys_box(k), keys_box(v)) if streams else (self._weights_box, self._weights_box)
         self._bound = (k, v, table)
@@ -235,9 +226,7 @@ class Wave:
         with torch.inference_mode():  # as it may have been made there
             self._places.copy_(torch.tensor(words, dtype=torch.int64))
 
-    def _check(
-        self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, limits: Tensor | None = None
-    ) -> None:
+    def _check(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> None:
         """Check a decode step's arguments and, in debug mode (ONEWAVE_DEBUG=1), what a launch will take from the block
         table, which waits for the device. Raises ShapeError, InvalidArgumentError."""
         assert self._attention is not None
@@ -248,10 +237,7 @@ class Wave:
         k, _, table = self._bound
         if table is None or not Settings.from_env().debug or torch.cuda.is_current_stream_capturing():
             return
-        last = positions + (self.tokens - 1)
-        if limits is not None:
-            last = torch.where(tokens < 0, -1, torch.minimum(last, limits[:, 0] - 1))
-        check_entries(table, k.shape[1], k.shape[3], slots, last)
+        check_entries(table, k.shape[1], k.shape[3], slots, positions)
 
     def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
         """One decode step: int64 [batch] each; writes float32 logits [batch, vocab], contiguous, and returns them.
@@ -260,55 +246,12 @@ class Wave:
         first. Raises ShapeError, InvalidArgumentError, and WaveStalled if an earlier launch has stalled.
         """
         assert self._attention is not None
-        assert self.tokens == 1, "made for several tokens a launch"
         self._check(tokens, positions, slots, logits)
         self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots))
         return logits
 
-    def decode_several(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        logits: Tensor,
-        *,
-        limits: Tensor | None = None,
-        draws: Tensor | None = None,
-    ) -> Tensor:
-        """Up to `self.tokens` decode steps in one launch, each sequence's next token its likeliest, the first of them.
-
-        As decode; positions are the first step's, and the cache holds as many more. limits: int64 [batch, LIMIT_WORDS]
-        on the device, layout.limit_words of each sequence; None: nothing stops any. A token below 0 is that of a
-        sequence that has stopped before. Returns the tokens, int64 [self.tokens, batch]: behind a sequence's last one,
-        which it reports but does not feed, and behind an early end, -1. Nothing is written to the cache for these.
-        draws: float64 [batch, DRAW_WORDS + self.tokens] on the device: of each sequence layout.draw_words (temperature
-        0: the likeliest) and its uniform numbers token by token, as ops.sampling takes them; None: all likeliest. The
-        launch ends with the token with which the last sequence stops, or after interrupt. logits are the last step's
-        of the sequences that it fed. Raises ShapeError, and WaveStalled if an earlier launch has stalled.
-        """
-        assert self._attention is not None
-        assert self.tokens > 1, "made for one token a launch"
-        check_rows(limits, draws, len(tokens), self.tokens, device=self.device)
-        limits = self._endless[: len(tokens)] if limits is None else limits.contiguous()
-        self._check(tokens, positions, slots, logits, limits)
-        state = self._state()
-        state.whole_again()
-        state.count(self.tokens, self.program, self._budget)
-        self._launch(self._attention.embedding, logits, None, None, (tokens, positions, slots), limits, draws)
-        padded = self.program.shape.batch
-        first, _ = several_words(self.tokens, padded, self.program.workers)
-        produced = state.several[first : first + self.tokens * padded].view(self.tokens, padded)
-        return produced[:, : len(tokens)].clone()
-
-    def interrupt(self) -> None:
-        """Have launches of several tokens that are on their way, but for recorded ones, end with the token that each is
-        making; what they have made is valid. Does not wait; not beside a launch by another thread. The next launch is a
-        whole one, and begins when the request has been heard."""
-        for state in tuple(self._states.values()):
-            state.ask_for_end()
-
     def _new_state(self) -> LaunchState:
-        return LaunchState.made(self.program, self.tokens, self._budget, self.device)
+        return LaunchState.made(self.program, self._budget, self.device)
 
     def _state(self) -> LaunchState:
         if torch.cuda.is_current_stream_capturing():
@@ -338,7 +281,6 @@ class Wave:
     def trace_decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Trace:
         """decode, traced; waits for the device."""
         assert self._attention is not None
-        assert self.tokens == 1, "made for several tokens a launch"
         self._check(tokens, positions, slots, logits)
         words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
         self._launch(self._attention.embedding, logits, None, words, (tokens, positions, slots))
@@ -368,8 +310,6 @@ class Wave:
         keep_back: str | None,
         trace: Tensor | None,
         sequences: tuple[Tensor, Tensor, Tensor] | None,
-        limits: Tensor | None = None,
-        draws: Tensor | None = None,
     ) -> None:
         from onewave.gpu.launch import launch_kernel
         from onewave.wave.kernel.kernel import wave_kernel
@@ -401,7 +341,6 @@ class Wave:
             state.watch,
             self._no_trace if trace is None else trace,
             *(sequences or (self._places,) * 3),
-            state.several,
             self.program.workers * self.program.shape.tile_rows,
             self.program.easy.shape[1],
             self.program.visits.shape[1],
@@ -410,17 +349,13 @@ class Wave:
             out.stride(0) * out.element_size() // 4,
             self.program.set_words,
             -1 if keep_back is None else self.program.step_of(keep_back),
-            self._endless if limits is None else limits,
-            state.asked,
-            self._likeliest if draws is None else draws.contiguous(),
-            DRAWS=draws is not None,
             DTYPE=_gluon_dtype(dtype),
             TEST=2 if self._delays else 1 if test else 0,
             TRACE=trace is not None,
             num_warps=4,
             launch_cooperative_grid=True,
             launch_pdl=True,
-            **(self._constants if draws is None else self._constants | self._drawing),
+            **self._constants,
         )
 
     def check(self) -> None:

@@ -42,10 +42,7 @@ def stalls(
             entry["expected"], entry["got"] = int(record[4]), int(record[5])
         else:
             word = (address - exchange_address) // 4
-            if 0 <= word < 2 * program.set_words:
-                entry["counter"] = _tile_name(program.regions, word % program.set_words)
-            else:
-                entry["counter"] = "candidates of a token (of head)"
+            entry["counter"] = _tile_name(program.regions, word % program.set_words)
             entry["expected"], entry["got"] = "data", "none"
         found.append(entry)
     return found

@@ -10,7 +10,6 @@ as a product this narrow is bound by reading A.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from onewave.base.errors import UnsupportedError
@@ -18,15 +17,12 @@ from onewave.base.errors import UnsupportedError
 __all__ = [
     "BLOCK_KEYS",
     "COMPACT_BYTES",
-    "DRAW_WORDS",
     "FEW_KEYS",
     "FEW_SPLITS",
     "GROUPS",
-    "LIMIT_WORDS",
     "LIST_WORDS",
     "MOST_BATCH",
     "MOST_SPLITS",
-    "MOST_TOKENS",
     "NOTES",
     "PAGES",
     "POINTERS",
@@ -41,14 +37,10 @@ __all__ = [
     "Place",
     "TileShape",
     "Word",
-    "draw_words",
-    "drawing_ring",
     "few_head_words",
     "group_of",
     "heads_bytes",
     "held_tiles",
-    "limit_words",
-    "several_words",
     "splits_of",
     "tile_shape",
 ]
@@ -70,8 +62,6 @@ NOTES = (GROUPS - 2) * TOGETHER
 POINTERS = STEP_WORDS // 2
 """int64 of what a launch keeps its data by (`places`, see Place)."""
 MOST_BATCH = 64
-MOST_TOKENS = 64
-"""Tokens of each sequence that one launch makes."""
 MOST_SPLITS = 16
 """Splits of a sequence's keys, at most; and the places they have, where whoever reads the attention merges them."""
 FEW_SPLITS = 8
@@ -86,13 +76,8 @@ FEW_KEYS = 1024 * FEW_SPLITS
 many workers then read keys, but each of them faster, and nobody polls for splits a second time."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
-LIMIT_WORDS = 8
-"""int64 words of a sequence's limits in a launch of several tokens (limit_words)."""
-DRAW_WORDS = 4
-"""float64 words of how a sequence's tokens are drawn there, before its uniform numbers (draw_words)."""
-# Shared memory of an sm_90 block, and what of it barriers, records and small buffers take; half a KiB more where tokens
-# are drawn.
-_SHARED_BYTES, _SMALL_BYTES, _DRAWING_BYTES = 227 * 1024, 2304, 2816
+# Shared memory of an sm_90 block, and what of it barriers, records and small buffers take.
+_SHARED_BYTES, _SMALL_BYTES = 227 * 1024, 2304
 # What activations may take of it: half the rest is a ring deep enough to ride out a hand-off. Of 32 rows of a block on
 # compact weights less, in shorter chunks, which leaves the ring a tile more.
 _X_BYTES, _X_BYTES_OF_32 = 64 * 1024, 48 * 1024
@@ -315,38 +300,11 @@ def tile_shape(
 
 
 def held_tiles(padded: int, head_dim: int, *, crowded: bool = False) -> int:
-    """Tiles of 16-bit weights that fit registers. crowded: whether the kernel makes several tokens or adds up slices of
-    K, which leaves fewer."""
+    """Tiles of 16-bit weights that fit registers. crowded: whether the kernel adds up slices of K, which
+    leaves fewer."""
     if head_dim == 0 or (crowded and head_dim > 64 and padded > 2):
         return 0
     return _HELD[head_dim > 64].get(padded, 0)
-
-
-def drawing_ring(shape: TileShape, head_dim: int) -> int:
-    """Weight tiles that fit where a decode step draws tokens."""
-    taken = shape.slots * shape.chunk_bytes + _DRAWING_BYTES
-    return _tiles_beside(taken, shape.batch, head_dim, shape.slot_bytes)
-
-
-def several_words(tokens: int, batch: int, blocks: int) -> tuple[int, int]:
-    """Where the tokens of a launch of several lie in what it keeps (see choose.py), and all of that, in int64 words.
-    batch: padded."""
-    first = blocks * batch * 10 + batch * 4
-    own = first + tokens * batch + blocks * batch * 3
-    return first, -(-own // 2) * 2 + blocks * 128
-
-
-def limit_words(last_position: int, stop_ids: Iterable[int] = ()) -> list[int]:
-    """What a launch of several tokens looks for by itself, LIMIT_WORDS of a sequence: the position of its last token,
-    then its stop tokens (see choose.py). Of more than fit only the first are looked for."""
-    ids = list(stop_ids)[: LIMIT_WORDS - 1]
-    return [last_position, *ids, *[-1] * (LIMIT_WORDS - 1 - len(ids))]
-
-
-def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> list[float]:
-    """What a launch of several tokens draws a sequence's by, as ops.sampling's RowParameters has them, DRAW_WORDS of
-    float64; the uniform numbers of its tokens follow them (see draw.py)."""
-    return [temperature, min_p, max(top_k, 0), top_p]
 
 
 def splits_of(keys: int, splits: int, *, few: bool) -> int:

@@ -55,7 +55,6 @@ from onewave.wave.kernel.attend.show import clear_others, show_few, show_part, s
 from onewave.wave.kernel.attend.streamed import from_ring, let_go_of_keys, tiles_of_block, whole_blocks
 from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.records import noted, place_of
-from onewave.wave.kernel.sample.choose import has_stopped
 from onewave.wave.kernel.words import (
     PLACE_K_NORM,
     PLACE_KEYS,
@@ -156,27 +155,23 @@ def queries_and_new(
 def attend(
     record, ours, theirs, positions, slots, places, watch, block, step, batch, keep_back, heads, ring, full, empty,
     streamed, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr,
-    SCALE: gl.constexpr, SYNC: gl.constexpr, S: gl.constexpr, XW: gl.constexpr, NB: gl.constexpr, FEW: gl.constexpr,
-    TOKENS: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
+    SCALE: gl.constexpr, SYNC: gl.constexpr, S: gl.constexpr, XW: gl.constexpr, FEW: gl.constexpr, PAGE: gl.constexpr,
+    STREAMS: gl.constexpr,
 ):  # fmt: skip
     """One group of heads over one split of one sequence's keys. Of a split that the sequence does not use, or for a
     sequence beyond the batch, only clear. xs: the activations' shared memory, which no step needs while one attends.
-    positions: if TOKENS > 1, the block's own (choose.py). streamed: tiles of keys and values that the ring has had so
-    far. Returns how many of this task's it has."""
+    streamed: tiles of keys and values that the ring has had so far. Returns how many of this task's it has."""
     b = noted(record, WORD_SEQUENCE)
     position, begin, end, splits = keys_of_split(record, positions, batch, FEW)
     split = noted(record, WORD_SLICE)
-    stopped = 0
-    if TOKENS > 1:
-        stopped = has_stopped(positions, b, NB)
     if (b < batch) & (split < splits):
         layer = noted(record, WORD_LAYER)
         k_rows, v_rows, table = rows_of_cache(record, slots, places, PAGE)
         new = ours + noted(record, WORD_SOURCE) + b * noted(record, WORD_SOURCE_STRIDE)
         attend_keys(
-            record, new, k_rows, v_rows, table, begin, end, position, split == splits - 1, layer, stopped, places,
-            watch, block, step, keep_back, heads, ring, full, empty, noted(record, WORD_COMES) + streamed, xs, DTYPE, D,
-            GP, QKNORM, EPS, SCALE, SYNC, S, XW, TOKENS, PAGE, STREAMS,
+            record, new, k_rows, v_rows, table, begin, end, position, split == splits - 1, layer, places, watch, block,
+            step, keep_back, heads, ring, full, empty, noted(record, WORD_COMES) + streamed, xs, DTYPE, D, GP, QKNORM,
+            EPS, SCALE, SYNC, S, XW, PAGE, STREAMS,
         )  # fmt: skip
         low, high, lse = merge_warps(heads, xs, DTYPE, D, GP, XW)
         if splits == 1:
@@ -269,10 +264,10 @@ def first_rows(score, KW: gl.constexpr, XW: gl.constexpr):
 
 @gluon.jit
 def attend_keys(
-    record, new, k_rows, v_rows, table, begin, end, position, has_new, layer, stopped, places, watch, block, step,
-    keep_back, heads, ring, full, empty, tile, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr,
-    QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, SYNC: gl.constexpr, S: gl.constexpr,
-    XW: gl.constexpr, TOKENS: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
+    record, new, k_rows, v_rows, table, begin, end, position, has_new, layer, places, watch, block, step, keep_back,
+    heads, ring, full, empty, tile, xs, DTYPE: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr,
+    EPS: gl.constexpr, SCALE: gl.constexpr, SYNC: gl.constexpr, S: gl.constexpr, XW: gl.constexpr, PAGE: gl.constexpr,
+    STREAMS: gl.constexpr,
 ):  # fmt: skip
     """Each warp goes over its own keys, from begin to before end, and leaves its maxima, sums and weighted values in
     shared memory; has_new: the new key's scores, too. First what whole blocks of keys leave over, then the blocks, from
@@ -324,8 +319,6 @@ def attend_keys(
         else:
             target = target + position * (D // 2) + word
         writes = (noted(record, WORD_APPENDS) > 0) & (keep_back == 0)
-        if TOKENS > 1:
-            writes = writes & (stopped == 0)
         gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
     gl.thread_barrier()
     newest.store(new_scores(fresh, has_new, DTYPE, D, GP, SCALE, XW))

@@ -73,16 +73,17 @@ def byte_products(PARTS):
 
 @gluon.jit
 def multiply_byte_steps(
-    steps, num_steps, positions, batch, slot, phase, chunks_before, results, rings, full, empty, xs, xfull,
-    xempty, parts, pfull, pempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr,
-    R: gl.constexpr, G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, D: gl.constexpr,
-    FEW: gl.constexpr, STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, OWN: gl.constexpr,
+    steps, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull, pempty,
+    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
+    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr,
+    STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
-    """Make all products of the block's steps once, as kernel.multiply_steps does; of MULTIPLIERS that do so side by
-    side each group's OWNth row block.
-
-    Returns the next tile's slot and phase, and chunks and results of this launch so far.
-    """
+    """Make all products of the block's steps, as kernel.multiply_steps does; of MULTIPLIERS that do so side by side
+    each group's OWNth row block."""
+    slot = 0
+    phase = 0
+    chunks_before = 0
+    results = 0
     N: gl.constexpr = 64 // R * NB
     PARTS: gl.constexpr = parts_of(R, NB)
     ACC: gl.constexpr = byte_products(PARTS)
@@ -151,7 +152,6 @@ def multiply_byte_steps(
             gl.thread_barrier()
             results += 1
         chunks_before += chunks
-    return slot, phase, chunks_before, results
 
 
 @gluon.jit

@@ -1,22 +1,23 @@
-"""top_k and top_p inside a launch of several tokens: a search for a place in the sorted vocabulary, which nobody sorts.
+"""top_k and top_p without a sort: a search for a place in the sorted vocabulary.
 
-ops.sampling orders a sequence's tokens by their logits over its temperature, the first of equals first, and weighs each
-with a whole number. top_k keeps the tokens up to the one of a rank, top_p those up to the one in whose weight a number
-falls, and the one drawn is again the one in whose weight a number falls. Each of the three is one search, and the sum
+ops.sampling orders a row's tokens by their logits over the temperature, the first of equals first, and weighs each with
+a whole number. top_k keeps the tokens up to the one of a rank. top_p keeps those up to the one in whose weight a number
+falls. The sampled token is again the one in whose weight a number falls. Each of the three is one search, and the sum
 of the weights kept is all that the next has to know of the one before.
 
-A search goes in rounds of one hop. All blocks cut an interval of logits into eight parts, the first of which is its
-lower end alone; each shows, of the rows of the head that it has made, the sum of weights, the number and the least
-logit from every part on; each reads those of all. Sums of whole numbers are the same in any order, so all find the same
-part in which the rank or the number falls, and the next round is about the interval from the least logit in that part
-to its end. A search ends with a part that holds one token, or nothing but equals. Tokens that weigh nothing are none:
-they change no sum and are not drawn. The first round, over all that weigh anything, serves all three searches.
+A search goes in rounds of one exchange between thread blocks. All blocks cut an interval of logits into eight parts,
+the first of which is its lower end alone. Each block shows, of its share of the vocabulary, the sum of weights, the
+number and the least logit from every part on, and reads those of all. Sums of whole numbers are the same in any order,
+so all find the same part in which the rank or the number falls. The next round is about the interval from the least
+logit in that part to its end. A search ends with a part that holds one token, or nothing but equals. Tokens that weigh
+nothing are none: they change no sum and are not sampled. The first round, over all that weigh anything, serves all
+three searches.
 
-In `several`, behind all else (layout.several_words): two groups by token of four sets by round of eight parts of
-[blocks] packets of four int32 words (31 bits of the sum, 31 more, the number, the least logit as `ordered` has it).
-A block clears its own of a group at the beginning of the token, as draw.py does, and in each round, once it has shown
-what it found, the set of the round after the next. Whoever reads there has read what this block has shown in between,
-behind a fence; and nobody reads any more what stood there two rounds before, as all have shown the round between.
+In `sets`, behind what draw_impl.py keeps: two groups by launch of four sets by round of eight parts of [blocks] packets
+of four int32 words (31 bits of the sum, 31 more, the number, the least logit as `ordered` has it). A block clears its
+own of the next launch's group, and in each round, once it has shown what it found, the set of the round after the next.
+A block that reads there has read what this block has shown in between, behind a fence. Nobody reads any more what stood
+there two rounds before, as all have shown the round between.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -75,20 +76,20 @@ def weights_of_rows(logits, at, rows, inverse, best, least, LAYOUT: gl.constexpr
 
 
 @gluon.jit
-def rounds_of(several, number, NB: gl.constexpr, TOKENS: gl.constexpr):
-    """The sets of the rounds of the token of that number, counted over all launches."""
-    pairs = (gl.num_programs(0) * (NB * 13) + (NB * 4 + TOKENS * NB + 1)) // 2
-    return several.to(gl.pointer_type(gl.int32)) + pairs * 4 + (number & 1) * (gl.num_programs(0) * 128)
+def rounds_of(sets, number):
+    """The sets of the rounds of the launch of that number."""
+    behind = gl.num_programs(0) * 8 + 8
+    return sets.to(gl.pointer_type(gl.int32)) + behind + (number & 1) * (gl.num_programs(0) * 128)
 
 
 @gluon.jit
-def clear_rounds(several, number, wanted, block, NB: gl.constexpr, TOKENS: gl.constexpr, XW: gl.constexpr):
-    """Say that there has been no round of a token yet, if wanted."""
+def clear_rounds(sets, number, block, XW: gl.constexpr):
+    """Mark all of a block's packets of a launch as absent."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, 128, layout=LANES)
     # Packet by packet of four sets of eight parts, which lie side by side.
-    mine = rounds_of(several, number, NB, TOKENS) + lane // 4 * (gl.num_programs(0) * 4) + block * 4 + lane % 4
-    gl.store(mine, gl.full([128], ABSENT, gl.int32, LANES), mask=(lane < 128) & wanted)
+    mine = rounds_of(sets, number) + lane // 4 * (gl.num_programs(0) * 4) + block * 4 + lane % 4
+    gl.store(mine, gl.full([128], ABSENT, gl.int32, LANES))
 
 
 @gluon.jit
@@ -207,23 +208,22 @@ def read_parts(shown, watch, block, step, KEPT: gl.constexpr, XW: gl.constexpr):
 
 @gluon.jit
 def narrowed(
-    several, logits, rows, inverse, best, least, top_k, top_p, uniform, number, rounds, watch, block, step,
-    NB: gl.constexpr, TOKENS: gl.constexpr, XW: gl.constexpr,
+    sets, logits, rows, inverse, best, least, top_k, top_p, uniform, number, watch, block, step, XW: gl.constexpr
 ):  # fmt: skip
-    """Search for a sequence's token. logits, rows: the block's. best, least: as in weights_of; inverse: as in over;
-    top_k, int64, 0 for none; top_p, uniform: float64. rounds: how many there have been for the token of that number.
+    """Search for a row's token. logits, rows: the block's share. best, least: as in weights_of; inverse: as in over;
+    top_k, int64, 0 for none; top_p, uniform: float64. number: of the launch.
 
     Returns the token's logit over the temperature; how much its equals that are kept weigh before it (int64, below what
-    they weigh together); whether it has none; and the rounds.
+    they weigh together); and whether it has none.
     """
     # A warp keeps a part; what is to be decided every thread works out by itself.
     KEPT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [XW, 1], [1, 0])
     WHOLE: gl.constexpr = gl.BlockedLayout([8, 4], [32, 1], [XW, 1], [1, 0])
-    sets = rounds_of(several, number, NB, TOKENS)
+    packets_of = rounds_of(sets, number)
     no_sum = best.to(gl.int64) * 0
     packets = gl.zeros([8, 4], gl.int32, KEPT)
     first_packets = packets
-    first = rounds
+    rounds = 0
     search = -1  # 0: top_k, 1: top_p, 2: the token; before them the first round
     whole = 1
     low = best - _SPAN
@@ -233,10 +233,10 @@ def narrowed(
     goal = no_sum
     total = no_sum  # weight of the tokens kept so far
     alone = 0
-    while (search < 3) & (rounds - first < _MOST_ROUNDS):
+    while (search < 3) & (rounds < _MOST_ROUNDS):
         if (search < 0) | (whole == 0):
-            shown = sets + (rounds & 3) * (gl.num_programs(0) * 32)
-            behind = sets + ((rounds + 2) & 3) * (gl.num_programs(0) * 32) + block * 4
+            shown = packets_of + (rounds & 3) * (gl.num_programs(0) * 32)
+            behind = packets_of + ((rounds + 2) & 3) * (gl.num_programs(0) * 32) + block * 4
             show_parts(shown + block * 4, behind, low, high, whole, logits, rows, inverse, best, least, XW)
             packets = read_parts(shown, watch, block, step, KEPT, XW)
             rounds += 1
@@ -291,4 +291,4 @@ def narrowed(
                 high = unordered(ordered(best) + 1)
                 counted = no_sum
                 weighed = no_sum
-    return low, gl.where(total > 0, goal, 0), gl.where(total > 0, alone, 0), rounds
+    return low, gl.where(total > 0, goal, 0), gl.where(total > 0, alone, 0)

@@ -1,4 +1,4 @@
-"""top_k and top_p inside a launch: the kernel's own source in NumPy, on logits of every kind, against the sampler."""
+"""top_k and top_p without a sort: the kernel's own source in NumPy, on logits of every kind, against the sampler."""
 
 from __future__ import annotations
 
@@ -10,64 +10,78 @@ import numpy as np
 import pytest
 import torch
 
-from onewave.ops.sampling import RowParameters, sample
-from onewave.wave.kernel.sample import narrow
-from onewave.wave.plan.layout import STEP_WORDS, Word, draw_words, several_words
+from onewave.ops.sampling import RowParameters, draw_impl, rounds_impl, sample, search_impl
+from onewave.ops.sampling.op import draw_words
+from onewave.ops.sampling.triton_impl import PIECE
 
-sys.path.insert(0, str(Path(__file__).parent))
-import draw_aot
-from gluon_in_numpy import WAVE, Memory, function, launch
+sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
+from gluon_in_numpy import Fault, Memory, function, launch
 from numpy_memory import wrapped
 
-ROWS, TOKENS = 16, 3
-# What draw_aot's kernel calls by its module's name.
-MODULES = (*WAVE, draw_aot)
+MODULES = (rounds_impl, draw_impl, search_impl)
+# A round calls the kernel's delay, which `launch` hands to the test.
+COUNTED = Fault("narrowed", "rounds += 1", "rounds += 1; delay(0)")
 
 
-def drawn(logits: np.ndarray, draws: list[list[float]], uniform: list[float], workers: int) -> list[int]:
-    """The tokens that as many workers come to by their own rows of logits, float32 [batch, vocabulary]."""
-    return tokens_and_rounds(logits, draws, uniform, workers)[0]
+class Search:
+    """Buffers that launches of the search leave to each other."""
+
+    def __init__(self, rows: int, blocks: int) -> None:
+        self.memory, self.rows, self.blocks = Memory(1 << 22), rows, blocks
+        self.set_words = search_impl.words_of_sets(blocks)
+        self.sets = self.memory.put(np.full(rows * self.set_words, -1, dtype=np.int64))
+        self.behind = self.memory.put(np.full(64, 77, dtype=np.int64))
+        self.epochs = self.memory.put(np.zeros(rows * blocks, dtype=np.int32))
+        self.rounds: list[int] = []
+
+    def draw(self, logits: np.ndarray, draws: list[list[float]], uniform: list[float]) -> list[int]:
+        """A token a row; adds one to `rounds` for each round of each block."""
+        put, (rows, vocabulary) = self.memory.put, logits.shape
+        pieces = -(-vocabulary // PIECE)
+        padded = np.full((rows, pieces * PIECE), -np.inf, dtype=np.float32)
+        padded[:, :vocabulary] = np.where(np.isnan(logits), -np.inf, logits)
+        tokens = put(np.full(rows, -1, dtype=np.int64))
+        arguments = {
+            "sets": self.sets,
+            "epochs": self.epochs,
+            "draws": put(np.array(draws)),
+            "uniform": put(np.array(uniform)),
+            "logits": put(logits),
+            "most": put(padded.reshape(rows, pieces, PIECE).max(axis=2)),
+            "tokens": tokens,
+            "watch": put(np.zeros(16 + 8 * self.blocks, dtype=np.int32)),
+            "vocabulary": vocabulary,
+            "stride": vocabulary,
+            "share": -(-vocabulary // (4 * self.blocks)) * 4,
+            "set_words": self.set_words,
+            "pieces": pieces,
+            "MOST": 256,
+            "XW": 8,
+        }
+        launch(
+            self.memory,
+            (self.blocks, rows),
+            arguments,
+            lambda: self.rounds.append(1),
+            modules=MODULES,
+            name="draw_limited_kernel",
+            planted=[COUNTED],
+        )
+        assert (self.memory.get(self.behind, (64,)) == 77).all()
+        return self.memory.get(tokens, (rows,)).tolist()
+
+
+def drawn(logits: np.ndarray, draws: list[list[float]], uniform: list[float], blocks: int) -> list[int]:
+    """The tokens that as many blocks come to by their own shares of logits, float32 [rows, vocabulary]."""
+    return Search(len(logits), blocks).draw(logits, draws, uniform)
 
 
 def rounds_of(logits: np.ndarray, words: list[float], number: float) -> int:
-    """How many rounds one sequence's search takes."""
-    return tokens_and_rounds(logits, [words], [number], 2)[1][0]
-
-
-def tokens_and_rounds(
-    logits: np.ndarray, draws: list[list[float]], uniform: list[float], workers: int
-) -> tuple[list[int], list[int]]:
-    batch, vocabulary = logits.shape
-    padded = 1 << (batch - 1).bit_length()
-    blocks = -(-vocabulary // ROWS)
-    cuts = np.linspace(0, blocks, workers + 1).astype(int)
-    heads = np.zeros((workers, STEP_WORDS), dtype=np.int32)
-    heads[:, Word.FIRST_BLOCK], heads[:, Word.BLOCKS] = cuts[:-1], np.diff(cuts)
-    memory = Memory(1 << 22)
-    several = memory.put(np.full(several_words(TOKENS, padded, workers)[1], -1, dtype=np.int64))
-    behind = memory.put(np.full(64, 77, dtype=np.int64))
-    found = memory.put(np.zeros((2, workers, padded), dtype=np.int64))
-    numbers = [[*row, number, 0.5, 0.5] for row, number in zip(draws, uniform, strict=True)]
-    arguments = {
-        "several": several,
-        "draws": memory.put(np.array(numbers)),
-        "heads": memory.put(heads),
-        "out": memory.put(logits.view(np.int32)),
-        "best": memory.put(logits.max(axis=1)),
-        "drawn": found,
-        "out_stride": vocabulary,
-        "begin": 0,
-        "batch": batch,
-        "NB": padded,
-        "R": ROWS,
-        "TOKENS": TOKENS,
-    }
-    launch(memory, workers, arguments, modules=MODULES, name="draw_alone")
-    assert (memory.get(behind, (64,)) == 77).all()
-    rows, rounds = memory.get(found, (2, workers, padded))[:, :, :batch].tolist()
-    assert all(row == rows[0] for row in rows), "workers that come to different tokens"
-    assert all(row == rounds[0] for row in rounds)
-    return rows[0], rounds[0]
+    """How many rounds one row's search takes."""
+    search = Search(1, 2)
+    search.draw(logits, [words], [number])
+    assert len(search.rounds) % 2 == 0, "blocks that take different rounds"
+    return len(search.rounds) // 2
 
 
 def expected(logits: np.ndarray, draws: list[list[float]], uniform: list[float]) -> list[int]:
@@ -124,24 +138,26 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("kind", LOGITS)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_tokens_are_those_of_the_sampler(kind: str, workers: int) -> None:
-    """All limits and numbers side by side, one sequence each, of the same logits."""
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_tokens_are_those_of_the_sampler(kind: str, blocks: int) -> None:
+    """All limits and numbers side by side, one row each, of the same logits."""
     draws = [words for words in LIMITS.values() for _ in UNIFORM]
     uniform = list(UNIFORM) * len(LIMITS)
     logits = LOGITS[kind].repeat(len(draws), axis=0)
-    assert drawn(logits, draws, uniform, workers) == expected(logits, draws, uniform)
+    assert drawn(logits, draws, uniform, blocks) == expected(logits, draws, uniform)
 
 
-def test_sequences_with_and_without_limits_do_not_disturb_each_other() -> None:
+def test_rows_do_not_disturb_each_other_nor_does_one_launch_the_next() -> None:
     dice = np.random.default_rng(1)
     logits = np.concatenate([normal(scale) for scale in (0.5, 1, 2, 4, 5)])
-    draws = [draw_words(1.0), LIMITS["both"], draw_words(0.6, 0.05), LIMITS["half"], draw_words(1.5)]
-    for number in range(3):
+    draws = [LIMITS[name] for name in ("a few", "both", "the whole vocabulary", "half", "all three")]
+    search = Search(5, 3)
+    for number in range(4):
         uniform = dice.uniform(size=5).tolist()
-        together = drawn(logits, draws, uniform, 3)
-        assert together == expected(logits, draws, uniform)
-        alone = [drawn(logits[i : i + 1], draws[i : i + 1], uniform[i : i + 1], 2 + number)[0] for i in range(5)]
+        rolled = np.roll(logits, number, axis=0)
+        together = search.draw(rolled, draws, uniform)
+        assert together == expected(rolled, draws, uniform)
+        alone = [drawn(rolled[i : i + 1], draws[i : i + 1], uniform[i : i + 1], 2 + number)[0] for i in range(5)]
         assert together == alone
 
 
@@ -161,7 +177,7 @@ def test_logits_that_are_no_numbers_end_the_search() -> None:
 
 
 def test_a_search_takes_few_rounds() -> None:
-    """A round is a hop, so that their number is what limits cost."""
+    """A round is an exchange between blocks, so their number is what limits cost."""
     most = {"peaked": 6, "flat": 14, "ties": 8, "all equal": 1}
     for kind, rounds in most.items():
         for words in LIMITS.values():
@@ -171,7 +187,7 @@ def test_a_search_takes_few_rounds() -> None:
 def test_a_logit_over_the_temperature_is_rounded_as_a_division_rounds_it() -> None:
     """Where rounding turns between two float32, above all: quotients next to numbers of 25 bits."""
     dice = np.random.default_rng(5)
-    over = function(narrow.over.fn, {"gl": SimpleNamespace(float32=np.float32, float64=np.float64)}, ())
+    over = function(rounds_impl.over.fn, {"gl": SimpleNamespace(float32=np.float32, float64=np.float64)}, ())
     temperatures = dice.integers(1 << 23, 1 << 24, 400_000).astype(np.float32)
     halfway = dice.integers(1 << 24, 1 << 25, 400_000) | 1
     near = (halfway * temperatures.astype(np.float64)).astype(np.float32)
