@@ -23,18 +23,14 @@ from jinja2 import Environment, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.engine.text.tokenizer_parts import AddedPiece
 
 __all__ = ["ChatTemplate", "RenderedChat"]
 
-# A template is somebody else's program. These end one that loops or calls its macros without end, or grows a text by
-# what it writes, repeats or puts together; real ones stay far below.
-MAX_LOOP_STEPS = 500_000
 MAX_CHARACTERS = 50_000_000
-_MOST_BITS = 100_000
+"""Characters of a rendered conversation. Real ones stay far below."""
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -63,44 +59,6 @@ class _GenerationBlock(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, where `+`, `*` and `**` can't make something huge either."""
-
-    intercepted_binops = frozenset({"+", "*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*" and _bits(left) + _bits(right) > _MOST_BITS:
-            raise TemplateError(f"it makes a number of more than {_MOST_BITS} bits")
-        for size, times in ((left, right), (right, left)):
-            if (
-                isinstance(size, str | list | tuple)
-                and isinstance(times, int)
-                and len(cast("str", size)) * times > 1_000_000
-            ):
-                raise TemplateError("it repeats a sequence more than a million characters long")
-        if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            _check_length(len(cast("str", left)) + len(cast("str", right)))
-        if operator == "**" and isinstance(right, int | float) and abs(right) > 1000:
-            raise TemplateError("it raises to a power above 1000")
-        return super().call_binop(context, operator, left, right)
-
-
-def _bits(number: object) -> int:
-    return number.bit_length() if isinstance(number, int) else 0
-
-
-def _check_length(characters: int) -> None:
-    if characters > MAX_CHARACTERS:
-        raise TemplateError(f"it puts together more than {MAX_CHARACTERS} characters")
-
-
-def _joined(*values: object) -> str:
-    """Jinja's `~`."""
-    texts = [str(value) for value in values]
-    _check_length(sum(map(len, texts)))
-    return "".join(texts)
-
-
 def _raise_exception(message: object) -> None:
     raise TemplateError(str(message))
 
@@ -122,7 +80,8 @@ def _strftime_now(format: str) -> str:
 
 
 def _environment() -> Environment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    extensions = [_GenerationBlock, loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
     helpers: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals.update(helpers)
@@ -131,6 +90,9 @@ def _environment() -> Environment:
 
 class ChatTemplate:
     """One compiled template.
+
+    Jinja's sandbox keeps it from Python's internals and limits `range` to 100,000 numbers. MAX_CHARACTERS limits its
+    output. Nothing ends a template that computes for long without writing.
 
     source: Jinja. origin: the model's file, for messages. special_tokens: name -> text, visible to the template.
     added: the tokenizer's added tokens; control tokens are the special ones and those that the template itself
@@ -147,7 +109,6 @@ class ChatTemplate:
             is_content = _content_in(tree)
             self._reads_parts = _reads_content_parts(tree, is_content)
             self._asks_for_none = any(t.name == "none" and is_content(t.node) for t in tree.find_all(nodes.Test))
-            _count_steps(tree)
             self._template = environment.from_string(tree)
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TokenizerError(self._what, got=f"not a Jinja template ({_reason(error)})") from error
@@ -172,7 +133,6 @@ class ChatTemplate:
         start, end = next(private, None), next(private, None)
         if start is None or end is None:
             raise InvalidArgumentError("messages", got="every character that Unicode leaves for private use")
-        budget = _Budget()
         marked = [
             (self._assistant if message["role"] == "assistant" else self._everyone).mark(message, start, end)
             for message in checked
@@ -184,9 +144,6 @@ class ChatTemplate:
             **self._everyone.mark(given, start, end),
             "messages": marked,
             "add_generation_prompt": add_generation_prompt,
-            "range": budget.range,
-            _STEP: budget.step,
-            _JOINED: _joined,
         }
         return _unmark(self._run(context), start, end, self._everyone.control)
 
@@ -198,7 +155,7 @@ class ChatTemplate:
                 chunks.append(chunk)
                 length += len(chunk)
                 if length > MAX_CHARACTERS:
-                    raise TemplateError(f"it writes more than {MAX_CHARACTERS} characters")
+                    raise TemplateError(f"it writes more than {MAX_CHARACTERS:,} characters")
         except InvalidArgumentError:
             raise
         except Exception as error:  # whatever a stranger's program may raise
@@ -402,42 +359,8 @@ def _unmark(text: str, start: str, end: str, control: frozenset[str]) -> Rendere
     return RenderedChat("".join(pieces[::2]), frozenset(starts), tuple(breaks), control)
 
 
-_STEP, _JOINED = "__onewave_step__", "__onewave_joined__"
 # Unicode's planes 15 and 16.
 _MORE_PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-
-
-class _Budget:
-    """Counts the loop steps of one rendering."""
-
-    def __init__(self) -> None:
-        self._left = MAX_LOOP_STEPS
-
-    def step(self, count: int = 1) -> None:
-        self._left -= count
-        if self._left < 0:
-            raise TemplateError(f"it loops more than {MAX_LOOP_STEPS} times")
-
-    def range(self, *args: int) -> range:
-        steps = range(*args)
-        self.step(len(steps))
-        return steps
-
-
-def _count_steps(tree: nodes.Template) -> None:
-    """Make every loop and every macro count its steps, and every `~` its characters."""
-    _Joins().visit(tree)
-    for repeated in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
-        call = nodes.Call(nodes.Name(_STEP, "load"), [], [], None, None)
-        repeated.body.insert(0, nodes.ExprStmt(call).set_lineno(repeated.lineno))
-
-
-class _Joins(NodeTransformer):
-    """Calls `_joined` where a template has `~`."""
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return nodes.Call(nodes.Name(_JOINED, "load"), node.nodes, [], None, None).set_lineno(node.lineno)
 
 
 def _literals(tree: nodes.Template) -> str:
