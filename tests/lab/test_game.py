@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from onewave.lab.game import Game, count, overview, sweep
+from onewave.lab.game import Game, overview, sweep
 from onewave.tiles.graph.builders import gemm
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.order.orders import GRID_ORDERS, grid_order
@@ -17,9 +17,9 @@ from onewave.tiles.sim.simulate import simulate
 
 def test_a_path_counted_by_hand():
     # A0 B0 | B1 | A1 pushes A0 out | B0 is there no more: A1, B1 were touched since.
-    order = [[0, 0], [0, 1], [1, 1], [1, 0]]
-    assert count({"m": 2, "n": 2, "slots": 3, "order": order}) == {"loads": 5, "stores": 4, "tiles": 4}
-    assert count({"m": 2, "n": 2, "slots": 4, "order": order})["loads"] == 4
+    order = [(0, 0), (0, 1), (1, 1), (1, 0)]
+    assert Game(2, 2, 2, 3, "panels", "lru").loads(order) == 5
+    assert Game(2, 2, 2, 4, "panels", "lru").loads(order) == 4
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo", "belady"])

@@ -36,9 +36,9 @@ def test_the_name_that_the_lab_was_started_for_is_answered():
 
 def test_a_request_from_another_site_is_refused(client):
     for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "https://localhost", "http://["):
-        answer = client.post("/api/count", json={"order": []}, headers={"origin": origin})
+        answer = client.post("/api/best", json={"order": []}, headers={"origin": origin})
         assert answer.status_code == 403, origin
-    own = client.post("/api/count", json={"order": []}, headers={"origin": "http://127.0.0.1:8137"})
+    own = client.post("/api/best", json={"order": []}, headers={"origin": "http://127.0.0.1:8137"})
     assert own.status_code == 200
 
 
@@ -80,7 +80,7 @@ def test_a_body_of_unknown_length_is_cut_off_where_it_gets_too_large():
         for _ in range(50):
             yield b" " * 100
 
-    answer = small.post("/api/count", content=pieces())
+    answer = small.post("/api/best", content=pieces())
     assert answer.status_code == 413
     assert "1,000 bytes" in answer.json()["error"]
-    assert small.post("/api/count", content=iter([b'{"order":', b"[[0,0]]}"])).json()["loads"] == 2
+    assert small.post("/api/best", content=iter([b'{"order":', b"[[0,0]]}"])).json()["order"][0] == [0, 0]

@@ -62,7 +62,6 @@ GETS: dict[str, Answer] = {
 """Routes answered from the query alone."""
 
 POSTS: dict[str, Answer] = {
-    "/api/count": game.count,
     "/api/best": search.best_from,
     "/api/trace": _trace,
     "/api/perfetto": _perfetto,

@@ -1,4 +1,4 @@
-"""The tile game's numbers: what orders cost on the page's grid, the lower bound, and the count of a played path.
+"""The tile game's numbers: what orders cost on the page's grid, and the lower bound.
 
 Two units. "panels": a tile of C needs a whole row panel of A and column panel of B, and slots hold panels
 (tiles/search/panels.py). "tiles": a tile of C walks along K and needs A(i,k) and B(k,j) at step k; slots hold those
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.lab.fields import choice, tiles_of, whole
+from onewave.lab.fields import choice, whole
 from onewave.tiles.order.orders import GRID_ORDERS, grid_order
 from onewave.tiles.search.bounds import best_bound, gemm_bounds, panel_bounds
 from onewave.tiles.search.panels import panel_loads, strip_snake_loads
 from onewave.tiles.sim.caches import Stream, replay
 
-__all__ = ["GAME_POLICIES", "MOST_ACCESSES", "Game", "count", "game_from", "overview", "sweep"]
+__all__ = ["GAME_POLICIES", "MOST_ACCESSES", "Game", "game_from", "overview", "sweep"]
 
 GAME_POLICIES = ("lru", "fifo", "belady")
 MOST_SIDE = 64
@@ -95,13 +95,6 @@ def overview(given: Mapping[str, Any]) -> dict[str, Any]:
         "strip_snake": strip,
         "stores": game.m * game.n,
     }
-
-
-def count(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The simulator's count of a played path, whole or not."""
-    game = game_from(given)
-    order = tiles_of(given.get("order"), game.m, game.n)
-    return {"loads": game.loads(order), "stores": len(order), "tiles": len(order)}
 
 
 def sweep(given: Mapping[str, Any]) -> dict[str, Any]:
