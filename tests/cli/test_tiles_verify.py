@@ -12,13 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from kit.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.cli.tiles.lower import lower_command
 from onewave.cli.tiles.verify import interpret_command, verify_command
 from onewave.tiles.order.schedule import Csr
 from onewave.tiles.proof import schedule_file as verify_file
 from onewave.tiles.proof.table import TaskTable
-from onewave.tiles.proof.verify_table import verify_table
 
 app = typer.Typer()
 app.command("verify")(verify_command)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn, measured, pack_ffn
@@ -17,7 +18,6 @@ from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.wave.launch import PackedFFN
 from onewave.ops.ffn.wave.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn, workers_for
 from onewave.tiles.proof.interpret import execute
-from onewave.tiles.proof.verify_table import verify_table
 from onewave.wave.plan.operations import INPUT, OUTPUT
 from onewave.wave.plan.slices import slice_bounds
 from onewave.wave.weights.pack import Weight, pack_stream

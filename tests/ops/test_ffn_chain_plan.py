@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from kit.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn.chain.plan import BANDS, ChainPlan, ChainSizes, ChainTile, chain_graph, default_tile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.tiles.order.policies import POLICIES
 from onewave.tiles.proof.interpret import execute
-from onewave.tiles.proof.verify_table import verify_table
 from onewave.tiles.sim.simulate import simulate
 
 SIZES = ChainSizes(700, 128, 960, 448, True)

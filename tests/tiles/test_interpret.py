@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from small_graphs import CHAINS
 
+from kit.interpret_all import explore
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import gemm_chain
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
@@ -16,7 +17,6 @@ from onewave.tiles.order.orders import ORDERS, task_order
 from onewave.tiles.order.policies import POLICIES, plan
 from onewave.tiles.order.schedule import Csr, Mode
 from onewave.tiles.proof.interpret import execute, interpret
-from onewave.tiles.proof.interpret_all import explore
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
 

@@ -7,6 +7,9 @@ from collections import Counter
 import numpy as np
 from small_graphs import two_convolutions
 
+from kit.interpret_all import explore
+from kit.mutate import MUTATIONS, mutate
+from kit.verify_table import verify_table
 from onewave.base.errors import VerificationError
 from onewave.tiles.graph.builders import ffn, gemm_chain
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
@@ -14,11 +17,8 @@ from onewave.tiles.order.orders import task_order
 from onewave.tiles.order.policies import POLICIES, plan
 from onewave.tiles.order.schedule import Mode, Ring
 from onewave.tiles.proof.interpret import interpret
-from onewave.tiles.proof.interpret_all import explore
-from onewave.tiles.proof.mutate import MUTATIONS, mutate
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
-from onewave.tiles.proof.verify_table import verify_table
 
 NUM_MUTATIONS = 10_000
 

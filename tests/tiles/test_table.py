@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from small_graphs import CHAINS
 
+from kit.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, UnverifiedError, VerificationError
 from onewave.tiles.graph.builders import gemm
 from onewave.tiles.order.policies import plan
 from onewave.tiles.order.schedule import Mode
 from onewave.tiles.proof.table import HEADER_WORDS, MAGIC, TaskTable, lower
 from onewave.tiles.proof.verify import verify
-from onewave.tiles.proof.verify_table import verify_table
 
 
 def table_of(name: str = "chain", mode: Mode = Mode.STATIC, policy: str = "row") -> TaskTable:

@@ -11,6 +11,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from kit.interpret_all import explore
+from kit.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, VerificationError
 from onewave.tiles.graph.builders import gemm, gemm_chain
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
@@ -19,11 +21,9 @@ from onewave.tiles.order.schedule import Csr, Mode, Ring, Schedule, Syncs, share
 from onewave.tiles.proof import happens_before as verify_order
 from onewave.tiles.proof.happens_before import Places, unordered_pairs
 from onewave.tiles.proof.interpret import interpret
-from onewave.tiles.proof.interpret_all import explore
 from onewave.tiles.proof.schedule_file import parse_schedule
 from onewave.tiles.proof.table import lower
 from onewave.tiles.proof.verify import VerifiedSchedule, verify
-from onewave.tiles.proof.verify_table import verify_table
 
 
 def graph_of(*tasks: tuple[str, str, str]) -> TileGraph:

@@ -178,7 +178,7 @@ class TaskTable:
 
     @staticmethod
     def from_words(words: npt.NDArray[np.int32]) -> TaskTable:
-        """Read int32 words. All is checked but the proof, which is `verify_table`'s. Raises InvalidArgumentError."""
+        """Read int32 words. All is checked but that no order deadlocks or races. Raises InvalidArgumentError."""
         return _Parser(words).table()
 
 
