@@ -132,7 +132,7 @@ def test_rates_shares_and_ratios_follow_from_the_times(monkeypatch):
 
 def test_an_engine_that_stores_its_scores_is_not_run_where_they_do_not_fit():
     engines = [Engine("onewave", by_torch), Engine("reference", by_torch, scores_bytes=16)]
-    results = compare("attention", engines, operands, rounds=1, most_scores_bytes=1000)
+    results = compare("attention", engines, operands, rounds=1, max_scores_bytes=1000)
     assert "its scores take" in results[1].failure
 
 

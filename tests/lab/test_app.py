@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")
 
 from onewave.lab.app import GETS, POSTS, STATIC, make_app
-from onewave.lab.guard import MOST_BYTES
+from onewave.lab.guard import MAX_BYTES
 
 
 def refused(response, status=400):
@@ -78,7 +78,7 @@ def test_every_question_has_an_answer_without_any_field(client, path):
         ("/api/chain", {"cache": "1"}),
         ("/api/chain-matrix", {"rows": "16", "cols": "16", "inner": "16"}),
         ("/api/chain-orders", {"inner": "32"}),
-        ("/api/staircase", {"most_m": "1000000000"}),
+        ("/api/staircase", {"max_m": "1000000000"}),
         ("/api/sample-trace", {"program": "notation", "sizes": "/etc/passwd"}),
         ("/api/sample-trace", {"sizes": "65536,65536,65536"}),
         ("/api/sample-trace", {"sizes": "1,2,3,4,5,6,7,8,9"}),
@@ -210,8 +210,8 @@ def test_a_mistake_of_ours_shows_no_stack_trace(client, monkeypatch):
 
 
 def test_a_body_too_large_is_refused_before_it_is_read(client):
-    message = refused(client.post("/api/trace", content=b"x", headers={"content-length": str(MOST_BYTES + 1)}), 413)
-    assert f"{MOST_BYTES:,}" in message
+    message = refused(client.post("/api/trace", content=b"x", headers={"content-length": str(MAX_BYTES + 1)}), 413)
+    assert f"{MAX_BYTES:,}" in message
 
 
 def test_a_misspelt_field_is_refused_and_not_passed_over(client):

@@ -73,7 +73,7 @@ def test_every_answer_forbids_foreign_scripts_and_frames(client):
 
 def test_a_body_of_unknown_length_is_cut_off_where_it_gets_too_large():
     small = TestClient(
-        Guard(make_app(), frozenset(), most_bytes=1000), base_url="http://localhost", raise_server_exceptions=False
+        Guard(make_app(), frozenset(), max_bytes=1000), base_url="http://localhost", raise_server_exceptions=False
     )
 
     def pieces():

@@ -61,7 +61,7 @@ def test_every_order_of_a_chain_moves_at_least_the_compulsory_bytes():
 
 
 def test_the_staircase_rises_where_a_wave_begins():
-    found = staircase({"n": 1024, "k": 512, "most_m": 4096, "workers": 16})
+    found = staircase({"n": 1024, "k": 512, "max_m": 4096, "workers": 16})
     jumps = [i for i in range(1, len(found["m"])) if found["waves"][i] > found["waves"][i - 1]]
     flat = [i for i in range(1, len(found["m"])) if found["waves"][i] == found["waves"][i - 1]]
     assert jumps

@@ -132,7 +132,7 @@ def test_metadata_of_more_values_than_any_model_has_are_refused(tmp_path, monkey
     """Each is an object, which takes many times the file's bytes."""
     path = write(tmp_path, gguf_bytes([("k", *values)], ONE))
     GGUFStore.open(path)
-    monkeypatch.setattr(gguf_file, "_MOST_VALUES", 8)
+    monkeypatch.setattr(gguf_file, "_MAX_VALUES", 8)
     with pytest.raises(WeightsError, match=r"its metadata hold \d+ values up to 'k'; allowed: up to 8"):
         GGUFStore.open(path)
 

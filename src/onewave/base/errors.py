@@ -43,7 +43,7 @@ __all__ = [
     "shown",
 ]
 
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 def shown(value: object) -> str:
@@ -54,7 +54,7 @@ def shown(value: object) -> str:
         return "a number of thousands of digits"
     except RecursionError:
         return f"a {type(value).__name__} nested too deep to show"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 class OnewaveError(Exception):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
-_MOST_PROMPT_BYTES = 64 * 2**20
+_MAX_PROMPT_BYTES = 64 * 2**20
 
 
 def generate(
@@ -150,12 +150,12 @@ def _lines(file: Path) -> list[str]:
         if str(file) == "-":
             if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # so it is where the shell closed it
                 raise OSError("standard input is closed")
-            data = sys.stdin.buffer.read(_MOST_PROMPT_BYTES + 1)
+            data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
         else:
             with file.open("rb") as source:
-                data = source.read(_MOST_PROMPT_BYTES + 1)
-        if len(data) > _MOST_PROMPT_BYTES:
-            raise InvalidArgumentError(f"prompts of {name}", got=f"more than {_MOST_PROMPT_BYTES} bytes")
+                data = source.read(_MAX_PROMPT_BYTES + 1)
+        if len(data) > _MAX_PROMPT_BYTES:
+            raise InvalidArgumentError(f"prompts of {name}", got=f"more than {_MAX_PROMPT_BYTES} bytes")
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise InvalidArgumentError(f"prompts of {name}", got=f"can't be read ({error.strerror or error})") from None

@@ -18,9 +18,9 @@ from onewave.tiles.search.tree import Found, astar
 
 __all__ = ["best_from", "strip_snake"]
 
-MOST_TILES = 1024
-MOST_EXACT_TILES = 64
-MOST_WORK, MOST_TRIES = 300_000, 2000
+MAX_TILES = 1024
+MAX_EXACT_TILES = 64
+MAX_WORK, MAX_TRIES = 300_000, 2000
 """Accesses that the local search of one answer may count, half a second; and paths, for each has a cost of its own."""
 EXACT_S = 2.0
 """Seconds for the exact search, or for tiles/search where that has no chance."""
@@ -54,21 +54,21 @@ def best_from(given: Mapping[str, Any]) -> dict[str, Any]:
     game = game_from(given)
     done = tiles_of(given.get("order", []), game.m, game.n)
     tiles = game.m * game.n
-    if tiles > MOST_TILES:
+    if tiles > MAX_TILES:
         got = f"{game.m} x {game.n} tiles"
-        raise InvalidArgumentError("best from here", got=got, allowed=f"up to {MOST_TILES} tiles of C")
+        raise InvalidArgumentError("best from here", got=got, allowed=f"up to {MAX_TILES} tiles of C")
     # Rows and columns may be renamed, so any first tile is as good as any other.
     begun = done or [(0, 0)]
     taken = set(begun)
     path = [*begun, *(tile for tile in grid_order("snake", game.m, game.n).to_list() if tile not in taken)]
     hunt = Hunt(game, len(begun), path, game.loads(path), max(game.bound()[1], game.loads(done)))
     _try_orders(hunt, begun)
-    if not done and game.unit == "panels" and game.policy != "fifo" and tiles > MOST_EXACT_TILES:
+    if not done and game.unit == "panels" and game.policy != "fifo" and tiles > MAX_EXACT_TILES:
         found = search_panels(game.m, game.n, game.slots, game.policy, time_limit=EXACT_S)
         hunt.offer(found.order, found.loads)
         hunt.bound = max(hunt.bound, found.bound)
     _improve(hunt)
-    if game.unit == "panels" and tiles <= MOST_EXACT_TILES and hunt.loads > hunt.bound and hunt.fixed < tiles:
+    if game.unit == "panels" and tiles <= MAX_EXACT_TILES and hunt.loads > hunt.bound and hunt.fixed < tiles:
         _prove(hunt, begun)
     assert hunt.bound <= hunt.loads, f"{hunt.loads} loads below the bound of {hunt.bound}: {game}"
     if hunt.fixed == tiles:
@@ -107,7 +107,7 @@ def _try_orders(hunt: Hunt, begun: Path) -> None:
     seen: set[tuple[tuple[int, int], ...]] = set()
     for path in _starts(hunt.game):
         rest = [tile for tile in path if tile not in taken]
-        if hunt.loads <= hunt.bound or hunt.tried >= _most_tries(hunt.game):
+        if hunt.loads <= hunt.bound or hunt.tried >= _max_tries(hunt.game):
             return
         if tuple(rest) not in seen:
             seen.add(tuple(rest))
@@ -119,7 +119,7 @@ def _improve(hunt: Hunt) -> None:
     """Reverse or move pieces of the path while that does not cost more. A fixed seed, so that an answer repeats."""
     chance = random.Random(0)
     current, cost = hunt.path, hunt.loads
-    most = hunt.tried + _most_tries(hunt.game)
+    most = hunt.tried + _max_tries(hunt.game)
     while hunt.loads > hunt.bound and len(current) - hunt.fixed > 2 and hunt.tried < most:
         hunt.tried += 1
         path = _changed(current, hunt.fixed, chance)
@@ -129,9 +129,9 @@ def _improve(hunt: Hunt) -> None:
             hunt.offer(path, loads)
 
 
-def _most_tries(game: Game) -> int:
+def _max_tries(game: Game) -> int:
     accesses = 2 * game.m * game.n * (game.k if game.unit == "tiles" else 1)
-    return min(max(MOST_WORK // accesses, 30), MOST_TRIES)
+    return min(max(MAX_WORK // accesses, 30), MAX_TRIES)
 
 
 def strip_snake(rows: int, cols: int, height: int) -> Path:

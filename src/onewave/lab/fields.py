@@ -43,11 +43,11 @@ def whole(given: Mapping[str, Any], name: str, default: int, most: int, least: i
     return int(text)
 
 
-def wholes(given: Mapping[str, Any], name: str, default: str, most: int, most_numbers: int = 4) -> list[int]:
+def wholes(given: Mapping[str, Any], name: str, default: str, most: int, max_numbers: int = 4) -> list[int]:
     """Read whole numbers separated by commas."""
     parts = str(given.get(name, default)).split(",")
-    if len(parts) > most_numbers:
-        raise InvalidArgumentError(name, got=f"{len(parts)} numbers", allowed=f"up to {most_numbers}")
+    if len(parts) > max_numbers:
+        raise InvalidArgumentError(name, got=f"{len(parts)} numbers", allowed=f"up to {max_numbers}")
     return [whole({name: part.strip()}, name, 1, most) for part in parts]
 
 

@@ -21,11 +21,11 @@ from onewave.tiles.search.bounds import best_bound, gemm_bounds, panel_bounds
 from onewave.tiles.search.panels import panel_loads, strip_snake_loads
 from onewave.tiles.sim.caches import Stream, replay
 
-__all__ = ["GAME_POLICIES", "MOST_ACCESSES", "Game", "game_from", "overview", "sweep"]
+__all__ = ["GAME_POLICIES", "MAX_ACCESSES", "Game", "game_from", "overview", "sweep"]
 
 GAME_POLICIES = ("lru", "fifo", "belady")
-MOST_SIDE = 64
-MOST_ACCESSES = 400_000
+MAX_SIDE = 64
+MAX_ACCESSES = 400_000
 """Most cache accesses of one game: about a second for all orders together."""
 
 
@@ -67,10 +67,10 @@ class Game:
 
 def game_from(given: Mapping[str, Any]) -> Game:
     """Read a game's setting. Raises InvalidArgumentError."""
-    m, n, k = (whole(given, name, 3, MOST_SIDE) for name in ("m", "n", "k"))
-    if 2 * m * n * k > MOST_ACCESSES:
+    m, n, k = (whole(given, name, 3, MAX_SIDE) for name in ("m", "n", "k"))
+    if 2 * m * n * k > MAX_ACCESSES:
         raise InvalidArgumentError(
-            "game", got=f"{m} x {n} x {k} tiles", allowed=f"M x N x K up to {MOST_ACCESSES // 2:,}"
+            "game", got=f"{m} x {n} x {k} tiles", allowed=f"M x N x K up to {MAX_ACCESSES // 2:,}"
         )
     unit = choice(given, "unit", "panels", ("panels", "tiles"))
     slots = whole(given, "slots", 3, 100_000, least=2)
@@ -99,7 +99,7 @@ def overview(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def sweep(given: Mapping[str, Any]) -> dict[str, Any]:
     """Panel loads of every grid order against the cache's size, with the bound."""
-    rows, cols = whole(given, "m", 16, MOST_SIDE), whole(given, "n", 16, MOST_SIDE)
+    rows, cols = whole(given, "m", 16, MAX_SIDE), whole(given, "n", 16, MAX_SIDE)
     policy = choice(given, "policy", "lru", GAME_POLICIES)
     sizes = sorted({min(max(round(2 * ((rows + cols) / 2) ** (i / 11)), 2), rows + cols) for i in range(12)})
     paths = {name: grid_order(name, rows, cols, workers=max(rows, cols)).to_list() for name in GRID_ORDERS}

@@ -12,7 +12,7 @@ from onewave.tiles.search.spaces import BeladySpace, BeladyState, LruSpace, LruS
 
 __all__ = ["BeladyFrom", "FifoFrom", "LruFrom", "TooManyCaches"]
 
-MOST_CACHES = 20_000
+MAX_CACHES = 20_000
 
 Done = Sequence[tuple[int, int]]
 
@@ -115,7 +115,7 @@ class BeladyFrom(BeladySpace):
                 for kept in self.fitting(wanted, (1 << row, 1 << col)):
                     if cost < found.get(kept, cost + 1):
                         found[kept] = cost
-            if len(found) > MOST_CACHES:
+            if len(found) > MAX_CACHES:
                 raise TooManyCaches
             now = found
         return now

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["MOST_BYTES", "Guard", "error_body"]
+__all__ = ["MAX_BYTES", "Guard", "error_body"]
 
-MOST_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 """Most bytes of a request: a trace of some 500,000 tasks."""
 
 CONTENT_POLICY = (
@@ -37,7 +37,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class TooLarge(Exception):
-    """The body turned out longer than MOST_BYTES."""
+    """The body turned out longer than MAX_BYTES."""
 
 
 def error_body(message: str) -> bytes:
@@ -48,8 +48,8 @@ def error_body(message: str) -> bytes:
 class Guard:
     """Wrap an ASGI app. names: host names beside addresses and "localhost" that requests may be for."""
 
-    def __init__(self, app: App, names: frozenset[str] = frozenset(), most_bytes: int = MOST_BYTES):
-        self.app, self.most_bytes = app, most_bytes
+    def __init__(self, app: App, names: frozenset[str] = frozenset(), max_bytes: int = MAX_BYTES):
+        self.app, self.max_bytes = app, max_bytes
         self.names = {"localhost", *(name.lower() for name in names)}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -70,7 +70,7 @@ class Guard:
             nonlocal seen, over
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > self.most_bytes:
+            if seen > self.max_bytes:
                 over = True
                 raise TooLarge
             return message
@@ -103,12 +103,12 @@ class Guard:
         if foreign or (headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and not opened):
             return 403, "request from another site; open the lab's own page"
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 12 or int(length) > self.most_bytes:
+        if not length.isdigit() or len(length) > 12 or int(length) > self.max_bytes:
             return 413, self._too_large()
         return None
 
     def _too_large(self) -> str:
-        return f"request: too large; allowed: up to {self.most_bytes:,} bytes"
+        return f"request: too large; allowed: up to {self.max_bytes:,} bytes"
 
     def _knows(self, host: str) -> bool:
         try:

@@ -27,10 +27,10 @@ __all__ = ["CHAIN_ORDERS", "chain", "chain_matrix", "chain_sweep", "choices", "s
 CHAIN_ORDERS = tuple(name for name in ORDERS if name not in ("explicit", "stream-k"))
 """Orders for whole graphs: explicit needs a path of its own, Stream-K cuts tasks anew."""
 
-MOST_CHAIN_TASKS = 1500
-MOST_MATRIX_TASKS = 300
-MOST_TRACE_TASKS = 100_000
-MOST_TRACE_ACCESSES = 6_000_000
+MAX_CHAIN_TASKS = 1500
+MAX_MATRIX_TASKS = 300
+MAX_TRACE_TASKS = 100_000
+MAX_TRACE_ACCESSES = 6_000_000
 TILE = 128
 
 
@@ -40,7 +40,7 @@ def choices() -> dict[str, Any]:
         "orders": {name: ORDERS[name].summary for name in CHAIN_ORDERS},
         "interleavings": list(INTERLEAVINGS),
         "policies": list(POLICIES),
-        "most_matrix_tasks": MOST_MATRIX_TASKS,
+        "max_matrix_tasks": MAX_MATRIX_TASKS,
     }
 
 
@@ -50,7 +50,7 @@ def chain(given: Mapping[str, Any]) -> dict[str, Any]:
     Fields: program ("gemms" or "attention"), rows, cols, inner (tiles), workers, cache (tiles), order, sync.
     Raises InvalidArgumentError.
     """
-    graph = _chain_graph(given, MOST_CHAIN_TASKS)
+    graph = _chain_graph(given, MAX_CHAIN_TASKS)
     machine = _machine(given, graph)
     order = choice(given, "order", "sequential", CHAIN_ORDERS)
     sync = choice(given, "sync", "tile", POLICIES)
@@ -77,7 +77,7 @@ def chain_matrix(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Fields as chain's. A hang is one of a ticket launch: the workers have all taken tasks that wait for later ones.
     """
-    graph = _chain_graph(given, MOST_MATRIX_TASKS)
+    graph = _chain_graph(given, MAX_MATRIX_TASKS)
     machine = _machine(given, graph)
     cells: dict[str, list[dict[str, Any] | None]] = {}
     for order in CHAIN_ORDERS:
@@ -123,7 +123,7 @@ def _largest_tile(graph: TileGraph) -> int:
 
 def chain_sweep(given: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes moved by a chain under every order and interleaving, against the cache's size."""
-    graph = _chain_graph(ChainMap(cast("dict[str, Any]", given), {"rows": 6, "cols": 6, "inner": 6}), MOST_MATRIX_TASKS)
+    graph = _chain_graph(ChainMap(cast("dict[str, Any]", given), {"rows": 6, "cols": 6, "inner": 6}), MAX_MATRIX_TASKS)
     total = sum(tensor.nbytes for tensor in graph.tensors.values())
     largest = _largest_tile(graph)
     least, most = 12 * largest, max(int(total), 16 * largest)
@@ -144,11 +144,11 @@ def chain_sweep(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def staircase(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Time of C[M, n] for M up to most_m. Fields: n, k, most_m (elements), workers."""
+    """Time of C[M, n] for M up to max_m. Fields: n, k, max_m (elements), workers."""
     n, k = whole(given, "n", 4096, 16384), whole(given, "k", 4096, 65536)
-    most_m, workers = whole(given, "most_m", 4096, 16384), whole(given, "workers", 132, 1024)
-    step = max(TILE, most_m // 48 // TILE * TILE)
-    sizes = list(range(step, most_m + 1, step)) or [most_m]
+    max_m, workers = whole(given, "max_m", 4096, 16384), whole(given, "workers", 132, 1024)
+    step = max(TILE, max_m // 48 // TILE * TILE)
+    sizes = list(range(step, max_m + 1, step)) or [max_m]
     stairs = latency_staircase(n, k, sizes, machine=Machine(workers=workers))
     return {
         "m": sizes,
@@ -185,10 +185,10 @@ def sample_trace(given: Mapping[str, Any]) -> dict[str, Any]:
         sizes = wholes(given, "sizes", SAMPLES[program], 65_536)
         tasks, wanted = _tasks_and_accesses(program, sizes)
         _check_tasks(tasks)
-        if wanted > MOST_TRACE_ACCESSES:
+        if wanted > MAX_TRACE_ACCESSES:
             got = f"some {wanted:,} accesses to tiles"
             next = "Choose smaller sizes."
-            raise InvalidArgumentError("trace", got=got, allowed=f"up to {MOST_TRACE_ACCESSES:,}", next=next)
+            raise InvalidArgumentError("trace", got=got, allowed=f"up to {MAX_TRACE_ACCESSES:,}", next=next)
         graph, _ = build_program(program, sizes, ProgramOptions(workers=workers))
     return simulate(graph, order, Machine(workers=workers), sync=sync).to_dict()
 
@@ -211,8 +211,8 @@ def _decode_graph(text: str, workers: int) -> TileGraph:
 
 
 def _check_tasks(tasks: int) -> None:
-    if tasks > MOST_TRACE_TASKS:
-        allowed, next = f"up to {MOST_TRACE_TASKS:,}", "Choose smaller sizes."
+    if tasks > MAX_TRACE_TASKS:
+        allowed, next = f"up to {MAX_TRACE_TASKS:,}", "Choose smaller sizes."
         raise InvalidArgumentError("trace", got=f"{tasks:,} tasks", allowed=allowed, next=next)
 
 
@@ -235,7 +235,7 @@ def _tasks_and_accesses(program: str, sizes: Sequence[int]) -> tuple[int, int]:
     return a * (heads + d + 2 * width), a * accesses
 
 
-def _chain_graph(given: Mapping[str, Any], most_tasks: int) -> TileGraph:
+def _chain_graph(given: Mapping[str, Any], max_tasks: int) -> TileGraph:
     program = choice(given, "program", "gemms", ("gemms", "attention"))
     rows, cols, inner = (whole(given, name, 4, 32) for name in ("rows", "cols", "inner"))
     if program == "gemms":
@@ -244,14 +244,14 @@ def _chain_graph(given: Mapping[str, Any], most_tasks: int) -> TileGraph:
     else:
         tasks, side = rows * (rows * cols + inner), TILE
     refused = InvalidArgumentError(
-        "chain", got=f"{tasks:,} tasks or more", allowed=f"up to {most_tasks:,}", next="Choose fewer tiles."
+        "chain", got=f"{tasks:,} tasks or more", allowed=f"up to {max_tasks:,}", next="Choose fewer tiles."
     )
-    if tasks > 2 * most_tasks:
+    if tasks > 2 * max_tasks:
         raise refused
     if program == "gemms":
         graph = gemm_chain(rows * side, 4 * side, inner * side, cols * side, (side, side, side), splits=inner)
     else:
         graph = attention_block(rows * side, cols, side, inner * side, (side, side, side))
-    if len(graph.tasks) > most_tasks:
+    if len(graph.tasks) > max_tasks:
         raise refused
     return graph

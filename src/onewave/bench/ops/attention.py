@@ -65,7 +65,7 @@ SMALL_DECODE_SHAPES = ("1,4/2,1024,64", "4,4/2,256,64")
 
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = {"cuda": 512 << 20, "cpu": 64 << 20}
-_MOST_COPIES = 64
+_MAX_COPIES = 64
 # As a huge key of `hardened`: its scores stand 30 times as high as any other's.
 _HUGE = 30
 # Calls of a decode step's recording. Launching the graph is not the operator's time: a model's graph holds dozens.
@@ -236,18 +236,18 @@ def compare(
     make: Callable[[], Operands],
     *,
     rounds: int,
-    most_scores_bytes: int | None = None,
+    max_scores_bytes: int | None = None,
 ) -> list[AttentionResult]:
     """Time every engine on the same operands. rounds: how often each has its turn.
 
-    most_scores_bytes: engines that store all scores are not run beyond this; default: most of the free memory of a
+    max_scores_bytes: engines that store all scores are not run beyond this; default: most of the free memory of a
     card, 4 GiB on a CPU.
     """
     first = make()
-    if most_scores_bytes is None:
+    if max_scores_bytes is None:
         on_card = first.q.device.type == "cuda"
-        most_scores_bytes = torch.cuda.mem_get_info(first.q.device)[0] * 3 // 4 if on_card else 4 << 30
-    copies = min(_MOST_COPIES, max(2, -(-_BYTES_IN_ROTATION[first.q.device.type] // first.nbytes)))
+        max_scores_bytes = torch.cuda.mem_get_info(first.q.device)[0] * 3 // 4 if on_card else 4 << 30
+    copies = min(_MAX_COPIES, max(2, -(-_BYTES_IN_ROTATION[first.q.device.type] // first.nbytes)))
     operands = [first, *(make() for _ in range(copies - 1))]
     failures: dict[str, str] = {}
     outputs: dict[str, Tensor] = {}
@@ -255,7 +255,7 @@ def compare(
     scores = first.shape.batch * first.shape.heads * first.q.shape[2] * first.shape.length
     with torch.inference_mode():
         for engine in engines:
-            if scores * engine.scores_bytes > most_scores_bytes:
+            if scores * engine.scores_bytes > max_scores_bytes:
                 failures[engine.name] = f"not run: its scores take {scores * engine.scores_bytes / 2**30:.0f} GiB"
                 continue
             try:

@@ -36,7 +36,7 @@ __all__ = ["OPERATORS", "OperatorResult", "Trial", "check_weight_format", "measu
 OPERATORS = ("add_rms_norm", "append_kv", "decode_attention", "linear", "swiglu")
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = 512 << 20
-_MOST_COPIES = 256
+_MAX_COPIES = 256
 
 _Call = Callable[[], object]
 
@@ -93,7 +93,7 @@ def check_weight_format(config: ModelConfig, weight_format: str) -> None:
 
 def measure(trial: Trial, device: torch.device, *, reps: int) -> OperatorResult:
     """Time a trial. The median of `reps` rotations through all copies."""
-    copies = min(_MOST_COPIES, max(2, -(-_BYTES_IN_ROTATION // trial.nbytes)))
+    copies = min(_MAX_COPIES, max(2, -(-_BYTES_IN_ROTATION // trial.nbytes)))
     with torch.inference_mode():
         return OperatorResult(trial, time_calls([trial.make() for _ in range(copies)], device, reps=reps))
 

@@ -28,7 +28,7 @@ ATTENTION_OPERATORS = (
 )
 """Operators that are measured beside other libraries, on shapes of their own."""
 
-_MOST_COLUMNS = 256
+_MAX_COLUMNS = 256
 
 
 def bench_attention(
@@ -92,8 +92,8 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
     from onewave.ops.attention.resources_impl import hopper, mma, portable
 
     head_dims = sorted({AttentionShape.parse(text).head_dim for text in shapes or PREFILL_SHAPES})
-    if head_dims[-1] > _MOST_COLUMNS:
-        raise InvalidArgumentError("--shape", got=f"head_dim {head_dims[-1]}", allowed=f"at most {_MOST_COLUMNS}")
+    if head_dims[-1] > _MAX_COLUMNS:
+        raise InvalidArgumentError("--shape", got=f"head_dim {head_dims[-1]}", allowed=f"at most {_MAX_COLUMNS}")
     table = Table(title="attention: what a program takes of an SM (bf16)", title_justify="left")
     for heading in ("head_dim", "kernel", "card"):
         table.add_column(heading, no_wrap=True)

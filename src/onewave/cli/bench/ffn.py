@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["bench_ffn", "count_ffn"]
 
 # Counters hardly differ from run to run.
-_MOST_COUNTED = 3
+_MAX_COUNTED = 3
 
 
 def bench_ffn(
@@ -91,7 +91,7 @@ def count_ffn(
 
     plan = _shapes(shapes)
     show_status("counting under ncu")
-    results = ffn_counters.count_ffn(plan, device, dtype, reps=min(reps, _MOST_COUNTED))
+    results = ffn_counters.count_ffn(plan, device, dtype, reps=min(reps, _MAX_COUNTED))
     show_status("")
     name = str(dtype).removeprefix("torch.")
     records = [result.measurement(name) for result in results]

@@ -19,7 +19,7 @@ from onewave.weights.fetch import sources
 __all__ = ["predict"]
 
 # More multiprocessors than any card has; the simulation takes longer with each.
-_MOST_WORKERS = 1024
+_MAX_WORKERS = 1024
 
 
 def predict(
@@ -60,7 +60,7 @@ def predict(
     """
     check_count("--batch-size", batch_size)
     if workers is not None:
-        check_count("--workers", workers, most=_MOST_WORKERS)
+        check_count("--workers", workers, most=_MAX_WORKERS)
     _check_fit(fit, bandwidth=bandwidth, source=source, save=save, costs=costs, workers=workers)
     from onewave.engine.load.loading import load_config
     from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["chimera_command", "fuse_command", "place_command", "reuse_command", "sync_command"]
 
-MOST_CHAIN_SIDE = 65_536
-MOST_CHAIN_TASKS = 200_000
+MAX_CHAIN_SIDE = 65_536
+MAX_CHAIN_TASKS = 200_000
 
 OnChip = Annotated[str, typer.Option("--cache", help="On-chip memory, as 4MB or 228KiB.")]
 
@@ -277,8 +277,8 @@ def chimera_command(
     check_sizes({"M": m, "N": n, "K": k, "L": l_, "--inner": inner})
     if dtype not in DTYPES:
         raise InvalidArgumentError("dtype", got=repr(dtype[:40]), allowed=", ".join(DTYPES))
-    if max(m, n, k, l_) > MOST_CHAIN_SIDE:
-        raise InvalidArgumentError("sizes", got=f"{max(m, n, k, l_):,}", allowed=f"up to {MOST_CHAIN_SIDE:,}")
+    if max(m, n, k, l_) > MAX_CHAIN_SIDE:
+        raise InvalidArgumentError("sizes", got=f"{max(m, n, k, l_):,}", allowed=f"up to {MAX_CHAIN_SIDE:,}")
     capacity, itemsize = parse_bytes(cache), DTYPES[dtype]
     whole = {"m": m, "n": n, "k": k, "l": l_}
     block = closed_form(capacity, inner, itemsize)
@@ -296,7 +296,7 @@ def chimera_command(
         }
         turns = {dim: cuts(size, cut[dim]) for dim, size in whole.items()}
         # More blocks would take longer than a person waits.
-        if turns["m"] * turns["l"] * (turns["k"] + turns["n"]) <= MOST_CHAIN_TASKS:
+        if turns["m"] * turns["l"] * (turns["k"] + turns["n"]) <= MAX_CHAIN_TASKS:
             graph = chain_graph(order, whole, cut, dtype)
             every = stages_of(graph).tasks(range(len(graph.tasks)))
             facts[name]["simulated_bytes"] = part_traffic(graph, every, capacity, orders=("sequential",)).moved

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["search_command"]
 
-MOST_SHOWN = 32
+MAX_SHOWN = 32
 
 
 def search_command(
@@ -85,7 +85,7 @@ def _print_search(title: str, result: SearchResult) -> None:
         gap = tables.percent(step.loads / step.bound - 1)
         steps.add_row(step.by, f"{step.seconds:.3f}", f"{step.loads:,}", f"{step.bound:,}", gap)
     shown = [table, steps]
-    if result.rows <= MOST_SHOWN and result.cols <= MOST_SHOWN:
+    if result.rows <= MAX_SHOWN and result.cols <= MAX_SHOWN:
         place = {tile: at for at, tile in enumerate(result.order)}
         grid = tables.table("when each tile is computed", "row", *(str(col) for col in range(result.cols)))
         for row in range(result.rows):

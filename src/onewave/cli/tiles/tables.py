@@ -34,8 +34,8 @@ __all__ = [
     "write_text",
 ]
 
-MOST_TRACE_BYTES = 1 << 30
-MOST_TENSORS = 12
+MAX_TRACE_BYTES = 1 << 30
+MAX_TENSORS = 12
 
 
 def table(title: str, *columns: str) -> Table:
@@ -119,11 +119,11 @@ def read_trace(path: Path) -> Trace:
 
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_TRACE_BYTES + 1)
+            text = file.read(MAX_TRACE_BYTES + 1)
     except OSError as error:
         got = error.strerror or type(error).__name__
         raise InvalidArgumentError(f"trace {path}", got=got, allowed="a readable file") from None
-    if len(text) > MOST_TRACE_BYTES:
+    if len(text) > MAX_TRACE_BYTES:
         raise InvalidArgumentError(f"trace {path}", got="over 1 GiB", allowed="up to 1 GiB")
     return Trace.from_json(text)
 
@@ -152,13 +152,13 @@ def print_simulation(facts: dict[str, Any]) -> None:
         counts = [f"{level['accesses']:,}", percent(level["hit_rate"])]
         levels.add_row(level["level"], level["policy"], amount(level["capacity"]), *counts, *sizes)
         largest = sorted(level["tensors"], key=lambda t: -t["loaded_bytes"] - t["stored_bytes"])
-        for tensor in largest[:MOST_TENSORS]:
+        for tensor in largest[:MAX_TENSORS]:
             moved = [amount(tensor["loaded_bytes"]), amount(tensor["stored_bytes"])]
             tensors.add_row(
                 f"{level['level']}: {tensor['tensor']}", f"{tensor['accesses']:,}", f"{tensor['hits']:,}", *moved
             )
-        if len(largest) > MOST_TENSORS:
-            tensors.add_row(f"{level['level']}: {len(largest) - MOST_TENSORS} more", "", "", "", "")
+        if len(largest) > MAX_TENSORS:
+            tensors.add_row(f"{level['level']}: {len(largest) - MAX_TENSORS} more", "", "", "", "")
     show(*shown, *([levels, tensors] if facts["levels"] else []), phase_table(facts["phases"]))
 
 

@@ -16,7 +16,7 @@ from onewave.cli.tiles import tables
 __all__ = ["interpret_command", "verify_command"]
 
 # Turns of all runs together that interpret takes on: about a minute.
-MOST_TURNS = 50_000_000
+MAX_TURNS = 50_000_000
 
 
 def verify_command(
@@ -73,15 +73,13 @@ def interpret_command(
     table = TaskTable.load(file) if file.suffix == ".npy" else TaskTable.from_bytes(_read("task table", str(file)))
     if not 0 <= seed < 2**63:
         raise InvalidArgumentError("seed", got=str(seed), allowed="0 to 2^63 - 1")
-    if len(table.queue) * max(runs, 1) * max(epochs, 1) > MOST_TURNS // 3:
-        most = MOST_TURNS // 3 // max(1, len(table.queue))
+    if len(table.queue) * max(runs, 1) * max(epochs, 1) > MAX_TURNS // 3:
+        most = MAX_TURNS // 3 // max(1, len(table.queue))
         raise InvalidArgumentError(
             "runs", got=f"{runs} of {len(table.queue):,} tasks, {epochs} epochs", allowed=f"{most} runs x epochs"
         )
-    if workers is not None and workers * max(runs, 1) > MOST_TURNS:
-        raise InvalidArgumentError(
-            "workers", got=str(workers), allowed=f"{MOST_TURNS // max(runs, 1)} for so many runs"
-        )
+    if workers is not None and workers * max(runs, 1) > MAX_TURNS:
+        raise InvalidArgumentError("workers", got=str(workers), allowed=f"{MAX_TURNS // max(runs, 1)} for so many runs")
     result = interpret(table, workers, runs=runs, seed=seed, epochs=epochs)
     facts = {
         "ok": result.ok,

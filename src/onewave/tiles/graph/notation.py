@@ -37,8 +37,8 @@ from onewave.tiles.sim.machine import CacheLevel
 
 __all__ = ["Notation", "parse_notation"]
 
-MOST_CHARACTERS = 100_000
-MOST_DEPTH = 32
+MAX_CHARACTERS = 100_000
+MAX_DEPTH = 32
 NAME = r"[A-Za-z_][A-Za-z0-9_]{0,39}"
 Range = tuple[int, int]
 _POLICIES = ", ".join(policy for policy in CACHES if policy != "scratchpad")
@@ -103,8 +103,8 @@ class Text:
 
 def parse_notation(text: str) -> Notation:
     """Read a fusion tree. Raises InvalidArgumentError, naming the line if one of them is wrong."""
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidArgumentError("notation", got=f"{len(text):,} characters", allowed=f"up to {MOST_CHARACTERS:,}")
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidArgumentError("notation", got=f"{len(text):,} characters", allowed=f"up to {MAX_CHARACTERS:,}")
     read = Text()
     lines = [line.split("#", 1)[0].strip() for line in text.removeprefix("\ufeff").splitlines()]
     for number, line in enumerate(lines, start=1):
@@ -223,8 +223,8 @@ def _tree(text: str, read: Text, first: int) -> Node:
             node = Node(number, dim=dim or "", tile=int(tile or 0), parallel=bool(parallel))
             stack[-1].children.append(node)
             stack.append(node)
-            if len(stack) > MOST_DEPTH:
-                raise _wrong(number, f"{len(stack)} levels", f"up to {MOST_DEPTH}")
+            if len(stack) > MAX_DEPTH:
+                raise _wrong(number, f"{len(stack)} levels", f"up to {MAX_DEPTH}")
     if last != len(text) or len(stack) != 1 or not root.children:
         number = first + text.count("\n", 0, last)
         raise _wrong(number, text[last : last + 20] or "the end", "for DIM:TILE {, par {, } or an operator")

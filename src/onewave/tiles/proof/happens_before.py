@@ -20,14 +20,14 @@ from onewave.tiles.order.schedule import Csr, Ints, Mode, Schedule, Syncs
 __all__ = ["Places", "Step", "find_cycle", "topological_order", "unordered_pairs"]
 
 # Numbers held at once while happens-before is followed; more columns are done in several passes.
-MOST_CELLS = 1 << 25
+MAX_CELLS = 1 << 25
 BITS = 64
 # Waits or posts looked through at once.
-MOST_ENTRIES = 1 << 20
+MAX_ENTRIES = 1 << 20
 # Up to so many counters of one task, a loop is faster than fancy indexing.
 FEW = 6
 # With more workers than this, one bit per task asked about is less than one clock per worker.
-MOST_CLOCKS = 1024
+MAX_CLOCKS = 1024
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def unordered_pairs(schedule: Schedule, places: Places, order: Ints, earlier: In
     # One question for each distinct pair.
     _, ask, answers = np.unique(earlier[rest] * places.num_tasks + later[rest], return_index=True, return_inverse=True)
     pairs = (earlier[rest][ask], later[rest][ask])
-    if schedule.mode is Mode.STATIC and len(np.unique(places.worker[pairs[0]])) <= MOST_CLOCKS:
+    if schedule.mode is Mode.STATIC and len(np.unique(places.worker[pairs[0]])) <= MAX_CLOCKS:
         missing = _ask_clocks(schedule, places, order, *pairs)
     else:
         missing = _ask_bits(schedule, places, order, rank, *pairs)
@@ -231,7 +231,7 @@ def _find(found: npt.NDArray[np.bool_], pairs: Ints, walked: tuple[Csr, Ints], o
     low = 0
     while low < len(pairs) and len(keys):
         done = int(ends[low - 1]) if low else 0
-        high = max(low + 1, int(np.searchsorted(ends, done + MOST_ENTRIES, side="right")))
+        high = max(low + 1, int(np.searchsorted(ends, done + MAX_ENTRIES, side="right")))
         some, length = pairs[low:high], counts[low:high]
         pair = np.repeat(some, length)
         entry = np.arange(len(pair), dtype=np.int64) - np.repeat(np.cumsum(length) - length, length)
@@ -247,7 +247,7 @@ def _ask_clocks(schedule: Schedule, places: Places, order: Ints, earlier: Ints, 
     workers = np.unique(places.worker[earlier])
     ordered: list[int] = order.tolist()
     rows = schedule.syncs.num_counters + schedule.num_workers + 1
-    width = max(1, min(len(workers), MOST_CELLS // rows))
+    width = max(1, min(len(workers), MAX_CELLS // rows))
     for low in range(0, len(workers), width):
         block = workers[low : low + width]
         column = np.full(schedule.num_workers, -1, dtype=np.int64)
@@ -280,7 +280,7 @@ def _ask_bits(
     """Follow a block of sources at a time, one bit each, through the stretch of the order that their pairs span."""
     missing = np.zeros(len(earlier), dtype=np.bool_)
     sources = np.unique(rank[earlier])
-    width = BITS * max(1, min(64, MOST_CELLS // max(1, schedule.syncs.num_counters), -(-len(sources) // BITS)))
+    width = BITS * max(1, min(64, MAX_CELLS // max(1, schedule.syncs.num_counters), -(-len(sources) // BITS)))
     waits, posts = _lists(schedule.syncs)
     ranked: list[int] = order.tolist()
     ticket = schedule.mode is Mode.TICKET

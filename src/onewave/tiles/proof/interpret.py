@@ -19,7 +19,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.graph import distinct
 from onewave.tiles.order.schedule import Csr, Ints, Mode
 from onewave.tiles.proof.table import TaskTable
-from onewave.tiles.sim.machine import MOST_WORKERS
+from onewave.tiles.sim.machine import MAX_WORKERS
 
 __all__ = ["Interpretation", "Operator", "execute", "expected_versions", "interpret"]
 
@@ -30,7 +30,7 @@ Operator = Callable[[Sequence[Array]], Sequence[Array]]
 
 IDLE, WAITING, RUNNING = range(3)
 # Numbers held at once, all runs together.
-MOST_CELLS = 1 << 27
+MAX_CELLS = 1 << 27
 FIRST = -1
 BEING_WRITTEN = -2  # less the version that is written
 
@@ -118,7 +118,7 @@ def interpret(
 def _checked_workers(table: TaskTable, workers: int | None, runs: int, seed: int) -> int:
     """How many run at once. Refuses what no run can have, or more than memory holds."""
     queues = len(table.queues)
-    most = max(MOST_WORKERS, queues)
+    most = max(MAX_WORKERS, queues)
     if workers is None:
         workers = 4 if table.mode is Mode.TICKET else queues
     if not min(1, queues) <= workers <= most:
@@ -132,8 +132,8 @@ def _checked_workers(table: TaskTable, workers: int | None, runs: int, seed: int
 def _check_cells(table: TaskTable, runs: int, lanes: int) -> None:
     longest = max((int(np.diff(start).max(initial=0)) for start in (table.start, table.posts.start)), default=0)
     cells = 2 * table.num_tasks + table.num_slots + table.num_counters + len(table.waits.first) + longest + 4 * lanes
-    if runs * cells > MOST_CELLS:
-        most = MOST_CELLS // cells
+    if runs * cells > MAX_CELLS:
+        most = MAX_CELLS // cells
         raise InvalidArgumentError(
             "runs",
             got=f"{runs} of {lanes:,} workers and {table.num_tasks:,} tasks with {len(table.waits.first):,} waits",

@@ -43,7 +43,7 @@ MAX_FILE_BYTES = 256 << 20
 IGNORED = {"name", "phase", "flops", "index", "opcode", "comment", "title", "description", "version"}
 TASK_KEYS = {"id", "reads", "writes", "after", "wait", "waits", "posts"} | IGNORED
 FILE_KEYS = {"tasks", "workers", "co_resident", "mode", "rings", "buffers"} | IGNORED
-MOST_NUMBER = 2**31 - 1
+MAX_NUMBER = 2**31 - 1
 PLAIN = frozenset({str, int})
 DEEPEST_TILE = 16
 
@@ -101,8 +101,8 @@ def _list(value: object, what: str) -> list[Any]:
 def _number(value: object, what: str, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _bad(what, _kind(value), "an integer")
-    if not least <= value <= MOST_NUMBER:
-        raise _bad(what, "out of range" if value > MOST_NUMBER else str(value), f"{least} to {MOST_NUMBER}")
+    if not least <= value <= MAX_NUMBER:
+        raise _bad(what, "out of range" if value > MAX_NUMBER else str(value), f"{least} to {MAX_NUMBER}")
     return value
 
 

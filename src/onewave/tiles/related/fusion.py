@@ -19,8 +19,8 @@ from onewave.tiles.sim.traffic import compulsory
 
 __all__ = ["FusionPlan", "Group", "plan_fusion"]
 
-MOST_STAGES = 12
-MOST_ACCESSES = 200_000
+MAX_STAGES = 12
+MAX_ACCESSES = 200_000
 """Beyond it one group takes seconds to replay, and there are dozens."""
 
 
@@ -55,11 +55,11 @@ def plan_fusion(graph: TileGraph, capacity: int, policy: str = "belady") -> Fusi
     """
     stages = stages_of(graph)
     count = len(stages.names)
-    if count > MOST_STAGES:
-        raise InvalidArgumentError("operators", got=str(count), allowed=f"up to {MOST_STAGES}")
-    if len(graph.accesses.tile) > MOST_ACCESSES:
+    if count > MAX_STAGES:
+        raise InvalidArgumentError("operators", got=str(count), allowed=f"up to {MAX_STAGES}")
+    if len(graph.accesses.tile) > MAX_ACCESSES:
         got = f"{len(graph.accesses.tile):,}"
-        raise InvalidArgumentError("tile accesses", got=got, allowed=f"up to {MOST_ACCESSES:,}", next="Larger tiles.")
+        raise InvalidArgumentError("tile accesses", got=got, allowed=f"up to {MAX_ACCESSES:,}", next="Larger tiles.")
     before = _predecessors(graph, count)
     costs: dict[int, PartTraffic] = {}
 

@@ -19,15 +19,15 @@ from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.stages import PART_ORDERS
 from onewave.tiles.order.chain import coordinates
 from onewave.tiles.order.orders import task_order
-from onewave.tiles.sim.machine import MOST_WORKERS, CacheLevel
+from onewave.tiles.sim.machine import MAX_WORKERS, CacheLevel
 
 __all__ = ["MEMORY", "Placed", "Placement", "place_intermediates"]
 
 Ints = npt.NDArray[np.int64]
 
 MEMORY = "memory"
-MOST_INTERMEDIATES = 10
-MOST_CELLS = 4_000_000
+MAX_INTERMEDIATES = 10
+MAX_CELLS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ def place_intermediates(
     next level inwards, and so on. Workers run in step: at step s each runs the s-th task of its row blocks. A level
     holds all that is placed there at every step. Raises InvalidArgumentError.
     """
-    if not 1 <= workers <= MOST_WORKERS:
-        raise InvalidArgumentError("workers", got=str(workers), allowed=f"1 to {MOST_WORKERS}")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InvalidArgumentError("workers", got=str(workers), allowed=f"1 to {MAX_WORKERS}")
     names = _intermediates(graph)
-    if len(names) > MOST_INTERMEDIATES:
-        raise InvalidArgumentError("intermediates", got=str(len(names)), allowed=f"up to {MOST_INTERMEDIATES}")
+    if len(names) > MAX_INTERMEDIATES:
+        raise InvalidArgumentError("intermediates", got=str(len(names)), allowed=f"up to {MAX_INTERMEDIATES}")
     best: tuple[tuple[int, ...], int, str, list[Life], list[int]] | None = None
     for rank, name in enumerate(orders):
         lives = _lives(graph, names, task_order(graph, name), workers)
@@ -123,9 +123,9 @@ def _lives(graph: TileGraph, names: list[str], order: Ints, workers: int) -> lis
     counts = np.bincount(worker, minlength=workers)
     step[dealt] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     steps = int(counts.max())
-    if steps * workers > MOST_CELLS:
+    if steps * workers > MAX_CELLS:
         raise InvalidArgumentError(
-            "steps x workers", got=f"{steps * workers:,}", allowed=f"up to {MOST_CELLS:,}", next="Use larger tiles."
+            "steps x workers", got=f"{steps * workers:,}", allowed=f"up to {MAX_CELLS:,}", next="Use larger tiles."
         )
     tile, is_write = graph.accesses.tile, graph.accesses.is_write
     tasks = graph.access_tasks

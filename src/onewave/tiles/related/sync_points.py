@@ -18,7 +18,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.stages import Stages, stages_of
 from onewave.tiles.order.chain import coordinates
-from onewave.tiles.sim.machine import MOST_WORKERS
+from onewave.tiles.sim.machine import MAX_WORKERS
 
 __all__ = ["MAPPINGS", "StagePair", "SyncPlan", "grid_syncs"]
 
@@ -69,8 +69,8 @@ def grid_syncs(graph: TileGraph, workers: int = 132, mapping: str = "follow") ->
     interval of boundaries, one of which must have a barrier; taking each interval's end as late as possible gives the
     fewest. Raises InvalidArgumentError.
     """
-    if not 1 <= workers <= MOST_WORKERS:
-        raise InvalidArgumentError("workers", got=str(workers), allowed=f"1 to {MOST_WORKERS}")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InvalidArgumentError("workers", got=str(workers), allowed=f"1 to {MAX_WORKERS}")
     if mapping not in MAPPINGS:
         raise InvalidArgumentError("mapping", got=repr(mapping[:40]), allowed=", ".join(MAPPINGS))
     stages = stages_of(graph)

@@ -13,7 +13,7 @@ __all__ = ["improve"]
 
 
 def improve(
-    path: Path, loads_of: Callable[[Path], int], bound: int, deadline: float, most_tries: int, seed: int = 0
+    path: Path, loads_of: Callable[[Path], int], bound: int, deadline: float, max_tries: int, seed: int = 0
 ) -> Iterator[tuple[Path, int]]:
     """Yield ever better orders than `path`, whose first tile stays where it is, until the bound or the deadline.
 
@@ -25,8 +25,8 @@ def improve(
     best = cost
     began = time.monotonic()
     span = max(deadline - began, 1e-9)
-    for tried in range(most_tries):
-        left = 1 - max(tried / most_tries, (time.monotonic() - began) / span)
+    for tried in range(max_tries):
+        left = 1 - max(tried / max_tries, (time.monotonic() - began) / span)
         if best <= bound or left <= 0 or len(path) < 3:
             return
         changed = _changed(now, chance)

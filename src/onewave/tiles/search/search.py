@@ -25,9 +25,9 @@ __all__ = ["METHODS", "POLICIES", "SearchResult", "Step", "search_panels"]
 METHODS = ("auto", "exact", "beam", "local")
 POLICIES = ("belady", "lru")
 
-MOST_STATES_OF = 4096
+MAX_STATES_OF = 4096
 """Most tiles of a grid that exact and beam search take on: a state's size grows with it."""
-MOST_TRIES = 200_000
+MAX_TRIES = 200_000
 FIRST_WIDTH, LAST_WIDTH = 4, 4096
 
 
@@ -162,9 +162,9 @@ def search_panels(
             break
         path = make()
         hunt.offer(path, hunt.count(path), "regular order")
-    if method == "exact" or (method == "auto" and rows * cols <= MOST_STATES_OF):
+    if method == "exact" or (method == "auto" and rows * cols <= MAX_STATES_OF):
         _exact(hunt, began + time_limit * (1.0 if method == "exact" else 0.4))
-    if method == "beam" or (method == "auto" and rows * cols <= MOST_STATES_OF):
+    if method == "beam" or (method == "auto" and rows * cols <= MAX_STATES_OF):
         _beam(hunt, began + time_limit * (1.0 if method == "beam" else 0.7))
     if method in ("local", "auto"):
         _local(hunt, hunt.deadline)
@@ -192,7 +192,7 @@ def _space(hunt: Hunt) -> Any:
 
 def _first_bound(hunt: Hunt) -> int:
     """What is known before any search."""
-    if hunt.rows * hunt.cols > MOST_STATES_OF:
+    if hunt.rows * hunt.cols > MAX_STATES_OF:
         return pair_bound(hunt.rows, hunt.cols, hunt.capacity)
     space = _space(hunt)
     state, loads = space.first()
@@ -220,7 +220,7 @@ def _beam(hunt: Hunt, deadline: float) -> None:
 
 def _local(hunt: Hunt, deadline: float) -> None:
     if not hunt.over:
-        for path, loads in improve(hunt.order, hunt.count, hunt.bound, deadline, MOST_TRIES):
+        for path, loads in improve(hunt.order, hunt.count, hunt.bound, deadline, MAX_TRIES):
             hunt.offer(path, loads, "local search")
 
 
@@ -245,11 +245,11 @@ def _check(
         raise InvalidArgumentError(
             "start", got=f"{start[0]},{start[1]}", allowed=f"a tile inside the {rows} x {cols} grid"
         )
-    if method in ("exact", "beam") and rows * cols > MOST_STATES_OF:
+    if method in ("exact", "beam") and rows * cols > MAX_STATES_OF:
         raise InvalidArgumentError(
             f"method {method}",
             got=f"{rows * cols:,} tiles",
-            allowed=f"up to {MOST_STATES_OF:,}",
+            allowed=f"up to {MAX_STATES_OF:,}",
             next="Use local, or larger tiles.",
         )
     if not 0 < time_limit < 1e9:

@@ -15,7 +15,7 @@ __all__ = ["Path", "block_snake", "block_snake_loads", "renamed", "starting_orde
 
 Path = list[tuple[int, int]]
 
-MOST_SHAPES = 24
+MAX_SHAPES = 24
 SMALL = 4096
 
 
@@ -58,11 +58,11 @@ def starting_orders(rows: int, cols: int, capacity: int) -> Iterator[Callable[[]
         for height in range(1, min(capacity - 1, m) + 1):
             width = min(capacity - height, n)
             shapes.append((block_snake_loads(m, n, height, width), height, width, turned))
-    for _, height, width, turned in sorted(shapes)[:MOST_SHAPES]:
+    for _, height, width, turned in sorted(shapes)[:MAX_SHAPES]:
         for across in (False, True):
             yield lambda h=height, w=width, t=turned, a=across: _turned(rows, cols, h, w, t, a)
     if rows * cols <= SMALL:
-        for _, height, width, turned in sorted(shapes)[:MOST_SHAPES]:
+        for _, height, width, turned in sorted(shapes)[:MAX_SHAPES]:
             # LRU needs a slot for the panel that comes and one for the panel that goes.
             for less in (1, 2):
                 if width > less:

@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 
 from onewave.tiles.search.spaces import Space, Tiles
 
-__all__ = ["MOST_STATES", "Found", "astar", "beam"]
+__all__ = ["MAX_STATES", "Found", "astar", "beam"]
 
 S = TypeVar("S")
 
-MOST_STATES = 2_000_000
+MAX_STATES = 2_000_000
 """States that one search keeps: a few hundred bytes each."""
 
 
@@ -74,7 +74,7 @@ def astar(space: Space[S], known: int, deadline: float) -> Found:
             break
         if not undone:
             return Found(nodes.path(node), nodes.loads[node], nodes.loads[node], True, expanded)
-        if time.monotonic() > deadline or len(best) > MOST_STATES:
+        if time.monotonic() > deadline or len(best) > MAX_STATES:
             return Found(None, None, least, False, expanded)
         state, loads = nodes.state[node], nodes.loads[node]
         if best[space.key(state)] < loads:
@@ -106,7 +106,7 @@ def beam(space: Space[S], width: int, known: int, deadline: float) -> Found:
     expanded = 0
     for undone in range(total, 0, -1):
         for _, node in heapq.nsmallest(width, levels[undone].values()):
-            if time.monotonic() > deadline or len(nodes.state) > MOST_STATES:
+            if time.monotonic() > deadline or len(nodes.state) > MAX_STATES:
                 return Found(None, None, 0, False, expanded)
             expanded += 1
             state, loads = nodes.state[node], nodes.loads[node]

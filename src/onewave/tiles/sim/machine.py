@@ -12,8 +12,8 @@ from onewave.tiles.sim.caches import CACHES
 
 __all__ = ["H200_LEVELS", "CacheLevel", "Machine"]
 
-MOST_WORKERS = 65536
-MOST_SKEW = 1_000_000
+MAX_WORKERS = 65536
+MAX_SKEW = 1_000_000
 
 
 def _positive(what: str, value: float) -> None:
@@ -83,17 +83,17 @@ class Machine:
 
     def __post_init__(self) -> None:
         for what, value in (("workers", self.workers), ("co_resident", self.co_resident)):
-            if not (isinstance(value, Integral) and 1 <= value <= MOST_WORKERS):
-                raise InvalidArgumentError(what, got=shown(value), allowed=f"a whole number, 1 to {MOST_WORKERS}")
-        if self.workers * self.co_resident > MOST_WORKERS:
-            raise InvalidArgumentError("workers x co_resident", got=str(self.lanes), allowed=f"1 to {MOST_WORKERS}")
+            if not (isinstance(value, Integral) and 1 <= value <= MAX_WORKERS):
+                raise InvalidArgumentError(what, got=shown(value), allowed=f"a whole number, 1 to {MAX_WORKERS}")
+        if self.workers * self.co_resident > MAX_WORKERS:
+            raise InvalidArgumentError("workers x co_resident", got=str(self.lanes), allowed=f"1 to {MAX_WORKERS}")
         if self.queues not in ("ticket", "static"):
             raise InvalidArgumentError("queues", got=shown(self.queues), allowed="ticket, static")
         _positive("flops_per_ns", self.flops_per_ns)
         _positive("memory_bandwidth", self.memory_bandwidth)
         if self.lane_bandwidth is not None:
             _positive("lane_bandwidth", self.lane_bandwidth)
-        _positive("lane_bandwidth", self.most_a_lane)
+        _positive("lane_bandwidth", self.max_a_lane)
         for what, value in (
             ("task_ns", self.task_ns),
             ("wait_ns", self.wait_ns),
@@ -104,8 +104,8 @@ class Machine:
         ):
             if not (value >= 0 and math.isfinite(value)):
                 raise InvalidArgumentError(what, got=str(value), allowed="0 or more")
-        if self.skew > MOST_SKEW:
-            raise InvalidArgumentError("skew", got=str(self.skew), allowed=f"0 to {MOST_SKEW:,}")
+        if self.skew > MAX_SKEW:
+            raise InvalidArgumentError("skew", got=str(self.skew), allowed=f"0 to {MAX_SKEW:,}")
         if len({level.name for level in self.levels} | {"memory"}) != len(self.levels) + 1:
             raise InvalidArgumentError("levels", got=", ".join(x.name for x in self.levels), allowed="different names")
 
@@ -115,7 +115,7 @@ class Machine:
         return self.workers * self.co_resident
 
     @property
-    def most_a_lane(self) -> float:
+    def max_a_lane(self) -> float:
         """The most memory bandwidth that one lane can draw, bytes/ns."""
         share = self.memory_bandwidth / self.lanes
         if self.lane_bandwidth is not None:

@@ -9,7 +9,7 @@ from html import escape
 __all__ = ["Bar", "Picture", "order_picture", "timeline_picture"]
 
 WIDTH = 720
-MOST_BARS = 6000
+MAX_BARS = 6000
 COLOURS = ("#4878a8", "#5a9e6f", "#c28a3c", "#8a6bb0", "#3f9aa5", "#b5627f", "#7d8a3e", "#6b6f76")
 IDLE = "#d0463b"
 
@@ -47,7 +47,7 @@ def order_picture(rows: int, cols: int, tiles: Sequence[tuple[int, int]], title:
         f"M{cell * c:g} 0V{height:g}" for c in range(cols + 1)
     ]
     parts.append(f'<path d="{"".join(lines)}" stroke="#8888" stroke-width="0.5" fill="none"/>')
-    points = [(cell * (c + 0.5), cell * (r + 0.5)) for r, c in tiles[: MOST_BARS * 4]]
+    points = [(cell * (c + 0.5), cell * (r + 0.5)) for r, c in tiles[: MAX_BARS * 4]]
     pieces = max(1, len(points) // 24)
     for start in range(0, max(len(points) - 1, 0), pieces):
         some = points[start : start + pieces + 1]
@@ -83,7 +83,7 @@ def timeline_picture(bars: Sequence[Bar], lanes: Sequence[str], end: float, unit
             parts.append(f'<text x="1" y="{y:g}" font-size="9" fill="currentColor">{escape(lane)}</text>')
     groups = {group: None for bar in bars for group in (bar.group,)}
     colour = {group: COLOURS[at % len(COLOURS)] for at, group in enumerate(groups)}
-    shown = sorted(bars, key=lambda bar: bar.wait_start - bar.end)[:MOST_BARS]
+    shown = sorted(bars, key=lambda bar: bar.wait_start - bar.end)[:MAX_BARS]
     for bar in shown:
         y, tall = 22 + lane_height * bar.lane, lane_height * 0.9
         if bar.start > bar.wait_start:

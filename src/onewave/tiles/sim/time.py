@@ -53,7 +53,7 @@ class Lanes:
     """The launch while it runs.
 
     A task lasts until its fixed part (start-up, then arithmetic or cache traffic, whichever is longer) and its memory
-    traffic are both over. Memory is shared equally by the tasks that use it, none faster than most_a_lane: all move at
+    traffic are both over. Memory is shared equally by the tasks that use it, none faster than max_a_lane: all move at
     one rate, so a single "bytes each has moved so far" clock orders their ends. A lane whose memory traffic is over
     reads ahead at its fair share, as far as the machine lets it.
     """
@@ -77,9 +77,9 @@ class Lanes:
         self.hand_off: list[float] = hand_off.tolist()
         self.handed_at = [0.0] * n
         self.handed: list[tuple[float, int]] = []
-        self.most_ahead, self.share = machine.ahead_bytes, machine.memory_bandwidth / machine.lanes
+        self.max_ahead, self.share = machine.ahead_bytes, machine.memory_bandwidth / machine.lanes
         self.ahead, self.streamed = [0.0] * machine.lanes, [0.0] * machine.lanes  # bytes, and until when
-        self.bandwidth, self.most = machine.memory_bandwidth, machine.most_a_lane
+        self.bandwidth, self.most = machine.memory_bandwidth, machine.max_a_lane
         self.queues = queues  # one a lane, or a single one that all share
         self.lane_of = [-1] * n  # whose queue a task is in; -1 where all share one
         if len(queues) >= machine.lanes:
@@ -119,7 +119,7 @@ class Lanes:
         self.parts[task] = 1
         heapq.heappush(self.fixed_ends, (self.now + self.fixed[task], task))
         need = self.memory[task]
-        if need and self.most_ahead:
+        if need and self.max_ahead:
             need -= self.take_ahead(self.lane[task], need)
         if need:
             self.parts[task] = 2
@@ -129,7 +129,7 @@ class Lanes:
         """Of a task's bytes, those that its lane has read already."""
         waited = (self.now - self.streamed[lane]) * self.share
         self.streamed[lane] = self.now
-        found = min(self.most_ahead, self.ahead[lane] + waited)
+        found = min(self.max_ahead, self.ahead[lane] + waited)
         used = min(need, found)
         self.ahead[lane] = found - used
         return used

@@ -24,10 +24,10 @@ __all__ = ["UNITS", "PhaseTime", "Trace", "compare"]
 UNITS: dict[str, float | None] = {"ns": 1.0, "us": 1000.0, "cycles": None}
 """Time units and how many ns each has; None where that depends on the clock."""
 
-MOST_TASKS = 4_000_000
-MOST_WORKERS = 65536
-MOST_CHARACTERS = 1000
-MOST_NUMBER = 2**62
+MAX_TASKS = 4_000_000
+MAX_WORKERS = 65536
+MAX_CHARACTERS = 1000
+MAX_NUMBER = 2**62
 COLUMNS = ("task", "worker", "wait_start", "start", "end", "name", "phase")
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -73,8 +73,8 @@ class Trace:
     def __post_init__(self) -> None:
         _one_of("source", self.source, ("simulated", "measured"))
         _one_of("unit", self.unit, tuple(UNITS))
-        if not 1 <= self.workers <= MOST_WORKERS:
-            raise InvalidArgumentError("trace: workers", got=str(self.workers), allowed=f"1 to {MOST_WORKERS}")
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise InvalidArgumentError("trace: workers", got=str(self.workers), allowed=f"1 to {MAX_WORKERS}")
         n = len(self.task)
         for column in COLUMNS:
             if len(getattr(self, column)) != n:
@@ -280,15 +280,15 @@ def _list(columns: dict[str, object], name: str) -> Sequence[object]:
     if not isinstance(value, list):
         raise InvalidArgumentError(f"trace: {name}", got=type(value).__name__, allowed="a list")
     items = cast("list[object]", value)
-    if len(items) > MOST_TASKS:
-        raise InvalidArgumentError(f"trace: {name}", got=f"{len(items):,} entries", allowed=f"up to {MOST_TASKS:,}")
+    if len(items) > MAX_TASKS:
+        raise InvalidArgumentError(f"trace: {name}", got=f"{len(items):,} entries", allowed=f"up to {MAX_TASKS:,}")
     return items
 
 
 def _wholes(columns: dict[str, object], name: str) -> Ints:
     items = _list(columns, name)
     for item in items:
-        if type(item) is not int or abs(item) >= MOST_NUMBER:
+        if type(item) is not int or abs(item) >= MAX_NUMBER:
             raise InvalidArgumentError(f"trace: {name}", got=repr(item)[:40], allowed="whole numbers below 2^62")
     return np.array(items, dtype=np.int64)
 
@@ -296,7 +296,7 @@ def _wholes(columns: dict[str, object], name: str) -> Ints:
 def _numbers(columns: dict[str, object], name: str) -> Floats:
     items = _list(columns, name)
     for item in items:
-        if type(item) not in (int, float) or not abs(cast("float", item)) < MOST_NUMBER:  # nor is NaN below it
+        if type(item) not in (int, float) or not abs(cast("float", item)) < MAX_NUMBER:  # nor is NaN below it
             raise InvalidArgumentError(f"trace: {name}", got=repr(item)[:40], allowed="finite numbers below 2^62")
     return np.array(items, dtype=np.float64)
 
@@ -307,7 +307,7 @@ def _texts(columns: dict[str, object], name: str, count: int) -> tuple[str, ...]
         raise InvalidArgumentError(f"trace: {name}", got="something else", allowed="texts")
     texts = tuple(cast("Sequence[str]", items))
     longest = max(map(len, texts), default=0)
-    if longest > MOST_CHARACTERS:
-        allowed = f"up to {MOST_CHARACTERS:,}"
+    if longest > MAX_CHARACTERS:
+        allowed = f"up to {MAX_CHARACTERS:,}"
         raise InvalidArgumentError(f"trace: {name}", got=f"a text of {longest:,} characters", allowed=allowed)
     return texts

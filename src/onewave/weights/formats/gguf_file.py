@@ -32,7 +32,7 @@ _MAX_DIMENSIONS = 4
 # llama.cpp has no nested arrays at all; nothing legitimate goes deeper than a list of lists.
 _MAX_ARRAY_DEPTH = 4
 # Values of all metadata together: real vocabularies have some 300,000 tokens.
-_MOST_VALUES = 1 << 24
+_MAX_VALUES = 1 << 24
 _MAX_NAME_BYTES = 65_535
 _KV_MIN_BYTES = 8 + 4 + 1
 _TENSOR_MIN_BYTES = 8 + 4 + 4 + 8
@@ -274,8 +274,8 @@ class _HeaderReader:
     def _count(self, count: int, what: str) -> None:
         """Count values to be made, each of which takes many times its bytes in the file."""
         self._values += count
-        if self._values > _MOST_VALUES:
-            self._fail(f"its metadata hold {self._values} values up to {quote(what)}; allowed: up to {_MOST_VALUES}")
+        if self._values > _MAX_VALUES:
+            self._fail(f"its metadata hold {self._values} values up to {quote(what)}; allowed: up to {_MAX_VALUES}")
 
     def _check_room(self, count: int, each: int, what: str) -> None:
         if count * each > self._size - self._pos:

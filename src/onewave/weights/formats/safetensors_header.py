@@ -40,7 +40,7 @@ DTYPE_BYTES: dict[str, int] = {
 _LENGTH_BYTES = 8
 # The safetensors library's own limit.
 _MAX_HEADER_BYTES = 100_000_000
-_MOST_DIMENSIONS = 64  # of a torch tensor
+_MAX_DIMENSIONS = 64  # of a torch tensor
 _FETCH_AGAIN = "The file is truncated or corrupt; fetch it again."
 
 
@@ -111,7 +111,7 @@ def _tensor(path: Path, name: str, entry: object) -> tuple[int, int, TensorInfo]
         _fail(
             path,
             f"{what} has shape {quote(str(fields['shape']))}",
-            allowed=f"up to {_MOST_DIMENSIONS} whole numbers from 0",
+            allowed=f"up to {_MAX_DIMENSIONS} whole numbers from 0",
         )
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         _fail(path, f"{what} has data_offsets {quote(str(fields['data_offsets']))}", allowed="[begin, end]")
@@ -129,7 +129,7 @@ def _sizes(value: object) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     items = cast("Sequence[object]", value)
-    if len(items) > _MOST_DIMENSIONS:
+    if len(items) > _MAX_DIMENSIONS:
         return None
     sizes = tuple(item for item in items if type(item) is int and 0 <= item < 1 << 63)
     return sizes if len(sizes) == len(items) and math.prod(filter(None, sizes)) < 1 << 63 else None

@@ -3,7 +3,7 @@
 import { button, h, percent, svg } from "./dom.js";
 import { name } from "./model.js";
 
-const MOST_CELLS = 8; // panels with more tiles along K are drawn as one bar
+const MAX_CELLS = 8; // panels with more tiles along K are drawn as one bar
 
 export class Board {
   // choose(row, col): a tile was chosen. look(row, col), or look(null): a tile is under the pointer or has the focus.
@@ -11,7 +11,7 @@ export class Board {
     this.setting = setting;
     const { m, n, k } = setting;
     const gap = Math.max(m, n) <= 12 ? 6 : Math.max(m, n) <= 24 ? 3 : 2;
-    const along = k <= MOST_CELLS ? k : 1;
+    const along = k <= MAX_CELLS ? k : 1;
     const thick = along === 1 ? 26 : Math.max(10, Math.min(22, Math.floor(88 / along)));
     const beside = along * (thick + 2) + 40;
     const least = matchMedia("(pointer: coarse)").matches ? 34 : 22;

@@ -276,8 +276,8 @@ function stop() {
 async function matrix(mine, sizes) {
   const title = h("h2", {}, "Every order under every policy");
   const tasks = (state.sides.a.places ?? state.sides.b.places)?.length ?? Infinity;
-  if (tasks > choices.most_matrix_tasks) {
-    const text = `For chains of up to ${choices.most_matrix_tasks} tasks. Choose fewer tiles to see it.`;
+  if (tasks > choices.max_matrix_tasks) {
+    const text = `For chains of up to ${choices.max_matrix_tasks} tasks. Choose fewer tiles to see it.`;
     parts.matrix.replaceChildren(title, h("p", { class: "soft" }, text));
     return;
   }

@@ -4,8 +4,8 @@ import { post } from "./api.js";
 import { button, css, h, table, whole } from "./dom.js";
 import { PALETTE, pixel, time } from "./lanes.js";
 
-const MOST_PHASES = 40;
-const MOST_TASKS = 6;
+const MAX_PHASES = 40;
+const MAX_TASKS = 6;
 
 // Fill `node` with a trace's phases.
 export function showPhases(node, lanes, title) {
@@ -19,7 +19,7 @@ export function showPhases(node, lanes, title) {
     row.last = Math.max(row.last, lanes.end[i]);
   }
   const swatch = (i) => h("span", { class: "swatch", style: { "--swatch": `var(${PALETTE[i % PALETTE.length]})` } });
-  const shown = rows.slice(0, MOST_PHASES).map((row, i) => {
+  const shown = rows.slice(0, MAX_PHASES).map((row, i) => {
     const times = [row.busy / row.tasks, row.waited / row.tasks, row.first, row.last];
     return { head: [swatch(i), row.phase], cells: [whole.format(row.tasks), ...times.map((t) => time(t, lanes.unit))] };
   });
@@ -63,7 +63,7 @@ export async function showDifferences(node, a, b, pick) {
     if (twin !== undefined) changes.push([index, runOf(b.lanes, index) - runOf(a.lanes, twin)]);
   });
   changes.sort((x, y) => Math.abs(y[1]) - Math.abs(x[1]));
-  const worth = changes.slice(0, MOST_TASKS).filter(([, change]) => Math.abs(change) > noise);
+  const worth = changes.slice(0, MAX_TASKS).filter(([, change]) => Math.abs(change) > noise);
   const title = worth.length
     ? "Tasks whose run time differs most"
     : `${whole.format(changes.length)} tasks in common, none runs longer or shorter.`;

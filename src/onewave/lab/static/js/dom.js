@@ -40,11 +40,11 @@ export function select(options, value, onchange, more = {}) {
 
 export const button = (text, onclick, more = {}) => h("button", { type: "button", onclick, ...more }, text);
 
-const MOST_FILE = 60 * 1024 * 1024; // the server takes 64 MiB
+const MAX_FILE = 60 * 1024 * 1024; // the server takes 64 MiB
 
 export function withinSize(file) {
-  if (file.size <= MOST_FILE) return true;
-  say(`${file.name}: ${whole.format(file.size)} bytes; allowed: up to ${whole.format(MOST_FILE)}.`, true);
+  if (file.size <= MAX_FILE) return true;
+  say(`${file.name}: ${whole.format(file.size)} bytes; allowed: up to ${whole.format(MAX_FILE)}.`, true);
   return false;
 }
 

@@ -8,7 +8,7 @@ import { readOrder, writeOrder } from "./orderfile.js";
 import { copyLink, remember } from "./route.js";
 import { drawCache, drawScore } from "./score.js";
 
-const MOST_HISTORY = 500;
+const MAX_HISTORY = 500;
 const state = {
   setting: DEFAULTS,
   path: [],
@@ -242,7 +242,7 @@ function act(path, at = path.length) {
     seek(at);
     return;
   }
-  state.past = [...state.past.slice(-MOST_HISTORY), state.path];
+  state.past = [...state.past.slice(-MAX_HISTORY), state.path];
   state.future = [];
   put(path, at);
 }

@@ -202,7 +202,7 @@ function chains() {
 function staircase() {
   return fill(
     "stairs",
-    get("/api/staircase", { n: state.sn, k: state.sk, most_m: state.most, workers: state.workers }),
+    get("/api/staircase", { n: state.sn, k: state.sk, max_m: state.most, workers: state.workers }),
     (found) => {
       const chart = new Chart(
         { x: found.m, series: { "time, µs": found.us }, bound: null },

@@ -134,14 +134,14 @@ function table(rows, bound, at, take) {
   );
 }
 
-const MOST_CHIPS = 120;
+const MAX_CHIPS = 120;
 
 export function drawCache(node, { setting, now, slots, order }) {
   const fresh = new Set(now?.loads ?? []);
   const used = new Set(now?.hits ?? []);
   const next = setting.policy !== "belady" && order.length >= setting.slots ? order[0] : null;
   const chip = (id, kind) => h("li", { class: `chip ${name(setting, id)[0]} ${kind}` }, name(setting, id));
-  const shown = slots.slice(0, MOST_CHIPS).map((id) => {
+  const shown = slots.slice(0, MAX_CHIPS).map((id) => {
     if (id === null) return h("li", { class: "chip empty" }, h("span", { class: "hush" }, "empty"));
     const made = chip(id, (fresh.has(id) ? "loaded" : used.has(id) ? "hit" : "") + (id === next ? " next" : ""));
     const said = [fresh.has(id) ? "loaded now" : used.has(id) ? "hit now" : "", id === next ? "goes next" : ""]
@@ -150,9 +150,9 @@ export function drawCache(node, { setting, now, slots, order }) {
     if (said) made.append(h("span", { class: "hush" }, ` ${said}`));
     return made;
   });
-  const spare = Math.min(Math.max(setting.slots - slots.length, 0), Math.max(MOST_CHIPS - shown.length, 0), 24);
+  const spare = Math.min(Math.max(setting.slots - slots.length, 0), Math.max(MAX_CHIPS - shown.length, 0), 24);
   for (let i = 0; i < spare; i++) shown.push(h("li", { class: "chip empty" }, h("span", { class: "hush" }, "empty")));
-  const hidden = order.length - slots.slice(0, MOST_CHIPS).filter((id) => id !== null).length;
+  const hidden = order.length - slots.slice(0, MAX_CHIPS).filter((id) => id !== null).length;
   const gone = now?.evictions ?? [];
   const key = (kind, text) => h("li", {}, h("span", { class: `key ${kind}` }), text);
   node.replaceChildren(
