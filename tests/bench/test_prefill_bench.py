@@ -128,5 +128,5 @@ def test_attention_by_itself_is_that_of_all_layers(monkeypatch: pytest.MonkeyPat
 
 def test_on_a_cpu_there_is_nothing_to_compare() -> None:
     llm: Any = FakeLLM("cpu")
-    with pytest.raises(UnsupportedError, match="allowed: a CUDA card"):
+    with pytest.raises(UnsupportedError, match="allowed: a CUDA GPU"):
         measure_prefill(llm, [5], reps=1, warmup=0)

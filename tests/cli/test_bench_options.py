@@ -54,7 +54,7 @@ def test_kernels_are_compiled_for_a_card_and_for_16_bits(onewave):
         "error: warm: cpu; allowed: a CUDA card. A CPU's kernels need none."
     )
     assert onewave("bench", "prefill", "--device", "cpu").error() == (
-        "error: bench prefill: cpu; allowed: a CUDA card. Use bench latency."
+        "error: bench prefill: cpu; allowed: a CUDA GPU. Use bench latency."
     )
     assert onewave("bench", "prefill", "--input-len", "8,0").error() == (
         "error: --input-len: 8,0; allowed: whole numbers from 1"

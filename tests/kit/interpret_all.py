@@ -112,7 +112,7 @@ class _World:
         rows = [self.row_of(lane, code) for lane, code in enumerate(lanes)]
         waiting = [self.name(row) for row in rows if row is not None]
         if waiting or (self.ticket and tickets < len(self.queues[0])):
-            return Harm("deadlock", f"nobody can go on; {', '.join(waiting)} wait")
+            return Harm("deadlock", f"no worker can go on; {', '.join(waiting)} wait")
         if slots != self.last:
             return Harm("race", "a slot ends with another result than the last one")
         return None

@@ -183,7 +183,7 @@ def test_real_runs_say_what_is_missing():
     table = table_of(CHAINS["gemm"])
     with pytest.raises(InvalidArgumentError, match="operators"):
         execute(table, {}, {})
-    with pytest.raises(InvalidArgumentError, match="nobody filled"):
+    with pytest.raises(InvalidArgumentError, match="no task filled"):
         execute(table, {}, {"gemm": lambda reads: reads})
     memory = {tile: np.zeros(1) for tile in range(100)}
     with pytest.raises(InvalidArgumentError, match="2 arrays"):

@@ -5,7 +5,7 @@ OnewaveError
 │   ├── ShapeError                      a tensor's shape, rank or stride is wrong
 │   ├── UnsupportedError                well formed, but not something this build can do
 │   │   └── OutOfReachError             weights that the format which was asked for can't hold
-│   └── UnverifiedError (TypeError)     a schedule that nobody has proved, where a proved one is needed
+│   └── UnverifiedError (TypeError)     an unproved schedule, where a proved one is needed
 ├── ModelError                          a model can't be found or read
 │   ├── ModelNotFoundError              no such path, alias or repository
 │   ├── ConfigError                     config.json or GGUF metadata is missing, malformed or unknown
@@ -100,7 +100,7 @@ class OutOfReachError(UnsupportedError):
 
 
 class UnverifiedError(InvalidArgumentError, TypeError):
-    """A schedule that nobody has proved was passed where a VerifiedSchedule is needed."""
+    """An unproved schedule was passed where a VerifiedSchedule is needed."""
 
 
 class ModelError(OnewaveError):
@@ -146,7 +146,7 @@ class VerificationError(OnewaveError):
 class WaveStalled(OnewaveError):
     """A one-launch run ended without a result, as something it waited for never came.
 
-    stalls: one entry a multiprocessor that gave up, ready for JSON: worker, task, counter (what it waited for),
+    stalls: one entry an SM that gave up, ready for JSON: worker, task, counter (what it waited for),
     expected, got.
     """
 

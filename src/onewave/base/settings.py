@@ -46,7 +46,7 @@ class Settings:
         cache = env.get("ONEWAVE_CACHE")
         try:
             cache_dir = Path(os.path.expanduser(cache)) if cache else _platform_cache_dir(env)
-        except RuntimeError as error:  # Path.home() of a user whom nobody knows, as in containers
+        except RuntimeError as error:  # Path.home() of an unknown user, as in containers
             raise InvalidArgumentError("cache directory", got="no home", next="Set ONEWAVE_CACHE.") from error
         return cls(
             cache_dir=cache_dir,
@@ -57,7 +57,7 @@ class Settings:
 
 
 def takes_prebuilt(env: Mapping[str, str] | None = None) -> bool:
-    """Whether kernels that come compiled are taken (unless ONEWAVE_PREBUILT=0). Not among the settings, whose errors
+    """Whether prebuilt kernels are taken (unless ONEWAVE_PREBUILT=0). Not among the settings, whose errors
     are none of a launch's. Raises InvalidArgumentError."""
     return _flag("ONEWAVE_PREBUILT", (os.environ if env is None else env).get("ONEWAVE_PREBUILT") or "1")
 

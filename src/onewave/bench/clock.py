@@ -5,7 +5,7 @@ deviation. On CUDA a repetition is one replay of a graph that holds every call g
 should work on different buffers whose sum exceeds the L2 cache, so that it does not serve them. On a CPU a repetition
 is every call in turn, by the performance counter.
 
-A card slows down as it warms up and draws power: what is timed one after another is timed on different cards. What is
+A GPU slows down as it warms up and draws power: what is timed one after another is timed on different GPUs. What is
 to be compared therefore takes turns, in an order drawn anew for each round (`time_in_rounds`).
 """
 
@@ -23,7 +23,7 @@ from onewave.gpu.scratch import recording_stream
 
 __all__ = ["Summary", "recorded", "summarize", "time_calls", "time_in_rounds"]
 
-# Long enough for a card's clocks to settle where its power lets them.
+# Long enough for a GPU's clocks to settle where its power lets them.
 _SECONDS_A_TURN = {"cuda": 0.05, "cpu": 0.0}
 _FEWEST_TURNS = 3
 
@@ -111,7 +111,7 @@ def time_in_rounds(
     """Seconds a call of each of several things that are to be compared, over the medians of its turns.
 
     runs: by name, what makes the calls and how many it makes (see `recorded`). rounds: how often each has its turn, a
-    20th of a second on a card; what is far too slow for that gets fewer, so as not to keep the others waiting.
+    20th of a second on a GPU; what is far too slow for that gets fewer, so as not to keep the others waiting.
     """
     turn = _SECONDS_A_TURN[device.type]
     reps: dict[str, int] = {}

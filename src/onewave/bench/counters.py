@@ -2,7 +2,7 @@
 
 `collect` runs a Python module once more under `ncu`. The module puts each thing to be counted into a `counted` range,
 in which nothing is serialised: kernels that overlap, overlap. Counters are those of the whole device over a range, so
-the card should have nothing else to do; clocks are left alone.
+the GPU should have nothing else to do; clocks are left alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _METRICS = (_READ, _WRITTEN, _HITS)
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one range. l2_hit_rate: sectors found in the second-level cache over those looked up, 0 to 1."""
+    """Of one range. l2_hit_rate: sectors found in L2 over those looked up, 0 to 1."""
 
     dram_read_bytes: float
     dram_write_bytes: float

@@ -59,9 +59,9 @@ class Measurement:
 
 
 def as_record(measurement: Measurement, *, device_name: str, command: str, settings: Settings) -> dict[str, Any]:
-    """Put a measurement and what it ran on into a ledger line's form. device_name: "cpu", or the card's name."""
+    """Put a measurement and what it ran on into a ledger line's form. device_name: "cpu", or the GPU's name."""
     on_gpu = device_name != "cpu"
-    cards = [card for card in machine.gpus() if card.name == device_name] if on_gpu else []
+    gpus = [gpu for gpu in machine.gpus() if gpu.name == device_name] if on_gpu else []
     ceiling = measurement.ceiling
     record: dict[str, Any] = {
         "schema": 1,
@@ -69,7 +69,7 @@ def as_record(measurement: Measurement, *, device_name: str, command: str, setti
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "device": machine.device_slug(device_name),
         "device_name": device_name if on_gpu else machine.cpu_name(),
-        "driver": cards[0].driver if cards else None,
+        "driver": gpus[0].driver if gpus else None,
         "onewave": machine.package_version("onewave") or "source",
         "torch": machine.package_version("torch"),
         "triton": machine.package_version("triton"),

@@ -51,7 +51,7 @@ _SOURCE_TREE = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class GPU:
-    """One CUDA card as the driver describes it."""
+    """One CUDA GPU as the driver describes it."""
 
     name: str
     driver: str
@@ -59,7 +59,7 @@ class GPU:
 
 
 def gpus() -> list[GPU]:
-    """The cards that nvidia-smi lists; none where there is no driver."""
+    """The GPUs that nvidia-smi lists; none where there is no driver."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
     found: list[GPU] = []
     for line in _output(query).splitlines():

@@ -47,7 +47,7 @@ class _Group(TyperGroup):
         return list(self.listed)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        # Not .get(): it would take a KeyError of the command's own module for a name that nobody has.
+        # Not .get(): it would take a KeyError of the command's own module for an unknown name.
         return self.commands[cmd_name] if cmd_name in self.listed else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -31,7 +31,7 @@ _PACKAGES = (
 
 
 def env(as_json: options.Json = False) -> None:
-    """Print versions, processor, cards and caches."""
+    """Print versions, processor, GPUs and caches."""
     facts = _gather()
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -60,8 +60,8 @@ def _gather() -> dict[str, dict[str, Any]]:
         "gpu": {
             "torch_sees": _torch_cuda(),
             **{
-                f"card_{i}": f"{card.name}, {card.memory_mib} MiB, driver {card.driver}"
-                for i, card in enumerate(machine.gpus())
+                f"gpu_{i}": f"{gpu.name}, {gpu.memory_mib} MiB, driver {gpu.driver}"
+                for i, gpu in enumerate(machine.gpus())
             },
         },
         "cache": {
@@ -73,16 +73,16 @@ def _gather() -> dict[str, dict[str, Any]]:
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA version that torch was built for and how many cards it can use."""
+    """The CUDA version that torch was built for and how many GPUs it can use."""
     try:
         import torch
     except ImportError:
         return None
     built_for: Any = torch.version.cuda
     if built_for is None:
-        return "no card (a build of torch without CUDA)"
+        return "no GPU (a build of torch without CUDA)"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return f"{count} card(s), CUDA {built_for}"
+    return f"{count} GPU(s), CUDA {built_for}"
 
 
 def _size(directory: Path) -> int:

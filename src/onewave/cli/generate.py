@@ -194,7 +194,7 @@ def _show(output: RequestOutput, *, several: bool) -> None:
 
 
 def _show_logprobs(sample: CompletionOutput) -> None:
-    """A line a token: the token taken with its log-probability and rank, then the likeliest ones."""
+    """A line a token: the token taken with its log-probability and rank, then the most likely ones."""
     assert sample.logprobs is not None
     for token_id, entries in zip(sample.token_ids, sample.logprobs, strict=True):
         taken = entries[token_id]

@@ -5,7 +5,7 @@ exit status   meaning
 1             internal error, or output that can't be written: one line on stderr, the traceback with --debug
 2             bad input: one line on stderr
 130           interrupted by Ctrl-C
-141           whoever read the output has gone (as a shell reports SIGPIPE)
+141           the reader of the output has gone (as a shell reports SIGPIPE)
 
 Nothing that is imported before a command runs loads torch: help and most errors come at once.
 """
@@ -32,7 +32,7 @@ app = group(
         "generate": Listed("generate:generate", "Continue a prompt, or a batch of them."),
         "chat": Listed("chat:chat", "Talk with a model; answers are printed as they come."),
         "info": Listed("info:info", "Print a model's configuration, tensors and sizes."),
-        "env": Listed("env:env", "Print versions, processor, cards and caches."),
+        "env": Listed("env:env", "Print versions, processor, GPUs and caches."),
         "warm": Listed("warm:warm", "Compile attention's kernels before their first call."),
         "lab": Listed("lab:lab", "Open the tile lab in the browser."),
         "bench": Listed("bench.commands:bench", "Measure speed."),
@@ -63,7 +63,7 @@ def root(
 
 def main() -> None:
     """Run the command line and leave with its exit status."""
-    # Closed ones, as of a service, take what nobody reads.
+    # Closed ones, as of a service, take what has no reader.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process)
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     # A terminal that can't show a character shows a question mark; that is no reason to stop.

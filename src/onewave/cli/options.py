@@ -39,7 +39,7 @@ Model = Annotated[
     typer.Option("--model", "-m", help="Directory, *.gguf file, alias, built-in configuration, or Hugging Face id."),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or, on a CPU, float32.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (cuda:1 for the second card).")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (cuda:1 for the second GPU).")]
 MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Most tokens of prompt and answer together. Default: the model's.")
 ]
@@ -83,10 +83,10 @@ Compact = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print load time, time to first token and tokens/s on stderr.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of the random draws; the same seed gives the same tokens.")]
-Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token every time.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0 or -1: from all.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this probability.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens below this share of the likeliest one's.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the greedy token every time.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 or -1: from all.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Sample from the most likely tokens of this total probability.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens below this share of the most likely one's.")]
 RepetitionPenalty = Annotated[
     float, typer.Option("--repetition-penalty", help="Above 1: against tokens that were seen.")
 ]

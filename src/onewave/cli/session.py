@@ -31,10 +31,10 @@ class Opened:
 
 
 def open_llm(model: str, *, load_format: str = "auto", revision: str | None = None, **options: Any) -> Opened:
-    """Load a model with a progress bar where stderr is a terminal, and say there how a card decodes.
+    """Load a model with a progress bar where stderr is a terminal, and say there how a GPU decodes.
 
     Raises what LLM raises. A bad argument is refused before anything is fetched, and like a model that isn't there
-    before torch is imported; but whether there is a card only torch knows, so arguments that need one go to LLM first.
+    before torch is imported; but whether there is a GPU only torch knows, so arguments that need one go to LLM first.
     """
     began = time.perf_counter()
     progress = sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`onewave warm`: compile attention's kernels before anybody waits for them."""
+"""`onewave warm`: compile attention's kernels before their first call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def warm(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compile prefill attention's kernels for this card, side by side, into Triton's cache.
+    """Compile prefill attention's kernels for this GPU, side by side, into Triton's cache.
 
     A kernel is otherwise compiled when it is first called, for some seconds; what is in the cache is there for every
     process that has the same TRITON_CACHE_DIR.

@@ -128,7 +128,7 @@ def flash_attn_varlen_func(
     """The same over sequences laid one after another: q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim].
 
     cu_seqlens: int32 [batch + 1], where each sequence begins. block_table: int32 [batch, pages a sequence], then k, v
-    are pages [pages, page_size, kv_heads, head_dim]; see attention_varlen for who reads them in place.
+    are pages [pages, page_size, kv_heads, head_dim]; see attention_varlen for the kernels that read them in place.
     """
     _refuse(dropout_p, return_attn_probs)
     if block_table is not None:

@@ -95,7 +95,7 @@ class FlashCache:
             rows = torch.arange(len(positions), device=positions.device) if self.rows is None else self.rows
             return rows[:, None].expand_as(positions), positions
         size = self.k.shape[1]
-        # Positions outside the table belong to nobody; a wrong one must not read past its ends.
+        # Positions outside the table belong to no row; a wrong one must not read past its ends.
         page = (positions // size).clamp(min=0).clamp(max=self.block_table.shape[1] - 1)
         return self.block_table.long().gather(1, page), positions % size
 
@@ -168,7 +168,7 @@ class FlashCache:
         A copy, as long as the longest batch there can be: lengths are not known on the host.
         """
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        if self.k.shape[0] == 0:  # nobody has a key, and there is no place to copy from
+        if self.k.shape[0] == 0:  # no row has a key, and there is no place to copy from
             return self.k.flatten(0, 1), self.v.flatten(0, 1), cu_seqlens
         row, position = _owners(cu_seqlens, len(lengths) * self.capacity, self.capacity)
         if self.block_table is None:
@@ -255,7 +255,10 @@ def lengths_before(
         if k.shape != wanted or v.shape != wanted:
             got = f"{tuple(k.shape)}, {tuple(v.shape)}"
             raise ShapeError(f"{name}: k, v", got=got, allowed=f"[{batch}, new, {wanted[2]}, {wanted[3]}]")
-        if (k.dtype, v.dtype) != (cache.k.dtype, cache.v.dtype):  # bytes would need scales, which nobody passes
+        if (k.dtype, v.dtype) != (
+            cache.k.dtype,
+            cache.v.dtype,
+        ):  # bytes would need scales; no argument has them
             got, allowed = f"{k.dtype}, {v.dtype}", f"{cache.k.dtype}, {cache.v.dtype}, as the cache"
             raise UnsupportedError(f"{name}: dtypes of k, v", got=got, allowed=allowed)
     if isinstance(cache_seqlens, Tensor):

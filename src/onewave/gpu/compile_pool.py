@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _GivenUpError(Exception):
-    """Of a thread whose caller was interrupted, and hears of it no more."""
+    """The caller of this thread was interrupted and no longer waits for it."""
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def compile_kernel(
 @contextmanager
 def _launcher_beside(source: Any) -> Generator[None]:
     """Meanwhile, have a C compiler make what launches the kernel, too, as soon as its compilation knows the arguments:
-    whoever launches it first would wait for that, half a second of it."""
+    the first launch would wait for that, half a second of it."""
     from triton import knobs
 
     before: Callable[..., Any] | None = knobs.runtime.add_stages_inspection_hook
@@ -182,7 +182,7 @@ def _launcher_beside(source: Any) -> Generator[None]:
 
             def make_beside(module: Any, metadata: dict[str, Any]) -> Any:
                 thread = threading.Thread(target=_make_launcher, args=(source, dict(metadata)))
-                with suppress(RuntimeError):  # no more threads: whoever launches makes it
+                with suppress(RuntimeError):  # no more threads: the launch makes it
                     thread.start()
                     threads.append(thread)
                 return make(module, metadata)
@@ -202,7 +202,7 @@ def _launcher_beside(source: Any) -> Generator[None]:
 
 def _make_launcher(source: Any, metadata: Mapping[str, Any]) -> None:
     """Triton's launcher of a kernel, into Triton's cache. metadata: as far as the compilation knows it."""
-    # What fails here, or is another Triton's, is made by whoever launches, with its own words.
+    # What fails here, or is another Triton's, is made by the launch, with its own errors.
     with suppress(Exception):
         from triton.backends.nvidia.driver import CudaLauncher
 

@@ -5,7 +5,7 @@ comes before all that touches memory: nothing that an earlier kernel wrote may b
 be written; an L2 prefetch may come before it, a copy by TMA not even of nothing, as the wait does not hold behind one
 (docs/log/correctness.md). What to request may be read before it as well, past L1, if it is read again behind it
 (decode_attention/stream_parts_impl.py). Every program waits, so a kernel ends after the one before
-it, and whoever waits for it has waited for all. `after_last` lets the next one in after that wait and not before, as
+it, and waiting for it is waiting for all. `after_last` lets the next one in after that wait and not before, as
 kernels two or more ahead would take places and gain nothing. (A wave, which has a place on every SM, lets it in before
 it waits itself.)
 """

@@ -1,4 +1,4 @@
-"""Descriptions of tensors for the copy engine (TMA), as Gluon kernels take them.
+"""Descriptions of tensors for TMA, as Gluon kernels take them.
 
 An axis of a descriptor has one stride, and its bounds are the tensor's. Packed sequences, whose rows end where the next
 sequence's begin, get two axes more: see attention/gluon_kernel_impl.py.
@@ -31,7 +31,7 @@ def _layout(rank: int, bits: int) -> gl.NVMMASharedLayout:
 def describe(tensor: Tensor, rows: int, columns: int, packed: bool = False) -> TensorDescriptor:
     """Descriptor of [batch, heads, rows, head_dim], in boxes of rows x columns of one head; zeros beyond its bounds.
 
-    The caller has seen to it that the tensor begins at a multiple of 16 bytes: nobody looks again.
+    The caller has checked that the tensor begins at a multiple of 16 bytes; this does not check again.
     """
     described = copy(_described(tensor.shape, tensor.stride(), tensor.dtype, rows, columns, packed))
     described.base = tensor

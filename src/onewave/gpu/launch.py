@@ -60,12 +60,12 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     if not isinstance(function, JITFunction):
         function[grid](*args, **named)
         return
-    card = _card_of(chain(args, named.values()))
-    if card is None and _nowhere is not None:
+    gpu = _card_of(chain(args, named.values()))
+    if gpu is None and _nowhere is not None:
         _nowhere.append(Launch(function, args, named))
         return
-    if card is not None and card != torch.cuda.current_device():
-        with torch.cuda.device(card):
+    if gpu is not None and gpu != torch.cuda.current_device():
+        with torch.cuda.device(gpu):
             launch_kernel(function, grid, *args, **named)
         return
     found = _kernels.get(id(function))
@@ -93,7 +93,7 @@ _nowhere: list[Launch] | None = None
 
 @contextmanager
 def launches_nowhere() -> Generator[list[Launch]]:
-    """Meanwhile launches whose tensors lie on no card, by any thread, are kept in the list and not made: for what is
+    """Meanwhile launches whose tensors lie on no GPU, by any thread, are kept in the list and not made: for what is
     to be compiled without a card."""
     global _nowhere
     before, _nowhere = _nowhere, []
@@ -144,7 +144,7 @@ def hash_in_order(function: Any) -> None:
 
 
 def _card_of(args: Iterable[Any]) -> int | None:
-    """The number of the card where the first tensor, or what the first descriptor describes, lies."""
+    """The number of the GPU where the first tensor, or what the first descriptor describes, lies."""
     for value in args:
         tensor = value if isinstance(value, Tensor) else getattr(value, "base", None)
         if isinstance(tensor, Tensor):

@@ -1,9 +1,9 @@
-"""Kernels that come compiled with the package (decision 0011).
+"""Prebuilt kernels: compiled kernels that ship with the package (decision 0011).
 
 Before Triton would compile one of these, its binary is put into Triton's cache on disk, under the name that Triton
 itself gives it. Which binary belongs to which launch is told by a digest of all that it is compiled from: source,
 arguments' types, constants, options, what is changed in the PTX, Triton's version and its assembler's. What differs in
-any of them is compiled as ever, and so is everything for whoever asks Triton for more than its usual compilation.
+any of them compiles as ever, and so does everything once Triton is asked for more than its usual compilation.
 """
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
@@ -93,7 +93,7 @@ def take_prebuilt(launch: Launch) -> bool:
 
 
 def _wanted() -> bool:
-    """Whether nobody asks for what a compilation does beside its binary, or for another one."""
+    """Return whether only the usual binary is asked for: no dump, override, forced compilation or other hook."""
     # Not every Triton has this.
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
@@ -122,7 +122,7 @@ def _compiled(folder: Path) -> dict[str, _Entry]:
 
 
 def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
-    """What Triton compiles for a launch on such a card, and with which options."""
+    """What Triton compiles for a launch on such a GPU, and with which options."""
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.runtime.jit import create_function_from_signature
 

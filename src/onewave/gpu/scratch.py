@@ -1,4 +1,4 @@
-"""Scratch memory that kernels of one operator hand partial results through, and counters of who has arrived.
+"""Scratch memory for partial results that kernels of one operator hand off, and arrival counters.
 
 Kept from call to call, one block for each use and stream, so that a steady state allocates nothing. Calls recorded into
 CUDA graphs share one block a use and device, which eager calls before the recording have made: graphs of one device
@@ -41,7 +41,7 @@ def scratch(device: torch.device, num_floats: int, use: str = "partials") -> Ten
 
 
 def counters(device: torch.device, number: int) -> Tensor:
-    """At least `number` zeros, int32, for the current stream or graph; whoever counts in them leaves them as zeros."""
+    """At least `number` zeros, int32, for the current stream or graph; a kernel leaves them as zeros."""
 
     def made(size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.int32, device=device)
@@ -50,9 +50,9 @@ def counters(device: torch.device, number: int) -> Tensor:
 
 
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a card and a thread for what is to be recorded into a CUDA graph and for the eager calls before it.
+    """The stream of a GPU and a thread for what is to be recorded into a CUDA graph and for the eager calls before it.
 
-    Without one, torch.cuda.graph records on the one stream that it made on whichever card came first. One for several
+    Without one, torch.cuda.graph records on the one stream that it made on whichever GPU came first. One for several
     threads would have the eager calls of one in the graph of another.
     """
     index = torch.empty(0, device=device).get_device()  # "cuda" is the current one

@@ -53,7 +53,7 @@ class FifoFrom(LruFrom):
         if panel in resident:
             return resident, 0
         if len(resident) >= self.capacity:
-            # No panel has a negative number, and those that nobody needs any more are all alike.
+            # No panel has a negative number, and those that no tile needs any more are all alike.
             place = next(i for i, other in enumerate(resident) if other != pinned or pinned < 0)
             resident = (*resident[:place], *resident[place + 1 :])
         return (*resident, panel), 1

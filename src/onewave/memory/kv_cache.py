@@ -18,7 +18,7 @@ class PagedKVCache:
     """Keys and values of every layer in pages, k and v `[layers, pages, kv_heads, page, head_dim]`.
 
     block_table: int32 [sequences, pages a sequence] on the device; a sequence's key i lies in page block_table[s, i //
-    page], of every layer. Who owns which page is not known here.
+    page], of every layer. The owner of a page is not known here.
     """
 
     k: Tensor

@@ -60,10 +60,10 @@ def measure_prefill(
     """Time prompts of each length `reps` times with each attention, in an order drawn anew for each round.
 
     Returns the results, and why what can't be tried is left out. show: is told what runs. Raises UnsupportedError
-    without a CUDA card.
+    without a CUDA GPU.
     """
     if llm.device.type != "cuda":
-        raise UnsupportedError("bench prefill", got=str(llm.device), allowed="a CUDA card")
+        raise UnsupportedError("bench prefill", got=str(llm.device), allowed="a CUDA GPU")
     results: list[PrefillResult] = []
     notes: list[str] = []
     draw = random.Random(0)

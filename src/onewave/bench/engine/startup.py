@@ -55,7 +55,7 @@ class StartupResult:
 
     caches: "empty" or "filled". decode_path: how the engine decoded; compact: whether with compact weights. import_s:
     importing the package and PyTorch. load_s: making the LLM. first_answer_s: its first call, the job's prompt and up
-    to 2 tokens generated. peak_bytes: the most that PyTorch held of the card's memory by the time that the LLM was
+    to 2 tokens generated. peak_bytes: the most that PyTorch held of the GPU's memory by the time that the LLM was
     made, in any start; kept_bytes: what it held then; None on a CPU.
     """
 
@@ -169,7 +169,7 @@ def _start(job: Job, caches: Path) -> dict[str, Any]:
 def _in_new_process(arguments: Sequence[str], text: str, caches: Path, *, prebuilt: bool = True) -> dict[str, Any]:
     """What Python, called so and given a text, prints as JSON; its caches lie in that directory.
 
-    prebuilt: take kernels that come compiled. Raises StartupError.
+    prebuilt: take prebuilt kernels. Raises StartupError.
     """
     kept = {name: str(caches / name.lower()) for name in ("ONEWAVE_CACHE", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")}
     environment = child_environment({**kept, "ONEWAVE_PREBUILT": "1" if prebuilt else "0"})

@@ -5,7 +5,7 @@ Reads one JSON object, {"options": LLM's arguments, "prompt": [ids], "tokens": n
     {"import_s", "load_s", "first_answer_s", "decode_path", "compact", "peak_bytes", "kept_bytes"}
 
 import_s: importing the package and PyTorch. load_s: making the LLM. first_answer_s: its first call, a prompt and n
-tokens. decode_path, compact: the LLM's. peak_bytes: the most that PyTorch held of the card's memory until the LLM was
+tokens. decode_path, compact: the LLM's. peak_bytes: the most that PyTorch held of the GPU's memory until the LLM was
 made; kept_bytes: what it held then; null on a CPU. An error is raised, and stands on stderr.
 """
 
@@ -29,10 +29,10 @@ def start(job: dict[str, Any]) -> dict[str, Any]:
     imported = time.perf_counter()
     llm = LLM(**job["options"])
     loaded = time.perf_counter()
-    card = llm.device if llm.device.type == "cuda" else None
+    gpu = llm.device if llm.device.type == "cuda" else None
     memory = {
-        "peak_bytes": None if card is None else torch.cuda.max_memory_allocated(card),
-        "kept_bytes": None if card is None else torch.cuda.memory_allocated(card),
+        "peak_bytes": None if gpu is None else torch.cuda.max_memory_allocated(gpu),
+        "kept_bytes": None if gpu is None else torch.cuda.memory_allocated(gpu),
     }
     asked = time.perf_counter()
     params = SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)

@@ -241,12 +241,12 @@ def compare(
     """Time every engine on the same operands. rounds: how often each has its turn.
 
     max_scores_bytes: engines that store all scores are not run beyond this; default: most of the free memory of a
-    card, 4 GiB on a CPU.
+    GPU, 4 GiB on a CPU.
     """
     first = make()
     if max_scores_bytes is None:
-        on_card = first.q.device.type == "cuda"
-        max_scores_bytes = torch.cuda.mem_get_info(first.q.device)[0] * 3 // 4 if on_card else 4 << 30
+        on_gpu = first.q.device.type == "cuda"
+        max_scores_bytes = torch.cuda.mem_get_info(first.q.device)[0] * 3 // 4 if on_gpu else 4 << 30
     copies = min(_MAX_COPIES, max(2, -(-_BYTES_IN_ROTATION[first.q.device.type] // first.nbytes)))
     operands = [first, *(make() for _ in range(copies - 1))]
     failures: dict[str, str] = {}

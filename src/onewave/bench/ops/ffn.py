@@ -3,8 +3,8 @@
 Few rows (up to 64): one wave over packed weights. Any number: one launch with row semaphores ("chain"), two launches on
 two streams with the same semaphores ("streams"), and two cuBLAS products with the activation between them: PyTorch's
 own, and where there is a gate also one product for gate and up and our SwiGLU kernel. Each is recorded once in a CUDA
-graph; then they take turns (`clock.time_in_rounds`): with many rows a card's power sets its clock, and whoever came
-first would be timed on a cooler card.
+graph; then they take turns (`clock.time_in_rounds`): with many rows a GPU's power sets its clock, and the first
+would be timed on a cooler GPU.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def check_card(device: torch.device) -> None:
     """Raise UnsupportedError where neither the wave nor the kernel for many rows runs."""
     if not runs_here(device):
         next = "onewave bench ops linear times a CPU's products."
-        raise UnsupportedError("bench ops ffn", got=str(device), allowed="a card of compute capability 9.0", next=next)
+        raise UnsupportedError("bench ops ffn", got=str(device), allowed="a GPU of compute capability 9.0", next=next)
 
 
 def measure_ffn(
@@ -172,7 +172,7 @@ def measure_ffn(
     """Time every arrangement on the same operands in one process, in turns; PRODUCTS is the last.
 
     reps: how often each has its turn. order, policy: as ops.ffn's, of the arrangements that know them. workers: blocks
-    of the wave's launch, by default one a multiprocessor. Raises UnsupportedError where the wave does not run,
+    of the wave's launch, by default one an SM. Raises UnsupportedError where the wave does not run,
     WaveStalled if a launch has stalled.
     """
     check_card(device)

@@ -70,7 +70,7 @@ class CountedFFN:
 def count_ffn(
     shapes: Sequence[FFNShape], device: torch.device, dtype: torch.dtype, *, reps: int = 1
 ) -> list[CountedFFN]:
-    """Counters of every arrangement on every shape. Raises UnsupportedError without a card or ncu."""
+    """Counters of every arrangement on every shape. Raises UnsupportedError without a GPU or ncu."""
     check_card(device)
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "names.json")

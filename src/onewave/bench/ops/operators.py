@@ -103,7 +103,7 @@ def trials(
 ) -> Iterator[Trial]:
     """Every operator of a decode step of `tokens` sequences, `context` keys each.
 
-    weight_format: a key of ops.linear.packed.FORMATS, how our CPU matrices are stored; a card's are dense.
+    weight_format: a key of ops.linear.packed.FORMATS, how our CPU matrices are stored; a GPU's are dense.
     """
     make = _Operands(config, device, dtype, tokens, context)
     item = dtype.itemsize

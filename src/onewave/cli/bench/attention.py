@@ -105,10 +105,10 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
             masked: dict[str, Any] = {"RIGHT": True} if causal else {}
             tail: dict[str, Any] = {"TAIL": True} if causal else {}
             kernels = [hopper(head_dim, **masked)]
-            for card in (90, 80):
-                kernels += [portable(head_dim, card, **masked, **tail), mma(head_dim, card, **masked)]
+            for gpu in (90, 80):
+                kernels += [portable(head_dim, gpu, **masked, **tail), mma(head_dim, gpu, **masked)]
                 if mma_tile(head_dim) != mma_tile(head_dim, narrow=True):
-                    kernels.append(mma(head_dim, card, narrow=True, **masked))
+                    kernels.append(mma(head_dim, gpu, narrow=True, **masked))
             for found in kernels:
                 show_status(f"compiled {found.kernel} kernel, head_dim {head_dim}")
                 table.add_row(

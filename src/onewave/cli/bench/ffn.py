@@ -85,7 +85,7 @@ def count_ffn(
 ) -> None:
     """Bytes of device memory and hit rate of the L2 cache of every arrangement, from ncu; shapes as in bench_ffn.
 
-    Three repetitions at most. Raises UnsupportedError without a card, without ncu or without its permission.
+    Three repetitions at most. Raises UnsupportedError without a GPU, without ncu or without its permission.
     """
     from onewave.bench.ops import ffn_counters
 

@@ -169,7 +169,7 @@ def _refuse_step_options(call: typer.Context, operator: str) -> None:
 
 
 def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
-    """What attention is measured in: bfloat16 on a card, float32 on a CPU, unless a type is named."""
+    """What attention is measured in: bfloat16 on a GPU, float32 on a CPU, unless a type is named."""
     from onewave.engine.options import choose_device, choose_operand_dtype
 
     where = choose_device(device)

@@ -94,7 +94,7 @@ def _find(model: str, revision: str | None, context: int) -> ModelLocation:
 
 
 def _device(name: str, dtype: str) -> str:
-    """cpu or cuda:N. Raises UnsupportedError for anything else, a card that is not there, and a dtype not for it."""
+    """cpu or cuda:N. Raises UnsupportedError for anything else, a GPU that is not there, and a dtype not for it."""
     check_device(name)
     from onewave.engine.options import check_dtype_on, choose_device
 

@@ -18,7 +18,7 @@ from onewave.weights.fetch import sources
 
 __all__ = ["predict"]
 
-# More multiprocessors than any card has; the simulation takes longer with each.
+# More SMs than any GPU has; the simulation takes longer with each.
 _MAX_WORKERS = 1024
 
 
@@ -27,9 +27,7 @@ def predict(
     batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences at once.")] = 1,
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers", help="Multiprocessors, sharing the same bandwidth. Default: 132, or as the fitted trace's."
-        ),
+        typer.Option("--workers", help="SMs, sharing the same bandwidth. Default: 132, or as the fitted trace's."),
     ] = None,
     costs: Annotated[
         Path | None, typer.Option("--costs", metavar="FILE", help="What --fit has written. Default: an H200's.")
@@ -54,7 +52,7 @@ def predict(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict a decode step of one wave: its own plan, proved and simulated; no card needed.
+    """Predict a decode step of one wave: its own plan, proved and simulated; no GPU needed.
 
     `onewave tiles compare` sets the trace beside a measured one, phase by phase.
     """

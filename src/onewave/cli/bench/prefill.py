@@ -51,7 +51,7 @@ def prefill(
 
     where = choose_device(device)
     if where.type != "cuda":
-        raise UnsupportedError("bench prefill", got=str(where), allowed="a CUDA card", next="Use bench latency.")
+        raise UnsupportedError("bench prefill", got=str(where), allowed="a CUDA GPU", next="Use bench latency.")
     opened = open_llm(
         model,
         load_format=load_format,

@@ -51,7 +51,7 @@ def check_ledger(directory: Path | None) -> None:
 
 
 def make_current(device: torch.device) -> None:
-    """Have a card's graphs and events be made on it."""
+    """Have a GPU's graphs and events be made on it."""
     import torch
 
     if device.type == "cuda":

@@ -99,13 +99,13 @@ def warm(
     reps: _Reps = 3,
     device: options.Device = "auto",
     every: Annotated[
-        bool, typer.Option("--every", help="Calls of `onewave warm --every`; kernels that come compiled are taken.")
+        bool, typer.Option("--every", help="Calls of `onewave warm --every`; prebuilt kernels are taken.")
     ] = False,
     as_json: options.Json = False,
     ledger: options.Ledger = None,
 ) -> None:
     """Time the first calls of attention's kernels in new processes: what `onewave warm` does, and one after another;
-    with what comes compiled, with filled caches, and with every kernel compiled."""
+    with prebuilt kernels, with filled caches, and with every kernel compiled."""
     check_count("--reps", reps)
     check_ledger(ledger)
     check_device(device)
@@ -114,7 +114,7 @@ def warm(
 
     where = choose_device(device)
     if where.type != "cuda":
-        raise UnsupportedError("bench warm", got=str(where), allowed="a CUDA card", next="A CPU's kernels need none.")
+        raise UnsupportedError("bench warm", got=str(where), allowed="a CUDA GPU", next="A CPU's kernels need none.")
     results = measure_warm(str(where), reps=reps, every=every, show=show_status)
     show_status("")
     lines = [line for result in results for line in result.measurements()]

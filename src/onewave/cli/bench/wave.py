@@ -77,7 +77,7 @@ def wave(
 
     where = choose_device(device)
     if where.type != "cuda":
-        raise UnsupportedError("bench wave", got=str(where), allowed="a card of compute capability 9.0")
+        raise UnsupportedError("bench wave", got=str(where), allowed="a GPU of compute capability 9.0")
     check_dtype_on(dtype, where)
     make_current(where)
     # After all that may be refused: finding a model may mean a download.

@@ -57,11 +57,9 @@ Level = Annotated[
         "--level", help="NAME=SIZE[:POLICY][:private]; from the workers outwards, inside --cache. Repeatable."
     ),
 ]
-Workers = Annotated[int, typer.Option("--workers", help="Multiprocessors that share what the machine has.")]
-CoResident = Annotated[int, typer.Option("--co-resident", help="Thread blocks that share a multiprocessor.")]
-Queues = Annotated[
-    str, typer.Option("--queues", help="ticket: whoever is free takes the next task; static: dealt out.")
-]
+Workers = Annotated[int, typer.Option("--workers", help="SMs that share what the machine has.")]
+CoResident = Annotated[int, typer.Option("--co-resident", help="Thread blocks that share an SM.")]
+Queues = Annotated[str, typer.Option("--queues", help="ticket: a free worker takes the next task; static: dealt out.")]
 Mode = Annotated[str, typer.Option("--mode", help="wave: tasks of a wave advance together; serial: one by one.")]
 Skew = Annotated[float, typer.Option("--skew", help="Accesses by which each lane of a wave lags behind the last.")]
 Sync = Annotated[

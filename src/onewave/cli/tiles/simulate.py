@@ -54,7 +54,7 @@ def simulate_command(
 ) -> None:
     """Simulate a program: traffic, time, idle, energy, gap to bounds.
 
-    Times are those of a model of an H200: 132 multiprocessors that share 989 TFLOP/s and 4,650 GB/s of memory, 50 MB of
+    Times are those of a model of an H200: 132 SMs that share 989 TFLOP/s and 4,650 GB/s of memory, 50 MB of
     L2 at 5,500 GB/s, and 0.5 us on top of each task's work. --workers deals the same totals out to fewer or more.
 
     Examples: simulate gemm 4096 4096 4096 --tile 128x128x64 --order grouped:8 --cache 50MB --workers 132;

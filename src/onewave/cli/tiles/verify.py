@@ -45,8 +45,8 @@ def verify_command(
     except VerificationError as error:
         raise tables.rejected(error, as_json) from None
     tasks, workers = schedule.program.num_tasks, schedule.num_workers
-    who = f"{workers} workers" if schedule.mode.value == "static" else "any number of workers by ticket"
-    message = f"verified: {tasks} tasks on {who}, {proved.num_pairs} conflicting pairs ordered"
+    by = f"{workers} workers" if schedule.mode.value == "static" else "any number of workers by ticket"
+    message = f"verified: {tasks} tasks on {by}, {proved.num_pairs} conflicting pairs ordered"
     if as_json:
         print(json.dumps({"ok": True, "kind": None, "witness": None, "message": message}))
     else:
@@ -63,7 +63,7 @@ def interpret_command(
     seed: Annotated[int, typer.Option("--seed", help="Of the interleavings.")] = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Run a table in NumPy under random interleavings, following who wrote what. It need not be a proved one.
+    """Run a table in NumPy under random interleavings, following which task wrote what. It need not be a proved one.
 
     Exit status: 0 every run ended with every read right, 1 some run got stuck or read something else, 2 bad input.
     """

@@ -81,7 +81,7 @@ def _once(lines: list[str], last: str) -> list[str]:
     """The kernel's lines with warps whose partition has ended sent to where the block's last barrier lets them go, at
     label `last`, instead of back to where they wait for a partition.
 
-    For ptxas they may still go back (were there a card without multiprocessors): where it knows that a partition's code
+    For ptxas they may still go back (were there a GPU without SMs): where it knows that a partition's code
     runs once, it spills registers of one with a softcap.
     """
     asks = next(at for at, line in enumerate(lines) if _ASKS.match(line))

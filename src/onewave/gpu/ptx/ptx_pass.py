@@ -31,6 +31,6 @@ class PtxPass:
 @lru_cache
 def sources_digest() -> str:
     """Return the SHA-256 of every source file in this folder. Triton 3.6 keys compiled kernels by their own source, so
-    whoever keeps binaries needs this as well."""
+    a store of binaries needs this digest as well."""
     folder = Path(__file__).parent
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))).hexdigest()

@@ -1,7 +1,7 @@
 """Tensors cut into tiles, tasks that read and write them, and the dependencies that follow from that alone.
 
-A `TileGraph` lists its tasks in program order: what each task reads is what the last writer before it wrote. Nobody
-types an edge in; `TileGraph.edges()` derives all of them.
+A `TileGraph` lists its tasks in program order: what each task reads is what the last writer before it wrote. Edges
+are never typed in; `TileGraph.edges()` derives all of them.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def part_traffic(
     """The least traffic of the tasks with these ids, run on their own through an empty on-chip memory.
 
     capacity: bytes. orders: names in ORDERS to try, one task after the other. A tile is stored when it is evicted
-    before its last use, or when something outside the part reads it or nobody ever does (a result); an intermediate
+    before its last use, or when something outside the part reads it or nothing ever does (a result); an intermediate
     that dies on chip is never stored. Raises InvalidArgumentError.
     """
     part = subgraph(graph, ids)

@@ -133,7 +133,7 @@ def critical_path(graph: TileGraph, parameter: int = 0) -> Ints:
 
 
 def successors(graph: TileGraph) -> tuple[Ints, Ints]:
-    """Who waits for whom: task i's successors are after[start[i]:start[i + 1]], each once. Returns (start, after)."""
+    """Successors in the graph: task i's are after[start[i]:start[i + 1]], each once. Returns (start, after)."""
     n = len(graph.tasks)
     edges = graph.edges()
     pairs = np.unique(edges.producer * n + edges.consumer)

@@ -41,7 +41,7 @@ __all__ = ["POLICIES", "StageTiles", "derived_edges", "plan", "sync_counters"]
 class StageTiles:
     """What a policy sees of one tensor.
 
-    index: [tiles, rank] every tile's index, row-major. reader, read: who reads which tile, by the tile's place in
+    index: [tiles, rank] every tile's index, row-major. reader, read: the reading task of a tile, by the tile's place in
     `index`; sorted by reader, then tile, each pair once.
     """
 
@@ -235,7 +235,7 @@ def sync_counters(groups: Ints, order: Ints, queues: Sequence[Ints], pairs: Ints
     part = np.empty(n, dtype=np.int64)
     part[members] = np.cumsum(starts) - 1
     size = np.bincount(part, minlength=1)
-    # Counters that nobody waits for are left out.
+    # Counters that no task waits for are left out.
     used, wait_part = np.unique(part[producer], return_inverse=True)
     wait_part = wait_part.reshape(-1)
     waits = distinct(consumer * max(1, len(used)) + wait_part)

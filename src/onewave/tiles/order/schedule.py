@@ -1,4 +1,4 @@
-"""Who runs which task when, and what each waits for: the plan that `verify` proves and `lower` writes down.
+"""Which worker runs which task when, and what each waits for: the plan that `verify` proves and `lower` writes down.
 
 A `Program` says what must be computed: tasks in program order with the tiles they touch. A `Schedule` adds workers'
 queues (or one ticket order), the counters that tasks post and wait for, and where each tile lives.

@@ -2,7 +2,7 @@
 
 A task happens before another when a chain of steps leads there, each step either "later in the same queue" or "waits
 for a counter to which the former posts". Waits are for a counter's whole total (`verify` has checked that first), so a
-wait means that every task which posts to the counter has ended. Dependencies that nobody waits for are no steps.
+wait means that every task which posts to the counter has ended. Dependencies without a wait are no steps.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def unordered_pairs(schedule: Schedule, places: Places, order: Ints, earlier: In
 
     order: a topological order. Neighbourly cases are decided at once: same queue, or a direct wait. The rest follow
     happens-before through the whole schedule: per worker the last task known to have ended, or one bit per task asked
-    about (ticket, where nobody knows which worker takes what; and thousands of workers).
+    about (ticket, where the worker of a task is not known; and thousands of workers).
     """
     rest = np.arange(len(earlier), dtype=np.int64)
     if schedule.mode is Mode.STATIC:

@@ -95,7 +95,7 @@ def interpret(
     epochs: int = 1,
     max_turns: int | None = None,
 ) -> Interpretation:
-    """Run a table `runs` times under random interleavings, following who wrote what.
+    """Run a table `runs` times under random interleavings, following which task wrote what.
 
     workers: that run at once. Ticket mode: any number, 4 by default. Static: with fewer than there are queues, a queue
     starts when another has ended, as thread blocks do; all by default. epochs: times the table is run, one after
@@ -326,7 +326,7 @@ def execute(
     memory: tile number -> array, for the tiles that are there at first. operators: opcode name -> function. A task gets
     its reads as they are at its start, and stores its writes at its end. Returns tile number -> array, one entry a tile
     that was given or written and whose slot still holds it. Raises InvalidArgumentError for an operator that is missing
-    or returns another number of arrays than its task writes, a read of memory that nobody filled, workers or a seed out
+    or returns another number of arrays than its task writes, a read of unfilled memory, workers or a seed out
     of range, or workers that are stuck (no table that verify passed does that).
     """
     workers = _checked_workers(table, workers, 1, seed)
@@ -384,7 +384,7 @@ def _apply(
     middle = low + int(table.num_reads[row])
     missing = [slot for slot in table.slot[low:middle].tolist() if slot not in store]
     if missing:
-        raise InvalidArgumentError("memory", got=f"{table.name(row)} reads slot {missing[0]}, which nobody filled")
+        raise InvalidArgumentError("memory", got=f"{table.name(row)} reads slot {missing[0]}, which no task filled")
     written = operator([store[slot] for slot in table.slot[low:middle].tolist()])
     if len(written) != high - middle:
         raise InvalidArgumentError(f"operator {name!r}", got=f"{len(written)} arrays", allowed=str(high - middle))

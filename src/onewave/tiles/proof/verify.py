@@ -171,12 +171,12 @@ def _check_counts(schedule: Schedule) -> None:
 
 def _miscount(schedule: Schedule, task: int, counter: int, does: str, expected: int, got: int) -> VerificationError:
     name = schedule.counter_name(counter) if schedule.counter_name else counter
-    who = schedule.program.ids[task]
+    name_of_task = schedule.program.ids[task]
     meaning = "its posts add up to" if does == "waits for" else "a post adds at least"
     return VerificationError(
         "count",
-        f"task {who} {does} {got} on counter {name}, but {meaning} {expected}",
-        {"counter": name, "task": who, "expected": expected, "got": got},
+        f"task {name_of_task} {does} {got} on counter {name}, but {meaning} {expected}",
+        {"counter": name, "task": name_of_task, "expected": expected, "got": got},
     )
 
 
@@ -265,7 +265,7 @@ def _conflicts(schedule: Schedule, rank: Ints) -> Pairs:
     """Every pair that must be ordered, at most two an access; all others follow from these.
 
     A version is what one write left in a tile, or what the tile held at first. Versions in one slot must live one after
-    the other: whoever touches one has ended before the next is written. Which comes first is what the schedule says
+    the other: all tasks of one have ended before the next is written. Which comes first is what the schedule says
     (rank), but versions of one and the same tile keep program order.
     """
     program = schedule.program

@@ -99,7 +99,7 @@ def place_intermediates(
 
 
 def _intermediates(graph: TileGraph) -> list[str]:
-    """Tensors that are written and then read, and whose every written tile somebody reads."""
+    """Tensors that are written and then read, and whose every written tile is read."""
     tile, is_write = graph.accesses.tile, graph.accesses.is_write
     last_write = np.full(graph.num_tiles, -1, dtype=np.int64)
     last_read = last_write.copy()
@@ -134,15 +134,15 @@ def _lives(graph: TileGraph, names: list[str], order: Ints, workers: int) -> lis
         mine = (tile >= graph.tile_offset[name]) & (tile < graph.tile_offset[name] + graph.tensors[name].num_tiles)
         numbers, place = np.unique(tile[mine], return_inverse=True)
         sizes = graph.bytes_of_numbers(numbers)
-        when, who = step[tasks[mine]], worker[tasks[mine]]
+        when, worker_of = step[tasks[mine]], worker[tasks[mine]]
         first = np.full(len(numbers), steps, dtype=np.int64)
         last = np.zeros(len(numbers), dtype=np.int64)
         np.minimum.at(first, place, np.where(is_write[mine], when, steps))
         np.maximum.at(last, place, when)
         low = np.full(len(numbers), workers, dtype=np.int64)
         high = np.zeros(len(numbers), dtype=np.int64)
-        np.minimum.at(low, place, who)
-        np.maximum.at(high, place, who)
+        np.minimum.at(low, place, worker_of)
+        np.maximum.at(high, place, worker_of)
         shared = np.zeros(steps + 1, dtype=np.int64)
         np.add.at(shared, first, sizes)
         np.add.at(shared, last + 1, -sizes)

@@ -103,7 +103,7 @@ def reuse_report(graph: TileGraph, order: str, machine: Machine | None = None) -
 def live_peak(graph: TileGraph, order: Ints) -> int:
     """The most bytes of intermediates alive at once: from a tile's first write to its last read after that.
 
-    order: all task ids. The tasks run one by one; a tile that nobody reads after its last write is a result, not an
+    order: all task ids. The tasks run one by one; a tile that is not read after its last write is a result, not an
     intermediate.
     """
     step = np.empty(len(order), dtype=np.int64)

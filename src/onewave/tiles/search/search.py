@@ -33,7 +33,7 @@ FIRST_WIDTH, LAST_WIDTH = 4, 4096
 
 @dataclass(frozen=True)
 class Step:
-    """When the search knew what: seconds since its start, the fewest loads found, the best bound, and who found it."""
+    """The search's state at a time: seconds since its start, the fewest loads found, the best bound, and how."""
 
     seconds: float
     loads: int

@@ -21,7 +21,7 @@ BeladyState = tuple[int, int, int]
 """(undone tiles, resident rows, resident columns), each a set of bits."""
 
 LruState = tuple[int, Tiles]
-"""(undone tiles, resident panels from the least to the most recently used, -1 for one that nobody needs any more)."""
+"""(undone tiles, resident panels from the least to the most recently used, -1 for one that no tile needs any more)."""
 
 S = TypeVar("S")
 DEAD = -1
@@ -129,7 +129,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 class BeladySpace(Grid):
-    """The best cache for an order chosen with it: whoever loads a panel also says which one goes.
+    """The best cache for an order chosen with it: each load of a panel also chooses which one goes.
 
     Every undone tile whose two panels are resident is computed at once, for that costs nothing and rules nothing out.
     So a move loads one panel that makes tiles possible, or two where either alone would make none. Loading a panel
@@ -240,7 +240,7 @@ class BeladySpace(Grid):
 class LruSpace(Grid):
     """A cache that evicts the least recently used panel; a tile touches its row panel, then its column panel.
 
-    A move computes one tile. The oldest panels of a state are dropped when nobody needs them: they go first anyway.
+    A move computes one tile. The oldest panels of a state are dropped when no tile needs them: they go first anyway.
     """
 
     def first(self) -> tuple[LruState, int]:

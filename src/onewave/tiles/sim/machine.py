@@ -51,8 +51,8 @@ H200_LEVELS: tuple[CacheLevel, ...] = (CacheLevel("L2", 50 * 1000 * 1000),)
 class Machine:
     """Workers and costs; the defaults are an H200's.
 
-    workers: streaming multiprocessors. co_resident: thread blocks that share one, each a lane of its own in a trace, at
-    1/co_resident of its speed. queues: "ticket" (whoever is free takes the next task of the order) or "static" (task i
+    workers: SMs. co_resident: thread blocks that share one, each a lane of its own in a trace, at
+    1/co_resident of its speed. queues: "ticket" (a free worker takes the next task of the order) or "static" (task i
     of the order belongs to lane i mod lanes, unless simulate is given queues). levels: caches from the workers
     outwards; behind the last is the memory. flops_per_ns, memory_bandwidth (bytes/ns): of the whole machine.
     lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares; never more than

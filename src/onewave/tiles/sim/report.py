@@ -67,7 +67,7 @@ class Report:
     """One simulation. order, mode: as they were asked for.
 
     memory_loaded, memory_stored: bytes through the last level, both ways. compulsory_loaded, compulsory_stored: what
-    any order must move: each input tile once in, each output that nobody overwrites once out. flops: of all tasks.
+    any order must move: each input tile once in, each output that is not overwritten once out. flops: of all tasks.
     waves: of the cache's wave mode, or how often all lanes could have been filled. critical_path: the longest chain of
     dependent tasks, each as long as it took. energy_mj: millijoules by level.
     """

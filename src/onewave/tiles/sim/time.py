@@ -34,14 +34,14 @@ class Timeline:
 
 
 class Successors(NamedTuple):
-    """Who waits for whom: node i's are after[start[i]:start[i + 1]]. Nodes from the number of tasks on are counters."""
+    """Successors: node i's are after[start[i]:start[i + 1]]. Nodes from the number of tasks on are counters."""
 
     start: Ints
     after: Ints
 
 
 def by_counters(tasks: int, syncs: Syncs) -> Successors:
-    """Waits through a policy's counters: from each task to what it posts to, from each counter to who waits for it."""
+    """Waits through a policy's counters: from each task to what it posts to, from each counter to its waiting tasks."""
     source = np.concatenate((syncs.posts.row, tasks + syncs.waits.first))
     target = np.concatenate((tasks + syncs.posts.first, syncs.waits.row))
     start = np.zeros(tasks + syncs.num_counters + 1, dtype=np.int64)
@@ -135,7 +135,7 @@ class Lanes:
         return used
 
     def finish(self, task: int) -> None:
-        """End a task, start whom it held up, and free its lane."""
+        """End a task, start the tasks it held up, and free its lane."""
         self.end[task] = self.now
         self.ended[task] = True
         self.done += 1
@@ -143,7 +143,7 @@ class Lanes:
         self.take(self.lane[task])
 
     def release(self, node: int) -> None:
-        """Tell who waits for a task or a counter that it is done. A task hands nothing over to its own lane."""
+        """Let what waits for a task or a counter know that it is done. A task hands nothing over to its own lane."""
         tasks = len(self.lane)
         lane = self.lane_of[node] if node < tasks else -1
         for at in range(self.begin[node], self.begin[node + 1]):

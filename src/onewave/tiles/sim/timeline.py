@@ -1,4 +1,4 @@
-"""Where the time of a launch goes: stages one after another, the hand-offs between them, and who is late."""
+"""Where the time of a launch goes: stages one after another, the hand-offs between them, and the late workers."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The cache holds `models/NAME.gguf` and beside it `models/NAME.gguf.json`, a stamp that says which size and mtime the
 file had when its SHA-256 was checked, so that later runs need not read it all. Whatever is unfinished lives in a
 directory `.fetch-*` of its own and moves into place by one rename, so that a file under its final name is whole
-whenever the process died. A lock lets one process fetch at a time; it falls with its process, and who holds it may
+whenever the process died. A lock lets one process fetch at a time; it falls with its process, and its holder may
 sweep away what others left.
 """
 
