@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # base <- {weights, memory, tiles, gpu}; tiles, gpu <- wave <- ops <- models <- engine <- {server, bench} <- cli; compat
-# stands on ops, lab on tiles and the torch-free wave/plan. Each room with all the rooms it may import from.
+# stands on ops; lab on tiles and what plans a decode step (WITHOUT_TORCH). Each room with the rooms it may import from.
 BELOW = {
     "base": set(),
     "tiles": {"base"},
@@ -36,6 +36,9 @@ BELOW = {
     "bench": {"base", "tiles", "gpu", "wave", "ops", "compat", "weights", "memory", "models", "engine"},
 }
 BELOW["cli"] = {*BELOW}
+
+# What plans a decode step, from config.json to the launch's words, loads no torch: the lab may import it.
+WITHOUT_TORCH = ("onewave.wave.plan", "onewave.models.config", "onewave.models.llama_plan")
 
 KERNEL_LANGUAGES = {"triton", "numba", "llvmlite"}
 # Rooms and folders whose files hold kernels or launch them; elsewhere a kernel stands in a file named *_impl.py.
@@ -98,6 +101,8 @@ def violations(file: Path, source: str, homes: dict[str, str]) -> list[str]:
     found = []
     for imported in imports(ast.parse(source), file):
         target = room_of(imported, homes)
+        if room == "lab" and f"{imported.module}.".startswith(tuple(f"{name}." for name in WITHOUT_TORCH)):
+            continue
         if target is not None and target != room and target not in BELOW[room]:
             found.append(f"{where}:{imported.line}: {room} imports from {target}")
     return found
@@ -121,6 +126,9 @@ def test_imports_run_down_only():
         ("base/x.py", "from ..engine import llm"),
         ("models/x.py", "from onewave import LLM"),
         ("lab/x.py", "from importlib import import_module\nimport_module('onewave.ops')"),
+        ("lab/x.py", "from onewave.models.llama import Llama"),
+        ("lab/x.py", "from onewave.models.llama_plan_of_old import plan"),
+        ("lab/x.py", "from onewave.wave.launch.launch import Wave"),
         ("engine/x.py", "from onewave import bench"),
     ],
 )
@@ -153,6 +161,24 @@ def test_the_lab_and_the_tiles_need_no_torch():
         if imported.module.split(".")[0] == "torch"
     ]
     assert not found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import onewave.lab.app",
+        "from onewave.cli.main import run; run(['tiles', 'lower', 'decode', CONFIG, '--no-simulate', '--out', OUT])",
+        "from onewave.cli.main import run; run(['tiles', 'simulate', 'decode', CONFIG, '--batch', '2'])",
+    ],
+)
+def test_a_decode_step_is_planned_without_torch(code, tmp_path):
+    config = json.loads((PACKAGE / "models" / "builtin" / "llama-3.2-1b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "vocab_size": 256}))
+    names = f"CONFIG, OUT = {str(tmp_path / 'config.json')!r}, {str(tmp_path / 'step.npz')!r}"
+    printed = run_python(f"{names}; {code}; import sys, json; print(json.dumps(list(sys.modules)))")
+    loaded = set(json.loads(printed.splitlines()[-1]))
+    assert not loaded & {"torch", "triton", "numba", "gguf"}
+    assert loaded > {"onewave.models.llama_plan", "onewave.wave.plan.program"}
 
 
 def test_no_pickle_is_opened_anywhere():

@@ -205,7 +205,7 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["simulate", "conv", "1000000000", "1000000000", "1000000000", "1", "1"], "larger tiles"),
         (["simulate", "block", "1000000000", "64", "128", "4096"], "larger tiles"),
         (["simulate", "ffn", "1000000000", "4096", "14336"], "larger tiles"),
-        (["simulate", "decode", "llama-3.1-8b", "--batch", "100000000"], "tasks"),
+        (["simulate", "decode", "llama-3.1-8b", "--batch", "100000000"], "up to 16 sequences"),
         (["simulate", "gemm", "64", "64", "64", "--order", "spiral"], "row, column, snake"),
         (["simulate", "gemm", "64", "64", "64", "--order", "grouped:0"], "rows a band"),
         (["simulate", "gemm", "64", "64", "64", "--order", "grouped:1_0"], "rows a band"),
@@ -238,6 +238,14 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["lower", "gemm", "64", "64", "64", "--order", "stream-kaboom"], "row, column, snake"),
         (["simulate", "gemm", "64", "64", "64", "--causal"], "gemm: option causal: True; allowed: tile, dtype"),
         (["bounds", "chain", "64", "64", "64", "64", "--kv-heads", "3"], "chain: option kv-heads: 3"),
+        (["simulate", "gemm", "64", "64", "64", "--context", "7"], "gemm: option context: 7"),
+        (["bounds", "ffn", "64", "64", "64", "--weight-format", "int8"], "ffn: option weight-format: int8"),
+        (["simulate", "decode"], "decode MODEL"),
+        (["simulate", "decode", "llama-3.2-1b", "--context", "-1"], "context: -1"),
+        (["simulate", "decode", "llama-3.2-1b", "--dtype", "int8"], "--weight-format"),
+        (["simulate", "decode", "llama-3.2-1b", "--weight-format", "int3"], "16-bit, int8, fp8, compact"),
+        (["simulate", "decode", "llama-3.2-1b", "--weight-format", "compact", "--dtype", "fp16"], "compact with bf16"),
+        (["simulate", "decode", "/no/such.json"], "can't be read"),
         (["lower", "decode", "llama-3.2-1b", "--tile", "64x64x64"], "decode: option tile"),
         (["simulate", "gemm", "64", "64", "64", "--trace", "/no/such/place.json"], "No such file"),
         (["simulate", "gemm"], "gemm M N K"),
@@ -270,7 +278,7 @@ def test_the_help_of_simulate_says_on_what_machine(onewave):
     machine = Machine()
     [level] = machine.levels
     for words in (
-        f"{machine.workers} multiprocessors",
+        f"{machine.workers} SMs",
         f"{machine.flops_per_ns / 1000:g} TFLOP/s",
         f"{machine.memory_bandwidth:,.0f} GB/s of memory",
         f"{level.capacity / 1e6:g} MB of L2 at {level.bandwidth:,.0f} GB/s",

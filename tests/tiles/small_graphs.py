@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import builtin_config
+from onewave.models.llama_plan import DealtStep, deal_decode
 from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
 from onewave.tiles.graph.builders_attention import attention, attention_block
-from onewave.tiles.graph.builders_llama import DecodeShape, decode_step
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
 
-__all__ = ["CHAINS", "two_convolutions"]
+__all__ = ["CHAINS", "small_model", "small_step", "two_convolutions"]
 
 
 def two_convolutions(lines: int = 3, blocks: int = 2, channels: int = 2) -> TileGraph:
@@ -29,7 +33,23 @@ def two_convolutions(lines: int = 3, blocks: int = 2, channels: int = 2) -> Tile
     return TileGraph(tensors, tuple(tasks))
 
 
-TINY = DecodeShape(hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24, layers=1, vocab=20, context=10, batch=1)
+def small_model(**changes: int) -> ModelConfig:
+    """A model of one layer and a few columns that runs as one wave."""
+    base = builtin_config("llama-3.2-1b")
+    sizes = {"num_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 1}
+    sizes |= {"head_dim": 32, "vocab_size": 16} | changes
+    return replace(
+        base,
+        **sizes,
+        rope=replace(base.rope, rotary_dim=sizes["head_dim"]),
+        layer_windows=(None,) * sizes["num_layers"],
+    )
+
+
+def small_step(*, workers: int = 2, batch: int = 1, context: int = 300, **changes: int) -> DealtStep:
+    """A small model's decode step, as the wave deals it out."""
+    return deal_decode(small_model(**changes), batch=batch, workers=workers, context=context)
+
 
 CHAINS: dict[str, TileGraph] = {
     "gemm": gemm(6, 4, 4, tile=(2, 2, 2)),
@@ -39,6 +59,6 @@ CHAINS: dict[str, TileGraph] = {
     "attention block": attention_block(4, 2, 2, 4, tile=(2, 2, 2), kv_heads=1, splits=2),
     "convolution": conv2d((1, 4, 4, 2), 2, (3, 3), tile=(4, 2, 2)),
     "two convolutions": two_convolutions(),
-    "decode": decode_step(TINY, workers=2, split=4),
+    "decode": small_step().graph,
     "stream-k": gemm_stream_k(4, 4, 6, tile=(2, 2, 2), workers=3).graph,
 }

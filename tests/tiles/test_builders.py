@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from onewave.base.errors import ConfigError, InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
 from onewave.tiles.graph.builders_attention import attention, attention_block
-from onewave.tiles.graph.builders_llama import DecodeShape, built_in_models, decode_shape, decode_step
 from onewave.tiles.sim.traffic import compulsory
 
 TINY = (16, 16, 16)
@@ -109,11 +108,6 @@ def test_a_convolution_reads_each_image_row_for_the_kernel_rows_around_it():
     assert compulsory(strided)[0] == 2 * (2 * 4 * 8 * 4 + 8 * 4)  # every other image row, and the weights
 
 
-def small(**changes):
-    numbers = {"hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 128, "layers": 2, "vocab": 96}
-    return DecodeShape(**(numbers | {"context": 70, "batch": 2} | changes))
-
-
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (3, 1), (1, 5), (2, 2), (4, 3), (1, 2)])
 def test_a_convolution_keeps_the_size_by_default_whatever_its_kernel(kernel):
     graph = conv2d((1, 8, 6, 4), 8, kernel, tile=(6, 8, 16))
@@ -121,80 +115,6 @@ def test_a_convolution_keeps_the_size_by_default_whatever_its_kernel(kernel):
     rows = [sorted(tile[1][1] for tile in task.reads if tile[0] == "image") for task in graph.tasks]
     above, below = (kernel[0] - 1) // 2, kernel[0] // 2
     assert rows == [[y for y in range(row - above, row + below + 1) if 0 <= y < 8] for row in range(8)]
-
-
-def test_a_decode_step_has_the_phases_of_a_layer_in_a_row():
-    graph = decode_step(small(), workers=4)
-    phases = list(dict.fromkeys(task.phase for task in graph.tasks))
-    assert phases == ["norm", "qkv", "rope+append", "attention", "combine", "o-proj", "ffn", "head"]
-    assert {("norm", "qkv"), ("qkv", "rope_append"), ("rope_append", "attention"), ("attention", "combine")} < depends(
-        graph
-    )
-    assert {
-        ("combine", "o_proj"),
-        ("o_proj", "norm"),
-        ("gate_up", "silu"),
-        ("silu", "down"),
-        ("norm", "head"),
-    } < depends(graph)
-
-
-def test_a_decode_step_reads_each_weight_and_each_cached_key_once():
-    shape = small()
-    graph = decode_step(shape, workers=4, split=64)
-    loads, _ = compulsory(graph)
-    norms = (2 * shape.layers + 1) * shape.hidden
-    cache = shape.layers * 2 * shape.batch * shape.kv_heads * shape.context * shape.head_dim
-    embedded = shape.batch * shape.hidden
-    assert loads == 2 * (shape.weight_elements + norms + cache + embedded)
-
-
-def test_a_task_of_attention_streams_a_bounded_part_of_a_long_context():
-    graph = decode_step(small(context=1_000_000, layers=1, batch=1), workers=1)
-    tiles = [tile for task in graph.tasks if task.name == "attention" for tile in task.reads]
-    assert max(graph.bytes_of(tile) for tile in tiles) <= 8 * 1024 * 1024
-    whole = {tile: graph.bytes_of(tile) for tile in tiles if tile[0] in ("K0", "V0")}
-    assert sum(whole.values()) == graph.tensors["K0"].nbytes + graph.tensors["V0"].nbytes
-
-
-def test_the_appended_row_is_attended_to_with_the_last_split():
-    graph = decode_step(small(), workers=4, split=64)
-    made = {(graph.tasks[p].name, graph.tile_at(int(t))) for p, _, _, t in zip(*graph.edges(), strict=True)}
-    assert ("rope_append", ("new_K0", (1, 1, 0))) in made
-    last = [task for task in graph.tasks if task.phase == "attention" and ("new_V0", (1, 1, 0)) in task.reads]
-    assert [task.reads[1] for task in last] == [("K0", (1, 1, 1, 0))]
-    alone = decode_step(small(context=0), workers=4)
-    assert "K0" not in alone.tensors
-    assert sum(task.name == "attention" for task in alone.tasks) == 2 * 2 * 2
-
-
-@pytest.mark.parametrize("batch", [1, 7, 8, 9, 33, 70])
-def test_every_sequence_of_a_batch_is_computed_once(batch):
-    shape = small(batch=batch, layers=1)
-    graph = decode_step(shape, workers=4)
-    written = [tile for task in graph.tasks for tile in task.writes]
-    assert len(written) == len(set(written))
-    for name in ("q0", "attended0", "h0", "act0", "x1", "logits", "partial0", "new_K0"):
-        tensor = graph.tensors[name]
-        assert sum(tile[0] == name for tile in written) == tensor.num_tiles
-        assert tensor.shape[0] == batch
-    attended = sum(task.flops for task in graph.tasks if task.phase == "attention")
-    assert attended == batch * shape.heads * (shape.context + 1) * (4 * shape.head_dim + 5)
-
-
-def test_the_multiplications_of_a_step_are_those_of_its_matrices():
-    shape = small()
-    graph = decode_step(shape, workers=4)
-    matrices = sum(task.flops for task in graph.tasks if task.name in ("qkv", "o_proj", "gate_up", "down", "head"))
-    assert matrices == 2 * shape.batch * shape.weight_elements
-
-
-def test_the_built_in_models_are_read_without_their_weights():
-    assert "llama-3.1-8b" in built_in_models()
-    shape = decode_shape("llama-3.1-8b")
-    assert (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.layers) == (4096, 32, 8, 128, 32)
-    for model in built_in_models():
-        assert decode_shape(model).vocab > 1000
 
 
 @pytest.mark.parametrize(
@@ -211,22 +131,8 @@ def test_the_built_in_models_are_read_without_their_weights():
         (lambda: conv2d((1, 2, 2, 1), 1, (5, 5), padding=0), InvalidArgumentError, "output"),
         (lambda: conv2d((1, 4, 4), 1), InvalidArgumentError, "image: 3 sizes; allowed: images, height, width"),
         (lambda: conv2d((1, 4, 4, 1), 1, (3,)), InvalidArgumentError, "kernel: 1 sizes; allowed: height, width"),
-        (lambda: small(kv_heads=3), InvalidArgumentError, "divisors"),
-        (lambda: decode_step(small(layers=10**9)), InvalidArgumentError, "tasks"),
-        (lambda: decode_shape("llama-99"), InvalidArgumentError, "llama-3.1-8b"),
-        (lambda: decode_shape("/no/such.json"), ConfigError, "config.json"),
     ],
 )
 def test_sizes_that_cannot_be_built_are_refused_by_name(call, error, words):
     with pytest.raises(error, match=words):
         call()
-
-
-def test_a_broken_config_is_refused_by_name(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text("[1, 2")
-    with pytest.raises(ConfigError, match="malformed"):
-        decode_shape(str(path))
-    path.write_text('{"num_attention_heads": 4, "hidden_size": "x"}')
-    with pytest.raises(ConfigError, match="hidden_size"):
-        decode_shape(str(path))

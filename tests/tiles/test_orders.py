@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_graphs import small_step
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain
 from onewave.tiles.graph.builders_attention import attention, attention_block
-from onewave.tiles.graph.builders_llama import DecodeShape, decode_step
 from onewave.tiles.order.orders import GRID_ORDERS, INTERLEAVINGS, ORDERS, Order, grid_order, task_order
 from onewave.tiles.search.panels import panel_loads
 
@@ -25,7 +25,7 @@ GRAPHS = {
     "attention": attention(64, 64, 2, 16, (16, 16), causal=True),
     "block": attention_block(64, 2, 16, 64, TINY),
     "conv": conv2d((1, 8, 8, 4), 8, tile=TINY),
-    "decode": decode_step(DecodeShape(64, 4, 2, 16, 128, 2, 96, context=70, batch=2), workers=4),
+    "decode": small_step(batch=2, workers=4, num_layers=2).graph,
 }
 
 

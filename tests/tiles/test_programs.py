@@ -73,8 +73,6 @@ def test_a_tile_that_is_none_is_refused(text):
         ("gemm", "1 1 1e9", "K: '1e9'"),
         ("gemm", "1 1 ٣", "K"),
         ("gemm", "1000000000 1000000000 1000000000", "larger tiles"),
-        ("decode", "", "decode MODEL"),
-        ("decode", "nope", "llama-3.1-8b"),
         ("notation", "/no/such/file", "No such file"),
         ("notation", "/", "directory"),
     ],

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import ffn, gemm, gemm_chain, gemm_stream_k
 from onewave.tiles.graph.builders_attention import attention_block
-from onewave.tiles.graph.builders_llama import decode_shape, decode_step
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
 from onewave.tiles.order.orders import grid_order
 from onewave.tiles.sim.machine import CacheLevel, Machine
@@ -302,19 +301,6 @@ def test_a_million_accesses_take_seconds():
     began = time.process_time()
     simulate(graph, "grouped:8")
     assert time.process_time() - began < 4
-
-
-def test_the_whole_llama_step_builds_and_simulates_in_seconds():
-    began = time.process_time()
-    graph = decode_step(decode_shape("llama-3.1-8b"))
-    trace = simulate(graph)
-    assert time.process_time() - began < 10
-    assert 50_000 < len(graph.tasks) < 150_000
-    assert trace.phases()[0].phase == "norm"
-    # The schedule keeps memory busy for most of the step.
-    floor = trace.report.memory_loaded / Machine().memory_bandwidth
-    assert floor < trace.makespan < 1.3 * floor
-    assert trace.report.memory_loaded < 1.01 * trace.report.compulsory_loaded
 
 
 def test_tiles_import_no_torch():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_graphs import small_step
 from typer.testing import CliRunner
 
 from onewave.cli.tiles.commands import tiles
 from onewave.tiles.graph.builders import ffn, gemm_chain
-from onewave.tiles.graph.builders_llama import DecodeShape, decode_step
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.notation import parse_notation
 from onewave.tiles.sim.machine import Machine
@@ -71,21 +71,16 @@ def test_a_stage_that_begins_before_the_last_has_ended_has_a_hand_off_below_noth
     assert found.period is None
 
 
-def test_a_simulated_decode_steps_layers_are_the_times_that_a_phase_comes() -> None:
-    shape = DecodeShape(
-        hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512, layers=5, vocab=1000, context=300
-    )
-    trace = simulate(decode_step(shape, workers=16), machine=Machine(16))
+def test_a_simulated_decode_steps_layers_are_found_stage_by_stage() -> None:
+    step = small_step(workers=16, num_layers=5, hidden_size=256, num_heads=4, num_kv_heads=2, vocab_size=1000)
+    trace = simulate(step.graph, machine=Machine(16), queues=step.queues)
     found = timeline(trace)
-    layer = ["norm before qkv", "qkv", "rope+append", "attention", "combine", "o-proj", "norm before ffn", "ffn"]
-    assert [stage.stage for stage in found.stages] == [*layer, "norm before head", "head"]
-    assert [stage.layers for stage in found.stages] == [5] * 8 + [1, 1]
-    assert [stage.after for stage in found.stages] == ["ffn", *layer, "norm before head"]
-    # Each task starts as soon as what it reads is there, and but for combine each needs all of the stage before.
-    assert [stage.hand_off for stage in found.stages if stage.stage != "combine"] == pytest.approx([0] * 9, abs=1e-6)
-    phase = np.array(trace.phase)
-    norms = trace.start[phase == "norm"]
-    assert found.period == pytest.approx(np.median(np.diff(norms[:-1:2])))
+    layer = ["qkv", "attend", "o", "gate_up", "down"]
+    assert [stage.stage for stage in found.stages] == [*layer, "head"]
+    assert [stage.layers for stage in found.stages] == [5] * 5 + [1]
+    assert [stage.after for stage in found.stages] == ["down", *layer]
+    # Each task starts as soon as what it reads is there, and each needs all of the stage before.
+    assert [stage.hand_off for stage in found.stages] == pytest.approx([0] * 6, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Simulated launches for the page: small chains with every task's producers, larger traces, traffic, the staircase."""
+"""Simulated launches for the page: small chains with every task's producers, larger traces, traffic, the staircase.
+
+A decode step is the one that the engine plans and launches (models/llama_plan), which needs neither torch nor a GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.lab.fields import choice, whole, wholes
+from onewave.models.config.read import builtin_config, builtin_models
+from onewave.models.llama_plan import MAX_BATCH, DealtStep, deal_decode, workers_for
 from onewave.tiles.graph.builders import gemm_chain
 from onewave.tiles.graph.builders_attention import attention_block
-from onewave.tiles.graph.builders_llama import built_in_models, decode_shape, decode_step
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.programs import ProgramOptions, build_program
 from onewave.tiles.order.chain import coordinates, successors
@@ -180,34 +184,44 @@ def sample_trace(given: Mapping[str, Any]) -> dict[str, Any]:
     order = choice(given, "order", "sequential", CHAIN_ORDERS)
     sync = choice(given, "sync", "tile", POLICIES)
     if program == "decode":
-        graph = _decode_graph(str(given.get("sizes", SAMPLES[program])), workers)
-    else:
-        sizes = wholes(given, "sizes", SAMPLES[program], 65_536)
-        tasks, wanted = _tasks_and_accesses(program, sizes)
-        _check_tasks(tasks)
-        if wanted > MAX_TRACE_ACCESSES:
-            got = f"some {wanted:,} accesses to tiles"
-            next = "Choose smaller sizes."
-            raise InvalidArgumentError("trace", got=got, allowed=f"up to {MAX_TRACE_ACCESSES:,}", next=next)
-        graph, _ = build_program(program, sizes, ProgramOptions(workers=workers))
+        step = _decode_step(str(given.get("sizes", SAMPLES[program])), workers)
+        machine = Machine(workers=workers, ahead_bytes=step.ahead_bytes)
+        # In program order, the launch's own queues; any other order hands its tasks to whoever is free.
+        queues = step.queues if order == "sequential" else None
+        return simulate(step.graph, order, machine, queues=queues, sync=sync).to_dict()
+    sizes = wholes(given, "sizes", SAMPLES[program], 65_536)
+    tasks, wanted = _tasks_and_accesses(program, sizes)
+    _check_tasks(tasks)
+    if wanted > MAX_TRACE_ACCESSES:
+        got = f"some {wanted:,} accesses to tiles"
+        next = "Choose smaller sizes."
+        raise InvalidArgumentError("trace", got=got, allowed=f"up to {MAX_TRACE_ACCESSES:,}", next=next)
+    graph, _ = build_program(program, sizes, ProgramOptions(workers=workers))
     return simulate(graph, order, Machine(workers=workers), sync=sync).to_dict()
 
 
-def _decode_graph(text: str, workers: int) -> TileGraph:
-    """One decode step. text: "model[,context[,batch]]"; the model by name only: no file is read for the page."""
+def _decode_step(text: str, workers: int) -> DealtStep:
+    """Deal the decode step that the wave runs. text: "model[,context[,batch]]".
+
+    The model is one of those that come with onewave: no file of the server is read for the page. workers: SMs.
+    """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > 3:
         raise InvalidArgumentError("sizes", got=f"{len(parts)} parts", allowed="model, context, batch")
     model, context, batch = (*parts, *("4096", "1")[len(parts) - 1 :])
-    shape = decode_shape(
-        choice({"model": model}, "model", "", built_in_models()),
-        context=whole({"context": context}, "context", 0, 1_000_000, least=0),
-        batch=whole({"batch": batch}, "batch", 1, 64),
-    )
+    config = builtin_config(choice({"model": model}, "model", "", builtin_models()))
+    rows = whole({"batch": batch}, "batch", 1, MAX_BATCH)
+    keys = whole({"context": context}, "context", 0, 1_000_000, least=0)
+    blocks = workers_for(config, batch=rows, available=workers)
+
+    def dealt(layers: int) -> DealtStep:
+        cut = replace(config, num_layers=layers, layer_windows=config.layer_windows[:layers])
+        return deal_decode(cut, batch=rows, workers=blocks, context=keys)
+
     # Layers are alike: two tell how many tasks all of them have.
-    one, two = (len(decode_step(replace(shape, layers=layers), workers=workers).tasks) for layers in (1, 2))
-    _check_tasks(one + (shape.layers - 1) * (two - one))
-    return decode_step(shape, workers=workers)
+    one, two = (len(dealt(layers).graph.tasks) for layers in (1, 2))
+    _check_tasks(one + (config.num_layers - 1) * (two - one))
+    return dealt(config.num_layers)
 
 
 def _check_tasks(tasks: int) -> None:

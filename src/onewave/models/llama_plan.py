@@ -8,6 +8,7 @@ model and on the padded batch alone, so neither the number of workers nor a sequ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +27,12 @@ from onewave.wave.plan.program import WaveProgram, build_program
 from onewave.wave.plan.slices import MULTIPROCESSORS, passes, slices_of
 
 __all__ = [
+    "MAX_BATCH",
+    "MAX_CONTEXT",
+    "SYNC_POLICY",
+    "DealtStep",
     "DecodePlan",
+    "deal_decode",
     "hand_offs",
     "head_groups",
     "plan_decode",
@@ -37,12 +43,40 @@ __all__ = [
 
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
 _ATTENTION_TASKS = MULTIPROCESSORS
-_MOST_BATCH = 16
+MAX_BATCH = 16
+"""Sequences of one step."""
 # Tasks of a step. Planning and proving more takes half a minute and gigabytes (docs/log/wave.md, "Planning of sixteen
 # sequences").
 _MOST_TASKS = 1 << 17
 # Of the bytes of a layer, by which filling rows up to larger tiles may lengthen the stream.
 _MOST_FILLING = 1.03
+MAX_CONTEXT = 1 << 30
+"""Tokens of a cache, beyond those of any model today."""
+SYNC_POLICY = "none"
+"""The policy by which the launched program's proof shares counters: one a stage, fewest words."""
+
+
+@dataclass(frozen=True)
+class DealtStep:
+    """A decode step before its proof: its graph, and each worker's task ids in order.
+
+    operations: by opcode name. shape: how products are tiled.
+    """
+
+    graph: TileGraph
+    queues: tuple[tuple[int, ...], ...]
+    operations: Mapping[str, AnyOperation]
+    shape: TileShape
+    groups: HeadGroups
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Weight bytes that a worker's ring holds while the worker waits."""
+        return self.shape.ring * self.shape.tile_bytes
+
+    def program(self, table: TaskTable) -> WaveProgram:
+        """Lay the proved table out for the kernel. Raises UnsupportedError for a table of another order."""
+        return build_program(self.graph, table, self.operations, self.shape)
 
 
 @dataclass(frozen=True)
@@ -58,8 +92,8 @@ class DecodePlan:
 def unsupported_because(config: ModelConfig, batch: int) -> str | None:
     """Why the wave can't run this model at this batch; None if it can."""
     padded = 1 << (batch - 1).bit_length()
-    if not 1 <= batch <= _MOST_BATCH:
-        return f"batch {batch}; up to {_MOST_BATCH} sequences run as one wave"
+    if not 1 <= batch <= MAX_BATCH:
+        return f"batch {batch}; up to {MAX_BATCH} sequences run as one wave"
     if config.head_dim not in (32, 64, 128):
         return f"head_dim {config.head_dim}; 32, 64 or 128 run as one wave"
     if config.rope.rotary_dim != config.head_dim:
@@ -79,6 +113,12 @@ def unsupported_because(config: ModelConfig, batch: int) -> str | None:
     if tasks > _MOST_TASKS:
         return f"batch {batch} of a step of {tasks:,} tasks; up to {_MOST_TASKS:,} are planned"
     return None
+
+
+def _check_supported(config: ModelConfig, batch: int) -> None:
+    reason = unsupported_because(config, batch)
+    if reason is not None:
+        raise UnsupportedError("one wave", got=reason)
 
 
 def _tasks(config: ModelConfig, shape: TileShape, padded: int) -> int:
@@ -134,6 +174,7 @@ def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes
     One or two sequences take all: their rings are what rides out a hand-off. More take the fewest that leave nobody
     with more row blocks of any matrix of a layer.
     """
+    _check_supported(config, batch)
     padded = 1 << (batch - 1).bit_length()
     shape = _shape(config, padded, weight_bytes)
     available = min(available, -(-config.vocab_size // shape.rows))
@@ -145,22 +186,44 @@ def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes
 
 
 def plan_decode(
-    config: ModelConfig, *, batch: int, workers: int, policy: str = "none", weight_bytes: float = 2
+    config: ModelConfig,
+    *,
+    batch: int,
+    workers: int,
+    policy: str = SYNC_POLICY,
+    weight_bytes: float = 2,
+    context: int = 0,
 ) -> DecodePlan:
     """Plan one step of up to `batch` sequences (rounded up to a power of two), prove it and lower it.
 
-    policy: how tasks share counters in the proof; the kernel itself waits for the data. weight_bytes: 2, or 1 of
-    rounded weights. Raises UnsupportedError, InvalidArgumentError.
+    policy: how tasks share counters in the proof; the kernel itself waits for the data. The other arguments and errors
+    are those of deal_decode.
     """
-    reason = unsupported_because(config, batch)
-    if reason is not None:
-        raise UnsupportedError("one wave", got=reason)
+    dealt = deal_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, context=context)
+    order = np.arange(len(dealt.graph.tasks))
+    schedule = plan(dealt.graph, order, policy, workers=workers, co_resident=workers, queues=dealt.queues)
+    table = lower(verify(schedule))
+    return DecodePlan(dealt.graph, table, dealt.program(table), dealt.groups)
+
+
+def deal_decode(
+    config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2, context: int = 0
+) -> DealtStep:
+    """Deal one step of up to `batch` sequences (rounded up to a power of two) out to workers.
+
+    workers: thread blocks, of which workers_for says how many a device takes. weight_bytes: a WeightFormat's, 2 for
+    bfloat16 and float16. context: tokens in each cache. It changes what attention reads, and no word of the program.
+    Raises UnsupportedError, InvalidArgumentError.
+    """
+    _check_supported(config, batch)
     if workers < 1:
         raise InvalidArgumentError("one wave: workers", got=str(workers), allowed="1 or more")
+    if not 0 <= context <= MAX_CONTEXT:
+        raise InvalidArgumentError("one wave: context", got=str(context), allowed=f"0 to {MAX_CONTEXT:,}")
     padded = 1 << (batch - 1).bit_length()
     groups, shape = head_groups(config, padded), _shape(config, padded, weight_bytes)
     operations = _operations(config, shape, groups)
-    deal = Deal(operations, shape, workers, padded, by_writer=True)
+    deal = Deal(operations, shape, workers, padded, by_writer=True, context=context)
     # The first workers have more rows of the stream, so that the larger shares of gate_up are the last ones', whose
     # results `down` takes last.
     stream_shares = deal.shares(config.hidden_size // shape.rows, first=True)
@@ -173,11 +236,7 @@ def plan_decode(
             deal.add(name, shares=[share * pieces for share in stream_shares])
         else:
             deal.add(name)
-    graph = deal.build.graph()
-    order = np.arange(len(graph.tasks))
-    schedule = plan(graph, order, policy, workers=workers, co_resident=workers, queues=deal.queues)
-    table = lower(verify(schedule))
-    return DecodePlan(graph, table, build_program(graph, table, operations, shape), groups)
+    return DealtStep(deal.build.graph(), tuple(map(tuple, deal.queues)), operations, shape, groups)
 
 
 def plan_program(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2) -> WaveProgram:

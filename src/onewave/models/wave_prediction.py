@@ -16,7 +16,7 @@ import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import DecodePlan, plan_decode
+from onewave.models.llama_plan import DecodePlan, plan_decode, workers_for
 from onewave.tiles.sim.fit import fit_hand_offs
 from onewave.tiles.sim.machine import H200_LEVELS, Machine
 from onewave.tiles.sim.simulate import simulate
@@ -81,10 +81,22 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def predict_step(config: ModelConfig, costs: WaveCosts, *, batch: int, workers: int = 132) -> Trace:
-    """Simulate one step of up to `batch` sequences, without keys in their caches. Raises UnsupportedError for what does
-    not run as one wave, InvalidArgumentError for costs of a stage that a step has not."""
-    plan = plan_decode(config, batch=batch, workers=workers)
+def predict_step(
+    config: ModelConfig,
+    costs: WaveCosts,
+    *,
+    batch: int,
+    workers: int = 132,
+    weight_bytes: float = 2,
+    context: int = 0,
+) -> Trace:
+    """Simulate the step of up to `batch` sequences that the engine launches.
+
+    workers: SMs of the device. weight_bytes: of the stream's WeightFormat. context: tokens in each cache. Raises
+    UnsupportedError for what does not run as one wave, InvalidArgumentError for costs of a stage that a step lacks.
+    """
+    blocks = workers_for(config, batch=batch, available=workers, weight_bytes=weight_bytes)
+    plan = plan_decode(config, batch=batch, workers=blocks, weight_bytes=weight_bytes, context=context)
     stages = {stage_of(task.phase) for task in plan.graph.tasks} | {"combine"}  # of several sequences
     unknown = sorted({*costs.hand_offs, *costs.several} - stages)
     if unknown:

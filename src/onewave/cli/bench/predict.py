@@ -13,6 +13,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench.report import check_count
+from onewave.cli.tiles.options import WeightFormat, weight_bytes_of
 from onewave.cli.tiles.tables import read_trace, show_timeline, write_text
 from onewave.weights.fetch import sources
 
@@ -29,6 +30,10 @@ def predict(
         int | None,
         typer.Option("--workers", help="SMs, sharing the same bandwidth. Default: 132, or as the fitted trace's."),
     ] = None,
+    context: Annotated[
+        int, typer.Option("--context", help="Tokens in each cache, beyond those of the fitted step.")
+    ] = 0,
+    weight_format: WeightFormat = "16-bit",
     costs: Annotated[
         Path | None, typer.Option("--costs", metavar="FILE", help="What --fit has written. Default: an H200's.")
     ] = None,
@@ -52,7 +57,7 @@ def predict(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict a decode step of one wave: its own plan, proved and simulated; no GPU needed.
+    """Predict a decode step of one wave: the plan that the engine launches, proved and simulated; needs no GPU.
 
     `onewave tiles compare` sets the trace beside a measured one, phase by phase.
     """
@@ -60,6 +65,10 @@ def predict(
     if workers is not None:
         check_count("--workers", workers, most=_MAX_WORKERS)
     _check_fit(fit, bandwidth=bandwidth, source=source, save=save, costs=costs, workers=workers)
+    if fit is not None and (context, weight_format) != (0, "16-bit"):
+        got = "--context or --weight-format"
+        raise InvalidArgumentError("--fit", got=got, allowed="a step of 16-bit weights and empty caches")
+    width = weight_bytes_of(weight_format)
     from onewave.engine.load.loading import load_config
     from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step
 
@@ -75,7 +84,8 @@ def predict(
         known = fit_costs(config, measured, batch=batch_size, memory_bandwidth=bandwidth, source=source or str(fit))
         if save is not None:
             write_text(save, known.to_json())
-    made = predict_step(config, known, batch=batch_size, workers=132 if workers is None else workers)
+    sms = 132 if workers is None else workers
+    made = predict_step(config, known, batch=batch_size, workers=sms, weight_bytes=width, context=context)
     if trace is not None:
         write_text(trace, made.to_json())
     if as_json:

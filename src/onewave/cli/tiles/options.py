@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from onewave.base.errors import InvalidArgumentError
+
 __all__ = [
     "Batch",
     "Cache",
@@ -27,7 +29,9 @@ __all__ = [
     "Splits",
     "Sync",
     "Tile",
+    "WeightFormat",
     "Workers",
+    "weight_bytes_of",
 ]
 
 Program = Annotated[
@@ -39,7 +43,9 @@ Program = Annotated[
 ]
 Sizes = Annotated[list[str] | None, typer.Argument(metavar="SIZES...", help="gemm: M N K; the others say when asked.")]
 Tile = Annotated[str | None, typer.Option("--tile", help="Rows x columns x K step of a tile, as 128x128x64.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Of all tensors: bf16, fp16, fp32, fp8, int8, int4.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="Of all tensors: bf16, fp16, fp32, fp8, int8, int4; decode: bf16, fp16.")
+]
 Order = Annotated[
     str | None,
     typer.Option("--order", help="As row, snake, grouped:8, hilbert, bpt, explicit:FILE; a wrong one lists all."),
@@ -59,7 +65,13 @@ Level = Annotated[
 ]
 Workers = Annotated[int, typer.Option("--workers", help="SMs that share what the machine has.")]
 CoResident = Annotated[int, typer.Option("--co-resident", help="Thread blocks that share an SM.")]
-Queues = Annotated[str, typer.Option("--queues", help="ticket: a free worker takes the next task; static: dealt out.")]
+Queues = Annotated[
+    str | None,
+    typer.Option(
+        "--queues",
+        help="ticket: whoever is free takes the next task; static: dealt out. Default: ticket; decode: as it runs.",
+    ),
+]
 Mode = Annotated[str, typer.Option("--mode", help="wave: tasks of a wave advance together; serial: one by one.")]
 Skew = Annotated[float, typer.Option("--skew", help="Accesses by which each lane of a wave lags behind the last.")]
 Sync = Annotated[
@@ -74,3 +86,15 @@ Causal = Annotated[bool, typer.Option("--causal", help="attention, block: the la
 KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="attention, block. Default: as many as heads.")]
 Context = Annotated[int, typer.Option("--context", help="decode: tokens in the cache.")]
 Batch = Annotated[int, typer.Option("--batch", help="decode: sequences.")]
+WeightFormat = Annotated[
+    str, typer.Option("--weight-format", help="decode: of the weight stream: 16-bit, compact, int8 or fp8.")
+]
+
+
+def weight_bytes_of(weight_format: str) -> float:
+    """Bytes of a weight in the stream of that format. Raises InvalidArgumentError."""
+    from onewave.wave.weights.formats import WEIGHT_BYTES
+
+    if weight_format not in WEIGHT_BYTES:
+        raise InvalidArgumentError("weight format", got=repr(weight_format[:40]), allowed=", ".join(WEIGHT_BYTES))
+    return WEIGHT_BYTES[weight_format]

@@ -332,11 +332,12 @@ def _graph(
     batch: int = 1,
     workers: int = 132,
 ) -> TileGraph:
-    from onewave.tiles.graph.programs import ProgramOptions, build_program, parse_tile
+    from onewave.cli.tiles.programs import Asked, DecodeOptions, build
+    from onewave.tiles.graph.programs import ProgramOptions, parse_tile
 
     cut = None if tile is None else parse_tile(tile)
-    shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, context, batch, workers)
-    return build_program(program, sizes or [], shape)[0]
+    shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, workers)
+    return build(Asked(program, sizes or [], shape, DecodeOptions(context, batch))).graph
 
 
 def _title(program: str, sizes: list[str] | None) -> str:

@@ -15,8 +15,8 @@ from onewave.cli.tiles import options as given
 from onewave.cli.tiles import tables
 
 if TYPE_CHECKING:
+    from onewave.cli.tiles.programs import Asked
     from onewave.tiles.graph.graph import TileGraph
-    from onewave.tiles.graph.programs import ProgramOptions
     from onewave.tiles.search.bounds import Bound
     from onewave.tiles.sim.machine import CacheLevel, Machine
     from onewave.tiles.sim.trace import Trace
@@ -35,7 +35,7 @@ def simulate_command(
     level: given.Level = None,
     workers: given.Workers = 132,
     co_resident: given.CoResident = 1,
-    queues: given.Queues = "ticket",
+    queues: given.Queues = None,
     mode: given.Mode = "wave",
     skew: given.Skew = 0.0,
     sync: given.Sync = None,
@@ -46,6 +46,7 @@ def simulate_command(
     kv_heads: given.KvHeads = None,
     context: given.Context = 4096,
     batch: given.Batch = 1,
+    weight_format: given.WeightFormat = "16-bit",
     as_json: options.Json = False,
     trace: Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the Trace as JSON.")] = None,
     perfetto: Annotated[
@@ -54,17 +55,19 @@ def simulate_command(
 ) -> None:
     """Simulate a program: traffic, time, idle, energy, gap to bounds.
 
-    Times are those of a model of an H200: 132 SMs that share 989 TFLOP/s and 4,650 GB/s of memory, 50 MB of
-    L2 at 5,500 GB/s, and 0.5 us on top of each task's work. --workers deals the same totals out to fewer or more.
+    Times are those of a model of an H200: 132 SMs that share 989 TFLOP/s and 4,650 GB/s of memory, 50 MB of L2 at 5,500
+    GB/s, and 0.5 us on top of each task's work. --workers deals the same totals out to fewer or more. decode is the
+    plan that the engine launches, on the queues that it deals out, unless --order or --queues ask for others.
 
     Examples: simulate gemm 4096 4096 4096 --tile 128x128x64 --order grouped:8 --cache 50MB --workers 132;
     simulate decode llama-3.1-8b; simulate chain 1024 4096 4096 4096 --order row-by-row.
     """
+    from onewave.cli.tiles.programs import Asked, DecodeOptions, build, by_stage
     from onewave.tiles.graph.programs import ProgramOptions, parse_tile
     from onewave.tiles.sim.machine import Machine
     from onewave.tiles.sim.simulate import simulate
 
-    machine = Machine(workers=workers, co_resident=co_resident, queues=queues, levels=(), skew=skew)
+    machine = Machine(workers=workers, co_resident=co_resident, queues=queues or "ticket", levels=(), skew=skew)
     cut = None if tile is None else parse_tile(tile)
     if cache_panels is not None:
         _refuse_beside_panels(
@@ -72,29 +75,36 @@ def simulate_command(
             cache=cache, level=level, sync=sync, trace=trace, perfetto=perfetto, kv_heads=kv_heads, skew=skew or None,
             fused=fused or None, causal=causal or None,
             **_changed(
-                mode=(mode, "wave"), queues=(queues, "ticket"), workers=(workers, 132), co_resident=(co_resident, 1),
+                mode=(mode, "wave"), queues=(queues, None), workers=(workers, 132), co_resident=(co_resident, 1),
                 dtype=(dtype, "bf16"), splits=(splits, 1), context=(context, 4096), batch=(batch, 1),
+                weight_format=(weight_format, "16-bit"),
             ),
         )  # fmt: skip
         _simulate_panels(
             program, sizes or [], cut or (128, 128, 64), order or "row", cache_panels, policy or "lru", as_json
         )
         return
-    shape = ProgramOptions(
-        cut, dtype, splits, fused, causal, kv_heads, context, batch, machine.lanes, order == "stream-k"
+    shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, machine.lanes, order == "stream-k")
+    asked = Asked(program, sizes or [], shape, DecodeOptions(context, batch, weight_format))
+    built = build(asked)
+    graph, prescribed = built.graph, built.chosen_queues(order, queues)
+    machine = Machine(
+        workers=workers,
+        co_resident=co_resident,
+        queues=queues or "ticket",
+        levels=_levels(graph, built.levels, cache, policy, level or []),
+        skew=skew,
+        ahead_bytes=built.ahead_bytes,
     )
-    graph, prescribed, named = _built(program, sizes or [], shape)
-    levels = _levels(graph, named, cache, policy, level or [])
-    machine = Machine(workers=workers, co_resident=co_resident, queues=queues, levels=levels, skew=skew)
     default = "row" if program == "gemm" else "sequential"
     chosen = "sequential" if prescribed is not None else order or default
     made = simulate(graph, chosen, machine, mode=mode, queues=prescribed, sync=sync)
     for path, text in ((trace, made.to_json), (perfetto, lambda: json.dumps(made.to_perfetto()))):
         if path is not None:
             tables.write_text(path, text())
-    title = " ".join((program, *(sizes or ())))
-    found = _bounds_of(graph, program, sizes or [], shape, machine, at_once=machine.lanes if mode == "wave" else 1)
-    facts = _facts(title, made, found, order or default) | {"sync": sync}
+    found = _bounds_of(graph, asked, machine, at_once=machine.lanes if mode == "wave" else 1)
+    shown_trace = made if built.step is None else by_stage(made)
+    facts = _facts(asked.title, shown_trace, found, order or default) | {"sync": sync}
     if as_json:
         print(json.dumps(facts))
     else:
@@ -115,12 +125,14 @@ def bounds_command(
     kv_heads: given.KvHeads = None,
     context: given.Context = 4096,
     batch: given.Batch = 1,
+    weight_format: given.WeightFormat = "16-bit",
     as_json: options.Json = False,
 ) -> None:
     """Lower bounds on traffic, and every order's gap to them.
 
     The orders are those of a gemm's grid; other programs show their sequential order.
     """
+    from onewave.cli.tiles.programs import Asked, DecodeOptions, build
     from onewave.tiles.graph.programs import ProgramOptions, parse_tile
     from onewave.tiles.order.orders import GRID_ORDERS
     from onewave.tiles.search.bounds import best_bound, panel_bounds
@@ -135,18 +147,19 @@ def bounds_command(
             cache=cache, kv_heads=kv_heads, fused=fused or None, causal=causal or None,
             **_changed(
                 workers=(workers, 132), dtype=(dtype, "bf16"), splits=(splits, 1), context=(context, 4096),
-                batch=(batch, 1),
+                batch=(batch, 1), weight_format=(weight_format, "16-bit"),
             ),
         )  # fmt: skip
         rows, cols = _panel_grid(program, sizes or [], cut or (128, 128, 64))
         found: tuple[Bound, ...] = panel_bounds(rows, cols, cache_panels)
         results = _panel_results(rows, cols, cache_panels)
     else:
-        shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, context, batch, workers)
-        graph, _, named = _built(program, sizes or [], shape)
-        levels = _levels(graph, named, cache, None, [])
-        machine = Machine(workers=workers, levels=levels)
-        found = _bounds_of(graph, program, sizes or [], shape, machine, at_once=workers)
+        shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, workers)
+        asked = Asked(program, sizes or [], shape, DecodeOptions(context, batch, weight_format))
+        built = build(asked)
+        graph = built.graph
+        machine = Machine(workers=workers, levels=_levels(graph, built.levels, cache, None, []))
+        found = _bounds_of(graph, asked, machine, at_once=workers)
         # Above this many accesses all orders together would take longer than a person waits.
         orders = list(GRID_ORDERS) if program == "gemm" and len(graph.accesses.tile) <= 300_000 else []
         results = {name: _moved(simulate(graph, name, machine)) for name in orders or ["sequential"]}
@@ -315,18 +328,6 @@ def _panel_results(rows: int, cols: int, capacity: int) -> dict[str, int]:
     }
 
 
-def _built(
-    program: str, sizes: list[str], shape: ProgramOptions
-) -> tuple[TileGraph, tuple[tuple[int, ...], ...] | None, tuple[CacheLevel, ...]]:
-    """The graph, its queues where the program prescribes them, and the caches that a fusion tree names."""
-    from onewave.tiles.graph.programs import build_program, read_notation
-
-    if program == "notation":
-        read = read_notation(sizes, shape)
-        return read.graph, None, read.levels
-    return *build_program(program, sizes, shape), ()
-
-
 def _levels(
     graph: TileGraph, named: tuple[CacheLevel, ...], cache: str | None, policy: str | None, inner: list[str]
 ) -> tuple[CacheLevel, ...]:
@@ -368,17 +369,16 @@ def _levels(
     return (*found, CacheLevel("L2", capacity, policy=policy))
 
 
-def _bounds_of(
-    graph: TileGraph, program: str, sizes: list[str], shape: Any, machine: Machine, *, at_once: int
-) -> tuple[Bound, ...]:
+def _bounds_of(graph: TileGraph, asked: Asked, machine: Machine, *, at_once: int) -> tuple[Bound, ...]:
     """The program's bounds on this machine. at_once: lanes that compute a tile of C at the same time."""
     from onewave.tiles.graph.builders import DTYPES
     from onewave.tiles.graph.programs import read_sizes
     from onewave.tiles.search.bounds import gemm_bounds, graph_bound
 
-    if program != "gemm":
+    if asked.program != "gemm":
         return (graph_bound(graph),)
-    m, n, k = read_sizes("gemm", sizes)
+    shape = asked.options
+    m, n, k = read_sizes("gemm", asked.sizes)
     # Every lane keeps its private caches, though in serial mode one lane computes at a time.
     capacity = sum(level.capacity * (machine.lanes if level.private else 1) for level in machine.levels)
     # Accumulators stay in registers, outside every cache: they are fast memory all the same.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError, VerificationError
 from onewave.cli import options
 from onewave.cli.tiles import tables
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["interpret_command", "verify_command"]
 
@@ -54,7 +58,7 @@ def verify_command(
 
 
 def interpret_command(
-    file: Annotated[Path, typer.Argument(metavar="TABLE", help="A table that lower wrote, as .npy or raw int32.")],
+    file: Annotated[Path, typer.Argument(metavar="TABLE", help="A table that lower wrote: .npy, .npz or raw int32.")],
     workers: Annotated[
         int | None, typer.Option("--workers", help="Workers at once. Default: one a queue; by ticket 4.")
     ] = None,
@@ -70,7 +74,10 @@ def interpret_command(
     from onewave.tiles.proof.interpret import interpret
     from onewave.tiles.proof.table import TaskTable
 
-    table = TaskTable.load(file) if file.suffix == ".npy" else TaskTable.from_bytes(_read("task table", str(file)))
+    if file.suffix == ".npz":
+        table = TaskTable.from_words(_table_of(file))
+    else:
+        table = TaskTable.load(file) if file.suffix == ".npy" else TaskTable.from_bytes(_read("task table", str(file)))
     if not 0 <= seed < 2**63:
         raise InvalidArgumentError("seed", got=str(seed), allowed="0 to 2^63 - 1")
     if len(table.queue) * max(runs, 1) * max(epochs, 1) > MAX_TURNS // 3:
@@ -96,6 +103,17 @@ def interpret_command(
         print(line + ("" if result.complaint is None else f", {facts['wrong']} went wrong: {result.complaint}"))
     if not result.ok:
         raise typer.Exit(1)
+
+
+def _table_of(file: Path) -> NDArray[np.int32]:
+    """The task table beside a launch's words."""
+    from onewave.wave.plan.program_file import read_table
+
+    try:
+        return read_table(_read("task table", str(file)))
+    except ValueError as error:
+        allowed = "a file that `lower decode --out FILE.npz` wrote"
+        raise InvalidArgumentError("task table", got=f"{file}: {error}", allowed=allowed) from None
 
 
 def _read(what: str, file: str) -> bytes:

@@ -9,23 +9,17 @@ and only a table that `verify` has proved gets there. A cache that can't be writ
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import secrets
 import time
-import zipfile
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from onewave.models.config.model_config import ModelConfig
-from onewave.wave.plan.layout import STEP_WORDS, TileShape
-from onewave.wave.plan.program import Region, WaveProgram
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.plan.program_file import program_bytes, read_program
 
 __all__ = ["load_program", "planned_before", "program_path", "save_program"]
 
@@ -60,30 +54,7 @@ def _key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
 
 def save_program(program: WaveProgram, path: Path) -> bool:
     """Write a program; False if that can't be done."""
-    weights = list(program.stream)
-    text = {
-        "shape": vars(program.shape),
-        "weights": weights,
-        "regions": [vars(region) for region in program.regions],
-        "names": program.names,
-        "phases": program.phases,
-        "numbers": [program.stream_tiles, program.set_words, program.most_splits, program.num_scales],
-        "first_scale": dict(program.first_scale),
-    }
-    buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        text=np.frombuffer(json.dumps(text).encode(), dtype=np.uint8),
-        steps=program.steps,
-        lanes=program.lanes,
-        waits=program.waits,
-        totals=program.totals,
-        easy=program.easy,
-        visits=program.visits,
-        counts=np.array([len(program.stream[name]) for name in weights], dtype=np.int64),
-        stream=np.concatenate([np.zeros((0, 3)), *program.stream.values()]).astype(np.int32),
-    )
-    data = buffer.getbuffer()
+    data = program_bytes(program)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not tempfile's, which nobody else may read: a cache may be for all users of a machine.
@@ -130,37 +101,9 @@ def load_program(path: Path) -> WaveProgram | None:
     if len(data) <= _DIGEST_BYTES or hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
         return None
     try:
-        with np.load(io.BytesIO(data[_DIGEST_BYTES:])) as arrays:  # refuses pickles
-            return _program({name: arrays[name] for name in arrays.files})
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile):
+        return read_program(data[_DIGEST_BYTES:])
+    except ValueError:
         return None
-
-
-def _program(arrays: dict[str, NDArray[Any]]) -> WaveProgram:
-    text = json.loads(arrays["text"].tobytes())
-    ends = np.cumsum(arrays["counts"])[:-1]
-    pieces = np.split(arrays["stream"].astype(np.int64), ends)
-    if arrays["steps"].shape[1] != STEP_WORDS or len(text["weights"]) != len(pieces):
-        raise ValueError("a program of another layout")
-    stream_tiles, set_words, most_splits, num_scales = text["numbers"]
-    return WaveProgram(
-        shape=TileShape(**text["shape"]),
-        steps=arrays["steps"],
-        lanes=arrays["lanes"],
-        waits=arrays["waits"],
-        totals=arrays["totals"],
-        easy=arrays["easy"],
-        visits=arrays["visits"],
-        stream=dict(zip(text["weights"], pieces, strict=True)),
-        stream_tiles=stream_tiles,
-        set_words=set_words,
-        regions=tuple(Region(**region) for region in text["regions"]),
-        names=tuple(text["names"]),
-        phases=tuple(text["phases"]),
-        most_splits=most_splits,
-        first_scale=text["first_scale"],
-        num_scales=num_scales,
-    )
 
 
 def _sources_digest() -> str:

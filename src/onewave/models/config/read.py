@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from onewave.base.errors import ConfigError
+from onewave.base.errors import ConfigError, InvalidArgumentError, shown
 from onewave.models.config.gguf import ROPE_DIVISORS, from_gguf
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
@@ -18,9 +18,37 @@ if TYPE_CHECKING:
     from onewave.weights.fetch.sources import ModelLocation
     from onewave.weights.formats.gguf_store import GGUFStore
 
-__all__ = ["load_config"]
+__all__ = ["builtin_config", "builtin_models", "find_config", "load_config"]
 
 _MAX_CONFIG_BYTES = 10_000_000
+
+
+def builtin_models() -> tuple[str, ...]:
+    """Return the names of the configurations that ship with onewave."""
+    names = [entry.name for entry in (resources.files("onewave.models") / "builtin").iterdir()]
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+def builtin_config(name: str) -> ModelConfig:
+    """Read a configuration that ships with onewave. name: one of builtin_models()."""
+    file = resources.files("onewave.models") / "builtin" / f"{name}.json"
+    return from_hf(_parse(file.read_bytes(), file.name), source=file.name)
+
+
+def find_config(model: str) -> ModelConfig:
+    """Read a configuration without weights. model: a built-in name, a config.json, or a directory that holds one.
+
+    Loads no torch and fetches nothing. Raises ConfigError, UnsupportedError, InvalidArgumentError.
+    """
+    if model in builtin_models():
+        return builtin_config(model)
+    path = Path(os.path.expanduser(model))
+    if model.endswith(".json"):
+        return from_hf(_read_json(path), source=str(path))
+    if os.path.isdir(path):
+        return _read_directory(path)
+    allowed = f"{', '.join(builtin_models())}, the path of a config.json, or a directory that holds one"
+    raise InvalidArgumentError("model", got=shown(model), allowed=allowed)
 
 
 def load_config(location: ModelLocation) -> ModelConfig:
@@ -29,8 +57,7 @@ def load_config(location: ModelLocation) -> ModelConfig:
     Raises ConfigError, UnsupportedError; WeightsError for a GGUF file that can't be read.
     """
     if location.kind == "builtin":
-        file = resources.files("onewave.models") / "builtin" / f"{location.name}.json"
-        return from_hf(_parse(file.read_bytes(), file.name), source=file.name)
+        return builtin_config(location.name)
     assert location.path is not None, "only built-in configs have no path"
     if location.kind == "gguf":
         from onewave.weights.formats.gguf_store import GGUFStore
@@ -40,7 +67,11 @@ def load_config(location: ModelLocation) -> ModelConfig:
             return _read_gguf(store)
         finally:
             store.close()
-    config, generation = location.path / "config.json", location.path / "generation_config.json"
+    return _read_directory(location.path)
+
+
+def _read_directory(path: Path) -> ModelConfig:
+    config, generation = path / "config.json", path / "generation_config.json"
     # lexists: a link to where one may not look is there, and reading it says why it can't be read.
     if not os.path.lexists(config):
         raise ConfigError(

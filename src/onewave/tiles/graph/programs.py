@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import SplitProgram, conv2d, ffn, gemm, gemm_chain, gemm_stream_k
 from onewave.tiles.graph.builders_attention import attention, attention_block
-from onewave.tiles.graph.builders_llama import decode_shape, decode_step
 from onewave.tiles.graph.graph import TileGraph
 
-__all__ = ["PROGRAMS", "ProgramOptions", "build_program", "parse_bytes", "parse_tile", "read_notation", "read_sizes"]
+__all__ = [
+    "PROGRAMS",
+    "ProgramOptions",
+    "build_program",
+    "check_options",
+    "exactly",
+    "parse_bytes",
+    "parse_tile",
+    "read_notation",
+    "read_sizes",
+]
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from onewave.tiles.graph.notation import Notation
 
 
@@ -30,8 +41,6 @@ class ProgramOptions:
     fused: bool = False
     causal: bool = False
     kv_heads: int | None = None
-    context: int = 4096
-    batch: int = 1
     workers: int = 132
     stream_k: bool = False
 
@@ -101,8 +110,7 @@ PROGRAMS: dict[str, ProgramRow] = {
     ),
     "conv": ProgramRow(("N", "H", "W", "C", "OUT", "KH", "KW"), (3, 3), _conv, "convolution as implicit GEMM"),
 }  # fmt: skip
-"""Programs whose sizes are numbers. Beside them: decode MODEL, and notation FILE."""
-_READ_BY_OTHERS = {"decode": ("dtype", "context", "batch"), "notation": ()}
+"""Programs whose sizes are numbers. Beside them: notation FILE."""
 _ALWAYS_READ = ("workers", "stream_k")
 
 
@@ -111,20 +119,16 @@ def build_program(
 ) -> tuple[TileGraph, tuple[tuple[int, ...], ...] | None]:
     """Build a program. Returns its graph, and queues per worker where it prescribes them (Stream-K), else None.
 
-    kind: a name in PROGRAMS, "decode" (sizes: a built-in model or the path of a config.json) or "notation" (a file's
-    path). Raises InvalidArgumentError, for an option that means nothing to the program, too; ConfigError.
+    kind: a name in PROGRAMS, or "notation" (sizes: a file's path). Raises InvalidArgumentError, for an option that
+    means nothing to the program, too.
     """
     options = options or ProgramOptions()
-    _check_options(kind, options)
-    if kind == "decode":
-        [model] = _exactly(kind, sizes, ("MODEL",))
-        shape = decode_shape(str(model), context=options.context, batch=options.batch)
-        return decode_step(shape, workers=options.workers, dtype=options.dtype), None
     if kind == "notation":
         return read_notation(sizes, options).graph, None
     row = PROGRAMS.get(kind)
     if row is None:
-        raise InvalidArgumentError("program", got=repr(kind[:40]), allowed=f"{', '.join(PROGRAMS)}, decode, notation")
+        raise InvalidArgumentError("program", got=repr(kind[:40]), allowed=f"{', '.join(PROGRAMS)}, notation")
+    check_options(kind, options, (*row.reads, *_ALWAYS_READ))
     numbers = read_sizes(kind, sizes)
     if options.stream_k and kind == "gemm":
         m, n, k = numbers
@@ -137,8 +141,8 @@ def read_notation(sizes: Sequence[str | int], options: ProgramOptions | None = N
     """Read the fusion tree that build_program's "notation" builds, with its caches. Raises InvalidArgumentError."""
     from onewave.tiles.graph.notation import parse_notation
 
-    _check_options("notation", options or ProgramOptions())
-    [path] = _exactly("notation", sizes, ("FILE",))
+    check_options("notation", options or ProgramOptions(), _ALWAYS_READ)
+    [path] = exactly("notation", sizes, ("FILE",))
     try:
         text = Path(str(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -147,15 +151,15 @@ def read_notation(sizes: Sequence[str | int], options: ProgramOptions | None = N
     return parse_notation(text)
 
 
-def _check_options(kind: str, options: ProgramOptions) -> None:
-    """Refuse what a program would not read."""
-    reads = PROGRAMS[kind].reads if kind in PROGRAMS else _READ_BY_OTHERS.get(kind)
-    if reads is None:
-        return  # no such program
-    for field in fields(ProgramOptions):
+def check_options(kind: str, options: DataclassInstance, reads: Sequence[str]) -> None:
+    """Refuse an option that a program does not read: a field that is not as it is by default.
+
+    Raises InvalidArgumentError.
+    """
+    for field in fields(options):
         value = getattr(options, field.name)
-        if value != field.default and field.name not in (*reads, *_ALWAYS_READ):
-            named = ", ".join(name.replace("_", "-") for name in reads) or "none"
+        if value != field.default and field.name not in reads:
+            named = ", ".join(name.replace("_", "-") for name in reads if name not in _ALWAYS_READ) or "none"
             raise InvalidArgumentError(f"{kind}: option {field.name.replace('_', '-')}", got=str(value), allowed=named)
 
 
@@ -164,7 +168,7 @@ def read_sizes(kind: str, sizes: Sequence[str | int]) -> list[int]:
     row = PROGRAMS[kind]
     least = len(row.sizes) - len(row.optional)
     given = list(sizes) if len(sizes) < least else [*sizes, *row.optional[len(sizes) - least :]]
-    return [_whole(name, size) for name, size in zip(row.sizes, _exactly(kind, given, row.sizes), strict=True)]
+    return [_whole(name, size) for name, size in zip(row.sizes, exactly(kind, given, row.sizes), strict=True)]
 
 
 def parse_tile(text: str) -> tuple[int, int, int]:
@@ -192,7 +196,8 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * unit)
 
 
-def _exactly(kind: str, given: Sequence[str | int], names: tuple[str, ...]) -> Sequence[str | int]:
+def exactly(kind: str, given: Sequence[str | int], names: tuple[str, ...]) -> Sequence[str | int]:
+    """Refuse another number of sizes than the program has. Raises InvalidArgumentError."""
     if len(given) != len(names):
         raise InvalidArgumentError(f"{kind}: sizes", got=f"{len(given)} of them", allowed=" ".join((kind, *names)))
     return given

@@ -14,7 +14,7 @@ from typing import Any
 
 from onewave.tiles.graph.builders import Builder
 from onewave.tiles.graph.graph import Tile
-from onewave.wave.plan.layout import TileShape
+from onewave.wave.plan.layout import TileShape, keys_per_split
 from onewave.wave.plan.operations import INPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.plan.slices import passes, slice_bounds
 
@@ -35,7 +35,9 @@ class Deal:
     """A graph under construction. by_writer: a tile of an activation is what one worker makes of it, rather than what
     one row block makes: a hundred times fewer accesses where every task of a stage reads a whole row.
 
-    build: the graph. queues: task ids a worker. load: weight tiles a worker streams so far.
+    context: tokens in the cache of each sequence. Attention tasks then read that many keys and values, 16 bits each.
+    Nothing writes them within a step, so neither the order nor any wait depends on the context. build: the graph.
+    queues: task ids a worker. load: weight tiles a worker streams so far.
     """
 
     operations: Mapping[str, AnyOperation]
@@ -43,6 +45,7 @@ class Deal:
     workers: int
     batch: int
     by_writer: bool = False
+    context: int = 0
     build: Builder = field(default_factory=lambda: Builder("bf16"))
     queues: list[list[int]] = field(default_factory=list[list[int]])
     load: list[int] = field(default_factory=list[int])
@@ -217,7 +220,9 @@ class Deal:
             reads = tuple((operation.source, (unit * pieces + split, k)) for k in range(groups.splits))
             head, heads = groups.first_head(group) + split * groups.merged, groups.parts_of(group)[split]
             writes = (self._finished(operation.target, groups, unit * pieces + split, head, heads),)
-        made = self.build.task(name, reads, writes, 4 * heads * groups.head_dim, phase=name, index=(unit, 1, split))
+        keys = self._keys(operation, split) if isinstance(operation, Attention) else 1
+        flops = 4 * heads * groups.head_dim * max(keys, 1)
+        made = self.build.task(name, reads, writes, flops, phase=name, index=(unit, 1, split))
         self.queues[worker].append(made.id)
 
     def _attention(self, operation: Attention, unit: int, split: int) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
@@ -232,10 +237,10 @@ class Deal:
             for low, high in zip(at, ends, strict=True)
             for tile in self._reads(operation.source, low * dim, high * dim)
         ]
-        cache, fresh = f"cache{operation.layer}", f"appended{operation.layer}"
-        if cache not in self.build.tensors:
-            self.build.tensor(cache, (units, groups.splits), (1, 1))
-            self.build.tensor(fresh, (units, 1), (1, 1))
+        fresh, bytes_per_key = f"appended{operation.layer}", 2 * 2 * dim
+        if fresh not in self.build.tensors:
+            self.build.tensor(fresh, (units, 1), (1, 1), bytes_per_key)
+        cached = self._cached(operation, unit // groups.count * groups.kv_heads + kv_head, split)
         if groups.few:  # whole heads, and of one split finished attention: all there is as long as the caches are empty
             if operation.target not in self.build.tensors:
                 self.build.tensor(operation.target, (units, groups.splits), (1, 1))
@@ -250,7 +255,25 @@ class Deal:
             writes = [(operation.target, (unit * pieces + part, split)) for part in range(len(groups.parts_of(group)))]
         if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
             writes.append((fresh, (unit, 0)))
-        return (*dict.fromkeys(found), (cache, (unit, split))), tuple(writes)
+        return (*dict.fromkeys(found), *cached), tuple(writes)
+
+    def _keys(self, operation: Attention, split: int) -> int:
+        """Cached keys of one split; 0 for a split that this context leaves unused."""
+        groups = operation.groups
+        cached = self.context if operation.window is None else min(self.context, operation.window - 1)
+        share = keys_per_split(cached + 1, groups.splits, few=groups.few)
+        return max(0, min(share, cached - split * share))
+
+    def _cached(self, operation: Attention, kv_unit: int, split: int) -> tuple[Tile, ...]:
+        """The tile of keys and values that a split reads, if any. kv_unit: sequence * KV heads + KV head."""
+        if self._keys(operation, split) == 0:
+            return ()
+        cache, full, groups = f"cache{operation.layer}", self._keys(operation, 0), operation.groups
+        if cache not in self.build.tensors:
+            keys = sum(self._keys(operation, each) for each in range(groups.splits))
+            shape = (self.batch * groups.kv_heads, keys)
+            self.build.tensor(cache, shape, (1, full), 2 * 2 * groups.head_dim)
+        return ((cache, (kv_unit, split)),)
 
     def _finished(self, target: str, groups: HeadGroups, number: int, head: int, heads: int) -> Tile:
         """The tile, one after another of a row, that holds so many heads' finished attention."""

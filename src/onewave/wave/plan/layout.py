@@ -41,6 +41,7 @@ __all__ = [
     "group_of",
     "heads_bytes",
     "held_tiles",
+    "keys_per_split",
     "splits_of",
     "tile_shape",
 ]
@@ -308,14 +309,21 @@ def held_tiles(padded: int, head_dim: int, *, crowded: bool = False) -> int:
 
 
 def splits_of(keys: int, splits: int, *, few: bool) -> int:
-    """How many of a group's splits a sequence of so many keys in sight, the new one among them, uses
-    (combine.split_of_keys). few: whether who reads the attention merges them."""
+    """Count the splits that a sequence uses (combine.split_of_keys), at least 1.
+
+    keys: in sight, the new one among them. splits: of the group. few: whether the attention's reader merges splits.
+    """
+    return max(-(-(keys - 1) // keys_per_split(keys, splits, few=few)), 1)
+
+
+def keys_per_split(keys: int, splits: int, *, few: bool) -> int:
+    """Cached keys of a full split, a multiple of BLOCK_KEYS; the last split that is used has the rest. Arguments as of
+    splits_of."""
     cached = keys - 1
     used = 1 if cached <= WHOLE_KEYS else min(splits, -(-cached // SPLIT_KEYS))
     if few and cached <= FEW_KEYS:
         used = min(used, FEW_SPLITS)
-    share = max(-(-cached // (BLOCK_KEYS * used)) * BLOCK_KEYS, BLOCK_KEYS)
-    return max(-(-cached // share), 1)
+    return max(-(-cached // (BLOCK_KEYS * used)) * BLOCK_KEYS, BLOCK_KEYS)
 
 
 def few_head_words(head_dim: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.wave.plan.layout import COMPACT_BYTES
 
-__all__ = ["COMPACT", "ROUNDINGS", "Rounding", "WeightFormat", "find_rounding"]
+__all__ = ["COMPACT", "ROUNDINGS", "WEIGHT_BYTES", "Rounding", "WeightFormat", "find_rounding"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 1, 127.0), Roun
 """What weights may be rounded to."""
 COMPACT = WeightFormat("compact", 3, COMPACT_BYTES)
 """bfloat16 weights in thirteen bits, the same numbers (compact.py)."""
+WEIGHT_BYTES: dict[str, float] = {"16-bit": 2} | {
+    found.name: found.weight_bytes for found in (*ROUNDINGS.values(), COMPACT)
+}
+"""Bytes of a weight in a stream, by the format's name; 16-bit: as it is."""
 
 
 def find_rounding(name: object) -> Rounding | None:
