@@ -195,7 +195,7 @@ def test_closing_a_stream_early_frees_its_slots(llm: LLM) -> None:
         stream = llm.stream("Hello", SamplingParams(n=2, max_tokens=50, ignore_eos=True))
         next(stream)
         stream.close()  # type: ignore[attr-defined] (it is a generator)
-    assert not llm._open_engine().has_work
+    assert not llm._thread.call(lambda: llm._open_engine().has_work)
     assert token_ids(llm.generate("Hello", GREEDY)) == token_ids(llm.generate("Hello", GREEDY))
 
 
@@ -359,10 +359,18 @@ def test_a_model_without_a_tokenizer_works_on_token_ids(checkpoint: Path, llm: L
 def test_a_closed_model_says_so(checkpoint: Path) -> None:
     llm = LLM(checkpoint, device="cpu")
     stream = llm.stream("Hello", GREEDY)
+    real, inbox = llm.runner.decode, llm._thread._mailbox.inbox
+
+    def decode(*args: Any) -> Any:
+        while inbox.empty():  # until close has come
+            pass
+        return real(*args)
+
+    llm.runner.decode = decode  # type: ignore[method-assign]
     next(stream)
     llm.close()
     llm.close()
-    assert next(stream).outputs[0].finish_reason == "abort"
+    assert list(stream)[-1].outputs[0].finish_reason == "abort"
     with pytest.raises(OnewaveError, match="LLM: closed"):
         llm.generate("Hello")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from onewave import LLM, CapacityError, InvalidArgumentError, OnewaveError, SamplingParams, UnsupportedError
+from onewave import LLM, CapacityError, InvalidArgumentError, SamplingParams, UnsupportedError
 from onewave.engine import prompts
 from onewave.engine.params import SamplingParams as Params
 from onewave.engine.request import Sample
@@ -54,15 +54,16 @@ def test_a_step_that_fails_is_told_to_everybody_whose_request_it_ended(
     fail_once(monkeypatch, llm, "decode", RuntimeError("boom"), lambda *_: True)
     with pytest.raises(RuntimeError, match=r"^boom$"):
         llm.generate([5], LONG)
-    with pytest.raises(OnewaveError, match=r"a step that another call made .RuntimeError: boom.. Send it again"):
+    with pytest.raises(RuntimeError, match=r"^boom$") as found:
         list(stream)
+    assert "raise left.pop()" in str(found.value.__cause__)
     assert len(llm.generate([3, 4], LONG)[0].outputs[0].token_ids) == 40
 
 
 def test_threads_get_an_error_not_an_empty_answer(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    started = threading.Barrier(4)
+    started = threading.Barrier(3)
     found: dict[int, Any] = {}
-    # When all three run together, whoever makes the step.
+    # When all three run together.
     fail_once(monkeypatch, llm, "decode", RuntimeError("boom"), lambda slots, *_: len(slots) == 3)
 
     def work(i: int) -> None:
@@ -74,20 +75,17 @@ def test_threads_get_an_error_not_an_empty_answer(monkeypatch: pytest.MonkeyPatc
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
 
-    def come() -> None:
-        for thread in threads:
-            thread.start()
-        started.wait()
-
-    llm._turns.alone(come)  # nobody steps before all have come  # pyright: ignore[reportPrivateUsage]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join(60)
     errors = [each for each in found.values() if isinstance(each, Exception)]
     answers = [each[0].outputs[0] for each in found.values() if not isinstance(each, Exception)]
     assert len(found) == 3
     assert all(answer.finish_reason == "length" and len(answer.token_ids) == 80 for answer in answers)
-    assert not errors or sum(type(error) is RuntimeError for error in errors) == 1
-    assert all(type(error) in (RuntimeError, OnewaveError) for error in errors)
+    assert len(errors) in (0, 3)
+    assert len({*map(id, errors)}) == len(errors)
+    assert all(str(error) == "boom" for error in errors)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +115,11 @@ def test_a_prompt_that_finds_no_memory_ends_its_own_request_alone(
 
 def test_a_prompt_that_fails_does_not_wait_for_those_beside_it(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     fail_once(monkeypatch, llm, "prefill", CapacityError("boom"), lambda *_: True)
-    decoded = list[Any]()
-    monkeypatch.setattr(llm.runner, "decode", lambda *args: decoded.append(args))
+    real, told = llm.runner.decode, threading.Event()
+    monkeypatch.setattr(llm.runner, "decode", lambda *args: told.wait(60) and real(*args))
     with pytest.raises(CapacityError, match="boom"):
         llm.generate([[5], [6]], LONG)
-    assert not decoded
+    told.set()
 
 
 def test_another_error_of_a_prompt_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -251,7 +249,7 @@ def test_whoever_sees_a_request_ended_sees_why(all_of_them: bool, monkeypatch: p
         engine.abort(request, CapacityError("boom"))
     assert request.finished
     assert seen == [request.failure]
-    assert isinstance(request.failure, OnewaveError)
+    assert str(request.failure) == "boom"
 
 
 def test_each_request_has_an_error_of_its_own(llm: LLM) -> None:

@@ -20,18 +20,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from onewave.base.errors import CapacityError, OnewaveError
-from onewave.engine.failures import told_to_others, without_frames
+from onewave.base.errors import CapacityError
+from onewave.engine.failures import own_copy, without_frames
 from onewave.engine.host_copies import HostLogprobs, to_list, to_pinned
 from onewave.engine.output import Logprob, Logprobs
 from onewave.engine.params import SamplingParams
-from onewave.engine.request import Detokenizer, Request, Sample
+from onewave.engine.request import Detokenizer, Request, RequestState, Sample
 from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
 from onewave.memory.shortage import is_out_of_memory
@@ -134,6 +135,7 @@ class Engine:
     make_detokenizer: (prompt_token_ids, skip_special_tokens) -> Detokenizer, or None for no text.
     token_text: token id -> its text, for Logprob.decoded_token. eos_token_ids: what ends a sample unless ignore_eos.
     seed: where requests without a seed of their own get their random streams.
+    stream: the CUDA stream that was current when the engine was made, and the weights loaded; None on a CPU.
     """
 
     def __init__(
@@ -156,14 +158,15 @@ class Engine:
         self._live: WeakSet[Request] = WeakSet()
         self._sampler = Sampler(num_slots=runner.max_num_seqs, vocab_size=runner.vocab_size, device=runner.device)
         self._on_cuda = runner.device.type == "cuda"
+        self.stream = torch.cuda.current_stream(runner.device) if self._on_cuda else None
         self._copies = torch.cuda.Stream(runner.device) if self._on_cuda else None
         self._rows: _Rows | None = None
         # Set when the rows that should decode are no longer those of self._rows.
         self._rows_changed = False
         self._prefilled_last = False
         self._in_flight: deque[_InFlight] = deque()
-        # Requests with a reader that have got tokens in this step.
-        self._grown: set[Request] = set()
+        # Requests that have ended, and streaming ones that have got tokens, since readers were told.
+        self._changed: set[Request] = set()
 
     @property
     def has_work(self) -> bool:
@@ -172,9 +175,17 @@ class Engine:
 
     @torch.inference_mode()
     def add(
-        self, prompt: str | None, prompt_token_ids: Sequence[int], params: SamplingParams, *, streaming: bool = False
+        self,
+        prompt: str | None,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        streaming: bool = False,
+        updates: SimpleQueue[RequestState | None] | None = None,
     ) -> Request:
-        """Queue a request whose prompt is not empty and shorter than max_model_len. Raises CapacityError."""
+        """Queue a request whose prompt is not empty and shorter than max_model_len. Raises CapacityError.
+
+        streaming, updates: as of Request."""
         room = self._runner.max_model_len - len(prompt_token_ids)
         assert 0 < room < self._runner.max_model_len
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
@@ -194,6 +205,7 @@ class Engine:
             end_ids=frozenset((*params.stop_ids, *(() if params.ignore_eos else self._eos_token_ids))),
             max_new_tokens=limit,
             streaming=streaming,
+            updates=updates,
             make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
         )
         self._live.add(request)
@@ -208,15 +220,12 @@ class Engine:
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
         does, so that a flood of short requests can't hold up the running ones.
         A prompt, or a row that grows, that finds no memory ends its own request (`Request.failure`). If anything is
-        raised here (a KeyboardInterrupt too) every request ends with it, because the device's state is unknown then,
-        and the engine is ready for new ones.
+        raised here every request ends with a copy of it, because the device's state is unknown then, and the engine is
+        ready for new ones.
         """
         try:
             with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
                 self._step()
-            for request in self._grown:
-                request.keep_state()
-            self._grown.clear()
         except BaseException as error:
             self.abort_all(error)
             raise
@@ -236,30 +245,37 @@ class Engine:
         launched = self._decode()
         self._read(self._runner.run_ahead if launched else 0)
 
-    def abort(self, request: Request, failure: OnewaveError | None = None) -> None:
-        """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. failure: what
-        is the reason, where nobody asked for it."""
+    def tell_readers(self) -> None:
+        """Put what has changed since the last call into requests' updates."""
+        for request in self._changed:
+            request.tell_reader()
+        self._changed.clear()
+
+    def abort(self, request: Request, failure: BaseException | None = None) -> None:
+        """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. failure: the
+        reason, where nobody asked for it."""
         for sample in request.samples:
             if not sample.finished:
-                request.failure = failure  # first: another thread may look as soon as the sample has ended
+                request.failure = failure
                 sample.abort()
                 self._scheduler.remove(sample)
                 self._rows_changed = True
+                self._changed.add(request)
         request.note_finished()
 
     def abort_all(self, error: BaseException | None = None) -> None:
         """Drop every request and whatever is in flight. error: what a step raised."""
         # Not the scheduler's: where a step was interrupted amid its bookkeeping, a request may be in neither list.
         for request in [request for request in self._live if not request.finished]:
-            request.failure = None if error is None else told_to_others(error)
+            request.failure = None if error is None else own_copy(error)
             for sample in request.samples:
                 if not sample.finished:
                     sample.abort()
             request.note_finished()
+            self._changed.add(request)
         self._live.clear()
         self._scheduler = Scheduler(self._runner.max_num_seqs)
         self._in_flight.clear()
-        self._grown.clear()
         self._rows, self._rows_changed, self._prefilled_last = None, False, False
 
     def _prefill(self, slot: int, sample: Sample) -> None:
@@ -401,12 +417,12 @@ class Engine:
             wanted = request.params.logprobs
             if wanted is not None and logprobs is not None:
                 sample.add_logprobs(*self._token_entry(logprobs, row, token_id, wanted))
-            if request.streaming:
-                self._grown.add(request)
             if sample.finish_reason is not None:
                 self._scheduler.remove(sample)
                 self._rows_changed = True
                 request.note_finished()
+            if request.streaming or request.finished:
+                self._changed.add(request)
 
     def _token_entry(self, logprobs: HostLogprobs, row: int, token_id: int, wanted: int) -> tuple[float, Logprobs]:
         """One position's log-probabilities: the token itself, then the `wanted` likeliest (-1: all)."""

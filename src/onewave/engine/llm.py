@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from os import PathLike
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,9 +31,9 @@ from onewave.engine.options import (
 from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
-from onewave.engine.request import Detokenizer, Request
+from onewave.engine.request import Detokenizer, Request, RequestState
 from onewave.engine.runner import ModelRunner
-from onewave.engine.turns import Turns
+from onewave.engine.thread import EngineThread
 from onewave.engine.wave_decode import WaveLoad, load_for
 from onewave.wave.weights.formats import COMPACT
 from onewave.weights.fetch.sources import resolve
@@ -149,7 +150,7 @@ class LLM:
         self.decode_path = self.runner.decode_path
         self.compact = self.runner.stream is not None and self.runner.stream.weight_format is COMPACT
         self._engine: Engine | None = self._make_engine(seed)
-        self._turns = Turns()
+        self._thread = EngineThread(self._engine)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -171,7 +172,7 @@ class LLM:
         sampling_params: one for all, or one a prompt; a mapping is read as SamplingParams.
         use_tqdm: draw a progress bar on stderr.
         Everything is checked before anything runs. Raises InvalidArgumentError, TokenizerError, CapacityError,
-        WaveStalled, and OnewaveError where a step that another thread made has failed.
+        WaveStalled, and a copy of whatever a step raised that these prompts were in.
         """
         flag("use_tqdm", use_tqdm)
         raw = parse_prompts(prompts)
@@ -241,9 +242,13 @@ class LLM:
             engine, self._engine = self._engine, None
             if engine is not None:
                 del self.runner
-                engine.abort_all()  # last, since it may fail
+                try:
+                    engine.abort_all()
+                finally:
+                    engine.tell_readers()
 
-        self._turns.alone(free)
+        self._thread.call(free)
+        self._thread.end()
 
     def __enter__(self) -> LLM:
         return self
@@ -313,62 +318,58 @@ class LLM:
 
     def _run(self, jobs: list[_Job], show_progress: bool) -> list[RequestOutput]:
         requests: list[Request] = []
-
-        def add_all() -> None:
-            for job in jobs:
-                requests.append(self._open_engine().add(*job))
-
+        updates: SimpleQueue[RequestState | None] = SimpleQueue()
         with _progress_bar(len(jobs), show_progress) as show:
             try:
-                self._turns.alone(add_all)
-                while (left := _num_running(requests)) > 0:
-                    show(len(jobs) - left)
-                    self._turns.until(lambda left=left: _num_running(requests) < left, self._step)
+                self._add(jobs, requests, updates, streaming=False)
+                for done in range(len(jobs)):
+                    show(done)
+                    self._thread.wait(updates)
                     _raise_failures(requests)
                 show(len(jobs))
             finally:
-                self._abort(requests)
+                self._abort(requests, len(jobs))
         return [request.output() for request in requests]
 
     def _stream(self, job: _Job) -> Iterator[RequestOutput]:
         requests: list[Request] = []
+        updates: SimpleQueue[RequestState | None] = SimpleQueue()
         try:
-            self._turns.alone(lambda: requests.append(self._open_engine().add(*job, streaming=True)))
-            request = requests[0]
-            states = request.states
-
-            def ready() -> bool:
-                return len(states) > 0 or request.finished
-
-            while True:
-                if not states:  # otherwise somebody else's steps have made a token meanwhile
-                    self._turns.until(ready, self._step)
-                if not states:
-                    break
-                yield request.output(states.popleft())
+            self._add([job], requests, updates, streaming=True)
+            while (state := self._thread.wait(updates)) is not None:
+                yield requests[0].output(state)
             _raise_failures(requests)
-            yield request.output()
+            yield requests[0].output()
         finally:
-            self._abort(requests)
+            self._abort(requests, 1)
 
-    def _step(self) -> None:
-        self._open_engine().step()
+    def _add(
+        self,
+        jobs: list[_Job],
+        requests: list[Request],
+        updates: SimpleQueue[RequestState | None],
+        *,
+        streaming: bool,
+    ) -> None:
+        """Begin all requests, between the same two steps."""
 
-    def _abort(self, requests: list[Request]) -> None:
-        """End what still runs, now or as soon as a step that is being made is over."""
-        running = [request for request in requests if not request.finished]
+        def add() -> None:
+            for job in jobs:
+                requests.append(self._open_engine().add(*job, streaming=streaming, updates=updates))
+
+        self._thread.call(add)
+
+    def _abort(self, requests: list[Request], count: int) -> None:
+        """End what still runs as soon as the step under way is over. Interrupted, `_add` may have yet to fill the list,
+        up to `count`; never waits."""
 
         def abort() -> None:
-            for request in running:
+            for request in requests:
                 if self._engine is not None:
                     self._engine.abort(request)
 
-        if running:
-            self._turns.post(abort)
-
-
-def _num_running(requests: Sequence[Request]) -> int:
-    return sum(not request.finished for request in requests)
+        if len(requests) < count or not all(request.finished for request in requests):
+            self._thread.post(abort)
 
 
 def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:

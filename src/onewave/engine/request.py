@@ -7,17 +7,16 @@ decides by itself when it has ended.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
-from onewave.base.errors import OnewaveError
 from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, RequestMetrics, RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.text.stop_strings import find_stop, num_held_back
 
-__all__ = ["Detokenizer", "Request", "Sample"]
+__all__ = ["Detokenizer", "Request", "RequestState", "Sample"]
 
 # Epoch seconds of the performance counter's zero.
 _EPOCH = time.time() - time.perf_counter()
@@ -159,9 +158,9 @@ class Request:
 
     end_ids: token ids that end a sample (EOS unless ignored, and stop tokens). max_new_tokens: what max_tokens and
     max_model_len leave. keys: the random stream of each sample. streaming: someone reads the text as it grows.
-    failure: what ended the request, where that was neither its tokens nor its caller. states: what its reader has not
-    yet seen, one for each step that left it running; how it ended is not among them.
-    Another thread than the engine's may look at failure and states at any time, at the rest once it has finished.
+    failure: what ended the request, where that was neither its tokens nor its caller.
+    updates: for its reader: a state after each step that leaves a streaming request running, and None once it has
+    ended. Requests may share a queue. A reader in another thread looks at the rest only when None has come.
     """
 
     def __init__(
@@ -175,6 +174,7 @@ class Request:
         end_ids: frozenset[int],
         max_new_tokens: int,
         streaming: bool = False,
+        updates: SimpleQueue[RequestState | None] | None = None,
         make_detokenizer: Callable[[], Detokenizer] | None = None,
     ) -> None:
         self.request_id = request_id
@@ -185,8 +185,8 @@ class Request:
         self.max_new_tokens = max_new_tokens
         self.streaming = streaming
         self.prompt_logprobs: list[Logprobs | None] | None = None
-        self.failure: OnewaveError | None = None
-        self.states: deque[RequestState] = deque()
+        self.failure: BaseException | None = None
+        self.updates: SimpleQueue[RequestState | None] = SimpleQueue() if updates is None else updates
         self.samples = [
             Sample(self, i, key, make_detokenizer() if make_detokenizer else None) for i, key in enumerate(keys)
         ]
@@ -209,13 +209,15 @@ class Request:
         if self._finished is None and all(sample.finished for sample in self.samples):
             self._finished = time.perf_counter()
 
-    def keep_state(self) -> None:
-        """Keep what a step has come to for the reader, unless the request ended with it."""
-        if not self.finished:
-            self.states.append(self._state())
+    def tell_reader(self) -> None:
+        """Put what has become of the request into its updates."""
+        if self.finished:
+            self.updates.put(None)
+        elif self.streaming:
+            self.updates.put(self._state())
 
     def output(self, state: RequestState | None = None) -> RequestOutput:
-        """A copy of what the request was in a kept state, or is now."""
+        """A copy of what the request was in a state, or is now."""
         state = state or self._state()
         return RequestOutput(
             request_id=self.request_id,

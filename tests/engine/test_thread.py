@@ -1,0 +1,390 @@
+"""Threads that share an engine: what its one thread does between steps, and what streams show meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from fake_model import PIECES, FakeRunner, make_engine, run_all
+
+from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams
+from onewave.engine import request as request_module
+from onewave.engine import thread as thread_module
+from onewave.engine.engine import Engine
+from onewave.engine.request import Sample
+from onewave.engine.thread import EngineThread
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "eos_token_id": 2,
+}  # fmt: skip
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Iterator[LLM]:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with LLM(tmp_path, device="cpu", load_format="dummy") as model:
+        yield model
+
+
+def in_threads(*works: Any) -> None:
+    """Run every work in a thread of its own, to the end, and raise what one of them raised."""
+    errors: list[BaseException] = []
+
+    def guarded(work: Any) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def is_interrupted(work: Callable[[], object], place: int) -> bool:
+    """Do the work, with Ctrl-C at the place-th of the moments in thread.py when it can come: where a function begins,
+    and after a call. Returns whether there was such a moment."""
+    left = place
+
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code.co_filename == thread_module.__file__:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    try:
+        sys.setprofile(look)
+        work()
+    except KeyboardInterrupt:
+        assert left == 0
+    finally:
+        sys.setprofile(None)
+    return left <= 0
+
+
+def test_a_stream_that_looks_late_still_shows_every_token(llm: LLM) -> None:
+    late = llm.stream([3, 4], GREEDY)
+    next(late)
+    assert [len(output.outputs[0].token_ids) for output in llm.stream([5], GREEDY)] == list(range(1, 21))
+    outputs = list(late)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(2, 21))
+    assert [output.metrics.num_generation_tokens for output in outputs] == list(range(2, 21))
+    assert [output.finished for output in outputs] == [False] * 18 + [True]
+    assert outputs[-1].outputs[0].token_ids == llm.generate([3, 4], GREEDY)[0].outputs[0].token_ids
+
+
+def test_streams_of_several_threads_show_every_token_in_order_and_end_complete(llm: LLM) -> None:
+    found: dict[int, list[Any]] = {}
+
+    def stream(i: int) -> None:
+        found[i] = list(llm.stream([i + 1], GREEDY))
+
+    in_threads(*[lambda i=i: stream(i) for i in range(5)], lambda: llm.generate([[7], [8]], GREEDY))
+    for outputs in found.values():
+        assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 21))
+        assert all(len(output.outputs[0].logprobs) == len(output.outputs[0].token_ids) for output in outputs)
+        assert outputs[-1].metrics.finished_time is not None
+
+
+def test_whoever_sees_a_request_finished_sees_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen = make_engine(FakeRunner()), list[bool]()
+    real = Sample.add_logprobs
+
+    def add_logprobs(sample: Sample, *args: Any) -> None:
+        if sample.finished:
+            seen.append(sample.request.finished)
+        real(sample, *args)
+
+    monkeypatch.setattr(Sample, "add_logprobs", add_logprobs)
+    request = engine.add(None, [3], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=0))
+    run_all(engine)
+    assert seen == [False]
+    assert request.finished
+
+
+def test_what_a_reader_may_see_never_holds_a_stop_string(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    plain = make_engine(FakeRunner())
+    free = plain.add(None, [3], asked)
+    run_all(plain)
+    text = "".join(PIECES[token] for token in free.samples[0].token_ids)
+    stop = text[6:9]
+    engine, shown = make_engine(FakeRunner()), list[str]()
+    request = engine.add(None, [3], replace(asked, stop=[stop]), streaming=True)
+    real, told = request_module.find_stop, list[Any]()
+    monkeypatch.setattr(request, "updates", SimpleNamespace(put=told.append))
+
+    def find_stop(so_far: str, *args: Any) -> Any:
+        found = real(so_far, *args)
+        if found is not None:  # the text holds it for a moment: what does another thread find?
+            shown.extend(so_far[: state.samples[0].num_shown] for state in told if state)
+        return found
+
+    monkeypatch.setattr(request_module, "find_stop", find_stop)
+    while engine.has_work:
+        engine.step()
+        engine.tell_readers()
+    assert shown
+    assert told[-1] is None
+    assert not any(stop in each for each in shown)
+
+
+def test_a_stream_that_is_dropped_in_the_middle_of_a_step_ends_after_it(
+    monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    stream = llm.stream([3, 4], GREEDY)
+    engine: Any = llm._engine  # pyright: ignore[reportPrivateUsage]
+    real, running, begun = llm.runner.decode, list[list[str]](), threading.Event()
+
+    def decode(*args: Any) -> Any:
+        assert begun.wait(60)
+        stream.close()  # type: ignore[attr-defined] (it is a generator; as the garbage collector does)
+        running.append([sample.request.request_id for sample in engine._scheduler.running.values()])
+        return real(*args)
+
+    monkeypatch.setattr(llm.runner, "decode", decode)
+    next(stream)
+    begun.set()
+    answer = llm.generate([5], GREEDY)[0].outputs[0]
+    assert running[0] == ["0"]
+    assert all("0" not in each for each in running[1:])
+    monkeypatch.undo()
+    assert answer == llm.generate([5], GREEDY)[0].outputs[0]
+
+
+def test_a_model_that_fails_to_stop_what_runs_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def abort_all(*args: Any) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(llm._engine, "abort_all", abort_all)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(RuntimeError, match="boom"):
+        llm.close()
+    assert not hasattr(llm, "runner")
+    with pytest.raises(InvalidArgumentError, match="LLM: closed"):
+        llm.generate([1], GREEDY)
+
+
+class Stepped:
+    """An engine that only counts its steps, as many as are asked for, and whose steps do what they are told."""
+
+    def __init__(self, step: Callable[[], object] = lambda: None) -> None:
+        self.stream, self.wanted, self.steps = None, 0, 0
+        self.told = SimpleQueue[int]()
+        self._step = step
+
+    @property
+    def has_work(self) -> bool:
+        return self.steps < self.wanted
+
+    def step(self) -> None:
+        self.steps += 1
+        self._step()
+
+    def tell_readers(self) -> None:
+        self.told.put(self.steps)
+
+    def abort_all(self, error: BaseException | None = None) -> None:
+        self.wanted = self.steps
+
+    def want(self, steps: int) -> None:
+        self.wanted = self.steps + steps
+
+
+def thread_of(engine: Stepped) -> EngineThread:
+    return EngineThread(cast("Engine", engine))
+
+
+def until(engine: Stepped, steps: int) -> None:
+    """Return once so many steps are made and their readers told."""
+    while engine.told.get() < steps:
+        pass
+
+
+def test_one_thread_makes_every_step_and_every_job_comes_between_two() -> None:
+    inside, idents = threading.Lock(), set[int]()
+
+    def alone() -> None:
+        assert inside.acquire(blocking=False), "two at once"
+        idents.add(threading.get_ident())
+        inside.release()
+
+    engine = Stepped(alone)
+    thread = thread_of(engine)
+
+    def ask() -> None:
+        for _ in range(50):
+            thread.call(lambda: engine.want(3))
+            thread.call(alone)
+
+    in_threads(ask, ask, ask)
+    assert len(idents) == 1
+    assert idents != {threading.get_ident()}
+
+
+def test_what_is_posted_in_a_step_is_done_after_it_and_before_the_next() -> None:
+    log = list[str]()
+
+    def step() -> None:
+        log.append("begin")
+        thread.post(lambda: log.append("posted"))
+        log.append("end")
+
+    engine = Stepped(step)
+    thread = thread_of(engine)
+    thread.call(lambda: engine.want(2))
+    until(engine, 2)
+    thread.end()
+    assert log == ["begin", "end", "posted"] * 2
+
+
+def test_a_job_that_fails_and_a_step_that_fails_leave_the_thread_to_others(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ValueError("boom")
+
+    engine = Stepped(fail)
+    thread = thread_of(engine)
+    with pytest.raises(ValueError, match="boom"):
+        thread.call(fail)
+    thread.post(fail)
+    thread.call(lambda: engine.want(2))
+    until(engine, 2)
+    assert thread.call(lambda: "mine") == "mine"
+    assert "a job between two steps failed" in caplog.text
+
+
+def test_a_call_from_within_a_step_is_refused() -> None:
+    refused = SimpleQueue[str]()
+
+    def step() -> None:
+        with pytest.raises(OnewaveError) as error:
+            thread.call(lambda: None)
+        refused.put(str(error.value))
+
+    engine = Stepped(step)
+    thread = thread_of(engine)
+    thread.call(lambda: engine.want(1))
+    assert "LLM: called from within one of its own steps. Call it afterwards" in refused.get()
+
+
+def test_who_is_interrupted_returns_at_once_and_its_request_ends_after_the_step(
+    monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    real, over = llm.runner.decode, threading.Event()
+
+    def decode(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)  # to the main thread, which waits for this step
+        assert over.wait(60)
+        monkeypatch.undo()
+        return real(*args)
+
+    monkeypatch.setattr(llm.runner, "decode", decode)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([5], GREEDY)
+    over.set()
+    engine: Any = llm._engine  # pyright: ignore[reportPrivateUsage]
+    thread: Any = llm._thread  # pyright: ignore[reportPrivateUsage]
+    assert thread.call(lambda: engine.has_work) is False
+    assert len(llm.generate([5], GREEDY)[0].outputs[0].token_ids) == 20
+
+
+def test_whenever_ctrl_c_comes_the_engine_goes_on_for_others_and_the_request_ends(llm: LLM) -> None:
+    engine: Any = llm._engine  # pyright: ignore[reportPrivateUsage]
+    thread: Any = llm._thread  # pyright: ignore[reportPrivateUsage]
+    asked = replace(GREEDY, max_tokens=2)
+    for work in (lambda: llm.generate([5], asked), lambda: list(llm.stream([5], asked))):
+        place = 0
+        for place in count(1):
+            came = is_interrupted(work, place)
+            assert thread.call(lambda: engine.has_work) is False
+            if not came:
+                break
+        assert place > 8
+    assert len(llm.generate([5], GREEDY)[0].outputs[0].token_ids) == 20
+
+
+@pytest.mark.parametrize("way", ["closed", "collected"])
+def test_the_thread_ends_with_the_model(way: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    model = LLM(tmp_path, device="cpu", load_format="dummy")
+    before = {thread.ident for thread in threading.enumerate()}
+    model.generate([5], GREEDY)
+    (thread,) = [each for each in threading.enumerate() if each.ident not in before and each.name == "onewave"]
+    assert thread.daemon
+    if way == "closed":
+        model.close()
+    else:
+        del model
+        gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_call_that_comes_as_the_thread_ends_is_answered() -> None:
+    engine = Stepped()
+    thread = thread_of(engine)
+
+    def ask() -> None:
+        for i in range(300):
+            assert thread.call(lambda i=i: i) == i
+
+    def end() -> None:
+        for _ in range(300):
+            thread.end()
+
+    in_threads(ask, ask, end)
+
+
+IN_A_NEW_PROCESS = """
+import os, sys
+from onewave import LLM, OnewaveError, SamplingParams
+llm = LLM(sys.argv[1], device="cpu", load_format="dummy")
+asked = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+expected = llm.generate([3, 4], asked)[0].outputs[0].token_ids
+stream = llm.stream([3, 4], asked)
+next(stream)
+if sys.argv[2] == "fork":
+    child = os.fork()
+    if child == 0:
+        try:
+            list(stream)
+        except OnewaveError as error:
+            print(error, flush=True)
+        assert llm.generate([3, 4], asked)[0].outputs[0].token_ids == expected
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert list(stream)[-1].outputs[0].token_ids == expected
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", "exit"])
+def test_a_forked_child_has_a_thread_of_its_own_and_a_process_that_ends_amid_a_stream_ends_well(
+    way: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    run = subprocess.run(
+        [sys.executable, "-c", IN_A_NEW_PROCESS, str(tmp_path), way], capture_output=True, text=True, timeout=120
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert ("begun before this process was forked" in run.stdout) == (way == "fork")
