@@ -15,23 +15,34 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from onewave.wave.kernel.attend.attend import attend, heads_memory
+from onewave.wave.kernel.attend.attend import attend, attention_memory
 from onewave.wave.kernel.attend.combine import combine
 from onewave.wave.kernel.attend.layouts import few_words, warps_rows
 from onewave.wave.kernel.attend.merge import poll_merged
+from onewave.wave.kernel.parameters import Channel, Constants, ExchangeSets, Output, Sequences, Site, Step
 from onewave.wave.plan.layout import POINTERS, STEP_WORDS
 
 _RECORD, _PLACES = gl.constexpr(STEP_WORDS), gl.constexpr(POINTERS)
 
 
+@gluon.constexpr_function
+def constants(D, GP, CH, FEW, KSPLITS, QKNORM, PAGE):
+    """The wave's constants of float16 attention by 8 warps under SYNC 1, without a ring."""
+    return Constants(
+        DTYPE=gl.float16, FORMAT=0, IMAGES=1, NB=1, R=8, G=1, S=1, XS=1, PC=1, SPLITS=1, ACT=0, GATED=False, SYNC=1,
+        FLIGHT=1, HELD=0, TEST=0, TRACE=False, XW=8, D=D, GP=GP, CH=CH, FEW=FEW, KSPLITS=KSPLITS, QKNORM=QKNORM,
+        EPS=1e-5, SCALE=D**-0.5, PAGE=PAGE, STREAMS=0, MULTIPLIERS=1,
+    )  # fmt: skip
+
+
 @gluon.jit
-def noted_at(words, COUNT: gl.constexpr):
-    """So many words of device memory in shared memory, as the wave keeps a record and its places."""
+def in_shared_memory(words, COUNT: gl.constexpr):
+    """Copy so many words of device memory to shared memory, where the wave keeps a record and its places."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [8], [0])
-    notes = gl.allocate_shared_memory(words.dtype.element_ty, [COUNT], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    notes.store(gl.load(words + gl.arange(0, COUNT, layout=LANES)))
+    copy = gl.allocate_shared_memory(words.dtype.element_ty, [COUNT], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    copy.store(gl.load(words + gl.arange(0, COUNT, layout=LANES)))
     gl.thread_barrier()
-    return notes
+    return copy
 
 
 @gluon.jit
@@ -40,14 +51,18 @@ def attend_alone(
     D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, PAGE: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     """One attention task, whose queries are there already (SYNC 1 loads them without a poll)."""
-    heads = heads_memory(D, 8)
+    c: gl.constexpr = constants(D, GP, 1, FEW, 1, QKNORM, PAGE)
+    memory = attention_memory(c)
     xs = gl.allocate_shared_memory(gl.float32, [8, 8, D], warps_rows(D))
     none = batch * 0
-    attend(
-        noted_at(record, _RECORD), ours, theirs, positions, slots, noted_at(places, _PLACES), watch, none, none,
-        batch, none, heads, xs, xs, xs, 0, xs,
-        gl.float16, D, GP, QKNORM, 1e-5, D**-0.5, 1, 1, 8, FEW, PAGE, 0,
+    step = Step(
+        record=in_shared_memory(record, _RECORD), kind=none, withheld=none,
+        sets=ExchangeSets(current=ours, next=theirs),
+        sequences=Sequences(tokens=slots, positions=positions, slots=slots, batch=batch),
+        places=in_shared_memory(places, _PLACES), output=Output(words=ours, stride=none),
     )  # fmt: skip
+    site = Site(watch=watch, block=none, step=none)
+    attend(step, site, memory, Channel(places=(xs,), full=xs, empty=xs), 0, xs, c)
 
 
 @gluon.jit
@@ -55,9 +70,15 @@ def combine_alone(
     record, ours, theirs, positions, watch, batch, D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr
 ):  # fmt: skip
     """One combining task."""
+    c: gl.constexpr = constants(D, 1, CH, 0, KSPLITS, False, 0)
     none = batch * 0
-    noted = noted_at(record, _RECORD)
-    combine(noted, ours, theirs, positions, watch, none, none, batch, none, gl.float16, D, CH, KSPLITS, 1, 8)
+    words = in_shared_memory(record, _RECORD)
+    step = Step(
+        record=words, kind=none, withheld=none, sets=ExchangeSets(current=ours, next=theirs),
+        sequences=Sequences(tokens=positions, positions=positions, slots=positions, batch=batch),
+        places=words, output=Output(words=ours, stride=none),
+    )  # fmt: skip
+    combine(step, Site(watch=watch, block=none, step=none), c)
 
 
 @gluon.jit
@@ -70,7 +91,8 @@ def merge_alone(first, lses, watch, out, batch, D: gl.constexpr, WORDS: gl.const
     real = head + 1 < COUNT // (D // 2)
     pointers = gl.where(real, (first + head * few_words(D) + word % (D // 2)).to(gl.int64), 0)
     lses = gl.where(real & (batch > 1), (lses + head * few_words(D)).to(gl.int64), 0)
-    words = poll_merged(pointers, lses, real, batch, watch, 0, 0, gl.float16, D, WORDS, False)
+    c: gl.constexpr = constants(D, 1, 1, WORDS, 1, False, 0)
+    words = poll_merged(pointers, lses, real, batch, Site(watch=watch, block=0, step=0), c)
     gl.store(out + word, words)
 
 

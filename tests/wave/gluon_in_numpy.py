@@ -288,7 +288,7 @@ class Gluon:
         happens_before.agents_of(parts, run_side_by_side)
 
 
-_ATTEND = "attend.combine attend.streamed attend.cached attend.show attend.attend attend.merge"
+_ATTEND = "attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
 _NAMES = f"records finish {_ATTEND} exchange hand_over widen.widen load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
@@ -337,9 +337,7 @@ def _namespace(
         pointers: Array,
         lses: Array,
         counts: Array,
-        watch: Any,
-        block: Any,
-        step: Any,
+        site: Any,
         WAITS: bool,
         WORDS: int,
         STRIDE: int,
@@ -352,7 +350,7 @@ def _namespace(
         real = (lse_first != 0) & (number < count)  # not every word of their packets will come
         of_lses = wrapped(np.where(real, lse_first + number * 4, 0))
         if WAITS:
-            lse, words = poll(of_lses, watch, block, step, 4), poll(places, watch, block, step, WORDS)
+            lse, words = poll(of_lses, *site, 4), poll(places, *site, WORDS)
         else:
             lse, words = loaded(of_lses), loaded(places)
         none = np.where(number > 0, np.float32(-np.inf), np.float32(0)).view(np.int32)

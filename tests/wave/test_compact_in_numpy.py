@@ -257,11 +257,11 @@ def test_a_stream_of_compact_weights_has_as_many_tiles_and_a_deeper_ring() -> No
         (Fault("multiply_bytes", "mbarrier.wait(full", "mbarrier.luck(full"), r"multi.* reads what a copy by TMA"),
         (Fault("load_tile", "mbarrier.wait(empty", "mbarrier.luck(empty"), r"a copy by TMA writes what"),
         (
-            Fault("ask_for_tile", "rings[1].index(slot)", "rings[1].index(0)"),
+            Fault("request_tile", "tiles[1].index(slot)", "tiles[1].index(0)"),
             r"multi.* reads what|a copy by TMA writes",
         ),
         (
-            Fault("ask_for_tile", "rings[2].index(slot)", "rings[2].index(0)"),
+            Fault("request_tile", "tiles[2].index(slot)", "tiles[2].index(0)"),
             r"multi.* reads what|a copy by TMA writes",
         ),
     ],

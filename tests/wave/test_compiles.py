@@ -122,8 +122,8 @@ def test_every_variant_compiles_without_a_spill_and_uses_tensor_cores_and_bulk_c
         held_up = [place for place in report["unwritten"] if not place.startswith("load_merged: mbarrier.wait(xempty")]
         assert not held_up, f"{name}: {held_up}"
         # Weights are read once, records and keys more often.
-        assert report["marked"] == ["ask_for_tile"], name
-        assert "ask_for_tile" not in report["unmarked"], name
+        assert report["marked"] == ["request_tile"], name
+        assert "request_tile" not in report["unmarked"], name
         # Neighbouring words are stored together: slices' sums and the residual stream by fours, hidden values by twos.
         assert not {"finish_blocks", "reduce_pieces"} & {*report["alone"]}, name
         assert ("put" in report["alone"]) == variants[name].get("GATED", True), name

@@ -87,7 +87,7 @@ STREAMED = {
         Fault("stream_keys", "mbarrier.wait(empty", "mbarrier.luck(empty"), "a copy by TMA writes what"
     ),
     "keys' slots go before anything orders their loads and the next copies": (
-        Fault("let_go_of_keys", "fence_async_shared()", "pass"), "a copy by TMA writes what exchange.* read"
+        Fault("release_keys", "fence_async_shared()", "pass"), "a copy by TMA writes what exchange.* read"
     ),
     "keys are read before they have landed": (
         Fault("tile_from_ring", "mbarrier.wait(full", "mbarrier.luck(full"), "exchange.* reads what a copy"

@@ -12,15 +12,16 @@ import pytest
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.kernel import records as notes
+from onewave.wave.kernel import records as records_module
+from onewave.wave.kernel.parameters import Records
 from onewave.wave.kernel.records import (
-    bring_first,
-    bring_next,
-    let_go,
-    noted,
-    notes_memory,
+    copy_first_records,
+    copy_next_records,
+    fence_records,
     place_word,
     record_of,
+    record_word,
+    records_memory,
 )
 from onewave.wave.plan.layout import NOTES, POINTERS, STEP_WORDS, TOGETHER
 
@@ -30,19 +31,20 @@ from happens_before import Race
 
 
 @gluon.jit
-def ring(records, first_step, num_steps, out, PLACES: gl.constexpr, AHEAD: gl.constexpr):
+def ring(box, first_step, num_steps, out, PLACES: gl.constexpr, AHEAD: gl.constexpr):
     """Of each step, its record's first word, that of the one AHEAD of it, and a place, if PLACES."""
-    found, table, nfull = notes_memory(records, PLACES)
-    bring_first(records, first_step, num_steps, found, table, nfull, PLACES)
+    groups, places, full = records_memory(box, PLACES)
+    records = Records(box=box, first_step=first_step, num_steps=num_steps, groups=groups, places=places, full=full)
+    copy_first_records(records, PLACES)
     for step in range(num_steps):
-        let_go(step)
+        fence_records(step)
         at = out + step * 3
-        gl.store(at, noted(record_of(step, found, nfull), 0))
+        gl.store(at, record_word(record_of(step, records), 0))
         further = gl.minimum(step + AHEAD, num_steps - 1)
-        gl.store(at + 1, noted(record_of(further, found, nfull), 0))
+        gl.store(at + 1, record_word(record_of(further, records), 0))
         if PLACES:
-            gl.store(at + 2, place_word(table, 3).to(gl.int32))
-        bring_next(records, first_step, num_steps, step, found, nfull)
+            gl.store(at + 2, place_word(places, 3).to(gl.int32))
+        copy_next_records(records, step)
         gl.thread_barrier()
 
 
@@ -53,14 +55,14 @@ def read(num_steps: int, ahead: int, *, places: bool, planted: Sequence[Fault] =
     rows[1:, 0] = 1000 + np.arange(len(rows) - 1)
     out = memory.put(np.zeros(max(1, num_steps * 3), dtype=np.int32))
     arguments: dict[str, Any] = {
-        "records": Matrix(memory, memory.put(rows), rows.shape, (TOGETHER, STEP_WORDS)),
+        "box": Matrix(memory, memory.put(rows), rows.shape, (TOGETHER, STEP_WORDS)),
         "first_step": first,
         "num_steps": num_steps,
         "out": out,
         "PLACES": places,
         "AHEAD": ahead,
     }
-    launch(memory, 1, arguments, modules=(notes, sys.modules[__name__]), name="ring", planted=planted)
+    launch(memory, 1, arguments, modules=(records_module, sys.modules[__name__]), name="ring", planted=planted)
     return memory.get(out, (num_steps * 3,)).reshape(num_steps, 3)
 
 
@@ -78,4 +80,4 @@ def test_every_step_finds_its_record_and_those_ahead(num_steps: int, ahead: int)
 
 def test_records_that_are_replaced_before_anything_orders_that_and_their_loads_are_found() -> None:
     with pytest.raises(Race, match="a copy by TMA writes what the kernel's start read"):
-        read(11, 1, places=False, planted=[Fault("let_go", "fence_async_shared()", "pass")])
+        read(11, 1, places=False, planted=[Fault("fence_records", "fence_async_shared()", "pass")])

@@ -10,10 +10,11 @@ import pytest
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.kernel import records as notes
+from onewave.wave.kernel import records as records_module
 from onewave.wave.kernel.attend import combine
 from onewave.wave.kernel.attend.combine import split_of_keys
-from onewave.wave.kernel.records import bring_first, noted, notes_memory, record_of
+from onewave.wave.kernel.parameters import Records
+from onewave.wave.kernel.records import copy_first_records, record_of, record_word, records_memory
 from onewave.wave.kernel.words import WORD_SPLITS, WORD_WINDOW
 from onewave.wave.plan.layout import STEP_WORDS, TOGETHER, Word, splits_of
 
@@ -45,14 +46,15 @@ LENGTHS = [
 
 
 @gluon.jit
-def used(records, lengths, count, out, FEW: gl.constexpr):
+def used(box, lengths, count, out, FEW: gl.constexpr):
     """Of each length the splits that the first record's sequence has, as split_of_keys has it."""
-    found, _, nfull = notes_memory(records, False)
-    bring_first(records, 0, 1, found, found, nfull, False)
-    record = record_of(0, found, nfull)
+    groups, places, full = records_memory(box, False)
+    records = Records(box=box, first_step=0, num_steps=1, groups=groups, places=places, full=full)
+    copy_first_records(records, False)
+    record = record_of(0, records)
     for at in range(count):
         length = gl.load(lengths + at)
-        _, _, splits = split_of_keys(noted(record, WORD_WINDOW), noted(record, WORD_SPLITS), length, FEW)
+        _, _, splits = split_of_keys(record_word(record, WORD_WINDOW), record_word(record, WORD_SPLITS), length, FEW)
         gl.store(out + at, splits)
 
 
@@ -65,12 +67,12 @@ def test_the_host_counts_as_the_kernel_does(splits: int, window: int, few: int) 
     rows[1, [Word.SPLITS, Word.WINDOW]] = splits, window
     out = memory.put(np.zeros(len(LENGTHS), dtype=np.int32))
     arguments = {
-        "records": Matrix(memory, memory.put(rows), rows.shape, (TOGETHER, STEP_WORDS)),
+        "box": Matrix(memory, memory.put(rows), rows.shape, (TOGETHER, STEP_WORDS)),
         "lengths": memory.put(np.array(LENGTHS, dtype=np.int32)),
         "count": len(LENGTHS),
         "out": out,
         "FEW": few,
     }
-    launch(memory, 1, arguments, modules=(notes, combine, sys.modules[__name__]), name="used")
+    launch(memory, 1, arguments, modules=(records_module, combine, sys.modules[__name__]), name="used")
     expected = [splits_of(min(length, window or length), splits, few=few > 0) for length in LENGTHS]
     assert memory.get(out, (len(LENGTHS),)).tolist() == expected

@@ -1,11 +1,12 @@
 """The exchange partition of the wave kernel: activations in, finished row blocks out.
 
-A step begins with its waits (SYNC 1) and the load of its activations into shared memory as operand B, polled word by
-word (SYNC 0); with them, if the step normalises, one over each sequence's root mean square. Then what the step's kind
-says: finish and publish a product's row blocks or a reduction (finish.py), attend (attend.py) or combine (combine.py).
+Order of a step: its record; its counters (SYNC 1); its activations, polled word by word (SYNC 0) and stored to shared
+memory as operand B, with one over each sequence's RMS if the step normalises; prefetches of keys and weight tiles to
+L2; then, by the step's kind, publish row blocks or add up slices (finish.py), attend or combine (attend/); at last the
+request for later records.
 
-Thread layouts: activations [N, chunk words], a thread holding packets of 4 words; results [batch, rows], a thread
-holding 4 neighbouring rows, so that gate and up, or the two halves of a word, meet in one thread.
+Thread layouts: activations [N, chunk words], packets of 4 words a thread; results [batch, rows], 4 neighbouring rows a
+thread, so that gate and up, or the two halves of a word, meet in one thread. Constexprs: kernel.py.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -32,12 +33,13 @@ from onewave.wave.kernel.finish import (
     results_over_sequences,
     to_float,
 )
+from onewave.wave.kernel.parameters import ExchangeSets, Site, Step
 from onewave.wave.kernel.records import (
-    bring_next,
-    let_go,
-    noted,
+    copy_next_records,
+    fence_records,
     place_word,
     record_of,
+    record_word,
 )
 from onewave.wave.kernel.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 from onewave.wave.kernel.widen.byte_values import raised
@@ -67,105 +69,99 @@ __all__ = ["exchange_partition"]
 
 
 @gluon.jit
-def exchange_partition(
-    records, first_step, num_steps, source, exchange, out, waits, counters, totals, epochs, epoch, watch, trace,
-    tokens, positions, slots, block, batch, source_stride, out_stride, set_words, skipped, ring, full, empty, xs, xfull,
-    xempty, parts, pfull, pempty, heads, notes, places, nfull,
-    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr, ACT: gl.constexpr,
-    GATED: gl.constexpr, SYNC: gl.constexpr, TEST: gl.constexpr,
-    TRACE: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr,
-    FEW: gl.constexpr, KSPLITS: gl.constexpr, QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr,
-    PAGE: gl.constexpr, STREAMS: gl.constexpr,
-):  # fmt: skip
-    """Go through the block's steps. epoch: how often the block has done so before."""
+def exchange_partition(records, inputs, sequences, ring, activations, results, memory, c):
+    """Go through the thread block's steps.
+
+    inputs: ExchangeInputs. ring, activations, results: channels. memory: AttentionMemory, where D > 0.
+    """
+    epoch = inputs.counters.epoch
+    block = inputs.block
+    trace = inputs.trace
+    places = records.places
     chunks_before = 0
-    results = 0
-    ours = gl.multiple_of(exchange + (epoch & 1).to(gl.int64) * set_words, 16)
-    theirs = gl.multiple_of(exchange + ((epoch & 1) ^ 1).to(gl.int64) * set_words, 16)
+    number = 0  # groups of row blocks so far
+    current = gl.multiple_of(inputs.exchange + (epoch & 1).to(gl.int64) * inputs.set_words, 16)
+    other = gl.multiple_of(inputs.exchange + ((epoch & 1) ^ 1).to(gl.int64) * inputs.set_words, 16)
+    sets = ExchangeSets(current=current, next=other)
     streamed = 0  # tiles of keys and values so far
-    # Nothing is computed ahead of the loop: addresses of one step's work, kept for all others, would be spilt.
-    for step in tl.range(num_steps, disable_licm=True):
-        let_go(step)
-        record = record_of(step, notes, nfull)
-        kind = noted(record, WORD_KIND)
-        if TRACE:
-            gl.store(trace + (first_step + step) * 4, nanoseconds(kind))
-        if SYNC == 1:
-            wait_for_counters(record, waits, counters, totals, epoch, watch, block, first_step + step, XW)
-        keep_back = (first_step + step == skipped) & (TEST != 0)
-        chunks = noted(record, WORD_CHUNKS)
-        if D > 0:
-            coming = noted(record, WORD_PREFETCH)
-            ahead = noted(record, WORD_AHEAD_TILES)
-        inverse_rms = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
-        merges = (FEW > 0) & (kind < KIND_REDUCE_HIDDEN) & (noted(record, WORD_SPLITS) > 0)
+    # No loop-invariant motion: addresses of one step's work, kept through all others, would be spilt.
+    for at in tl.range(records.num_steps, disable_licm=True):
+        fence_records(at)
+        record = record_of(at, records)
+        kind = record_word(record, WORD_KIND)
+        if c.TRACE:
+            gl.store(trace + (records.first_step + at) * 4, nanoseconds(kind))
+        if c.SYNC == 1:
+            wait_for_counters(record, inputs.counters, site_of(inputs, records, at), c.XW)
+        withheld = (records.first_step + at == inputs.skipped) & (c.TEST != 0)
+        step = Step(
+            record=record, kind=kind, withheld=withheld, sets=sets, sequences=sequences, places=places,
+            output=inputs.output,
+        )  # fmt: skip
+        chunks = record_word(record, WORD_CHUNKS)
+        if c.D > 0:
+            coming = record_word(record, WORD_PREFETCH)
+            ahead = record_word(record, WORD_AHEAD_TILES)
+        inverse_rms = gl.full([c.NB], 1.0, gl.float32, results_over_sequences(c.R, c.G, c.XW))
+        merges = (c.FEW > 0) & (kind < KIND_REDUCE_HIDDEN) & (record_word(record, WORD_SPLITS) > 0)
         if (chunks > 0) & (merges == 0):
+            source = (inputs.source, inputs.source_stride)
             inverse_rms = load_activations(
-                record, chunks, chunks_before, source, ours, tokens, places, watch, block, first_step + step,
-                batch, source_stride, xs, xfull, xempty, DTYPE, FORMAT, NB, R, G, XS, PC, SYNC, XW, D, EPS,
-            )  # fmt: skip
-        if FEW > 0:
+                step, site_of(inputs, records, at), source, chunks, chunks_before, activations, c
+            )
+        if c.FEW > 0:
             if merges:
-                load_merged(
-                    record, chunks, chunks_before, ours, positions, watch, block, first_step + step, xs, xfull, xempty,
-                    DTYPE, FORMAT, R, XS, PC, SYNC, XW, D, FEW, IMAGES,
-                )  # fmt: skip
+                load_merged(step, site_of(inputs, records, at), chunks, chunks_before, activations, c)
         chunks_before += chunks
-        if D > 0:
+        if c.D > 0:
             if coming > 0:  # while the step's first product is being made
-                to_come = record_of(step + coming, notes, nfull)
-                prefetch_split(to_come, positions, slots, places, batch, D, XW, FEW, PAGE, STREAMS)
+                to_come = record_of(at + coming, records)
+                prefetch_split(to_come, sequences, places, c)
             if ahead > 0:
-                prefetch_tiles(places, block, noted(record, WORD_AHEAD), ahead, tile_bytes(FORMAT, IMAGES), XW)
-        if TRACE:
-            gl.store(trace + (first_step + step) * 4 + 1, nanoseconds(chunks))
-        if TEST == 2:
-            # A pseudorandom pause of up to 16 us, another one for every block, step and launch.
-            mixed = ((block * 40503 + first_step + step) * 30011 + epoch * 69069) * 1103515245
+                TILE: gl.constexpr = tile_bytes(c.FORMAT, c.IMAGES)
+                prefetch_tiles(places, block, record_word(record, WORD_AHEAD), ahead, TILE, c.XW)
+        if c.TRACE:
+            gl.store(trace + (records.first_step + at) * 4 + 1, nanoseconds(chunks))
+        if c.TEST == 2:
+            # A pseudorandom pause of up to 16 us, another one for every thread block, step and launch.
+            mixed = ((block * 40503 + records.first_step + at) * 30011 + epoch * 69069) * 1103515245
             delay((mixed >> 8) & 16383)
         if kind < KIND_REDUCE_HIDDEN:
-            results = finish_blocks(
-                record, kind, ours, theirs, out, out_stride, tokens, places, inverse_rms, batch, keep_back, parts,
-                pfull, pempty, results, DTYPE, FORMAT, NB, R, G, SPLITS, ACT, GATED, XW, D,
-            )  # fmt: skip
+            number = finish_blocks(step, inverse_rms, results, number, c)
         elif kind < KIND_ATTEND:
-            if SPLITS > 1:
-                reduce_pieces(
-                    record, kind, ours, theirs, out, out_stride, tokens, places, watch, block,
-                    first_step + step, batch, keep_back, DTYPE, NB, R, SPLITS, ACT, GATED, SYNC, XW, D,
-                )  # fmt: skip
+            if c.SPLITS > 1:
+                reduce_pieces(step, site_of(inputs, records, at), c)
         else:
-            if D > 0:
+            if c.D > 0:
                 if kind == KIND_ATTEND:
-                    streamed += attend(
-                        record, ours, theirs, positions, slots, places, watch, block, first_step + step,
-                        batch, keep_back, heads, ring, full, empty, streamed, xs, DTYPE, D, GP, QKNORM, EPS, SCALE,
-                        SYNC, S, XW, FEW, PAGE, STREAMS,
-                    )  # fmt: skip
-                elif FEW == 0:  # otherwise whoever reads the splits merges them
-                    combine(
-                        record, ours, theirs, positions, watch, block, first_step + step, batch, keep_back,
-                        DTYPE, D, CH, KSPLITS, SYNC, XW,
-                    )  # fmt: skip
-        if SYNC == 1:
-            post = noted(record, WORD_POST)
-            # Before what bring_next asks for, as tests of compiled code want of each arrival; in other builds Triton
-            # has one there by itself, and a second one would cost registers.
+                    site = site_of(inputs, records, at)
+                    streamed += attend(step, site, memory, ring, streamed, activations.places, c)
+                elif c.FEW == 0:  # otherwise product steps merge the splits as they load them
+                    combine(step, site_of(inputs, records, at), c)
+        if c.SYNC == 1:
+            post = record_word(record, WORD_POST)
+            # Before the records' request, because tests of compiled code want a barrier before each arrival. Other
+            # builds have Triton's own one there; a second would cost registers.
             gl.thread_barrier()
-        bring_next(records, first_step, num_steps, step, notes, nfull)
+        copy_next_records(records, at)
         gl.thread_barrier()
-        if SYNC == 1:
-            if (post > 0) & (keep_back == 0):
-                gl.atomic_add(counters + post - 1, 1, sem="release", scope="gpu")
-        if TRACE:
-            gl.store(trace + (first_step + step) * 4 + 2, nanoseconds(results))
-    gl.store(epochs + block, epoch + 1)
+        if c.SYNC == 1:
+            if (post > 0) & (withheld == 0):
+                gl.atomic_add(inputs.counters.counts + post - 1, 1, sem="release", scope="gpu")
+        if c.TRACE:
+            gl.store(trace + (records.first_step + at) * 4 + 2, nanoseconds(number))
+    gl.store(inputs.epochs + block, epoch + 1)
+
+
+@gluon.jit
+def site_of(inputs, records, at):
+    """The site of waits in the thread block's step `at`. Made where a wait needs it: kept, it would be spilt."""
+    return Site(watch=inputs.watch, block=inputs.block, step=records.first_step + at)
 
 
 @gluon.jit
 def prefetch_tiles(places, block, first, count, TILE: gl.constexpr, XW: gl.constexpr):
-    """Have some of the block's weight tiles, at most one a thread, brought into the second-level cache."""
+    """Prefetch some of the thread block's weight tiles to L2, at most one a thread."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
     tile = (first + lane).to(gl.int64) * gl.num_programs(0) + block
@@ -174,10 +170,10 @@ def prefetch_tiles(places, block, first, count, TILE: gl.constexpr, XW: gl.const
 
 @gluon.constexpr_function
 def activations_layout(rows, sequences, words, warps):
-    """A chunk of activations, [rows, words]: packets of 4 words; 8 lanes side by side, 4 rows a warp.
+    """The layout of a chunk of activations, [rows, words]: packets of 4 words; 8 lanes side by side, 4 rows a warp.
 
-    Row q * sequences + b is of sequence b. With two of them the lanes' rows are 0, 2, 1, 3: Triton 3.6 reduces rightly
-    only over neighbouring bits of a lane's number, over which sums of a sequence's rows would run then.
+    Row q * sequences + b is of sequence b. With two sequences the lanes' rows are 0, 2, 1, 3: Triton 3.6 reduces
+    correctly only over neighbouring bits of a lane's number, and a sequence's rows must be those.
     """
     across = min(warps, rows // 4)
     if sequences != 2:
@@ -197,118 +193,117 @@ def activations_layout(rows, sequences, words, warps):
 
 @gluon.constexpr_function
 def sums_layout(rows, blocks, terms, warps):
-    """`terms` values of each sequence in every thread that has results of it, [sequences, terms, 1]."""
+    """The layout of `terms` values a sequence, [sequences, terms, 1], in every thread that has results of it."""
     across = min(32, blocks * rows // 4)
     return gl.BlockedLayout([1, terms, 4], [32 // across, 1, across], [warps, 1, 1], [2, 1, 0])
 
 
 @gluon.jit
-def wait_for_counters(record, waits, counters, totals, epoch, watch, block, step, XW: gl.constexpr):
+def wait_for_counters(record, counters, site, XW: gl.constexpr):
     """Spin on all counters of the step side by side, one a thread."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
-    first = noted(record, WORD_FIRST_WAIT)
-    count = noted(record, WORD_WAITS)
+    first = record_word(record, WORD_FIRST_WAIT)
+    count = record_word(record, WORD_WAITS)
     for begin in range(0, count, XW * 32):
         mine = begin + lane < count
-        number = gl.load(waits + (first + begin + lane) * 2, mask=mine, other=0)
-        value = gl.load(waits + (first + begin + lane) * 2 + 1, mask=mine, other=0)
-        value += epoch * gl.load(totals + number, mask=mine, other=0)
-        pointer = gl.where(mine, (counters + number).to(gl.int64), 0)
-        spin_counter(pointer, value, watch, block, step)
+        number = gl.load(counters.waits + (first + begin + lane) * 2, mask=mine, other=0)
+        value = gl.load(counters.waits + (first + begin + lane) * 2 + 1, mask=mine, other=0)
+        value += counters.epoch * gl.load(counters.totals + number, mask=mine, other=0)
+        pointer = gl.where(mine, (counters.counts + number).to(gl.int64), 0)
+        spin_counter(pointer, value, site.watch, site.block, site.step)
     gl.thread_barrier()
 
 
 @gluon.jit
-def load_activations(
-    record, chunks, chunks_before, source, ours, tokens, places, watch, block, step, batch, source_stride,
-    xs, xfull, xempty, DTYPE: gl.constexpr, FORMAT: gl.constexpr, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr,
-    XS: gl.constexpr, PC: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, EPS: gl.constexpr,
-):  # fmt: skip
-    """Bring a step's activations into shared memory, raised (byte_values.py): chunk by chunk, [N, PC * 64] words each.
+def load_activations(step, site, source, chunks, chunks_before, activations, c):
+    """Load a step's activations to shared memory chunk by chunk, [N, PC * 64] words each, scaled as byte_values.raised.
 
-    Returns 1 / rms of each sequence, float32 [NB] laid out for results; ones if the step does not normalise.
+    source: the caller's activations and their words a sequence, or the embedding's. Returns 1 / RMS of each sequence,
+    float32 [NB] in results' layout; ones if the step does not normalise.
     """
-    Q: gl.constexpr = 64 // R
-    N: gl.constexpr = Q * NB
-    WORDS: gl.constexpr = N * PC * 64 // (XW * 32)
-    LX: gl.constexpr = activations_layout(N, NB, PC * 64, XW)
+    Q: gl.constexpr = 64 // c.R
+    N: gl.constexpr = Q * c.NB
+    WORDS: gl.constexpr = N * c.PC * 64 // (c.XW * 32)
+    LX: gl.constexpr = activations_layout(N, c.NB, c.PC * 64, c.XW)
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    first = noted(record, WORD_SOURCE)
-    stride = noted(record, WORD_SOURCE_STRIDE)
-    column = noted(record, WORD_FIRST_COLUMN)
-    columns = noted(record, WORD_COLUMNS)
-    flags = noted(record, WORD_FLAGS)
+    given_words, given_stride = source
+    batch = step.sequences.batch
+    first = record_word(step.record, WORD_SOURCE)
+    stride = record_word(step.record, WORD_SOURCE_STRIDE)
+    column = record_word(step.record, WORD_FIRST_COLUMN)
+    columns = record_word(step.record, WORD_COLUMNS)
+    flags = record_word(step.record, WORD_FLAGS)
     n = gl.arange(0, N, layout=gl.SliceLayout(1, LX))
-    word = gl.arange(0, PC * 64, layout=gl.SliceLayout(0, LX))
-    in_slice = ((word // 64) * (Q * 64) + word % 64)[None, :] + ((n // NB) * 64)[:, None]
-    sequence = (n % NB)[:, None] + (word * 0)[None, :]
+    word = gl.arange(0, c.PC * 64, layout=gl.SliceLayout(0, LX))
+    in_slice = ((word // 64) * (Q * 64) + word % 64)[None, :] + ((n // c.NB) * 64)[:, None]
+    sequence = (n % c.NB)[:, None] + (word * 0)[None, :]
     given = first < 0
-    row = (n % NB).to(gl.int64)
+    row = (n % c.NB).to(gl.int64)
     if given:
-        stride = source_stride
-        begin = source + column
-        if D > 0:  # rows of the embedding
-            row = gl.load(tokens + n % NB, mask=n % NB < batch, other=0)
+        stride = given_stride
+        begin = given_words + column
+        if c.D > 0:  # rows of the embedding
+            row = gl.load(step.sequences.tokens + n % c.NB, mask=n % c.NB < batch, other=0)
     else:
-        begin = ours + first + column
-    squares = of_threads(gl.zeros([N, PC * 64], gl.float32, LX), NB, R, XW)
+        begin = step.sets.current + first + column
+    squares = sum_in_threads(gl.zeros([N, c.PC * 64], gl.float32, LX), c)
     for chunk in range(chunks):
-        place = (chunks_before + chunk) % XS
-        parity = (((chunks_before + chunk) // XS) & 1) ^ 1
-        if NB <= 2:  # up to 16,384 columns a step's chunks have a place each, which is free by now
-            mbarrier.wait(xempty.index(place), parity)
-        at = in_slice + chunk * (PC * Q * 64)
+        place = (chunks_before + chunk) % c.XS
+        parity = (((chunks_before + chunk) // c.XS) & 1) ^ 1
+        if c.NB <= 2:  # up to 16,384 columns each of a step's chunks has a place of its own, which is free by now
+            mbarrier.wait(activations.empty.index(place), parity)
+        at = in_slice + chunk * (c.PC * Q * 64)
         pointers = (begin + (row * stride)[:, None] + at).to(gl.int64)
         pointers = gl.where((at < columns) & (sequence < batch), pointers, 0)
-        if SYNC == 1:
+        if c.SYNC == 1:
             words = load_words(pointers, WORDS)
         else:
             if given:
                 words = load_words(pointers, WORDS)
             else:
-                words = poll_words(pointers, watch, block, step, WORDS)
-        if NB > 2:  # it may be free when the chunk has come
-            mbarrier.wait(xempty.index(place), parity)
-        xs.index(place)._reinterpret(gl.int32, [N, PC * 64], STORED).store(raised(words, DTYPE, FORMAT))
-        if FORMAT == 0:  # mma.sync's operands are read as they were written; a fence would only wait for the stores
+                words = poll_words(pointers, site.watch, site.block, site.step, WORDS)
+        if c.NB > 2:  # the place may be free only when the chunk has come
+            mbarrier.wait(activations.empty.index(place), parity)
+        stored = activations.places.index(place)._reinterpret(gl.int32, [N, c.PC * 64], STORED)
+        stored.store(raised(words, c.DTYPE, c.FORMAT))
+        if c.FORMAT == 0:  # mma.sync loads its operands by ordinary loads; a fence would only wait for the stores
             fence_async_shared()
         gl.thread_barrier()
-        mbarrier.arrive(xfull.index(place), count=1)
-        # Triton wants a barrier behind an arrival: here nobody waits for it, behind the next chunk's poll all would.
+        mbarrier.arrive(activations.full.index(place), count=1)
+        # Triton wants a barrier after an arrival: here no warp waits for it, after the next chunk's poll all would.
         gl.thread_barrier()
-        if D > 0:
-            if flags & FLAG_NORM:  # a branch, which also keeps this work behind the arrival
-                low, high = to_float(words, DTYPE)
-                squares += of_threads(low * low + high * high, NB, R, XW)
-    inverse = gl.full([NB], 1.0, gl.float32, results_over_sequences(R, G, XW))
-    if D > 0:
+        if c.D > 0:
+            if flags & FLAG_NORM:  # a branch, which also keeps this work after the arrival
+                low, high = to_float(words, c.DTYPE)
+                squares += sum_in_threads(low * low + high * high, c)
+    inverse = gl.full([c.NB], 1.0, gl.float32, results_over_sequences(c.R, c.G, c.XW))
+    if c.D > 0:
         if flags & FLAG_NORM:
-            total = total_of_sequences(squares, NB, R, G, XW)
+            total = sum_of_sequences(squares, c)
             mean = total / (2 * columns).to(gl.float32)
-            inverse = 1.0 / gl.sqrt(mean + EPS)
+            inverse = 1.0 / gl.sqrt(mean + c.EPS)
     return inverse
 
 
 @gluon.jit
-def of_threads(values, NB: gl.constexpr, R: gl.constexpr, XW: gl.constexpr):
-    """Sums over what a thread has of a row, but for the four of a packet: [N, words] to [N, warps side by side, 32]."""
-    N: gl.constexpr = 64 // R * NB
-    WIDE: gl.constexpr = max(1, XW * 4 // N)
+def sum_in_threads(values, c):
+    """Sum what a thread has of a row, a packet's four words apart: [N, words] to [N, warps side by side, 32]."""
+    N: gl.constexpr = 64 // c.R * c.NB
+    WIDE: gl.constexpr = max(1, c.XW * 4 // N)
     return gl.sum(gl.reshape(values, [N, values.shape[1] // (32 * WIDE), WIDE, 32]), axis=1)
 
 
 @gluon.jit
-def total_of_sequences(squares, NB: gl.constexpr, R: gl.constexpr, G: gl.constexpr, XW: gl.constexpr):
-    """The sum of each sequence's values, [NB], laid out for results. squares: as of_threads makes them.
+def sum_of_sequences(squares, c):
+    """Sum each sequence's values: [NB], in results' layout. squares: from sum_in_threads.
 
-    Each warp adds up what it has of a row, then every thread what the warps have of its sequences. Triton's own sum
-    over warps has more barriers, and leaves some threads a register as it was, which the loop over steps would keep for
-    it.
+    Each warp sums what it has of a row, then every thread what the warps have of its sequences. Triton's own sum over
+    warps has more barriers, and keeps a register alive through the loop over steps.
     """
-    Q: gl.constexpr = 64 // R
+    Q: gl.constexpr = 64 // c.R
     WIDE: gl.constexpr = squares.shape[1]
     of_warps = gl.sum(squares, axis=2)
-    of_sequences = gl.reshape(gl.permute(gl.reshape(of_warps, [Q, NB, WIDE]), (1, 0, 2)), [NB, Q * WIDE, 1])
-    own = gl.convert_layout(of_sequences, sums_layout(R, G, Q * WIDE, XW))
-    return gl.convert_layout(gl.sum(gl.sum(own, axis=1), axis=1), results_over_sequences(R, G, XW))
+    of_sequences = gl.reshape(gl.permute(gl.reshape(of_warps, [Q, c.NB, WIDE]), (1, 0, 2)), [c.NB, Q * WIDE, 1])
+    own = gl.convert_layout(of_sequences, sums_layout(c.R, c.G, Q * WIDE, c.XW))
+    return gl.convert_layout(gl.sum(gl.sum(own, axis=1), axis=1), results_over_sequences(c.R, c.G, c.XW))

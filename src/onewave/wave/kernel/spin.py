@@ -247,9 +247,7 @@ def few_text(words, stride, waits):
 
 
 @gluon.jit
-def poll_few(
-    pointers, lses, counts, watch, block, step, WAITS: gl.constexpr, WORDS: gl.constexpr, STRIDE: gl.constexpr
-):  # fmt: skip
+def poll_few(pointers, lses, counts, site, WAITS: gl.constexpr, WORDS: gl.constexpr, STRIDE: gl.constexpr):
     """int32 words of eight splits behind `pointers`, and the packets behind `lses`, WORDS (4 or 8) a thread, once all
     are there; at once if not WAITS.
 
@@ -257,9 +255,9 @@ def poll_few(
     eight log2-sum-exp2; 0 for one that needs none. counts: how many splits there are; the others' words are zeros,
     their log2-sum-exp2 -inf. Returns ten tensors, the last two the log2-sum-exp2 by fours.
     """
-    flag = pointers * 0 + watch.to(gl.int64)
-    record = flag + 64 + block * 32
-    who = flag.to(gl.int32) * 0 + step
+    flag = pointers * 0 + site.watch.to(gl.int64)
+    record = flag + 64 + site.block * 32
+    who = flag.to(gl.int32) * 0 + site.step
     TEXT: gl.constexpr = few_text(WORDS, STRIDE, WAITS)
     return gl.inline_asm_elementwise(
         TEXT[0], TEXT[1], [pointers, lses, counts, flag, record, who], dtype=_TEN, is_pure=False, pack=WORDS

@@ -349,7 +349,7 @@ def _warps_bytes(head_dim: int) -> int:
 
 
 def heads_bytes(head_dim: int) -> int:
-    """Shared memory that attention takes (attend.heads_memory): queries, a new key and value, its scores, 8 warps'
+    """Shared memory that attention takes (attend.attention_memory): queries, a new key and value, its scores, 8 warps'
     maxima and sums."""
     if head_dim == 0:
         return 0

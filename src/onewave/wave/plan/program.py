@@ -55,7 +55,7 @@ class WaveProgram:
     steps: int32 [steps, 32]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
     totals: int32 [counters]. easy: int32 [workers, 2 n], the first and the last of each run of tiles that have time,
     then 2^31 - 1 four times. visits: int32 [workers, 2 n], of each attention task in turn the number of the tile before
-    which its keys come, where they are streamed, and which (streamed.keys_of_visit); then likewise. stream: weight ->
+    which its keys come, where they are streamed, and which (streamed.keys_of_task); then likewise. stream: weight ->
     [tiles, 3] of (row block, column tile, place); place is a tile's number in the packed stream, of stream_tiles.
     first_scale: weight -> the first of its rows' scales among num_scales, if its weights are rounded or compact. names:
     each step's task, for people. regions: the exchange's tensors.

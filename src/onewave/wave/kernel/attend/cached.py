@@ -1,11 +1,12 @@
-"""Where a decode step's keys and values lie: one run of rows a sequence, or pages found through a block table.
+"""Cached keys and values of a decode step: one run of rows a sequence, or KV blocks found through a block table.
 
-PAGE 0: caches [layers, slots, kv_heads, capacity, D]. Else PAGE, a power of two from 16, is the keys of a page: caches
-[layers, pages, kv_heads, PAGE, D] and a table int32 [slots, pages a slot], whose rows' entries up to that of the last
-position are pages of the caches. The table belongs to the launch while it runs, and may be another before the next.
+PAGE 0: caches [layers, slots, kv_heads, capacity, D]. PAGE > 0: a KV block holds PAGE keys, caches [layers, blocks,
+kv_heads, PAGE, D], and a table int32 [slots, blocks a slot], whose rows are valid up to the last position. The table
+must not change while the launch runs; it may change before the next.
 
-A warp takes 16 keys at a time, which lie in one page, or in two where a sliding window begins in the middle of one: it
-asks for both a block of keys before it needs them. What is computed from which key does not depend on where it lies.
+A warp takes 16 keys at a time. They lie in one KV block, or in two where a sliding window begins in the middle of one;
+the warp requests both block numbers a round before it needs them. A key's place has no influence on results.
+"page" in names below is a KV block. Constexprs: kernel.py.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -21,7 +22,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.kernel.records import noted, place_of, place_word
+from onewave.wave.kernel.parameters import CacheRows
+from onewave.wave.kernel.records import place_pointer, place_word, record_word
 from onewave.wave.kernel.spin import prefetch_lines
 from onewave.wave.kernel.words import (
     PLACE_HEAD_STRIDE,
@@ -51,137 +53,136 @@ __all__ = [
 
 @gluon.constexpr_function
 def page_bits(page) -> int:
-    """The power of two that a page's keys are."""
+    """log2 of a page's keys."""
     return page.bit_length() - 1
 
 
 @gluon.jit
-def rows_of_cache(record, slots, places, PAGE: gl.constexpr):
-    """Pointers to the keys and values of the task's sequence, layer and KV head. Of a paged cache, words to those of
-    page 0 instead, for base_of, and the sequence's row of the block table with the launch's places: attention has no
-    registers to keep pointers and a page's words in."""
-    slot = gl.load(slots + noted(record, WORD_SEQUENCE))
-    layer = noted(record, WORD_LAYER)
+def rows_of_cache(step_record, sequences, places, PAGE: gl.constexpr):
+    """Find the keys and values of a task's sequence, layer and KV head: CacheRows.
+
+    With pages: words from page 0 instead of pointers, and the block table's row with `places`: attention has no
+    registers to keep pointers and a page's words in.
+    """
+    slot = gl.load(sequences.slots + record_word(step_record, WORD_SEQUENCE))
+    layer = record_word(step_record, WORD_LAYER)
     if PAGE == 0:
         in_cache = (
             layer * place_word(places, PLACE_LAYER_STRIDE)
             + slot * place_word(places, PLACE_SLOT_STRIDE)
-            + noted(record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
+            + record_word(step_record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
         )
-        k_rows = gl.multiple_of(place_of(places, PLACE_KEYS, gl.int32) + in_cache, 16)
-        v_rows = gl.multiple_of(place_of(places, PLACE_VALUES, gl.int32) + in_cache, 16)
-        return k_rows, v_rows, (0, 0)
+        k_rows = gl.multiple_of(place_pointer(places, PLACE_KEYS, gl.int32) + in_cache, 16)
+        v_rows = gl.multiple_of(place_pointer(places, PLACE_VALUES, gl.int32) + in_cache, 16)
+        return CacheRows(k=k_rows, v=v_rows, table=(0, 0))
     else:
         in_cache = layer * place_word(places, PLACE_LAYER_STRIDE)
-        in_cache += noted(record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
-        row = place_of(places, PLACE_TABLE, gl.int32) + slot * place_word(places, PLACE_TABLE_STRIDE)
-        return in_cache, in_cache, (row, places)
+        in_cache += record_word(step_record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
+        row = place_pointer(places, PLACE_TABLE, gl.int32) + slot * place_word(places, PLACE_TABLE_STRIDE)
+        return CacheRows(k=in_cache, v=in_cache, table=(row, places))
 
 
 @gluon.jit
-def base_of(rows, table, WHERE: gl.constexpr, PAGE: gl.constexpr):
-    """The pointer behind rows_of_cache's keys (WHERE: PLACE_KEYS) or values (PLACE_VALUES)."""
+def base_of(rows, WHERE: gl.constexpr, PAGE: gl.constexpr):
+    """The pointer to a task's keys (WHERE: PLACE_KEYS) or values (PLACE_VALUES); with pages, to those of page 0."""
     if PAGE == 0:
-        return rows
+        return rows.k if WHERE == PLACE_KEYS else rows.v
     else:
-        row, places = table
-        return gl.multiple_of(place_of(places, WHERE, gl.int32) + rows, 16)
+        row, places = rows.table
+        return gl.multiple_of(place_pointer(places, WHERE, gl.int32) + rows.k, 16)
 
 
 @gluon.jit
 def page_of(table, number, wanted, PAGE: gl.constexpr):
-    """The page of the key of that number; 0 if not wanted."""
+    """Load the page of the key `number`; 0 if not wanted."""
     row, places = table
     return gl.load(row + (number >> page_bits(PAGE)), mask=wanted, other=0)
 
 
 @gluon.jit
 def words_to(table, page, number, D: gl.constexpr, PAGE: gl.constexpr):
-    """Words from page 0 to the key of that number in its page, int64."""
+    """Words from page 0 to the key `number`, which is in `page`: int64."""
     row, places = table
     page_words = gl.multiple_of(place_word(places, PLACE_SLOT_STRIDE), 16)
     return page.to(gl.int64) * page_words + (number & (PAGE - 1)) * (D // 2)
 
 
 @gluon.jit
-def blocks_pages(
-    table, begin, end, KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr, PAGE: gl.constexpr
-):  # fmt: skip
-    """The pages of each warp's first and last key of the XW * KW from `begin` on, int32 [XW] for rows in LAYOUT; 0 for
-    warps without a key before `end`."""
-    if PAGE == 0:
+def blocks_pages(rows, begin, end, KW: gl.constexpr, LAYOUT: gl.constexpr, c):
+    """Load the pages of each warp's first and last key among the XW * KW from `begin` on: int32 [XW], for rows in
+    LAYOUT; 0 for warps without a key before `end`."""
+    if c.PAGE == 0:
         return 0, 0
     else:
-        first = begin + gl.arange(0, XW, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))) * KW
+        first = begin + gl.arange(0, c.XW, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))) * KW
         last = gl.minimum(first + KW, end) - 1
-        return page_of(table, first, first < end, PAGE), page_of(table, last, first < end, PAGE)
+        return page_of(rows.table, first, first < end, c.PAGE), page_of(rows.table, last, first < end, c.PAGE)
 
 
 @gluon.jit
 def numbers(KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
-    """Which of XW * KW keys each of a warp's is, [XW, KW]."""
+    """Number XW * KW keys, KW a warp: [XW, KW]."""
     warp = gl.arange(0, XW, layout=gl.SliceLayout(1, LAYOUT))[:, None]
     key = gl.arange(0, KW, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     return warp * KW + key
 
 
 @gluon.jit
-def load_keys(
-    rows, table, pages, begin, end, WHERE: gl.constexpr, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr,
-    LAYOUT: gl.constexpr, PAGE: gl.constexpr,
-):  # fmt: skip
-    """The words of XW * KW rows of a cache from `begin` on, [XW, KW, D / 2]; zeros from `end` on. pages: what
-    blocks_pages says of these rows. WHERE: as in base_of."""
-    word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
-    number = begin + gl.expand_dims(numbers(KW, XW, gl.SliceLayout(2, LAYOUT)), 2)
-    if PAGE == 0:
-        at = number.to(gl.int64) * (D // 2) + word
+def load_keys(rows, pages, begin, end, WHERE: gl.constexpr, KW: gl.constexpr, LAYOUT: gl.constexpr, c):
+    """Load XW * KW rows of a cache from `begin` on: words [XW, KW, D / 2], zeros from `end` on.
+
+    pages: blocks_pages of these rows. WHERE: as in base_of.
+    """
+    word = gl.arange(0, c.D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
+    number = begin + gl.expand_dims(numbers(KW, c.XW, gl.SliceLayout(2, LAYOUT)), 2)
+    if c.PAGE == 0:
+        at = number.to(gl.int64) * (c.D // 2) + word
     else:
         LW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
         first_page, last_page = pages
         first_page = gl.convert_layout(first_page, LW)[:, None][:, :, None]
         last_page = gl.convert_layout(last_page, LW)[:, None][:, :, None]
-        first = begin + gl.arange(0, XW, layout=LW)[:, None][:, :, None] * KW
-        page = gl.where((number ^ first) < PAGE, first_page, last_page)
-        at = words_to(table, page, number, D, PAGE) + word
-    # Past the first-level cache: a row may be younger than a line that an earlier launch left there.
-    return gl.load(base_of(rows, table, WHERE, PAGE) + at, mask=number < end, other=0, cache_modifier=".cg")
+        first = begin + gl.arange(0, c.XW, layout=LW)[:, None][:, :, None] * KW
+        page = gl.where((number ^ first) < c.PAGE, first_page, last_page)
+        at = words_to(rows.table, page, number, c.D, c.PAGE) + word
+    # Past L1: a row may be newer than a line that an earlier launch left there.
+    return gl.load(base_of(rows, WHERE, c.PAGE) + at, mask=number < end, other=0, cache_modifier=".cg")
 
 
 @gluon.jit
-def lines_pages(table, begin, end, KEYS: gl.constexpr, D: gl.constexpr, XW: gl.constexpr, PAGE: gl.constexpr):
-    """The pages of the lines that prefetch_keys then brings nearer, laid out as these; 0 from `end` on."""
-    if PAGE == 0:
+def lines_pages(rows, begin, end, KEYS: gl.constexpr, c):
+    """Load the pages of the lines that prefetch_keys takes, in its layout; 0 from `end` on."""
+    if c.PAGE == 0:
         return 0
     else:
-        number = begin + first_key_of_lines(KEYS * D // 64, D, XW)
-        return page_of(table, number, number < end, PAGE)
+        number = begin + first_key_of_lines(KEYS * c.D // 64, c.D, c.XW)
+        return page_of(rows.table, number, number < end, c.PAGE)
 
 
 @gluon.jit
 def first_key_of_lines(LINES: gl.constexpr, D: gl.constexpr, XW: gl.constexpr):
-    """The first key of each line, [1, LINES]; a line holds two of 32 values."""
+    """The first key of each line, [1, LINES]; a line holds two keys where D is 32."""
     L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, XW // 2], [1, 0])
     return gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :] * 64 // D
 
 
 @gluon.jit
-def prefetch_keys(
-    k_rows, v_rows, table, pages, begin, end, KEYS: gl.constexpr, D: gl.constexpr, XW: gl.constexpr,
-    PAGE: gl.constexpr,
-):  # fmt: skip
-    """Bring the lines of KEYS keys and values from `begin` on, if before `end`, into the second-level cache. pages:
-    what lines_pages says of them."""
+def prefetch_keys(rows, pages, begin, end, KEYS: gl.constexpr, c):
+    """Prefetch to L2 the lines of KEYS keys and values from `begin` on, those before `end`.
+
+    pages: lines_pages of them.
+    """
+    D: gl.constexpr = c.D
     LINES: gl.constexpr = KEYS * D // 64
-    L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, XW // 2], [1, 0])
-    k_rows = base_of(k_rows, table, PLACE_KEYS, PAGE)
-    v_rows = base_of(v_rows, table, PLACE_VALUES, PAGE)
+    L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, c.XW // 2], [1, 0])
+    k_rows = base_of(rows, PLACE_KEYS, c.PAGE)
+    v_rows = base_of(rows, PLACE_VALUES, c.PAGE)
     which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
     line = gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :]
-    if PAGE == 0:
+    if c.PAGE == 0:
         word = begin * (D // 2) + line * 32
         prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (D // 2)) & (which >= 0))
     else:
-        number = begin + first_key_of_lines(LINES, D, XW)
-        word = words_to(table, pages, number, D, PAGE) + line * 32 % max(32, D // 2)
+        number = begin + first_key_of_lines(LINES, D, c.XW)
+        word = words_to(rows.table, pages, number, D, c.PAGE) + line * 32 % max(32, D // 2)
         prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (number < end) & (which >= 0))

@@ -1,9 +1,9 @@
-"""Combining attention's splits in the wave kernel, and what attending and combining share.
+"""Combine attention's splits in the wave kernel; and what attending and combining share.
 
-One task merges all splits of a few heads of one sequence, in their order. How many splits a sequence uses follows from
-its length; words of the others are cleared by the tasks that find no keys, and are not read. A sequence that fits one
-split needs no merging: who attends it publishes what a merge would, and spares it a hand-off. Where the
-output projection merges splits while it loads them (FEW, see merge.py), nothing is left to do here either.
+One task merges all splits of a few heads of one sequence, in their order. The number of splits follows from the
+sequence's length. Tasks that find no keys clear the words of the other splits, which are not read. A sequence that fits
+one split needs no merge: its attend task publishes the result, which spares a hand-off. With FEW > 0 product steps
+merge the splits (merge.py), and combine has nothing to do. Constexprs: kernel.py.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.kernel.attend.layouts import part_packet, part_words
 from onewave.wave.kernel.finish import bits16
-from onewave.wave.kernel.records import noted
+from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import ABSENT, load_words, poll_words
 from onewave.wave.kernel.words import (
     WORD_HEADS,
@@ -44,19 +44,22 @@ _BLOCK = gl.constexpr(BLOCK_KEYS)
 
 
 @gluon.jit
-def read_words(pointers, watch, block, step, SYNC: gl.constexpr, WORDS: gl.constexpr):
+def read_words(pointers, site, SYNC: gl.constexpr, WORDS: gl.constexpr):
+    """Load words of the exchange, WORDS a thread; under SYNC 0 poll until all have come."""
     if SYNC == 1:
         return load_words(pointers, WORDS)
     else:
-        return poll_words(pointers, watch, block, step, WORDS)
+        return poll_words(pointers, site.watch, site.block, site.step, WORDS)
 
 
 @gluon.jit
 def split_of_keys(window, splits, length, FEW: gl.constexpr):
-    """The first key that is seen, cached keys a split, and how many splits there are, the last of which has the new key
-    as well. In one build all depend on the sequence's own length alone, so that its bits do not depend on its company;
-    a short sequence leaves splits empty, as merging them would take longer. window, splits: the record's. FEW: as in
-    wave_kernel."""
+    """Split a sequence's keys: the first key in sight, cached keys a split, the number of splits in use.
+
+    The last split has the new key as well. In one build all three depend on the sequence's own length alone, so results
+    are batch-invariant. A short sequence leaves splits unused, because merging them would take longer. window, splits:
+    the record's. FEW: as in kernel.py.
+    """
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
     count = length - 1 - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
@@ -68,7 +71,7 @@ def split_of_keys(window, splits, length, FEW: gl.constexpr):
 
 @gluon.jit
 def clear_words(pointer, count, XW: gl.constexpr):
-    """Say of `count` words that they have not come yet: a launch before may have had more sequences than this one."""
+    """Set `count` words to ABSENT: a launch before may have had more sequences than this one."""
     LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     word = gl.arange(0, XW * 128, layout=LINE)
     for begin in range(0, count, XW * 128):
@@ -77,44 +80,48 @@ def clear_words(pointer, count, XW: gl.constexpr):
 
 
 @gluon.jit
-def combine(
-    record, ours, theirs, positions, watch, block, step, batch, keep_back, DTYPE: gl.constexpr,
-    D: gl.constexpr, CH: gl.constexpr, KSPLITS: gl.constexpr, SYNC: gl.constexpr, XW: gl.constexpr,
-):  # fmt: skip
-    """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention; of a sequence of
-    one split nothing is left to do."""
-    VALUES: gl.constexpr = CH * D
-    L3: gl.constexpr = part_words(KSPLITS, VALUES, XW)
-    b = noted(record, WORD_SEQUENCE)
-    target = noted(record, WORD_TARGET)
-    count = noted(record, WORD_HEADS)
-    if b < batch:
-        length = gl.load(positions + b).to(gl.int32) + 1
-        first_key, share, used = split_of_keys(noted(record, WORD_WINDOW), noted(record, WORD_SPLITS), length, 0)
+def combine(step, site, c):
+    """Merge all splits of up to CH heads of one sequence, in their order, and publish their attention.
+
+    A sequence with one split has nothing to merge. Weights and sums in float32; one rounding to DTYPE.
+    """
+    D: gl.constexpr = c.D
+    VALUES: gl.constexpr = c.CH * D
+    L3: gl.constexpr = part_words(c.KSPLITS, VALUES, c.XW)
+    record = step.record
+    current = step.sets.current
+    other = step.sets.next
+    b = record_word(record, WORD_SEQUENCE)
+    target = record_word(record, WORD_TARGET)
+    count = record_word(record, WORD_HEADS)
+    if b < step.sequences.batch:
+        length = gl.load(step.sequences.positions + b).to(gl.int32) + 1
+        window = record_word(record, WORD_WINDOW)
+        first_key, share, used = split_of_keys(window, record_word(record, WORD_SPLITS), length, 0)
         if used > 1:
             what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
-            split = gl.arange(0, KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
+            split = gl.arange(0, c.KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
             value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
             at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
-            at = noted(record, WORD_SOURCE) + split * noted(record, WORD_SOURCE_STRIDE) + at
+            at = record_word(record, WORD_SOURCE) + split * record_word(record, WORD_SOURCE_STRIDE) + at
             real = (split < used) & (value < count * D)
-            pointers = gl.where(real & (what >= 0), (ours + at).to(gl.int64), 0)
-            words = read_words(pointers, watch, block, step, SYNC, part_packet(KSPLITS, VALUES, XW))
+            pointers = gl.where(real & (what >= 0), (current + at).to(gl.int64), 0)
+            words = read_words(pointers, site, c.SYNC, part_packet(c.KSPLITS, VALUES, c.XW))
             values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
-            # Of a packet's four equal log2-sum-exp2 one is enough.
-            lse = gl.max(gl.reshape(lses, [KSPLITS, VALUES // 4, 4]), axis=2)
-            number = gl.arange(0, KSPLITS, layout=gl.SliceLayout(1, lse.type.layout))[:, None]
+            # A packet's four log2-sum-exp2 are equal: one is enough.
+            lse = gl.max(gl.reshape(lses, [c.KSPLITS, VALUES // 4, 4]), axis=2)
+            number = gl.arange(0, c.KSPLITS, layout=gl.SliceLayout(1, lse.type.layout))[:, None]
             lse = gl.where(number < used, lse, float("-inf"))
             weight = gl.exp2(lse - gl.max(lse, axis=0)[None, :])
-            merged = gl.sum(weight[:, :, None] * gl.reshape(values, [KSPLITS, VALUES // 4, 4]), axis=0)
+            merged = gl.sum(weight[:, :, None] * gl.reshape(values, [c.KSPLITS, VALUES // 4, 4]), axis=0)
             inverse = gl.convert_layout(1.0 / gl.sum(weight, axis=0), gl.SliceLayout(1, merged.type.layout))
             merged = merged * inverse[:, None]
             low, high = gl.split(gl.reshape(merged, [VALUES // 2, 2]))
-            words = bits16(low, DTYPE) | (bits16(high, DTYPE) << 16)
+            words = bits16(low, c.DTYPE) | (bits16(high, c.DTYPE) << 16)
             LW: gl.constexpr = words.type.layout
             pair = gl.arange(0, VALUES // 2, layout=LW)
-            shown = (pair < count * (D // 2)) & (keep_back == 0)
-            gl.store(gl.multiple_of(ours + target, 16) + pair, words, mask=shown)
-            gl.store(gl.multiple_of(theirs + target, 16) + pair, words | ABSENT, mask=shown)
+            shown = (pair < count * (D // 2)) & (step.withheld == 0)
+            gl.store(gl.multiple_of(current + target, 16) + pair, words, mask=shown)
+            gl.store(gl.multiple_of(other + target, 16) + pair, words | ABSENT, mask=shown)
     else:
-        clear_words(theirs + target, count * (D // 2), XW)
+        clear_words(other + target, count * (D // 2), c.XW)

@@ -1,8 +1,8 @@
-"""Activations that are attention, merged from one sequence's splits on their way into shared memory.
+"""Merge one sequence's attention splits on their way into shared memory, as a product step's activations.
 
-Between attention and the output projection stands one hand-off less then than if somebody combined the splits first
-(combine.py): every worker reads all of them, 16-bit values with a log2-sum-exp2 a head and split, FEW_SPLITS of them at
-a time, and merges them for itself. Of a sequence of one split it reads what is finished already.
+It spares the hand-off that a combining task would add between attention and the output projection (combine.py): every
+thread block reads all splits, 16-bit values with a log2-sum-exp2 a head and split, FEW_SPLITS at a time, and merges
+them itself. Of a sequence with one split it reads the finished attention. Constexprs: kernel.py.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from onewave.wave.kernel.attend.combine import split_of_keys
 from onewave.wave.kernel.attend.layouts import few_words
 from onewave.wave.kernel.finish import bits16, to_float
-from onewave.wave.kernel.records import noted
+from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import poll_few
 from onewave.wave.kernel.widen.byte_values import raised
 from onewave.wave.kernel.words import (
@@ -35,68 +35,73 @@ from onewave.wave.kernel.words import (
 )
 from onewave.wave.plan.layout import FEW_SPLITS, MOST_SPLITS
 
-__all__ = ["load_merged"]
+__all__ = ["load_merged", "poll_merged"]
 
 _MOST = gl.constexpr(MOST_SPLITS)
 _FEW_SPLITS = gl.constexpr(FEW_SPLITS)
 
 
 @gluon.jit
-def load_merged(
-    record, chunks, chunks_before, ours, positions, watch, block, step, xs, xfull, xempty,
-    DTYPE: gl.constexpr, FORMAT: gl.constexpr, R: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr,
-    SYNC: gl.constexpr, XW: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, IMAGES: gl.constexpr,
-):  # fmt: skip
-    """exchange.load_activations of one sequence's attention: chunk by chunk into shared memory, [N, PC * 64] words
-    each, or as much of that as the step multiplies; FEW words a thread at a time."""
-    Q: gl.constexpr = 64 // R
-    T: gl.constexpr = FEW * XW * 32 // (Q * 64)
+def load_merged(step, site, chunks, chunks_before, activations, c):
+    """Do as exchange.load_activations for one sequence's attention: chunk by chunk, [N, PC * 64] words each.
+
+    Of the last chunk only what the step multiplies is stored. A thread takes FEW words at a time.
+    """
+    D: gl.constexpr = c.D
+    Q: gl.constexpr = 64 // c.R
+    T: gl.constexpr = c.FEW * c.XW * 32 // (Q * 64)
     OWN: gl.constexpr = T * Q * 64
-    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
+    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [c.XW], [0])
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    first = noted(record, WORD_SOURCE)
-    columns = noted(record, WORD_COLUMNS)
-    few = noted(record, WORD_FEW)
+    record = step.record
+    current = step.sets.current
+    first = record_word(record, WORD_SOURCE)
+    columns = record_word(record, WORD_COLUMNS)
+    few = record_word(record, WORD_FEW)
     word = gl.arange(0, OWN, layout=LINE)
-    length = gl.load(positions).to(gl.int32) + 1
-    first_key, share, used = split_of_keys(noted(record, WORD_WINDOW), noted(record, WORD_SPLITS), length, FEW)
+    length = gl.load(step.sequences.positions).to(gl.int32) + 1
+    window = record_word(record, WORD_WINDOW)
+    first_key, share, used = split_of_keys(window, record_word(record, WORD_SPLITS), length, c.FEW)
     for chunk in range(chunks):
-        place = (chunks_before + chunk) % XS
-        mbarrier.wait(xempty.index(place), (((chunks_before + chunk) // XS) & 1) ^ 1)
-        rows = xs.index(place)._reinterpret(gl.int32, [PC // T, Q, T * 64], STORED)
-        tiles = gl.minimum(noted(record, WORD_TILES) * IMAGES - chunk * PC, PC)
+        place = (chunks_before + chunk) % c.XS
+        mbarrier.wait(activations.empty.index(place), (((chunks_before + chunk) // c.XS) & 1) ^ 1)
+        rows = activations.places.index(place)._reinterpret(gl.int32, [c.PC // T, Q, T * 64], STORED)
+        tiles = gl.minimum(record_word(record, WORD_TILES) * c.IMAGES - chunk * c.PC, c.PC)
         for piece in range((tiles + T - 1) // T):
-            # Between two pieces' stores, which Triton takes to meet; rather here than behind the poll.
+            # Between two pieces' stores, which Triton takes for overlapping; here rather than after the poll.
             gl.thread_barrier()
-            column = (chunk * (PC // T) + piece) * OWN + word
+            column = (chunk * (c.PC // T) + piece) * OWN + word
             real = column < columns
             of_head = few + column // (D // 2) * few_words(D)
             at = gl.where(used > 1, of_head + column % (D // 2), first + column)
-            pointers = gl.where(real, (ours + at).to(gl.int64), 0)
-            lses = gl.where(real & (used > 1), (ours + of_head + _MOST * (D // 2)).to(gl.int64), 0)
-            words = poll_merged(pointers, lses, real, used, watch, block, step, DTYPE, D, FEW, SYNC == 0)
+            pointers = gl.where(real, (current + at).to(gl.int64), 0)
+            lses = gl.where(real & (used > 1), (current + of_head + _MOST * (D // 2)).to(gl.int64), 0)
+            words = poll_merged(pointers, lses, real, used, site, c)
             ordered = gl.permute(gl.reshape(words, [1, T, Q, 64]), (2, 0, 1, 3))
-            rows.index(piece).store(raised(gl.reshape(ordered, [Q, T * 64]), DTYPE, FORMAT))
+            rows.index(piece).store(raised(gl.reshape(ordered, [Q, T * 64]), c.DTYPE, c.FORMAT))
         fence_async_shared()
         gl.thread_barrier()
-        mbarrier.arrive(xfull.index(place), count=1)
+        mbarrier.arrive(activations.full.index(place), count=1)
 
 
 @gluon.jit
-def poll_merged(
-    pointers, lses, real, used, watch, block, step,
-    DTYPE: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr, WAITS: gl.constexpr,
-):  # fmt: skip
-    """The words of `used` splits behind `pointers`, merged; see poll_few. What is not real is 0."""
+def poll_merged(pointers, lses, real, used, site, c):
+    """Poll the words of `used` splits (spin.poll_few) and merge them; words that are not `real` are 0.
+
+    Sums in float32; rounds once to DTYPE.
+    """
+    D: gl.constexpr = c.D
+    FEW: gl.constexpr = c.FEW
+    WAITS: gl.constexpr = c.SYNC == 0
     COUNT: gl.constexpr = pointers.shape[0]
     counts = gl.where(real, used, 0)
-    parts = poll_few(pointers, lses, counts, watch, block, step, WAITS, FEW, D * 2)
-    low, high, mass, top = merged_splits(parts, COUNT, DTYPE)
+    parts = poll_few(pointers, lses, counts, site, WAITS, FEW, D * 2)
+    low, high, mass, top = merged_splits(parts, COUNT, c.DTYPE)
     if used > _FEW_SPLITS:
         pointers = gl.where(real, pointers + _FEW_SPLITS * D * 2, 0)
         lses = gl.where(real, lses + _FEW_SPLITS * 4, 0)
-        parts = poll_few(pointers, lses, counts - _FEW_SPLITS, watch, block, step, WAITS, FEW, D * 2)
-        more_low, more_high, more_mass, more_top = merged_splits(parts, COUNT, DTYPE)
+        parts = poll_few(pointers, lses, counts - _FEW_SPLITS, site, WAITS, FEW, D * 2)
+        more_low, more_high, more_mass, more_top = merged_splits(parts, COUNT, c.DTYPE)
         higher = gl.maximum(top, more_top)
         fade = gl.exp2(top - higher)
         more_fade = gl.exp2(more_top - higher)
@@ -104,33 +109,36 @@ def poll_merged(
         high = high * of_values(fade, high) + more_high * of_values(more_fade, high)
         mass = mass * fade + more_mass * more_fade
     scale = of_values(1.0 / mass, low)
-    words = bits16(low * scale, DTYPE) | (bits16(high * scale, DTYPE) << 16)
+    words = bits16(low * scale, c.DTYPE) | (bits16(high * scale, c.DTYPE) << 16)
     return gl.reshape(words, [COUNT])
 
 
 @gluon.jit
 def merged_splits(parts, COUNT: gl.constexpr, DTYPE: gl.constexpr):
-    """Splits' values, the lower and the higher of each word, [COUNT / 4, 4], weighted in float32 by their log2-sum-exp2
-    less the highest one, and added up; the sum of the weights and the highest, [COUNT / 4]. Nothing leaves its thread.
+    """Sum eight splits' values in float32, weighted by their log2-sum-exp2 less the highest one.
+
+    Returns the sums of each word's lower and higher values, [COUNT / 4, 4], the sum of the weights and the highest
+    log2-sum-exp2, [COUNT / 4]. No value leaves its thread.
     """
     w0, w1, w2, w3, w4, w5, w6, w7, first, second = parts
     e0, e1, e2, e3 = of_packets(first, COUNT)
     e4, e5, e6, e7 = of_packets(second, COUNT)
     top = gl.maximum(highest(e0, e1, e2, e3), highest(e4, e5, e6, e7))
-    low, high, mass = four_splits(w0, w1, w2, w3, e0 - top, e1 - top, e2 - top, e3 - top, COUNT, DTYPE)
-    low4, high4, mass4 = four_splits(w4, w5, w6, w7, e4 - top, e5 - top, e6 - top, e7 - top, COUNT, DTYPE)
+    low, high, mass = four_splits((w0, w1, w2, w3), (e0 - top, e1 - top, e2 - top, e3 - top), COUNT, DTYPE)
+    exponents = (e4 - top, e5 - top, e6 - top, e7 - top)
+    low4, high4, mass4 = four_splits((w4, w5, w6, w7), exponents, COUNT, DTYPE)
     return low + low4, high + high4, mass + mass4, top
 
 
 @gluon.jit
 def of_values(scale, values):
-    """A packet's scale for each of its values."""
+    """Broadcast a packet's scale to each of its values."""
     return gl.convert_layout(scale, gl.SliceLayout(1, values.type.layout))[:, None]
 
 
 @gluon.jit
 def of_packets(lses, COUNT: gl.constexpr):
-    """The four words of each packet, as float32, [COUNT / 4] each."""
+    """Split each packet into its four words, as float32, [COUNT / 4] each."""
     even, odd = gl.split(gl.reshape(lses.to(gl.float32, bitcast=True), [COUNT // 4, 2, 2]))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
@@ -139,13 +147,18 @@ def of_packets(lses, COUNT: gl.constexpr):
 
 @gluon.jit
 def highest(a, b, c, d):
+    """The elementwise maximum of four tensors."""
     return gl.maximum(gl.maximum(a, b), gl.maximum(c, d))
 
 
 @gluon.jit
-def four_splits(w0, w1, w2, w3, e0, e1, e2, e3, COUNT: gl.constexpr, DTYPE: gl.constexpr):
-    """Four splits' values, the lower and the higher of each word, [COUNT / 4, 4], weighted and added up, and the sum of
-    the weights, 2 to the power of e."""
+def four_splits(words, exponents, COUNT: gl.constexpr, DTYPE: gl.constexpr):
+    """Sum four splits' values, weighted by 2 to the power of their exponents.
+
+    Returns the sums of lower and higher values, [COUNT / 4, 4], and of the weights.
+    """
+    w0, w1, w2, w3 = words
+    e0, e1, e2, e3 = exponents
     e0 = gl.exp2(e0)
     e1 = gl.exp2(e1)
     e2 = gl.exp2(e2)
@@ -159,6 +172,7 @@ def four_splits(w0, w1, w2, w3, e0, e1, e2, e3, COUNT: gl.constexpr, DTYPE: gl.c
 
 @gluon.jit
 def weighted(words, weight, COUNT: gl.constexpr, DTYPE: gl.constexpr):
+    """Scale each word's lower and higher values, as float32, by its packet's weight."""
     packets = gl.reshape(words, [COUNT // 4, 4])
     low, high = to_float(packets, DTYPE)
     scale = of_values(weight, packets)

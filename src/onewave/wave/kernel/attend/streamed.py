@@ -1,14 +1,14 @@
-"""Keys and values in the stream of weights: an attention task's whole blocks of cached keys come through the ring.
+"""Cached keys and values in the weight stream: an attention task's whole blocks of keys come through the ring.
 
-A block is the 128 keys that the exchange partition's warps multiply at a time, 16 each: with heads of 64 a tile of keys
-and a tile of values, with heads of 128 two of either, the first with 8 keys of each warp. They lie in the ring between
-the weight tiles, before the tile that the task's record names (Word.COMES), so that the stream goes on while attention
-does, and is as fast. How many there are follows from the sequence's length: the loader brings them, the exchange
-partition takes them and frees their slots, and the multiply partition passes over as many. What is left over, less than
-a block, the exchange partition loads itself, before its queries exist, and takes first.
+A block is the 128 keys that the exchange partition's warps multiply at a time, 16 a warp. With head_dim 64 it takes a
+tile of keys and a tile of values; with 128 two of each, the first with 8 keys of each warp. The tiles lie in the ring
+before the weight tile that the task's record names (Word.COMES), so the stream goes on at full speed while attention
+runs. Their number follows from the sequence's length. The load partition brings them, the exchange partition reads them
+and frees their slots, the multiply partition skips them. The exchange partition itself loads the keys left over, less
+than a block, before its queries exist, and attends to them first.
 
-Nobody waits in a circle for it: before a task's keys lie all tiles that its queries wait for, and of tiles behind them
-only those that wait for the task, which the multiply partition takes in their turn.
+No deadlock: all tiles that a task's queries wait for come before its keys. Tiles after them wait for the task only, and
+the multiply partition takes them in order. Constexprs: kernel.py.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -41,10 +41,10 @@ from onewave.wave.kernel.words import (
 from onewave.wave.plan.layout import BLOCK_KEYS, TILE_BYTES
 
 __all__ = [
-    "behind_keys",
     "from_ring",
-    "keys_of_visit",
-    "let_go_of_keys",
+    "keys_of_task",
+    "release_keys",
+    "skip_tiles",
     "stream_keys",
     "tiles_of_block",
     "tiles_of_keys",
@@ -63,120 +63,125 @@ def tiles_of_block(dim) -> int:
 
 @gluon.jit
 def whole_blocks(begin, end):
-    """Whole blocks among the keys from `begin` to before `end`."""
+    """Count whole blocks among the keys from `begin` to before `end`."""
     return gl.maximum(end - begin, 0) // _BLOCK
 
 
 @gluon.jit
-def blocks_of(record, positions, batch, FEW: gl.constexpr):
-    """The first key of an attention task, by its record in device memory, and how many whole blocks it has."""
+def blocks_of(record, sequences, c):
+    """The first key of an attention task and its number of whole blocks. record: in device memory."""
     sequence = gl.load(record + WORD_SEQUENCE)
     split = gl.load(record + WORD_SLICE)
     window = gl.load(record + WORD_WINDOW)
     splits = gl.load(record + WORD_SPLITS)
-    length = gl.load(positions + sequence, mask=sequence < batch, other=0).to(gl.int32) + 1
-    first_key, share, used = split_of_keys(window, splits, length, FEW)
+    position = gl.load(sequences.positions + sequence, mask=sequence < sequences.batch, other=0)
+    length = position.to(gl.int32) + 1
+    first_key, share, used = split_of_keys(window, splits, length, c.FEW)
     begin = first_key + split * share
     return begin, whole_blocks(begin, gl.minimum(begin + share, length - 1))
 
 
 @gluon.jit
-def tiles_of_keys(record, further, before, positions, batch, D: gl.constexpr, FEW: gl.constexpr):
-    """How many tiles of the ring are an attention task's keys and values. further: its Word.FURTHER; before: as many of
-    the lane's task before it."""
+def tiles_of_keys(record, further, before, sequences, c):
+    """Count the tiles of an attention task's keys and values.
+
+    further: its Word.FURTHER. before: tiles of the task before it on this thread block.
+    """
     if further == 0:
-        begin, blocks = blocks_of(record, positions, batch, FEW)
-        before = blocks * tiles_of_block(D)
+        begin, blocks = blocks_of(record, sequences, c)
+        before = blocks * tiles_of_block(c.D)
     return before
 
 
 @gluon.jit
-def behind_keys(slot, phase, tiles, S: gl.constexpr):
-    """The slot, and its phase, so many tiles further on."""
+def skip_tiles(slot, phase, tiles, S: gl.constexpr):
+    """Advance a slot and its phase by so many tiles."""
     at = slot + tiles
     return at % S, phase ^ ((at // S) & 1)
 
 
 @gluon.jit
-def keys_of_visit(task, row, blocks, steps, positions, slots, batch, D: gl.constexpr, FEW: gl.constexpr):
-    """The first row of 64 values in the caches, and the whole blocks, of the keys that a lane's next attention task
-    goes over. task: how many layers behind the one before, whose row and blocks are given, it goes over the same keys;
-    or, below 0, -1 less its step."""
+def keys_of_task(task, row, blocks, steps, sequences, c):
+    """Find the keys of the thread block's next attention task: first row of 64 values in the caches, whole blocks.
+
+    task: above 0, the layers after the task before, whose row and blocks are given and whose keys are at the same
+    positions; below 0, -1 - (number of its step).
+    """
     places = (steps - RECORD_SIZE).to(gl.pointer_type(gl.int64))
     layer = gl.load(places + PLACE_LAYER_STRIDE)
     if task > 0:
         row += (task * (layer // 32)).to(gl.int32)
     else:
         record = steps + (-1 - task) * RECORD_SIZE
-        begin, blocks = blocks_of(record, positions, batch, FEW)
+        begin, blocks = blocks_of(record, sequences, c)
         sequence = gl.load(record + WORD_SEQUENCE)
-        words = (
-            gl.load(record + WORD_LAYER) * layer
-            + gl.load(slots + sequence, mask=sequence < batch, other=0) * gl.load(places + PLACE_SLOT_STRIDE)
-            + gl.load(record + WORD_KV_HEAD) * gl.load(places + PLACE_HEAD_STRIDE)
-        )
-        row = (words // 32).to(gl.int32) + begin * (D // 64)
+        words = gl.load(record + WORD_LAYER) * layer
+        slot = gl.load(sequences.slots + sequence, mask=sequence < sequences.batch, other=0)
+        words += slot * gl.load(places + PLACE_SLOT_STRIDE)
+        words += gl.load(record + WORD_KV_HEAD) * gl.load(places + PLACE_HEAD_STRIDE)
+        row = (words // 32).to(gl.int32) + begin * (c.D // 64)
     return row, blocks
 
 
 @gluon.jit
-def stream_keys(
-    keys, values, row, blocks, ring, full, empty, tile, DTYPE: gl.constexpr, S: gl.constexpr, FLIGHT: gl.constexpr,
-    D: gl.constexpr,
-):  # fmt: skip
-    """Stream blocks of keys and values, as slots become free. keys, values: descriptors of the caches
-    (launch_boxes.keys_box). row: keys_of_visit's. tile: the number of the ring's next tile; returns that of the one
-    after them."""
-    HALVES: gl.constexpr = D // 64
-    # Beside larger tiles of weights, one more of keys.
-    AHEAD: gl.constexpr = FLIGHT + 1 if ring.shape[0] > S else FLIGHT
+def stream_keys(cached, row, blocks, ring, tile, c):
+    """Stream blocks of keys and values, as slots become free. Returns the number of the tile after them.
+
+    cached: KeyStream (boxes.keys_box). row: as keys_of_task. tile: number of the ring's next tile.
+    """
+    HALVES: gl.constexpr = c.D // 64
+    tiles = ring.places[0]
+    # One tile of keys more in flight, where weight tiles are larger.
+    AHEAD: gl.constexpr = c.FLIGHT + 1 if tiles.shape[0] > c.S else c.FLIGHT
     for piece in range(blocks * (2 * HALVES)):
-        slot = tile % S
-        mbarrier.wait(empty.index(slot), ((tile // S) & 1) ^ 1)
-        if AHEAD < S:
+        slot = tile % c.S
+        mbarrier.wait(ring.empty.index(slot), ((tile // c.S) & 1) ^ 1)
+        if AHEAD < c.S:
             landed = tile - AHEAD
             if landed >= 0:
-                mbarrier.wait(full.index(landed % S), (landed // S) & 1)
-        mbarrier.expect(full.index(slot), _TILE)
+                mbarrier.wait(ring.full.index(landed % c.S), (landed // c.S) & 1)
+        mbarrier.expect(ring.full.index(slot), _TILE)
         at = row + piece // (2 * HALVES) * (_BLOCK * HALVES) + piece % HALVES * 16
-        box = ring.index(slot * (ring.shape[0] // S))._reinterpret(DTYPE, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
+        place = tiles.index(slot * (tiles.shape[0] // c.S))
+        box = place._reinterpret(c.DTYPE, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
         if piece // HALVES % 2 == 0:
-            tma.async_copy_global_to_shared(keys, [0, at, 0], full.index(slot), box)
+            tma.async_copy_global_to_shared(cached.k_box, [0, at, 0], ring.full.index(slot), box)
         else:
-            tma.async_copy_global_to_shared(values, [0, at, 0], full.index(slot), box)
+            tma.async_copy_global_to_shared(cached.v_box, [0, at, 0], ring.full.index(slot), box)
         tile += 1
     return tile
 
 
 @gluon.jit
-def from_ring(
-    ring, full, tile, LAYOUT: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, KW: gl.constexpr, XW: gl.constexpr,
-    S: gl.constexpr,
-):  # fmt: skip
-    """A block's keys, or its values, from the ring, once they have landed: words [XW, KW, D / 2] in LAYOUT. tile: the
-    first one's number. ROWS: LAYOUT's words of a tile, as it lies there."""
-    if D == 64:
-        words = gl.reshape(tile_from_ring(ring, full, tile, ROWS, S), [XW, KW, D // 2])
+def from_ring(ring, tile, LAYOUT: gl.constexpr, ROWS: gl.constexpr, KW: gl.constexpr, c):
+    """Load a block's keys, or its values, from the ring once they have landed: words [XW, KW, D / 2] in LAYOUT.
+
+    tile: number of the first tile. ROWS: layout of a tile's words as they lie there.
+    """
+    if c.D == 64:
+        words = gl.reshape(tile_from_ring(ring, tile, ROWS, c), [c.XW, KW, c.D // 2])
     else:
-        first = gl.reshape(tile_from_ring(ring, full, tile, ROWS, S), [XW, KW // 2, D // 2])
-        second = gl.reshape(tile_from_ring(ring, full, tile + 1, ROWS, S), [XW, KW // 2, D // 2])
-        words = gl.reshape(gl.permute(gl.join(first, second), (0, 3, 1, 2)), [XW, KW, D // 2])
+        first = gl.reshape(tile_from_ring(ring, tile, ROWS, c), [c.XW, KW // 2, c.D // 2])
+        second = gl.reshape(tile_from_ring(ring, tile + 1, ROWS, c), [c.XW, KW // 2, c.D // 2])
+        words = gl.reshape(gl.permute(gl.join(first, second), (0, 3, 1, 2)), [c.XW, KW, c.D // 2])
     return gl.convert_layout(words, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
-def tile_from_ring(ring, full, tile, ROWS: gl.constexpr, S: gl.constexpr):
-    slot = tile % S
-    mbarrier.wait(full.index(slot), (tile // S) & 1)
-    place = ring.index(slot * (ring.shape[0] // S))
+def tile_from_ring(ring, tile, ROWS: gl.constexpr, c):
+    """Load a tile's words from the ring once it has landed: [128, 32] in ROWS."""
+    slot = tile % c.S
+    mbarrier.wait(ring.full.index(slot), (tile // c.S) & 1)
+    tiles = ring.places[0]
+    place = tiles.index(slot * (tiles.shape[0] // c.S))
     return place._reinterpret(gl.int32, [128, 32], gl.NVMMASharedLayout(128, 32, 2)).load(ROWS)
 
 
 @gluon.jit
-def let_go_of_keys(empty, tile, D: gl.constexpr, S: gl.constexpr):
-    """Free the slots of a block, whose keys and values are in registers. tile: the first one's number."""
+def release_keys(ring, tile, c):
+    """Free the slots of a block whose keys and values are in registers. tile: number of the first tile."""
     fence_async_shared()
     gl.thread_barrier()
-    for at in gl.static_range(tiles_of_block(D)):
-        mbarrier.arrive(empty.index((tile + at) % S), count=1)
+    for at in gl.static_range(tiles_of_block(c.D)):
+        mbarrier.arrive(ring.empty.index((tile + at) % c.S), count=1)
     gl.thread_barrier()

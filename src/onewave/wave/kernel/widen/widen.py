@@ -1,13 +1,16 @@
-"""Products of one-byte and of compact weights: bytes from the ring become operand A in registers.
+"""Products of one-byte and compact weights: bytes from the ring become operand A in registers, for mma.sync.
 
-A tile of one-byte weights is one or two images of 8 KiB, side by side: each operand A [64, 128], two elements in 16
-bits (rounding.paired), int8 or fp8 e4m3 numbers, all exact in bfloat16 and in float16. An image (rounding.byte_images)
-is laid so that a thread's 16-byte loads, without bank conflicts, bring the very bits of which its own registers of A
-are made: nothing crosses threads. Four values become four 16-bit ones, but for a power of two, in a few instructions
-(byte_values.py), among which mma.sync fits in; wgmma, whose operands in registers nothing may write while it runs,
-wants more of them than there are beside attention, and gains nothing where there are (docs/log/weight-formats.md).
-Compact weights (compact.py) come in thirteen words of 32 numbers instead, and their tiles with lists of numbers that
-are multiplied one by one.
+A tile of one-byte weights is one or two images of 8 KiB, side by side. An image is operand A [64, 128], two elements in
+16 bits (rounding.paired): int8 or fp8 e4m3 numbers, all exact in bfloat16 and in float16. Its layout
+(rounding.byte_images) gives a thread, by 16-byte loads without bank conflicts, the very bits of its own registers of A:
+no value crosses threads. Widening four values takes a few instructions, up to a power of two (byte_values.py). Compact
+weights (compact.py) are thirteen words a 32 numbers; their tiles have lists of numbers that are multiplied one by one.
+
+Why mma.sync and not wgmma: nothing may write wgmma's operands in registers while it runs, so it needs more registers
+than attention leaves, and gains nothing where they are left (docs/log/weight-formats.md).
+
+Order, for each tile: its full barrier; loads and products, half an image at a time; a fence and a barrier; its empty
+barrier. Roofline: the rate at which one warpgroup widens and multiplies, beside the memory's. Constexprs: kernel.py.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -25,7 +28,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from onewave.wave.kernel.attend.streamed import behind_keys, tiles_of_keys
+from onewave.wave.kernel.attend.streamed import skip_tiles, tiles_of_keys
 from onewave.wave.kernel.hand_over import hand_over, hand_over_one
 from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
@@ -44,14 +47,14 @@ __all__ = ["multiply_byte_steps"]
 
 
 @gluon.jit
-def operand_a(
-    words, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.constexpr, FORMAT: gl.constexpr,
-):  # fmt: skip
-    """Half of operand A, [PARTS, 64 / PARTS, 64], of half an image's words, int32 [32, 32], without a move between
-    threads."""
-    value0, value1, value2, value3 = widened(words, DTYPE, FORMAT)
+def operand_a(words, OPERAND: gl.constexpr, PARTS: gl.constexpr, c):
+    """Build half of operand A, [PARTS, 64 / PARTS, 64], from half an image's words, int32 [32, 32].
+
+    No value moves between threads.
+    """
+    value0, value1, value2, value3 = widened(words, c.DTYPE, c.FORMAT)
     # [32 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32, half of 16 rows, column of a pair]
-    a = gl.join(gl.join(value0, value1), gl.join(value2, value3)).to(DTYPE, bitcast=True)
+    a = gl.join(gl.join(value0, value1), gl.join(value2, value3)).to(c.DTYPE, bitcast=True)
     a = gl.reshape(a, [2, 4, 8, 4, 4, 2, 2])
     a = gl.reshape(gl.permute(a, (1, 5, 2, 0, 4, 3, 6)), [PARTS, 64 // PARTS, 64])
     return gl.convert_layout(a, OPERAND, assert_trivial=True)
@@ -59,8 +62,11 @@ def operand_a(
 
 @gluon.constexpr_function
 def parts_of(R, NB) -> int:
-    """Into how many parts a product falls whose rows and columns meet no others': a warp's rows are those of few column
-    groups (layout.py), and it need not multiply by the others' activations. A part has eight columns at least."""
+    """Parts of a product whose rows and columns need no others'.
+
+    A warp's rows are those of few column groups (layout.py), and it need not multiply by the others' activations. A
+    part has eight columns at least.
+    """
     return max(1, min(4, 64 // R, 64 // R * NB // 8))
 
 
@@ -72,20 +78,18 @@ def byte_products(PARTS):
 
 
 @gluon.jit
-def multiply_byte_steps(
-    steps, num_steps, positions, batch, rings, full, empty, xs, xfull, xempty, parts, pfull, pempty,
-    DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
-    G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, D: gl.constexpr, FEW: gl.constexpr,
-    STREAMS: gl.constexpr, MULTIPLIERS: gl.constexpr, OWN: gl.constexpr,
-):  # fmt: skip
-    """Make all products of the block's steps, as kernel.multiply_steps does; of MULTIPLIERS that do so side by side
-    each group's OWNth row block."""
+def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results, c, OWN: gl.constexpr):
+    """Make all products of the thread block's steps, as kernel.multiply_steps does from 16-bit weights.
+
+    OWN: the row block of each group that this partition makes, where there are two multiply partitions.
+    """
     slot = 0
     phase = 0
     chunks_before = 0
-    results = 0
-    N: gl.constexpr = 64 // R * NB
-    PARTS: gl.constexpr = parts_of(R, NB)
+    number = 0
+    N: gl.constexpr = 64 // c.R * c.NB
+    TILES: gl.constexpr = c.PC // c.IMAGES  # of a chunk
+    PARTS: gl.constexpr = parts_of(c.R, c.NB)
     ACC: gl.constexpr = byte_products(PARTS)
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
     acc0 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
@@ -101,99 +105,87 @@ def multiply_byte_steps(
         chunks = gl.load(record + WORD_CHUNKS)
         if kind >= KIND_REDUCE_HIDDEN:
             blocks = 0
-        if STREAMS:
+        if c.STREAMS:
             if kind == KIND_ATTEND:
-                known = tiles_of_keys(record, tiles, known, positions, batch, D, FEW)
-                slot, phase = behind_keys(slot, phase, known, S)
-        for block in range(0, blocks, G):
+                known = tiles_of_keys(record, tiles, known, sequences, c)
+                slot, phase = skip_tiles(slot, phase, known, c.S)
+        for block in range(0, blocks, c.G):
             for chunk in range(chunks):
-                place = (chunks_before + chunk) % XS
+                place = (chunks_before + chunk) % c.XS
                 if block == 0:
-                    mbarrier.wait(xfull.index(place), ((chunks_before + chunk) // XS) & 1)
-                x = xs.index(place)._reinterpret(DTYPE, [PC * 2, PARTS, N // PARTS, 64], OPERAND)
-                count = gl.minimum(tiles - chunk * (PC // IMAGES), PC // IMAGES)
-                for one in gl.static_range(G if MULTIPLIERS > 1 else 0):
+                    mbarrier.wait(activations.full.index(place), ((chunks_before + chunk) // c.XS) & 1)
+                x = activations.places.index(place)._reinterpret(c.DTYPE, [c.PC * 2, PARTS, N // PARTS, 64], OPERAND)
+                count = gl.minimum(tiles - chunk * TILES, TILES)
+                for one in gl.static_range(c.G if c.MULTIPLIERS > 1 else 0):
                     there = gl.where(block + one < blocks, count, 0)
                     if one == OWN:
-                        acc0, slot, phase = multiply_bytes(
-                            acc0, there, chunk, x, slot, phase, rings, full, empty, DTYPE, FORMAT, IMAGES, S,
-                        )  # fmt: skip
+                        acc0, slot, phase = multiply_bytes(acc0, there, chunk, x, slot, phase, ring, c)
                     else:
-                        slot, phase = passed(slot, phase, there, S)
-                if MULTIPLIERS == 1:
-                    acc0, slot, phase = multiply_bytes(
-                        acc0, count, chunk, x, slot, phase, rings, full, empty, DTYPE, FORMAT, IMAGES, S,
-                    )  # fmt: skip
-                if MULTIPLIERS == 1 and G > 1:
-                    acc1, slot, phase = multiply_bytes(
-                        acc1, gl.where(block + 1 < blocks, count, 0), chunk, x, slot, phase, rings, full, empty, DTYPE,
-                        FORMAT, IMAGES, S,
-                    )  # fmt: skip
-                if MULTIPLIERS == 1 and G > 2:
-                    acc2, slot, phase = multiply_bytes(
-                        acc2, gl.where(block + 2 < blocks, count, 0), chunk, x, slot, phase, rings, full, empty, DTYPE,
-                        FORMAT, IMAGES, S,
-                    )  # fmt: skip
-                    acc3, slot, phase = multiply_bytes(
-                        acc3, gl.where(block + 3 < blocks, count, 0), chunk, x, slot, phase, rings, full, empty, DTYPE,
-                        FORMAT, IMAGES, S,
-                    )  # fmt: skip
+                        slot, phase = skip_block(slot, phase, there, c.S)
+                if c.MULTIPLIERS == 1:
+                    acc0, slot, phase = multiply_bytes(acc0, count, chunk, x, slot, phase, ring, c)
+                if c.MULTIPLIERS == 1 and c.G > 1:
+                    there = gl.where(block + 1 < blocks, count, 0)
+                    acc1, slot, phase = multiply_bytes(acc1, there, chunk, x, slot, phase, ring, c)
+                if c.MULTIPLIERS == 1 and c.G > 2:
+                    there = gl.where(block + 2 < blocks, count, 0)
+                    acc2, slot, phase = multiply_bytes(acc2, there, chunk, x, slot, phase, ring, c)
+                    there = gl.where(block + 3 < blocks, count, 0)
+                    acc3, slot, phase = multiply_bytes(acc3, there, chunk, x, slot, phase, ring, c)
                 if chunk + 1 < chunks:
                     gl.thread_barrier()
-                    mbarrier.arrive(xempty.index(place), count=1, pred=block + G >= blocks)
+                    mbarrier.arrive(activations.empty.index(place), count=1, pred=block + c.G >= blocks)
                     gl.thread_barrier()
-            if MULTIPLIERS == 1:
-                hand_over(acc0, acc1, acc2, acc3, parts, pfull, pempty, results, NB, R, G)
+            if c.MULTIPLIERS == 1:
+                hand_over((acc0, acc1, acc2, acc3), results, number, c)
             else:
-                hand_over_one(acc0, OWN, parts, pfull, pempty, results, NB, R, G)
-            # Behind its barrier, as somebody waits for the products; barriers behind arrivals as in kernel.py.
-            last = (chunks_before + chunks - 1) % XS
-            mbarrier.arrive(xempty.index(last), count=1, pred=block + G >= blocks)
+                hand_over_one(acc0, OWN, results, number, c)
+            # After the hand-over's barrier, because the exchange partition waits for the products; barriers after
+            # arrivals as in kernel.py.
+            last = (chunks_before + chunks - 1) % c.XS
+            mbarrier.arrive(activations.empty.index(last), count=1, pred=block + c.G >= blocks)
             gl.thread_barrier()
-            results += 1
+            number += 1
         chunks_before += chunks
 
 
 @gluon.jit
-def passed(slot, phase, count, S: gl.constexpr):
-    """The slot and phase of the tile behind `count` more, at most S, that others multiply."""
+def skip_block(slot, phase, count, S: gl.constexpr):
+    """Advance slot and phase by `count` tiles, at most S, that the other multiply partition takes."""
     wraps = slot + count >= S
     return gl.where(wraps, slot + count - S, slot + count), gl.where(wraps, phase ^ 1, phase)
 
 
 @gluon.jit
-def multiply_bytes(
-    acc, count, chunk, x, slot, phase, rings, full, empty, DTYPE: gl.constexpr, FORMAT: gl.constexpr,
-    IMAGES: gl.constexpr, S: gl.constexpr,
-):  # fmt: skip
-    """acc plus the products of so many tiles of a row block, one chunk of activations', in `parts_of` parts.
+def multiply_bytes(acc, count, chunk, x, slot, phase, ring, c):
+    """Add to acc the products of `count` tiles of a row block with one chunk of activations, in `parts_of` parts.
 
-    The first chunk's sum begins at 0. x: the chunk's activations, half an image by half. Returns the next tile's slot
-    and phase, too.
+    The first chunk's sum begins at 0. x: the chunk's activations, half an image by half. Returns acc and the next
+    tile's slot and phase.
     """
     WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     acc = gl.where(chunk > 0, acc, 0.0)
-    # A narrow product is a chain of sums, each waiting for the one before: two chains go side by side.
+    # A narrow product is a chain of sums, each waiting for the one before: two chains overlap.
     other = gl.zeros_like(acc)
     NARROW: gl.constexpr = acc.shape[2] == 8
     for tile in range(count):
-        mbarrier.wait(full.index(slot), phase)
-        if FORMAT == 3:
-            acc, other = add_compact_tile(acc, other, tile, x, slot, rings, DTYPE, IMAGES)
+        mbarrier.wait(ring.full.index(slot), phase)
+        if c.FORMAT == 3:
+            acc, other = add_compact_tile((acc, other), tile, x, slot, ring.places, c)
         else:
-            image = rings[0].index(slot)._reinterpret(gl.int32, [IMAGES * 64, 32], STORED)
-            for half in gl.static_range(IMAGES * 2):
+            image = ring.places[0].index(slot)._reinterpret(gl.int32, [c.IMAGES * 64, 32], STORED)
+            for half in gl.static_range(c.IMAGES * 2):
                 words = image.slice(half * 32, 32).load(WORDS)
                 if NARROW and half % 2 == 1:
-                    other = add_product(other, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
+                    other = add_product(other, words, x.index(tile * (2 * c.IMAGES) + half), c)
                 else:
-                    acc = add_product(acc, words, x.index(tile * (2 * IMAGES) + half), DTYPE, FORMAT)
-        fence_async_shared()  # see kernel.multiply_held
+                    acc = add_product(acc, words, x.index(tile * (2 * c.IMAGES) + half), c)
+        fence_async_shared()  # as in kernel.multiply_held
         gl.thread_barrier()
-        mbarrier.arrive(empty.index(slot), count=1)
+        mbarrier.arrive(ring.empty.index(slot), count=1)
         gl.thread_barrier()
-        wraps = slot == S - 1
+        wraps = slot == c.S - 1
         phase = gl.where(wraps, phase ^ 1, phase)
         slot = gl.where(wraps, 0, slot + 1)
     if NARROW:
@@ -202,23 +194,23 @@ def multiply_bytes(
 
 
 @gluon.jit
-def add_product(acc, words, x, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
-    """acc plus half a tile's product with activations x, [PARTS, N / PARTS, 64] in shared memory."""
+def add_product(acc, words, x, c):
+    """Add to acc half a tile's product with activations x, [PARTS, N / PARTS, 64] in shared memory."""
     A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    return mma_v2(operand_a(words, A, acc.shape[0], DTYPE, FORMAT), operand_b(x, acc), acc)
+    return mma_v2(operand_a(words, A, acc.shape[0], c), operand_b(x, acc), acc)
 
 
 @gluon.jit
 def operand_b(x, acc):
-    """Activations in shared memory, [PARTS, N / PARTS, 64], as the product's acc wants them."""
+    """Load activations, [PARTS, N / PARTS, 64] in shared memory, as operand B of acc's product."""
     return x.permute((0, 2, 1)).load(gl.DotOperandLayout(1, acc.type.layout, 2))
 
 
 @gluon.jit
-def add_compact_tile(
-    acc, other, tile, x, slot, rings, DTYPE: gl.constexpr, IMAGES: gl.constexpr,
-):  # fmt: skip
-    """acc and other plus a tile's product with its activations among x's."""
+def add_compact_tile(sums, tile, x, slot, rings, c):
+    """Add a tile's product with its activations among x's to two sums; of a wide product to the first alone."""
+    acc, other = sums
+    IMAGES: gl.constexpr = c.IMAGES
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     planes, beside, lists = rings
     first = planes.index(slot * 3)._reinterpret(gl.int32, [IMAGES * 32, 32], STORED)
@@ -229,20 +221,21 @@ def add_compact_tile(
     for half in gl.static_range(IMAGES * 2):
         at = x.index(tile * (2 * IMAGES) + half)
         if NARROW and half % 2 == 1:
-            other = add_compact_half(other, half, first, second, third, fourth, at, DTYPE)
+            other = add_compact_half(other, half, (first, second, third), fourth, at, c.DTYPE)
         else:
-            acc = add_compact_half(acc, half, first, second, third, fourth, at, DTYPE)
+            acc = add_compact_half(acc, half, (first, second, third), fourth, at, c.DTYPE)
     words = lists.index(slot)._reinterpret(gl.int32, [LIST_SIZE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     listed = word_of_list(words, 0)
     for number in range(1, listed + 1):
         word = word_of_list(words, number)
-        acc = add_listed(acc, word, x.index(tile * (2 * IMAGES) + ((word >> 12) & 3)), DTYPE)
+        acc = add_listed(acc, word, x.index(tile * (2 * IMAGES) + ((word >> 12) & 3)), c.DTYPE)
     return acc, other
 
 
 @gluon.jit
-def add_compact_half(acc, half: gl.constexpr, first, second, third, beside, x, DTYPE: gl.constexpr):
-    """acc plus half an image's product with activations x, [PARTS, N / PARTS, 64] in shared memory."""
+def add_compact_half(acc, half: gl.constexpr, planes, beside, x, DTYPE: gl.constexpr):
+    """Add to acc half an image's product with activations x, [PARTS, N / PARTS, 64] in shared memory."""
+    first, second, third = planes
     A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     ONE: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     words = words_of_half(first, half) + words_of_half(second, half) + words_of_half(third, half)
@@ -253,7 +246,7 @@ def add_compact_half(acc, half: gl.constexpr, first, second, third, beside, x, D
 
 @gluon.jit
 def words_of_half(plane, half: gl.constexpr):
-    """A thread's four words of half an image, int32 [16, 8, 2] each."""
+    """Load a thread's four words of half an image, int32 [16, 8, 2] each."""
     WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     words = gl.reshape(plane.slice(half * 16, 16).load(WORDS), [16, 8, 2, 2])
     even, odd = gl.split(words)
@@ -264,26 +257,28 @@ def words_of_half(plane, half: gl.constexpr):
 
 @gluon.jit
 def twice(word):
-    """A word for either number of a pair."""
+    """Repeat a word for either number of a pair, along a new last axis."""
     return gl.join(word, word)
 
 
 @gluon.jit
 def operand_of_numbers(numbers, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.constexpr):
-    """Half of operand A, [PARTS, 64 / PARTS, 64], of a thread's numbers (compact_values.py), without a move between
-    threads."""
-    while_there = numbers
+    """Build half of operand A, [PARTS, 64 / PARTS, 64], from a thread's numbers (compact_values.py).
+
+    No value moves between threads.
+    """
+    tensors = numbers
     for level in gl.static_range(4):
-        while_there = joined(while_there, 8 >> level)
+        tensors = joined(tensors, 8 >> level)
     # [16 rows, row in 8, pair of columns in 8, column of a pair, 16 columns, half of them, half of 16 rows]
-    a = gl.reshape(while_there[0].to(DTYPE, bitcast=True), [4, 8, 4, 2, 4, 2, 2])
+    a = gl.reshape(tensors[0].to(DTYPE, bitcast=True), [4, 8, 4, 2, 4, 2, 2])
     a = gl.reshape(gl.permute(a, (0, 6, 1, 4, 5, 2, 3)), [PARTS, 64 // PARTS, 64])
     return gl.convert_layout(a, OPERAND, assert_trivial=True)
 
 
 @gluon.jit
 def joined(tensors, HALF: gl.constexpr):
-    """The first half of a tuple of tensors, each with its fellow of the second half along a new last axis."""
+    """Join each tensor of a tuple's first half with its counterpart in the second half, along a new last axis."""
     made = ()
     for at in gl.static_range(HALF):
         made = made + (gl.join(tensors[at], tensors[at + HALF]),)
@@ -292,18 +287,18 @@ def joined(tensors, HALF: gl.constexpr):
 
 @gluon.jit
 def word_of_list(words, at):
-    """A word of a tile's list."""
+    """Load a word of a tile's list."""
     return gl.max(words.index(at).load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
 
 
 @gluon.jit
 def add_listed(acc, word, x, DTYPE: gl.constexpr):
-    """acc plus the products of one number of a tile's list with activations x, those of its half."""
+    """Add to acc the products of one number of a tile's list with the activations of its half, x."""
     A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     ONE: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     warps = gl.arange(0, 4, gl.SliceLayout(1, ONE))
     lanes = gl.arange(0, 32, gl.SliceLayout(0, ONE))
     thread = twice(gl.reshape(warps[:, None] * 32 + lanes[None, :], [16, 8]))
     numbers = listed_numbers(thread, gl.zeros_like(thread) + word)
-    # It is listed 2^64 larger than the sums are.
+    # A listed number is 2^64 times what the sums count in.
     return mma_v2(operand_of_numbers(numbers, A, acc.shape[0], DTYPE), operand_b(x, acc), acc * 2.0**64) * 2.0**-64
