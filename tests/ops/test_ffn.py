@@ -43,7 +43,7 @@ def operands(sizes: FFNSizes, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor
 def emulated(plan: FFNPlan, x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None) -> Tensor:
     weights = {"up": Weight((up,) if gate is None else (gate, up)), "down": Weight((down,))}
     for graph, table, program in zip(plan.graphs, plan.tables, plan.programs, strict=True):
-        stream = pack_stream(program, weights, torch.device("cpu"))
+        stream = pack_stream(program, weights, torch.device("cpu")).tensor
         out = np.full((len(x), graph.tensors[OUTPUT].shape[1]), np.nan)
         Emulator(program, stream, silu).run(table, x.numpy(), out)
         x = torch.from_numpy(out)

@@ -16,7 +16,7 @@ from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
 from onewave.wave.kernel.widen import compact_values
 from onewave.wave.kernel.words import boxes_of, tile_bytes
 from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TileShape, tile_shape
-from onewave.wave.weights.compact import MOST_BASE, bases_of, compact_images, restore_images, scales_of
+from onewave.wave.weights.compact import MAX_BASE, bases_of, compact_images, restore_images, scales_of
 from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream
 
@@ -80,7 +80,7 @@ def test_a_tile_is_three_boxes_and_four_words_beside_them_for_every_thread() -> 
     assert COMPACT.weight_bytes == COMPACT_BYTES
 
 
-@pytest.mark.parametrize("base", [0, 1, 60, MOST_BASE])
+@pytest.mark.parametrize("base", [0, 1, 60, MAX_BASE])
 def test_every_number_of_thirteen_bits_is_a_weight_that_needs_no_list(base: int) -> None:
     shape = shape_of(1, 1)
     bits = np.random.default_rng(base).permutation(np.append(np.arange(4096), np.arange(4096) | 0x8000))

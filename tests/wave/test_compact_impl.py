@@ -21,6 +21,7 @@ from onewave.wave.weights.compact import bases_of, compact_images, scales_of
 from onewave.wave.weights.compact_impl import pack_compact, unpack_compact
 from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream
+from onewave.wave.weights.pack_impl import UnpackedRows
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_compact import bits_of, randn, shape_of
@@ -59,7 +60,8 @@ def check(weight: Weight, shape: TileShape, *, holds_all: bool = True) -> Tensor
         for first, last in {(0, height), (min(5, height - 1), min(17, height)), (height - 1, height)}:
             out = torch.full((count, last - first, cols), float("nan"), dtype=torch.bfloat16)
             low, high = first * count // shape.rows, -(-last * count // shape.rows)
-            unpack_compact(images, lists, places, scales, out, count, first, low, high - low, shape)
+            part = UnpackedRows(out, count, first, low, high - low)
+            unpack_compact(images, lists, places, scales, part, shape)
             assert torch.equal(bits_of(out), bits_of(wanted[:, first:last]))
     return expected_lists
 

@@ -254,8 +254,11 @@ def test_a_stream_of_compact_weights_has_as_many_tiles_and_a_deeper_ring() -> No
     ("fault", "complaint"),
     [
         (Fault("multiply_bytes", "fence_async_shared()", "pass"), r"a copy by TMA writes what multi.* read"),
-        (Fault("multiply_bytes", "mbarrier.wait(full", "mbarrier.luck(full"), r"multi.* reads what a copy by TMA"),
-        (Fault("load_tile", "mbarrier.wait(empty", "mbarrier.luck(empty"), r"a copy by TMA writes what"),
+        (
+            Fault("multiply_bytes", "mbarrier.wait(ring.full", "mbarrier.luck(ring.full"),
+            r"multi.* reads what a copy by TMA",
+        ),
+        (Fault("load_tile", "mbarrier.wait(ring.empty", "mbarrier.luck(ring.empty"), r"a copy by TMA writes what"),
         (
             Fault("request_tile", "tiles[1].index(slot)", "tiles[1].index(0)"),
             r"multi.* reads what|a copy by TMA writes",

@@ -33,13 +33,16 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 FAULTS = {
     "the loader does not wait for a free slot": (
-        Fault("load_tile", "mbarrier.wait(empty", "mbarrier.luck(empty"), "a copy by TMA writes what products of multi"
+        Fault("load_tile", "mbarrier.wait(ring.empty", "mbarrier.luck(ring.empty"),
+        "a copy by TMA writes what products of multi",
     ),
     "a product does not wait for its weights": (
-        Fault("multiply_block", "mbarrier.wait(full", "mbarrier.luck(full"), "products of multi.* reads what a copy"
+        Fault("multiply_block", "mbarrier.wait(ring.full", "mbarrier.luck(ring.full"),
+        "products of multi.* reads what a copy",
     ),
     "a product does not wait for its activations": (
-        Fault("multiply_steps", "mbarrier.wait(xfull", "mbarrier.luck(xfull"), "products of multi.* reads what exchange"
+        Fault("multiply_steps", "mbarrier.wait(activations.full", "mbarrier.luck(activations.full"),
+        "products of multi.* reads what exchange",
     ),
     "a slot goes while its product runs": (
         Fault("multiply_block", "warpgroup_mma_wait(1, deps=[acc])", "warpgroup_mma_wait(2, deps=[acc])"),
@@ -49,19 +52,22 @@ FAULTS = {
         Fault("load_activations", "fence_async_shared()", "pass"), "products of multi.* reads what exchange.* wrote"
     ),
     "results are written over ones that nobody has read": (
-        Fault("give", "mbarrier.wait(pempty", "mbarrier.luck(pempty"), "multi.* writes what exchange.* read"
+        Fault("give", "mbarrier.wait(results.empty", "mbarrier.luck(results.empty"),
+        "multi.* writes what exchange.* read",
     ),
     "results are read too early": (
-        Fault("finish_blocks", "mbarrier.wait(pfull", "mbarrier.luck(pfull"), "exchange.* reads what multi.* wrote"
+        Fault("finish_blocks", "mbarrier.wait(results.full", "mbarrier.luck(results.full"),
+        "exchange.* reads what multi.* wrote",
     ),
     "a tile is held before it has landed": (
-        Fault("held_tile", "mbarrier.wait(full", "mbarrier.luck(full"), "multi.* reads what a copy"
+        Fault("held_tile", "mbarrier.wait(ring.full", "mbarrier.luck(ring.full"), "multi.* reads what a copy"
     ),
     "held tiles' slots go before anything orders their loads and the next copies": (
         Fault("multiply_held", "fence_async_shared()", "pass"), "a copy by TMA writes what multi.* read"
     ),
     "held tiles do not wait for their activations": (
-        Fault("multiply_held", "mbarrier.wait(xfull", "mbarrier.luck(xfull"), "products of multi.* reads what exchange"
+        Fault("multiply_held", "mbarrier.wait(activations.full", "mbarrier.luck(activations.full"),
+        "products of multi.* reads what exchange",
     ),
 }  # fmt: skip
 
@@ -73,7 +79,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
     up, gate = ((randn(2112, 192, seed=seed) / 14).half() for seed in (1, 2))
     down = (randn(128, 2112, seed=3) / 33).half()
     program = plan_ffn(sizes, workers=2, order="row").programs[0]
-    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu"))
+    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu")).tensor
     bench = Bench(program, stream, HELD=2 if "held" in fault.function else 0)
     source, out = bench.memory.put(words(randn(1, 192, seed=4).half())), bench.memory.put(np.zeros((1, 64), np.int32))
     bench.run(source, 96, out, 64, 1)
@@ -84,13 +90,13 @@ def test_a_planted_fault_is_found(name: str) -> None:
 
 STREAMED = {
     "keys come to a slot that is not free": (
-        Fault("stream_keys", "mbarrier.wait(empty", "mbarrier.luck(empty"), "a copy by TMA writes what"
+        Fault("stream_keys", "mbarrier.wait(ring.empty", "mbarrier.luck(ring.empty"), "a copy by TMA writes what"
     ),
     "keys' slots go before anything orders their loads and the next copies": (
         Fault("release_keys", "fence_async_shared()", "pass"), "a copy by TMA writes what exchange.* read"
     ),
     "keys are read before they have landed": (
-        Fault("tile_from_ring", "mbarrier.wait(full", "mbarrier.luck(full"), "exchange.* reads what a copy"
+        Fault("tile_from_ring", "mbarrier.wait(ring.full", "mbarrier.luck(ring.full"), "exchange.* reads what a copy"
     ),
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_the_kernels_source_computes_the_block_launch_after_launch(
     down = (randn(128, 1088, seed=3) / 33).half()
     plan = plan_ffn(sizes, workers=workers, order=order, policy=policy)
     program = plan.programs[0]
-    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu"))
+    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu")).tensor
     bench = Bench(program, stream, SYNC=int(policy != "data"))
     # As many sequences as there is room for, fewer, and as many again: nothing of the first launch may be left over.
     for seed, rows in enumerate((batch, 1, batch, 1, 1, batch)):
@@ -97,7 +97,7 @@ def test_tiles_held_in_registers_change_no_bit(columns: int) -> None:
     up, gate = ((randn(192, columns, seed=seed) / columns**0.5).half() for seed in (1, 2))
     down = (randn(64, 192, seed=3) / 14).half()
     program = plan_ffn(sizes, workers=3, order="row").programs[0]
-    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu"))
+    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu")).tensor
     x, results = randn(1, columns, seed=4).half(), []
     for held in (0, 2, 4):
         bench = Bench(program, stream, HELD=held)
@@ -113,7 +113,7 @@ def test_delays_at_random_places_change_no_bit() -> None:
     sizes = FFNSizes(4, 128, 576, 64, False)
     up, down = (randn(576, 128, seed=1) / 11).half(), (randn(64, 576, seed=2) / 24).half()
     program = plan_ffn(sizes, workers=4, order="half_row").programs[0]
-    stream = pack_stream(program, {"up": Weight((up,)), "down": Weight((down,))}, torch.device("cpu"))
+    stream = pack_stream(program, {"up": Weight((up,)), "down": Weight((down,))}, torch.device("cpu")).tensor
     bench = Bench(program, stream, GATED=False, TEST=2)
     x = bench.memory.put(words(randn(4, 128, seed=3).half()))
     dice = random.Random(5)

@@ -12,7 +12,7 @@ from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights import pack
 from onewave.wave.weights.pack import Weight, WeightStream
-from onewave.wave.weights.pack_impl import pack_tiles, unpack_tiles
+from onewave.wave.weights.pack_impl import UnpackedRows, pack_tiles, unpack_tiles
 
 CPU = torch.device("cpu")
 SIZES = FFNSizes(2, 192, 576, 128, True)
@@ -134,7 +134,7 @@ def test_the_kernels_pack_and_unpack_as_plain_indexing_does(batch: int, height: 
     for first, last in ((0, height), (5, 17), (height - 1, height)):
         out = torch.full((count, last - first, cols), float("nan"), dtype=torch.float16)
         low, high = first * count // shape.rows, -(-last * count // shape.rows)
-        unpack_tiles(expected, places, out, count, first, low, high - low, shape)
+        unpack_tiles(expected, places, UnpackedRows(out, count, first, low, high - low), shape)
         assert torch.equal(out, torch.stack([matrix[first:last] for matrix in matrices]))
 
 

@@ -25,7 +25,7 @@ from onewave.wave.plan.operations import INPUT, AnyOperation, HeadGroups, Operat
 from onewave.wave.plan.pace import sooner
 from onewave.wave.plan.program import build_program
 from onewave.wave.plan.slices import slice_bounds
-from onewave.wave.weights.pack import Weight, pack_stream, tile_images
+from onewave.wave.weights.pack import Weight, WeightStream, pack_stream, tile_images
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_decoders import BASE
@@ -92,7 +92,7 @@ def test_the_stream_holds_every_weight_once_and_takes_turns_and_gains() -> None:
     down = torch.randn(64, 576).half()
     told: list[int] = []
     weights = {"up": Weight((gate, up), gain), "down": Weight((down,))}
-    stream = pack_stream(program, weights, CPU, progress=told.append)
+    stream = pack_stream(program, weights, CPU, progress=told.append).tensor
     folded = [(matrix.float() * gain).half() for matrix in (gate, up)]
     assert stream.double().sum() == pytest.approx(sum(m.double().sum().item() for m in (*folded, down)))
     assert told[-1] == sum(len(entries) for entries in program.stream.values())
@@ -158,7 +158,7 @@ def test_groups_of_heads_cover_every_head_once(heads: int, kv_heads: int) -> Non
 def test_a_launch_needs_a_card_of_the_right_kind() -> None:
     program = plan_ffn(FFNSizes(1, 64, 128, 64, False), workers=2).programs[0]
     with pytest.raises(UnsupportedError, match="compute capability"):
-        Wave(program, torch.zeros(128, 64, dtype=torch.float16))
+        Wave(WeightStream(program, torch.float16, CPU))
 
 
 def test_a_stalled_launch_is_told_as_task_counter_expected_and_got() -> None:

@@ -21,7 +21,7 @@ from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.formats import ROUNDINGS, Rounding, find_rounding
 from onewave.wave.weights.pack import Weight, WeightStream
-from onewave.wave.weights.pack_impl import unpack_bytes
+from onewave.wave.weights.pack_impl import UnpackedRows, unpack_bytes
 from onewave.wave.weights.rounding import byte_images, paired, place_in_image, restore_rows, round_rows, unpaired
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -189,7 +189,8 @@ def test_the_unpacking_kernel_reads_what_was_packed(
     for first, last in ((0, height), (5, 17), (height - 1, height)):
         out = torch.full((count, last - first, cols), float("nan"), dtype=torch.float16)
         low, high = first * count // shape.rows, -(-last * count // shape.rows)
-        unpack_bytes(stream, places, scales, out, count, first, low, high - low, shape, rounding.number)
+        part = UnpackedRows(out, count, first, low, high - low)
+        unpack_bytes(stream, places, scales, part, shape, rounding.number)
         for found, matrix in zip(out, matrices, strict=True):
             rows = round_rows(matrix.float()[first:last], rounding)
             assert torch.equal(found, restore_rows(*rows, rounding, torch.float16))

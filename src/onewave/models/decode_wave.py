@@ -75,25 +75,12 @@ class DecodeWave:
             if progress is not None:
                 progress(done * TILE_BYTES)
 
-        scales = lists = None
         if stream is None:
             count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
             program = plan_program(config, batch=batch, workers=count)
-            tiles = pack_stream(program, wave_weights(model), model.device, progress=told)
-        else:
-            program, tiles, scales, lists = stream.program, stream.tensor, stream.scales, stream.lists
-        groups = head_groups(config, 1 << (batch - 1).bit_length())
-        weight_format = None if stream is None else stream.weight_format
-        self.wave = Wave(
-            program,
-            tiles,
-            activation="silu",
-            delays=delays,
-            attention=attention_setup(model, groups),
-            weight_format=weight_format,
-            scales=scales,
-            lists=lists,
-        )
+            stream = pack_stream(program, wave_weights(model), model.device, progress=told)
+        setup = attention_setup(model, head_groups(config, 1 << (batch - 1).bit_length()))
+        self.wave = Wave(stream, activation="silu", delays=delays, attention=setup)
 
     def bind_cache(self, kv: StaticKVCache | PagedKVCache) -> None:
         """Use this cache from now on; `slots` are rows of a paged one's block table. Pages of each size are compiled

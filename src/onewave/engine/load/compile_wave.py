@@ -176,20 +176,21 @@ def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int) -> No
 def compile_packing(stream: WeightStream) -> None:
     """Launch what packs and unpacks a model's matrices, on a blank stream's one tile."""
     from onewave.wave.weights.compact_impl import pack_compact, unpack_compact
-    from onewave.wave.weights.pack_impl import pack_tiles, unpack_bytes, unpack_tiles
+    from onewave.wave.weights.pack_impl import UnpackedRows, pack_tiles, unpack_bytes, unpack_tiles
 
     shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)
     images, lists, scales = stream.images, stream.lists, stream.scales
     gain = torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)
     for count, gained in ((1, gain), (1, None), (2, gain)):
         zeros = torch.zeros(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)
-        matrices, out = zeros.chunk(count), zeros.view(count, -1, shape.cols)
+        matrices = zeros.chunk(count)
+        part = UnpackedRows(zeros.view(count, -1, shape.cols), count, first_row=0, first_block=0, blocks=1)
         if scales is None:
             pack_tiles(images, place, matrices, gained, shape)
-            unpack_tiles(images, place, out, count, 0, 0, 1, shape)
+            unpack_tiles(images, place, part, shape)
         elif lists is not None:
             pack_compact(images, lists, scales, stream.reached, place, matrices, gained, shape)
-            unpack_compact(images, lists, place, scales, out, count, 0, 0, 1, shape)
+            unpack_compact(images, lists, place, scales, part, shape)
         else:  # what rounds and packs is PyTorch's
             assert stream.weight_format is not None
-            unpack_bytes(images, place, scales, out, count, 0, 0, 1, shape, stream.weight_format.number)
+            unpack_bytes(images, place, scales, part, shape, stream.weight_format.number)

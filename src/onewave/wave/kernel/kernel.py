@@ -99,7 +99,7 @@ from onewave.wave.kernel.parameters import (
     Output,
     Records,
     Sequences,
-    WeightStream,
+    TileStream,
 )
 from onewave.wave.kernel.records import copy_first_records, records_memory
 from onewave.wave.kernel.widen.widen import multiply_byte_steps
@@ -415,7 +415,7 @@ def wave_kernel(
     mine = steps + first_step * RECORD_SIZE
     cached = KeyStream(k_box=keys, v_box=values, visits=visits + block * visit_words, steps=steps)
     ahead = tiles_ahead(num_tiles, cached.visits, c)
-    stream = WeightStream(boxes=boxes, ahead=ahead, num_tiles=num_tiles, first_row=first_row, row_step=row_step)
+    stream = TileStream(boxes=boxes, ahead=ahead, num_tiles=num_tiles, first_row=first_row, row_step=row_step)
     load_first(stream, ring, c)
     step_records = Records(
         box=records, first_step=first_step, num_steps=num_steps, groups=groups, places=places, full=rfull

@@ -25,7 +25,7 @@ __all__ = [
     "SplitTask",
     "Step",
     "Target",
-    "WeightStream",
+    "TileStream",
 ]
 
 
@@ -177,7 +177,7 @@ class Target(NamedTuple):
     stride: Any
 
 
-class WeightStream(NamedTuple):
+class TileStream(NamedTuple):
     """The thread block's weight tiles.
 
     boxes: descriptors: of the tiles and, for compact weights, of the words beside a tile's planes and of its list.

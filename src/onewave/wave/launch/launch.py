@@ -25,7 +25,7 @@ from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.plan.pace import in_flight
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.resources import kernel_resources
-from onewave.wave.weights.formats import COMPACT, WeightFormat
+from onewave.wave.weights.pack import WeightStream
 
 __all__ = [
     "ACTIVATIONS",
@@ -76,32 +76,28 @@ class AttentionSetup:
 
 
 class Wave:
-    """A program bound to a device and its packed weights. Calls are launches on the current stream.
+    """Launch a program with its packed weights, on the current stream.
 
-    stream: what pack_stream returned, or of a WeightStream `tensor`, and with rounded or compact weights its
-    weight_format, scales and lists. activation: silu, gelu or None, for the operations that have one. counters: hand
-    off by the table's counters instead of by the data itself. budget: polls of one wait before a launch gives up.
-    delays: a test build that sleeps at random before every task. Each stream has buffers of its own, but for a decode
-    step's residual stream: such a launch waits for those on other streams. Launches recorded into CUDA graphs share one
-    set of buffers, so graphs of one Wave must not run side by side, nor beside its decode steps; nor must two threads
-    launch at once.
-    Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the program has workers.
+    weights: every matrix of its program, packed. activation: silu, gelu or None, for operations that have one.
+    counters: hand off by the table's counters instead of data-as-flag. budget: polls of one wait before a launch gives
+    up. delays: a test build that sleeps at random before every task. Each CUDA stream has its own buffers, except a
+    decode step's residual stream: decode steps wait for those on other streams. Launches recorded into CUDA graphs
+    share one set of buffers, so graphs of one Wave must not run at the same time, nor beside its decode steps; two
+    threads must not launch at once.
+    Raises UnsupportedError on a device without sm_90, or with fewer SMs than the program has workers.
     """
 
     def __init__(
         self,
-        program: WaveProgram,
-        stream: Tensor,
+        weights: WeightStream,
         *,
         activation: str | None = None,
         counters: bool = False,
         budget: int = POLLS,
         delays: bool = False,
         attention: AttentionSetup | None = None,
-        weight_format: WeightFormat | None = None,
-        scales: Tensor | None = None,
-        lists: Tensor | None = None,
     ):
+        program, stream, scales, lists = weights.program, weights.tensor, weights.scales, weights.lists
         device = stream.device
         if not runs_here(device):
             raise UnsupportedError("wave: device", got=str(device), allowed="a card of compute capability 9.0")
@@ -110,11 +106,8 @@ class Wave:
             raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
         if activation not in ACTIVATIONS:
             raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
-        assert program.shape.weight_bytes == (2 if weight_format is None else weight_format.weight_bytes)
-        assert (weight_format is None) == (scales is None)
-        assert (weight_format is COMPACT) == (lists is not None)
         self.program, self.device, self._stream = program, device, stream
-        self._weight_format, self._scales = weight_format, scales
+        self._weight_format, self._scales = weights.weight_format, scales
         self._budget, self._counters, self._delays = budget, counters, delays
         self._records, self._lanes, self._totals = (
             torch.from_numpy(words).to(device)

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from onewave.wave.plan.layout import LIST_WORDS, TileShape
 
-__all__ = ["MOST_BASE", "bases_of", "compact_images", "restore_images", "scales_of"]
+__all__ = ["MAX_BASE", "bases_of", "compact_images", "restore_images", "scales_of"]
 
-MOST_BASE = 190
-"""The largest base that is taken, with which scales are float32 numbers: of weights below 2^95."""
+MAX_BASE = 190
+"""The largest base of a row, for weights below 2^95. With a larger one its scale would overflow float32."""
 _DISTANCES = 31
 # Listed numbers are larger by this power of two, and products, whose activations are raised as much (byte_values.py).
 _RAISED = 64
@@ -67,7 +67,7 @@ def compact_images(rows: Tensor, bases: Tensor, shape: TileShape) -> tuple[Tenso
         planes[..., 3, k] |= _bits(rest, 0) << _GAP
         last |= ((rest >> 15) & 0x00010001) << (_GAP + k)
     words = torch.cat((planes.permute(0, 4, 1, 2, 3).flatten(1), last.flatten(1)), dim=1)
-    return words.contiguous().view(torch.uint8), lists, all_listed & (bases <= MOST_BASE).all()
+    return words.contiguous().view(torch.uint8), lists, all_listed & (bases <= MAX_BASE).all()
 
 
 def _bits(pairs: Tensor, first: int) -> Tensor:

@@ -25,13 +25,14 @@ from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
 from onewave.wave.plan.layout import LIST_WORDS, TileShape
-from onewave.wave.weights.compact import MOST_BASE
+from onewave.wave.weights.compact import MAX_BASE
+from onewave.wave.weights.pack_impl import UnpackedRows
 
 __all__ = ["pack_compact", "unpack_compact"]
 
 _ROW_PAIRS = 1024  # that a row's program looks at together: 16 bytes a thread, twice
 _LIST_WORDS = tl.constexpr(LIST_WORDS)
-_MOST_BASE = tl.constexpr(MOST_BASE)
+_MAX_BASE = tl.constexpr(MAX_BASE)
 _NO_KEY = tl.constexpr(0x7FFFFFFF)
 _RAISED = tl.constexpr(2.0**64)
 
@@ -86,7 +87,7 @@ def _bases_kernel(
     # 2^(base - 64), by its exponent: infinite where there is no such number.
     bits = tl.minimum(base + 63, 255) << 23
     tl.store(scales + whole, bits.to(tl.float32, bitcast=True))
-    tl.store(reached, 0, mask=base > _MOST_BASE)
+    tl.store(reached, 0, mask=base > _MAX_BASE)
 
 
 @triton.jit
@@ -320,10 +321,10 @@ def pack_compact(
     images: Tensor, lists: Tensor, scales: Tensor, reached: Tensor, places: Tensor, matrices: tuple[Tensor, ...],
     gain: Tensor | None, shape: TileShape,
 ) -> None:  # fmt: skip
-    """Write one or two bfloat16 matrices of one shape, whose rows take turns, into their places of a compact stream.
+    """Pack one or two bfloat16 matrices of one shape, whose rows alternate, into their places of a compact stream.
 
     images: uint8 [stream tiles, shape.tile_bytes]. lists: int32 [stream tiles, LIST_WORDS]. scales: float32, of the
-    matrices' row blocks. reached: bool, set to False where the format does not hold all. places: int32, of every tile,
+    matrices' row blocks. reached: bool, set to False if the format does not hold a weight. places: int32, of each tile,
     row block by row block. matrices: [height, cols], last axis contiguous. gain: [cols], contiguous, multiplied in
     float32 and rounded once.
     """
@@ -347,20 +348,19 @@ def pack_compact(
 
 
 def unpack_compact(
-    images: Tensor, lists: Tensor, places: Tensor, scales: Tensor, out: Tensor, count: int, first_row: int,
-    first_block: int, blocks: int, shape: TileShape,
-) -> None:  # fmt: skip
-    """Read row blocks of a compact stream back: out, bfloat16 [count, rows, cols], gets each matrix's rows from
-    first_row on, contiguous, with their gain.
+    images: Tensor, lists: Tensor, places: Tensor, scales: Tensor, part: UnpackedRows, shape: TileShape
+) -> None:
+    """Read rows of a compact stream back, as bfloat16, with their gain.
 
-    scales: float32, of the rows of all blocks; the others as pack_compact has them.
+    scales: float32, of the rows of all blocks; the others as in pack_compact.
     """
-    _, height, cols = out.shape
+    _, height, cols = part.out.shape
     tiles = -(-cols // shape.cols)
     launch_kernel(
-        _unpack_kernel, (blocks * tiles,),
-        images, lists, places, scales, out, height, cols, first_block, tiles, first_row,
-        R=shape.rows, COUNT=count, IMAGES=shape.images, PAIRED=_paired(cols, cols, out), num_warps=8 * shape.images,
+        _unpack_kernel, (part.blocks * tiles,),
+        images, lists, places, scales, part.out, height, cols, part.first_block, tiles, part.first_row,
+        R=shape.rows, COUNT=part.count, IMAGES=shape.images, PAIRED=_paired(cols, cols, part.out),
+        num_warps=8 * shape.images,
     )  # fmt: skip
 
 

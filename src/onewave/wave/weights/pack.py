@@ -289,26 +289,22 @@ class WeightStream:
         rows, (start, _, tiles) = last - first, self._grids[name]
         low, high = first * count // self.shape.rows, -(-last * count // self.shape.rows)
         places = self._places[start : start + self._grids[name][1] * tiles]
-        if self.images.is_cuda and isinstance(self.weight_format, Rounding):
-            from onewave.wave.weights.pack_impl import unpack_bytes
-
-            assert self.scales is not None
-            scales = self.scales[self.program.first_scale[name] :]
-            number = self.weight_format.number
-            unpack_bytes(self.images, places, scales, out, count, first, low, high - low, self.shape, number)
-        elif self.images.is_cuda and self.lists is not None:
-            from onewave.wave.weights.compact_impl import unpack_compact
-
-            assert self.scales is not None
-            scales = self.scales[self.program.first_scale[name] :]
-            unpack_compact(self.images, self.lists, places, scales, out, count, first, low, high - low, self.shape)
-        elif self.images.is_cuda:
-            from onewave.wave.weights.pack_impl import unpack_tiles
-
-            unpack_tiles(self.images, places, out, count, first, low, high - low, self.shape)
-        else:
+        if not self.images.is_cuda:
             whole = self.read_blocks(name, cols, low, high)[first * count - low * self.shape.rows :][: rows * count]
             out.copy_(whole.view(rows, count, cols).transpose(0, 1))
+            return out.view(count * rows, cols)
+        from onewave.wave.weights.compact_impl import unpack_compact
+        from onewave.wave.weights.pack_impl import UnpackedRows, unpack_bytes, unpack_tiles
+
+        part = UnpackedRows(out, count, first, low, high - low)
+        if self.scales is None or self.weight_format is None:
+            unpack_tiles(self.images, places, part, self.shape)
+        elif self.lists is None:
+            scales = self.scales[self.program.first_scale[name] :]
+            unpack_bytes(self.images, places, scales, part, self.shape, self.weight_format.number)
+        else:
+            scales = self.scales[self.program.first_scale[name] :]
+            unpack_compact(self.images, self.lists, places, scales, part, self.shape)
         return out.view(count * rows, cols)
 
     def read_blocks(self, name: str, cols: int, low: int, high: int) -> Tensor:
@@ -396,11 +392,11 @@ def pack_stream(
     device: torch.device,
     *,
     progress: Callable[[int], None] | None = None,
-) -> Tensor:
-    """Pack all matrices of a program: [stream tiles * 128, 64] of their dtype on `device`.
+) -> WeightStream:
+    """Pack all matrices of a program as they are, in a stream on `device`.
 
-    The matrices may lie on another device; beside them and the stream about 256 MiB is held. progress: told the tiles
-    done so far. Raises ShapeError.
+    The matrices may lie on another device; packing holds about 256 MiB beside them and the stream. progress: called
+    with the number of tiles packed so far. Raises ShapeError.
     """
     stream = WeightStream(program, next(iter(weights.values())).matrices[0].dtype, device)
     done = 0
@@ -408,7 +404,7 @@ def pack_stream(
         done += stream.put(name, weights[name])
         if progress is not None:
             progress(done)
-    return stream.tensor
+    return stream
 
 
 def _fits(weight: Weight) -> bool:

@@ -1,7 +1,16 @@
-"""Packing and unpacking of weight tiles in Triton; unpacking of one-byte ones too.
+"""Pack and unpack weight tiles in Triton; dequantise tiles of one-byte weights.
 
-One program a tile: 16 KiB of the stream on one side, rows x cols of a matrix (or of two whose rows take turns) on the
-other, in runs of 64 values (128 bytes) on both. Bound: reading and writing each weight once.
+Program ids: program_id(0) is the tile (for one-byte weights the image), program_id(1) one of _PARTS parts of it.
+Registers: 16 values a thread. A program copies between 16 KiB of the stream and rows x cols of a matrix, or of two
+whose rows alternate, in runs of 64 values (128 bytes) on both sides. Roofline: each weight read and written once.
+
+constexpr  meaning [unit] (allowed values)
+R          rows of a weight tile (8, 16, 32, 64)
+COUNT      matrices whose rows alternate (1, 2)
+GAIN       whether columns are multiplied by a gain (False, True)
+PART       values of a program
+FORMAT     one-byte format (1: int8, 2: fp8 e4m3)
+IMAGES     operands A [64, 128] in a tile (1, 2)
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -10,6 +19,8 @@ other, in runs of 64 values (128 bytes) on both. Bound: reading and writing each
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,14 +28,29 @@ from torch import Tensor
 from onewave.gpu.launch import launch_kernel
 from onewave.wave.plan.layout import TileShape
 
-__all__ = ["pack_tiles", "unpack_bytes", "unpack_tiles"]
+__all__ = ["UnpackedRows", "pack_tiles", "unpack_bytes", "unpack_tiles"]
 
 _PARTS = 4  # programs a tile: 2,048 values each, 16 a thread
 
 
+@dataclass(frozen=True)
+class UnpackedRows:
+    """Rows to read back, of `count` matrices whose rows alternate in the stream.
+
+    out: [count, rows, cols], contiguous: each matrix's rows from first_row on. first_block, blocks: the stream's row
+    blocks that hold them.
+    """
+
+    out: Tensor
+    count: int
+    first_row: int
+    first_block: int
+    blocks: int
+
+
 @triton.jit
 def _image(first_block, tiles, R: tl.constexpr, COUNT: tl.constexpr, PART: tl.constexpr):
-    """Where a part of tile program_id(0) lies: (value in the image, matrix, row of it from the first, column)."""
+    """Locate a part of tile program_id(0): (value in the image, matrix, its row counted from the first, column)."""
     number = tl.program_id(0)
     place = tl.program_id(1) * PART + tl.arange(0, PART)
     half, line, column = place // 4096, place // 64 % 64, place % 64
@@ -73,8 +99,7 @@ def _unpack_bytes_kernel(
     number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
     place = tl.program_id(1) * PART + tl.arange(0, PART)
     line, column = place // 128, place % 128
-    # As rounding.place_in_image and rounding.paired say: the gather stays within a tile, which the first-level cache
-    # holds.
+    # The order of rounding.place_in_image and rounding.paired. The gather stays within a tile, which L1 holds.
     at = (column // 32 * 4 + line // 16) * 8 + line % 8
     at = ((at * 4 + column // 2 % 4) * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
     source = (tl.load(places + first_block * tiles + number).to(tl.int64) * IMAGES + image) * 8192
@@ -101,7 +126,7 @@ def _unpack_bytes_kernel(
 def pack_tiles(
     stream: Tensor, places: Tensor, matrices: tuple[Tensor, ...], gain: Tensor | None, shape: TileShape
 ) -> None:
-    """Write one or two matrices of one shape, whose rows take turns, into their places of the stream.
+    """Pack one or two matrices of one shape, whose rows alternate, into their places of the stream.
 
     places: int32, of every tile, row block by row block. matrices: [height, cols], last axis contiguous.
     """
@@ -115,32 +140,28 @@ def pack_tiles(
     )  # fmt: skip
 
 
-def unpack_tiles(
-    stream: Tensor, places: Tensor, out: Tensor, count: int, first_row: int, first_block: int, blocks: int,
-    shape: TileShape,
-) -> None:  # fmt: skip
-    """Read row blocks back: out [count, rows, cols] gets each matrix's rows from first_row on, contiguous."""
-    _, height, cols = out.shape
+def unpack_tiles(stream: Tensor, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
+    """Read rows of 16-bit weights back."""
+    _, height, cols = part.out.shape
     tiles = -(-cols // shape.cols)
     launch_kernel(
-        _unpack_kernel, (blocks * tiles, _PARTS),
-        stream, places, out, height, cols, first_block, tiles, first_row,
-        R=shape.rows, COUNT=count, PART=8192 // _PARTS, num_warps=4,
+        _unpack_kernel, (part.blocks * tiles, _PARTS),
+        stream, places, part.out, height, cols, part.first_block, tiles, part.first_row,
+        R=shape.rows, COUNT=part.count, PART=8192 // _PARTS, num_warps=4,
     )  # fmt: skip
 
 
 def unpack_bytes(
-    stream: Tensor, places: Tensor, scales: Tensor, out: Tensor, count: int, first_row: int, first_block: int,
-    blocks: int, shape: TileShape, number: int,
-) -> None:  # fmt: skip
-    """unpack_tiles of rounded weights: each value times its row's scale, rounded once to out's dtype.
+    stream: Tensor, places: Tensor, scales: Tensor, part: UnpackedRows, shape: TileShape, number: int
+) -> None:
+    """Dequantise rows of one-byte weights: each value times its row's scale, rounded once to out's dtype.
 
-    scales: float32, of the rows of all blocks. number: of the rounding (1: int8, 2: fp8).
+    scales: float32, of the rows of all blocks. number: the kernel's FORMAT (1: int8, 2: fp8).
     """
-    _, height, cols = out.shape
+    _, height, cols = part.out.shape
     tiles = -(-cols // shape.cols)
     launch_kernel(
-        _unpack_bytes_kernel, (blocks * tiles * shape.images, _PARTS),
-        stream, places, scales, out, height, cols, first_block, tiles, first_row,
-        R=shape.rows, COUNT=count, FORMAT=number, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
+        _unpack_bytes_kernel, (part.blocks * tiles * shape.images, _PARTS),
+        stream, places, scales, part.out, height, cols, part.first_block, tiles, part.first_row,
+        R=shape.rows, COUNT=part.count, FORMAT=number, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
     )  # fmt: skip

@@ -61,16 +61,7 @@ class PackedFFN:
         self.streams = tuple(streams)
         self.weight_bytes = sum(stream.nbytes for stream in streams)
         self.waves = tuple(
-            Wave(
-                stream.program,
-                stream.tensor,
-                activation=choice.activation,
-                counters=choice.policy != DATA,
-                delays=delays,
-                weight_format=stream.weight_format,
-                scales=stream.scales,
-                lists=stream.lists,
-            )
+            Wave(stream, activation=choice.activation, counters=choice.policy != DATA, delays=delays)
             for stream in streams
         )
 
