@@ -12,7 +12,7 @@ import torch
 # prepares its own library for one or the other then; transformers imports it too.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-    from interpreter_products import sum_in_one_order
+    from kit.numpy_gpu.interpreter_products import sum_in_one_order
 
     sum_in_one_order()
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.paths import DOCS
 from onewave.base import settings
 from onewave.base.errors import InvalidArgumentError
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
+PAGE = DOCS / "reference" / "environment.md"
 VARIABLE = re.compile(r"\bONEWAVE_[A-Z_]+\b")
 
 

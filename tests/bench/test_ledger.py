@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from kit.paths import ROOT
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.bench import ledger
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 
-ROOT = Path(__file__).parents[2]
 LEDGERS = sorted((ROOT / "ledger").glob("*.jsonl"))
 TEXTS = [
     path

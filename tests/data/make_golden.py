@@ -1,6 +1,7 @@
 """Write golden_llama_cpp.json: what llama.cpp makes of the corpus.
 
-    python tests/data/make_golden.py --model SmolLM2-135M-Instruct.Q4_1.gguf --llama-python /path/to/venv/bin/python
+    PYTHONPATH=tests python tests/data/make_golden.py --model SmolLM2-135M-Instruct.Q4_1.gguf \\
+        --llama-python /path/to/venv/bin/python
 
 Run with this project's Python (it needs the gguf package); --llama-python is one that can import llama_cpp. Committed
 ids were made by the version that the file's "made_by" names.
@@ -12,13 +13,11 @@ import argparse
 import hashlib
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
-from tiny_tokenizers import (
+from kit.models.tiny_tokenizers import (
     DATA,
     byte_level_metadata,
     corpus,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,19 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from test_quantization import LOCATION, PlainWave, compiled, how, tokens_of
 from torch import Tensor
 
+from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError, OutOfReachError, UnsupportedError
 from onewave.engine.llm import LLM
 from onewave.engine.options import choose_weight_format
 from onewave.engine.wave_decode import load_for, load_wave
 from onewave.wave.weights.formats import COMPACT, ROUNDINGS
 from onewave.weights.dummy import DummyStore
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from test_quantization import LOCATION, PlainWave, compiled, how, tokens_of
-from tiny_decoders import BASE
 
 __all__ = ["compiled"]  # a fixture
 

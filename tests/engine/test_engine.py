@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import fake_model
 import numpy as np
 import pytest
 import torch
-from fake_model import EOS, PIECES, VOCAB, FakeRunner, expected_tokens, hash_logits, make_engine, run_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.models import fake_model
+from kit.models.fake_model import EOS, PIECES, VOCAB, FakeRunner, expected_tokens, hash_logits, make_engine, run_all
 from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 
 import pytest
-from fake_model import FakeRunner, expected_tokens, make_engine, run_all
 
+from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
 from onewave.base.errors import CapacityError
 from onewave.engine import engine as engine_module
 from onewave.engine.params import SamplingParams

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.models.tiny_decoders import BASE
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from onewave.engine.engine import Engine
 from onewave.engine.llm import LLM
@@ -29,9 +29,6 @@ from onewave.wave.launch import launch
 from onewave.wave.weights.formats import ROUNDINGS
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.weights.fetch.sources import ModelLocation
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from tiny_decoders import BASE
 
 CPU = torch.device("cpu")
 LOCATION = ModelLocation("builtin", None, "tiny")

@@ -18,8 +18,8 @@ from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fake_model import PIECES, FakeRunner, make_engine, run_all
 
+from kit.models.fake_model import PIECES, FakeRunner, make_engine, run_all
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams
 from onewave.engine import request as request_module
 from onewave.engine import thread as thread_module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.models.tiny_decoders import BASE, in_float32, random_model
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.engine import Engine
 from onewave.engine.load import compile_wave as warm_wave
@@ -34,9 +34,6 @@ from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch import launch
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.weights.fetch.sources import ModelLocation
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from tiny_decoders import BASE, in_float32, random_model
 
 LOCATION = ModelLocation("builtin", None, "tiny")
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import ROPES, config_of
 
+from kit.models.tiny_models import ROPES, config_of
 from onewave.base.errors import ConfigError, OnewaveError, UnsupportedError
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig

@@ -8,9 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_gguf import convert, metadata_of
-from tiny_models import config_of, oracle, oracle_logits, our_logits, ours, relative_error, save_checkpoint, tokens
 
+from kit.models.tiny_gguf import convert, metadata_of
+from kit.models.tiny_models import (
+    config_of,
+    oracle,
+    oracle_logits,
+    our_logits,
+    ours,
+    relative_error,
+    save_checkpoint,
+    tokens,
+)
 from onewave.base.errors import CapacityError, ConfigError, UnsupportedError
 from onewave.engine.load import loading
 from onewave.models.config.gguf import from_gguf

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import (
+
+from kit.models.tiny_models import (
     ROPES,
     config_of,
     oracle,
@@ -18,7 +19,6 @@ from tiny_models import (
     save_checkpoint,
     tokens,
 )
-
 from onewave.models.batch import Batch
 
 # Of all logits, the largest difference over the largest logit. A card computes in 16 bits alone, and transformers' own

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CPU, ROPES, config_of
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from kit.models.tiny_models import CPU, ROPES, config_of
 from onewave.base.errors import CapacityError
 from onewave.models import rope
 from onewave.models.config.hf import from_hf

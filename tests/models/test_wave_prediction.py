@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError
 from onewave.models.llama_plan import plan_decode
 from onewave.models.wave_prediction import WaveCosts, fit_costs, kept_costs, predict_step
 from onewave.tiles.sim.fit import stage_spans
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from tiny_decoders import BASE
 
 COSTS = WaveCosts(
     100.0, {"qkv": 300.0, "attend": 2000.0, "combine": 1500.0, "o": 800.0, "gate_up": 900.0, "down": 700.0}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kit.models.tiny_decoders import BASE as SMALL
 from onewave.models.llama_plan import plan_decode, unsupported_because, workers_for
 from onewave.wave.plan.layout import Flag, Word
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from tiny_decoders import BASE as SMALL
 
 BASE = replace(SMALL, vocab_size=9000)
 

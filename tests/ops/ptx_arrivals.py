@@ -3,7 +3,7 @@
 One thread arrives for a whole partition, so between any access to shared memory by its threads (or the end of products
 or copies that they wait for) and the arrival there must be a barrier of all of them. Triton puts most of these there;
 this follows every path through compiled PTX and lists the arrivals that some path reaches without one. Between
-partitions: tests/wave/happens_before.py.
+partitions: tests/kit/numpy_gpu/happens_before.py.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from attention_mma_aot import compiled
-from attention_oracle import oracle, within_rule
-from mma_launches import Launch, addressed, record
 from ptx_in_numpy import Access, Block, Program
 from ptx_memories import Global
 from torch import Tensor
 
+from kit.attention_oracle import oracle, within_rule
+from kit.numpy_gpu.mma_launches import Launch, addressed, record
 from onewave.ops.attention.mma.plan import MmaTile, mma_tile
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.tiles.sim.banks import Swizzle, conflicts, copied_rows, matrices

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from kit.numpy_gpu.gluon_in_numpy import Fault, Memory, function, launch
+from kit.numpy_gpu.numpy_memory import wrapped
 from onewave.ops.sampling import RowParameters, draw_impl, rounds_impl, sample, search_impl
 from onewave.ops.sampling.op import draw_words
 from onewave.ops.sampling.triton_impl import PIECE
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "wave"))
-from gluon_in_numpy import Fault, Memory, function, launch
-from numpy_memory import wrapped
 
 MODULES = (rounds_impl, draw_impl, search_impl)
 # A round calls the kernel's delay, which `launch` hands to the test.

@@ -1,4 +1,4 @@
-"""Compiling kernels side by side. What comes out on a card: tests/gpu/test_warm_gpu.py."""
+"""Compiling kernels side by side. What comes out on a card: tests/gpu/engine/test_warm_gpu.py."""
 
 from __future__ import annotations
 

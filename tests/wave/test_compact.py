@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from kit.numpy_gpu.numpy_memory import compact_numbers, listed_numbers, wrapped
+from kit.ptx.ptx_text import executed
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
 from onewave.wave.kernel.widen import compact_values
 from onewave.wave.kernel.words import boxes_of, tile_bytes
@@ -19,10 +19,6 @@ from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TileShape, tile_
 from onewave.wave.weights.compact import MAX_BASE, bases_of, compact_images, restore_images, scales_of
 from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream
-
-sys.path.insert(0, str(Path(__file__).parent))
-from numpy_memory import compact_numbers, listed_numbers, wrapped
-from ptx_text import executed
 
 CPU = torch.device("cpu")
 SHAPES = pytest.mark.parametrize(("batch", "images"), list(itertools.product((1, 2, 8, 16), (1, 2))))

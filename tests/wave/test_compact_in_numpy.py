@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from test_decode_in_numpy import LONG, Simulated
 from torch import Tensor
 
+from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
+from kit.numpy_gpu.gluon_in_numpy import Fault
+from kit.numpy_gpu.happens_before import Race
+from kit.numpy_gpu.simulated_device import words
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
@@ -19,13 +22,6 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TILE_BYTES, Word
 from onewave.wave.weights.formats import COMPACT
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gluon_in_numpy import Fault
-from happens_before import Race
-from simulated_device import words
-from test_decode_in_numpy import LONG, Simulated
-from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
 CAPACITY = 1024
 WIDE = FAMILIES["head_dim 128"]

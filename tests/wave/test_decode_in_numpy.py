@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
+from kit.numpy_gpu.numpy_memory import DTYPES, Memory, Pointer
+from kit.numpy_gpu.numpy_tensor_maps import Boxes
+from kit.numpy_gpu.simulated_device import Bench, words
 from onewave.base.settings import Settings
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
@@ -24,12 +26,6 @@ from onewave.wave.plan.layout import TILE_BYTES, Kind, Word
 from onewave.wave.weights.formats import WeightFormat
 from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import resolve
-
-sys.path.insert(0, str(Path(__file__).parent))
-from numpy_memory import DTYPES, Memory, Pointer
-from numpy_tensor_maps import Boxes
-from simulated_device import Bench, words
-from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
 CPU = torch.device("cpu")
 CAPACITY = 8240

@@ -6,16 +6,15 @@ the place of its first value, then the values, as tiles are what one task made.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from kit.models.tiny_decoders import BASE, in_float32, random_model
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import wave_weights
@@ -23,9 +22,6 @@ from onewave.models.llama_plan import DecodePlan, plan_decode
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.proof.interpret import execute
 from onewave.wave.plan.operations import INPUT, OUTPUT
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_decoders import BASE, in_float32, random_model
 
 CONTEXT = 37
 Tiles = Sequence[Any]

@@ -6,25 +6,21 @@ nothing: a wait that is missing where the timing happens to be right.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_decode_in_numpy import LONG, Simulated
 
+from kit.models.tiny_decoders import random_model
+from kit.numpy_gpu.gluon_in_numpy import Fault
+from kit.numpy_gpu.happens_before import Heard, Race, allocate, begin, bring, fence, reads, writes
+from kit.numpy_gpu.simulated_device import Bench, words
 from onewave.models import llama_plan
 from onewave.models.config.model_config import RopeConfig
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
 from onewave.wave.weights.pack import Weight, pack_stream
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gluon_in_numpy import Fault
-from happens_before import Heard, Race, allocate, begin, bring, fence, reads, writes
-from simulated_device import Bench, words
-from test_decode_in_numpy import LONG, Simulated
-from tiny_decoders import random_model
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from kit.numpy_gpu.simulated_device import Bench, words
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
 from onewave.wave.plan.layout import Place
 from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
-
-sys.path.insert(0, str(Path(__file__).parent))
-from simulated_device import Bench, words
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

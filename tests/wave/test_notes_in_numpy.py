@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,8 @@ import pytest
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kit.numpy_gpu.gluon_in_numpy import Fault, Matrix, Memory, launch
+from kit.numpy_gpu.happens_before import Race
 from onewave.wave.kernel import records as records_module
 from onewave.wave.kernel.parameters import Records
 from onewave.wave.kernel.records import (
@@ -24,10 +25,6 @@ from onewave.wave.kernel.records import (
     records_memory,
 )
 from onewave.wave.plan.layout import NOTES, POINTERS, STEP_WORDS, TOGETHER
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gluon_in_numpy import Fault, Matrix, Memory, launch
-from happens_before import Race
 
 
 @gluon.jit

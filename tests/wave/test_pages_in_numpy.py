@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_decode_in_numpy import CAPACITY, LONG, Simulated
 from torch import Tensor
 
+from kit.models.tiny_decoders import FAMILIES, randn, random_model
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.models import llama_plan
 from onewave.models.llama import Llama
 from onewave.tiles.graph.builders import cuts
 from onewave.wave.launch.block_table import check_entries, check_pages
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_decode_in_numpy import CAPACITY, LONG, Simulated
-from tiny_decoders import FAMILIES, randn, random_model
 
 Line = tuple[int, int, int, int, int, int]
 """Which cache, layer, slot, head, key and word a line brought nearer begins with."""

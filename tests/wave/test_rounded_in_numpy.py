@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from test_decode_in_numpy import CAPACITY, LONG, Simulated
 from torch import Tensor
 
+from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
+from kit.numpy_gpu.gluon_in_numpy import Fault
+from kit.numpy_gpu.happens_before import Race
 from onewave.engine.load.rounded import round_weights
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
@@ -18,12 +20,6 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES, Word
 from onewave.wave.weights.formats import ROUNDINGS
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gluon_in_numpy import Fault
-from happens_before import Race
-from test_decode_in_numpy import CAPACITY, LONG, Simulated
-from tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 
 BIASED = FAMILIES["seven heads a KV head, biases"]
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))

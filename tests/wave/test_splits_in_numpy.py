@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kit.numpy_gpu.gluon_in_numpy import Matrix, Memory, launch
 from onewave.wave.kernel import records as records_module
 from onewave.wave.kernel.attend import combine
 from onewave.wave.kernel.attend.combine import split_of_keys
@@ -17,9 +17,6 @@ from onewave.wave.kernel.parameters import Records
 from onewave.wave.kernel.records import copy_first_records, record_of, record_word, records_memory
 from onewave.wave.kernel.words import WORD_SPLITS, WORD_WINDOW
 from onewave.wave.plan.layout import STEP_WORDS, TOGETHER, Word, splits_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gluon_in_numpy import Matrix, Memory, launch
 
 LENGTHS = [
     *range(1, 40),

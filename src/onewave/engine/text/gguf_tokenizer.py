@@ -2,7 +2,7 @@
 
 What the keys mean is llama.cpp's to say (docs: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, behaviour:
 llama.cpp/src/llama-vocab.cpp at b10000 and near); tests compare ids with its own. Where transformers reads a file
-differently (tests/engine/test_tokenizer_gguf.py lists the cases), we follow llama.cpp, for which the file was
+differently (tests/engine/text/test_tokenizer_gguf.py lists the cases), we follow llama.cpp, for which the file was
 written.
 """
 

@@ -1,0 +1,92 @@
+"""`onewave bench predict`: predict, compare, fit and save, without a card."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kit.paths import DOCS
+from onewave.base.errors import InvalidArgumentError
+from onewave.cli.bench.commands import bench
+from onewave.cli.tiles.commands import tiles
+from onewave.weights.fetch import sources
+
+RUN = CliRunner()
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 131,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 320,
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return ["--model", str(tmp_path / "model"), "--workers", "9"]
+
+
+def predict(*arguments: str) -> str:
+    done = RUN.invoke(bench, ["predict", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_what_was_simulated_is_fitted_to_the_same_costs_and_compares_as_equal(tmp_path: Path, small: list[str]) -> None:
+    trace, costs = tmp_path / "step.json", tmp_path / "costs.json"
+    assert "ms predicted" in predict(*small, "--trace", str(trace))
+    fit = ["--fit", str(trace), "--bandwidth", "4650.6", "--save", str(costs), "--source", "this test"]
+    fitted = json.loads(predict(*small[:2], *fit, "--json"))
+    assert fitted["costs"]["source"] == "this test"
+    again = json.loads(predict(*small, "--costs", str(costs), "--json"))
+    assert again["predicted_ms"] == pytest.approx(fitted["predicted_ms"], rel=1e-6)
+    compared = RUN.invoke(tiles, ["compare", str(trace), str(trace), "--json"], catch_exceptions=False)
+    assert compared.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--bandwidth", "3"], ["--save", "x.json"], ["--source", "x"], ["--costs", "missing.json"], ["--fit", "x.json"]],
+)
+def test_options_that_make_no_sense_are_refused(small: list[str], arguments: list[str]) -> None:
+    with pytest.raises(InvalidArgumentError, match="allowed"):
+        RUN.invoke(bench, ["predict", *small, *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"source": "x", "memory_bandwidth": 1, "hand_offs": []}'])
+def test_a_file_of_something_else_holds_no_costs(tmp_path: Path, small: list[str], text: str) -> None:
+    (tmp_path / "costs.json").write_text(text)
+    with pytest.raises(InvalidArgumentError, match=r"costs\.json: .*JSON with source, memory_bandwidth and hand_offs"):
+        RUN.invoke(bench, ["predict", *small, "--costs", str(tmp_path / "costs.json")], catch_exceptions=False)
+
+
+def test_the_reference_states_what_is_predicted() -> None:
+    text = (DOCS / "reference" / "wave.md").read_text(encoding="utf-8")
+    small = re.search(r"It says ([\d., and]+) ms for one to sixteen sequences of the 1B", text)
+    large = re.search(r"and ([\d., and]+) for one,\s+eight and sixteen of an 8B", text)
+    assert small is not None
+    assert large is not None
+    # The others take half a minute.
+    for model, batches, numbers, batch in (
+        ("llama-3.2-1b", [1, 2, 4, 8, 16], small[1], 16),
+        ("llama-3.1-8b", [1, 8, 16], large[1], 16),
+    ):
+        stated = dict(zip(batches, map(float, re.findall(r"\d\.\d+", numbers)), strict=True))
+        found = json.loads(predict("--model", model, "--batch-size", str(batch), "--json"))["predicted_ms"]
+        assert found == pytest.approx(stated[batch], abs=6e-4), (model, batch)
+
+
+def test_the_default_model_is_one_that_is_built_in() -> None:
+    assert "llama-3.2-1b" in sources.builtin_names()

@@ -1,0 +1,128 @@
+"""Decode programs on disk: the same program back, and never a wrong one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kit.models.tiny_decoders import BASE
+from onewave.engine.load import plan_cache
+from onewave.engine.load.plan_cache import load_program, planned_before, program_path, save_program
+from onewave.models.llama_plan import plan_decode
+from onewave.wave.plan.program import WaveProgram
+
+
+@pytest.fixture(scope="module")
+def program() -> WaveProgram:
+    return plan_decode(BASE, batch=3, workers=3).program
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and a == b
+
+
+def test_a_program_comes_back_field_by_field(program: WaveProgram, tmp_path: Path) -> None:
+    path = tmp_path / "wave" / "a.program"
+    assert load_program(path) is None
+    assert save_program(program, path)
+    found = load_program(path)
+    assert found is not None
+    for field in fields(WaveProgram):
+        assert same(getattr(found, field.name), getattr(program, field.name)), field.name
+    assert [file.name for file in path.parent.iterdir()] == ["a.program"]
+
+
+def test_a_file_that_is_cut_short_or_changed_anywhere_is_no_program(program: WaveProgram, tmp_path: Path) -> None:
+    path = tmp_path / "a.program"
+    save_program(program, path)
+    whole = path.read_bytes()
+    for place in (0, 31, 32, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert load_program(path) is None
+        path.write_bytes(whole[:place])
+        assert load_program(path) is None
+
+
+def test_another_model_batch_card_or_code_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def path(config=BASE, batch: int = 3, workers: int = 3) -> Path:
+        return program_path(config, batch=batch, workers=workers, cache_dir=tmp_path)
+
+    first = path()
+    assert path(batch=4) == first  # both are padded to four
+    others = {path(batch=5), path(workers=4), path(replace(BASE, vocab_size=132)), path(replace(BASE, qk_norm=True))}
+    assert len(others | {first}) == 5
+    monkeypatch.setattr(plan_cache, "_SOURCES", ("wave/plan/layout.py",))
+    assert path() != first
+
+
+def test_a_cache_that_cannot_be_written_is_as_good_as_none(program: WaveProgram, tmp_path: Path) -> None:
+    (tmp_path / "wave").write_text("a file where the folder should be")
+    assert not save_program(program, tmp_path / "wave" / "a.program")
+    assert load_program(tmp_path / "wave" / "a.program") is None
+
+
+def test_the_oldest_programs_make_room(program: WaveProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_cache, "_MOST_FILES", 2)
+    for name in "abc":
+        save_program(program, tmp_path / f"{name}.program")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["b.program", "c.program"]
+
+
+def test_what_a_process_left_that_ended_while_it_wrote_goes_in_time(program: WaveProgram, tmp_path: Path) -> None:
+    old, new = tmp_path / ".program-0123", tmp_path / ".program-4567"
+    for file in (old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    assert save_program(program, tmp_path / "a.program")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [new.name, "a.program"]
+
+
+def test_a_program_that_another_process_removes_meanwhile_is_nothing_to_fail_over(
+    program: WaveProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Path.glob
+
+    def gone(directory: Path, pattern: str) -> Iterator[Path]:
+        yield directory / f"gone{pattern[1:]}"
+        yield from found(directory, pattern)
+
+    monkeypatch.setattr(Path, "glob", gone)
+    assert save_program(program, tmp_path / "a.program")
+    assert load_program(tmp_path / "a.program") is not None
+
+
+def test_who_may_read_the_cache_finds_its_programs(program: WaveProgram, tmp_path: Path) -> None:
+    path = program_path(BASE, batch=3, workers=3, cache_dir=tmp_path)
+    before = os.umask(0o022)
+    try:
+        assert save_program(program, path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert planned_before(BASE, batch=3, cache_dir=tmp_path)
+    assert not planned_before(BASE, batch=8, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("place", ["x" * 300, "a\0b"])
+def test_a_cache_that_cannot_be_is_none(program: WaveProgram, tmp_path: Path, place: str) -> None:
+    path = program_path(BASE, batch=3, workers=3, cache_dir=tmp_path / place)
+    assert not planned_before(BASE, batch=3, cache_dir=tmp_path / place)
+    assert load_program(path) is None
+    assert not save_program(program, path)
+
+
+def test_a_cache_that_may_not_be_searched_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert not planned_before(BASE, batch=3, cache_dir=tmp_path)

@@ -1,0 +1,99 @@
+"""One rounded model, whoever holds it: a stream of bytes, plain matrices, either decode path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.models.tiny_decoders import BASE, in_float32
+from onewave.engine.load.loading import load_model, open_parts
+from onewave.engine.load.rounded import round_weights
+from onewave.engine.load.streamed import StreamedModel, stream_model
+from onewave.models import llama_plan
+from onewave.models.batch import Batch
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import plan_decode
+from onewave.wave.weights.formats import ROUNDINGS, Rounding
+from onewave.weights.fetch.sources import ModelLocation
+
+CPU = torch.device("cpu")
+LOCATION = ModelLocation("builtin", None, "tiny")
+FAMILIES = {
+    "own head": BASE,
+    "tied tables": replace(BASE, tie_word_embeddings=True),
+    "biases": replace(BASE, qkv_bias=True),
+}
+BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=list(ROUNDINGS))
+
+
+def plain_model(config: ModelConfig, rounding: Rounding | None) -> Llama:
+    found = load_model(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
+    if rounding is not None:
+        found.weights = round_weights(found.weights, rounding)
+    return found
+
+
+def streamed(config: ModelConfig, rounding: Rounding) -> StreamedModel:
+    program = plan_decode(config, batch=1, workers=3, weight_bytes=1).program
+    with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
+        return stream_model(
+            parts, config, program, dtype=torch.float16, device=CPU, max_model_len=64, weight_format=rounding
+        )
+
+
+def logits(model: Llama) -> list[Tensor]:
+    kv = model.new_cache(num_slots=2, capacity=64)
+    prompts = ([5, 90, 3, 17, 44], [8])
+    found = [model.forward(Batch.prefill([(slot, prompt, 0)], CPU), kv) for slot, prompt in enumerate(prompts)]
+    return [*found, model.forward(Batch.decode(*torch.tensor([[7, 9], [5, 1], [0, 1]])), kv)]
+
+
+@BOTH
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stream_of_bytes_and_plain_matrices_give_the_same_bits(family: str, rounding: Rounding) -> None:
+    config = FAMILIES[family]
+    expected = logits(plain_model(config, rounding))
+    found = logits(streamed(config, rounding).model)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_tiles_of_two_operands_hold_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = streamed(BASE, ROUNDINGS["int8"])
+    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
+    large = streamed(BASE, ROUNDINGS["int8"])
+    assert (small.stream.shape.images, large.stream.shape.images) == (1, 2)
+    assert all(torch.equal(a, b) for a, b in zip(logits(small.model), logits(large.model), strict=True))
+
+
+@BOTH
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_rounded_model_is_near_the_whole_one_but_not_it(family: str, rounding: Rounding) -> None:
+    whole = logits(in_float32(plain_model(FAMILIES[family], None)))
+    found = logits(plain_model(FAMILIES[family], rounding))
+    for mine, exact in zip(found, whole, strict=True):
+        error = float((mine - exact).norm() / exact.norm())
+        assert 1e-3 < error < {"int8": 0.03, "fp8": 0.12}[rounding.name]
+
+
+@BOTH
+def test_the_tied_embedding_keeps_its_values_beside_a_rounded_head(rounding: Rounding) -> None:
+    config = FAMILIES["tied tables"]
+    embedding = plain_model(config, None).weights.embedding
+    assert isinstance(embedding, Tensor)
+    for model in (plain_model(config, rounding), streamed(config, rounding).model):
+        assert isinstance(model.weights.embedding, Tensor)
+        assert torch.equal(model.weights.embedding, embedding)
+        assert model.weights.head is not model.weights.embedding
+        assert bool((model.weights.norm == 1).all())
+
+
+def test_a_stream_of_bytes_holds_half_of_what_16_bits_take() -> None:
+    made = streamed(BASE, ROUNDINGS["int8"])
+    plain = plan_decode(BASE, batch=1, workers=3).program
+    assert made.stream.images.nbytes * 2 == plain.stream_tiles * plain.shape.tile_bytes
+    assert made.stream.scales is not None
+    assert made.stream.scales.nbytes < made.stream.images.nbytes / 20

@@ -1,0 +1,198 @@
+"""Models whose matrices lie in a wave's stream: the same model, and never there twice."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.models.tiny_decoders import BASE, in_float32
+from onewave.base.errors import UnsupportedError
+from onewave.engine.load import streamed
+from onewave.engine.load.loading import ModelParts, load_model, open_parts
+from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
+from onewave.models import llama
+from onewave.models.batch import Batch
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.decode_wave import wave_weights
+from onewave.models.llama import LayerWeights, Llama, LlamaWeights
+from onewave.models.llama_plan import plan_decode
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights import pack
+from onewave.weights.fetch.sources import ModelLocation
+
+CPU = torch.device("cpu")
+LOCATION = ModelLocation("builtin", None, "tiny")
+FAMILIES = {
+    "own head": BASE,
+    "tied tables": replace(BASE, tie_word_embeddings=True),
+    "biases": replace(BASE, qkv_bias=True),
+    "norms of q and k": replace(BASE, qk_norm=True),
+}
+
+
+def plain_model(config: ModelConfig) -> Llama:
+    return load_model(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
+
+
+def streamed_model(config: ModelConfig, wrap: Any = lambda parts: parts, **more: Any) -> StreamedModel:
+    program: WaveProgram = plan_decode(config, batch=1, workers=3).program
+    with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
+        return stream_model(wrap(parts), config, program, dtype=torch.float16, device=CPU, max_model_len=64, **more)
+
+
+def folded(model: Llama) -> Llama:
+    """The same model with its gains in its matrices, rounded with them."""
+
+    def into(matrix: Tensor, gain: Tensor) -> Tensor:
+        return (matrix.float() * gain.float()).half()
+
+    ones = torch.ones_like(model.weights.norm)
+    layers = tuple(
+        LayerWeights(
+            **{
+                **vars(layer),
+                "qkv": into(layer.qkv, layer.input_norm),  # type: ignore[arg-type] # dense all
+                "gate_up": into(layer.gate_up, layer.post_norm),  # type: ignore[arg-type]
+                "input_norm": ones,
+                "post_norm": ones,
+            }
+        )
+        for layer in model.weights.layers
+    )
+    w = model.weights
+    tied = w.head is w.embedding
+    head, norm = (w.head, w.norm) if tied else (into(w.head, w.norm), ones)  # type: ignore[arg-type]
+    return Llama(model.config, LlamaWeights(w.embedding, layers, norm, head), max_model_len=64)
+
+
+def logits(model: Llama, *, all_logits: bool = False) -> list[Tensor]:
+    """Of two prompts and a step after them."""
+    kv = model.new_cache(num_slots=2, capacity=64)
+    found = [
+        model.forward(Batch.prefill([(slot, prompt, 0)], CPU), kv, all_logits=all_logits)
+        for slot, prompt in enumerate(([5, 90, 3, 17, 44], [8]))
+    ]
+    return [*found, model.forward(Batch.decode(*torch.tensor([[7, 9], [5, 1], [0, 1]])), kv)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("all_logits", [False, True])
+def test_unpacked_matrices_give_the_plain_models_bits_once_its_gains_are_in_them(family: str, all_logits: bool) -> None:
+    config = FAMILIES[family]
+    expected = logits(folded(plain_model(config)), all_logits=all_logits)
+    found = logits(streamed_model(config).model, all_logits=all_logits)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stream_is_what_packing_the_plain_model_gives(family: str) -> None:
+    made = streamed_model(FAMILIES[family])
+    plain = pack.pack_stream(made.stream.program, wave_weights(plain_model(FAMILIES[family])), CPU).tensor
+    assert torch.equal(made.stream.tensor, plain)
+
+
+def test_gains_in_the_matrices_cost_no_accuracy() -> None:
+    plain = plain_model(BASE)
+    right = logits(in_float32(plain))
+    for found, ordinary, exact in zip(logits(streamed_model(BASE).model), logits(plain), right, strict=True):
+        assert (found - exact).norm() <= 1.5 * (ordinary - exact).norm() + 1e-3 * exact.norm()
+
+
+def test_a_large_head_is_unpacked_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Exact sums, which do not follow the matrix's height as those of a processor's own product do.
+    def exact(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        assert bias is None
+        return (x.double() @ weight.double().T).to(out_dtype or x.dtype)
+
+    monkeypatch.setattr(llama, "linear", exact)
+    made = streamed_model(BASE)
+    expected = logits(made.model)
+    monkeypatch.setattr(pack, "_PART_BYTES", 10 * 128 * 2)
+    assert len(list(made.model.weights.head.parts())) == 14  # type: ignore[union-attr] # in the stream
+    for found, whole in zip(logits(made.model), expected, strict=True):
+        assert torch.allclose(found, whole, atol=1e-5)
+
+
+class Watched:
+    """Parts that remember which of the matrices they made are still there."""
+
+    def __init__(self, parts: ModelParts):
+        self.parts, self.lock = parts, threading.Lock()
+        self.alive: list[weakref.ref[Tensor]] = []
+        self.most = 0
+
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(self.parts, name)
+        return self._watch(made) if name in ("matrix", "head") else made
+
+    def _watch(self, make: Any) -> Any:
+        def watched(*arguments: Any) -> Tensor:
+            found = make(*arguments)
+            with self.lock:
+                self.alive.append(weakref.ref(found))
+                self.most = max(self.most, sum(t.nbytes for t in (ref() for ref in self.alive) if t is not None))
+            return found
+
+        return watched
+
+
+def test_a_matrix_is_let_go_as_soon_as_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(BASE, num_layers=12, layer_windows=(None,) * 12)
+    sizes = {name: 2 * height * cols * count for name, (height, cols, count) in layer_matrices(config).items()}
+    padding = 2 * plan_decode(config, batch=1, workers=3).program.stream_tiles * 8192
+    padding -= 12 * sum(sizes.values()) + 2 * config.vocab_size * config.hidden_size
+    watched: list[Watched] = []
+
+    def watch(parts: ModelParts) -> Any:
+        watched.append(Watched(parts))
+        return watched[0]
+
+    for layers_of_room in (0, 2):
+        watched.clear()
+        monkeypatch.setattr(streamed, "_ROOM_BYTES", padding + layers_of_room * sum(sizes.values()))
+        made = streamed_model(config, watch)
+        limit = max(max(sizes.values()), layers_of_room * sum(sizes.values()))
+        assert 0 < watched[0].most <= limit
+        assert len(watched[0].alive) == 1 + 4 * 12
+        assert not any(ref() is not None for ref in watched[0].alive)
+        assert made.stream.names[-1] == "head"
+
+
+def test_progress_reaches_what_the_stream_holds() -> None:
+    told: list[int] = []
+    made = streamed_model(BASE, report=told.append)
+    assert told == sorted(told)
+    assert told[-1] == sum(len(entries) for entries in made.stream.program.stream.values()) * 16384
+
+
+def test_a_tile_that_was_packed_wrong_is_noticed_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = pack.tile_images
+
+    def wrong(rows: Tensor, shape: Any) -> Tensor:
+        return right(rows, shape).flip(1)
+
+    monkeypatch.setattr(pack, "tile_images", wrong)
+    with pytest.raises(UnsupportedError, match="read back otherwise"):
+        streamed_model(BASE)
+
+
+def test_a_failing_checkpoint_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: ModelParts, index: int, name: str) -> Tensor:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(ModelParts, "matrix", broken)
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(OSError, match="the disk is gone"))
+        streamed_model(BASE)
+
+
+def test_matrices_in_a_stream_are_not_packed_again() -> None:
+    with pytest.raises(UnsupportedError, match="in a stream"):
+        wave_weights(streamed_model(BASE).model)

@@ -1,0 +1,364 @@
+"""What is compiled while a first program is planned: what the load launches later, and never in the load's way."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.models.tiny_decoders import BASE
+from onewave.base.errors import UnsupportedError
+from onewave.engine import llm
+from onewave.engine.load import ahead as wave_ahead
+from onewave.engine.load import compile_wave as warm_wave
+from onewave.engine.load.ahead import compilers, plan_and_compile
+from onewave.engine.load.loading import open_parts
+from onewave.engine.load.plan_cache import program_path, save_program
+from onewave.engine.load.self_check import self_check
+from onewave.engine.load.streamed import stream_model
+from onewave.engine.wave_decode import WaveLoad
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models import llama, llama_plan
+from onewave.models.batch import Batch
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import plan_decode
+from onewave.wave.launch import launch
+from onewave.wave.weights import pack
+from onewave.wave.weights.formats import ROUNDINGS
+from onewave.wave.weights.pack import WeightStream
+from onewave.weights.fetch.sources import ModelLocation
+
+LOCATION = ModelLocation("builtin", None, "tiny")
+CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
+OPERATORS = ("add_rms_norm", "append_kv", "attention", "decode_attention", "embedding", "linear", "rms_norm", "swiglu")
+FAMILIES = {
+    "own head": BASE,
+    "tied tables": replace(BASE, tie_word_embeddings=True),
+    "biases": replace(BASE, qkv_bias=True),
+    "norms of q and k, a sliding window": replace(BASE, qk_norm=True, layer_windows=(7, None)),
+}
+
+
+def how(tmp_path: Path, **changes: Any) -> WaveLoad:
+    given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 3, "max_model_len": 400}
+    return WaveLoad(**given | {"cache_dir": tmp_path, "load_format": "dummy"} | changes)
+
+
+class PlainWave:
+    """DecodeWave on a card that is not there: plain operators."""
+
+    def __init__(self, model: Llama, *, batch: int, stream: WeightStream):
+        self.model, self.batch = model, batch
+
+    def bind_cache(self, kv: StaticKVCache) -> None:
+        self.kv = kv
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        assert len(tokens) == self.batch
+        return self.model.forward(Batch.decode(tokens, positions, slots), self.kv)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A CPU that passes for a card; what happened on it, in no order."""
+    seen: list[str] = []
+
+    def noting(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **named: Any) -> Any:
+            seen.append(name)
+            return right(*arguments, **named)
+
+        return act
+
+    monkeypatch.setattr(launch, "co_resident", lambda device: 3)
+    monkeypatch.setattr(warm_wave, "DecodeWave", PlainWave)
+    monkeypatch.setattr(wave_ahead, "compile_kernels", lambda vocab_size, device: seen.append("sampler"))
+    monkeypatch.setattr(wave_ahead, "self_check", noting("self-check", self_check))
+    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *arguments, **named: seen.append("the wave alone"))
+    monkeypatch.setattr(warm_wave, "compile_step", noting("the wave", warm_wave.compile_step))
+    monkeypatch.setattr(warm_wave, "compile_packing", noting("packing", warm_wave.compile_packing))
+
+    def planned(config: ModelConfig, **given: Any) -> llama_plan.DecodePlan:
+        seen.append("planned" if config.num_layers > 1 else "one layer planned")
+        return plan_decode(config, **given)
+
+    monkeypatch.setattr(llama_plan, "plan_decode", planned)
+    return seen
+
+
+def seen_by(value: Any) -> Any:
+    """What a kernel may be compiled for of an argument, and more."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape), value.stride(), value.data_ptr() % 16
+    return value
+
+
+def calls_of(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """Every call of an operator that the model makes meanwhile."""
+    found: set[Any] = set()
+
+    def noting(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **named: Any) -> Any:
+            given = {key: seen_by(value) for key, value in sorted(named.items())}
+            found.add((name, tuple(seen_by(each) for each in arguments), tuple(given.items())))
+            return right(*arguments, **named)
+
+        return act
+
+    with monkeypatch.context() as patched:
+        for name in OPERATORS:
+            patched.setattr(llama, name, noting(name, getattr(llama, name)))
+        work()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "rounded", "max_model_len"),
+    [*((family, rounded, 40) for family in FAMILIES for rounded in (False, True)), ("own head", False, 400)],
+)
+def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
+    made: list[str],
+    family: str,
+    rounded: bool,
+    max_model_len: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, rounding = FAMILIES[family], ROUNDINGS["int8"] if rounded else None
+    monkeypatch.setattr(pack, "_PART_BYTES", 50 * 2 * config.hidden_size)  # the head in three parts
+    load = how(tmp_path, weight_format=rounding, max_model_len=max_model_len)
+    program = plan_decode(config, batch=3, workers=3, weight_bytes=load.weight_bytes).program
+    with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
+        more = {"dtype": load.dtype, "device": CPU, "max_model_len": max_model_len, "weight_format": rounding}
+        whole = stream_model(parts, config, program, **more).model
+    nothing = wave_ahead._NoStep(config.vocab_size)
+    later = calls_of(lambda: self_check(whole, nothing, 3), monkeypatch)
+
+    monkeypatch.setattr(warm_wave, "compile_step", lambda *given, **named: None)  # the wave's own operators
+
+    def ahead() -> None:
+        for each in wave_ahead._launches(config, load).values():
+            each()
+
+    found = calls_of(ahead, monkeypatch)
+    assert {name for name, _, _ in later} == set(OPERATORS)
+    assert found == later
+
+
+def test_with_processes_everything_is_launched_and_one_of_them_plans(made: list[str], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="other process") as pool:
+        found = plan_and_compile(BASE, how(tmp_path, compilers=pool), 3)
+    expected = plan_decode(BASE, batch=3, workers=3).program
+    assert (found.steps == expected.steps).all()
+    assert sorted(made) == ["one layer planned", "packing", "planned", "sampler", "self-check", "the wave"]
+
+
+def test_without_processes_only_the_wave_is_compiled(made: list[str], tmp_path: Path) -> None:
+    plan_and_compile(BASE, how(tmp_path), 3)
+    assert sorted(made) == ["planned", "the wave alone"]
+
+
+@pytest.mark.parametrize("ending", ["dies", "is dead"])
+def test_when_the_processes_die_this_one_plans(made: list[str], ending: str, tmp_path: Path) -> None:
+    class Broken(ThreadPoolExecutor):
+        def submit(self, *given: Any, **named: Any) -> Any:
+            if ending == "is dead":
+                raise RuntimeError("broken pool")
+            return super().submit(lambda: 1 // 0)
+
+    with Broken(1) as pool:
+        found = plan_and_compile(BASE, how(tmp_path, compilers=pool), 3)
+    assert len(found.steps)
+    assert made.count("planned") == 1
+
+
+def test_what_can_not_be_planned_is_said_in_its_own_words(made: list[str], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UnsupportedError, match="up to 16 sequences"):
+        plan_and_compile(BASE, how(tmp_path, compilers=pool, max_num_seqs=17), 3)
+
+
+@pytest.mark.parametrize("with_processes", [False, True])
+def test_what_fails_to_compile_is_told_to_who_debugs_and_stops_nothing(
+    made: list[str],
+    with_processes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*given: Any, **named: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(warm_wave, "compile_step" if with_processes else "compile_ahead", fails)
+    caplog.set_level(logging.DEBUG, "onewave")
+    before = threading.active_count()
+    with ThreadPoolExecutor(1) as pool:
+        found = plan_and_compile(BASE, how(tmp_path, compilers=pool if with_processes else None), 3)
+    assert threading.active_count() == before
+    assert len(found.steps)
+    (record,) = caplog.records
+    assert record.levelname == "DEBUG"
+    assert record.getMessage() == "not everything is compiled ahead: RuntimeError: no such kernel"
+    assert "sampler" in made or not with_processes
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many processes were asked for; none are made."""
+    counts: list[int] = []
+
+    @contextmanager
+    def processes(count: int) -> Any:
+        counts.append(count)
+        yield None
+
+    monkeypatch.setattr(wave_ahead, "processes", processes)
+    monkeypatch.setattr(wave_ahead, "_MODULES", ())
+    return counts
+
+
+def enter(path: str, load: WaveLoad, config: ModelConfig = BASE) -> None:
+    with compilers(path, config, load):
+        pass
+
+
+@pytest.mark.parametrize("path", ["auto", "wave"])
+def test_there_are_processes_where_a_wave_may_be_planned(forked: list[int], path: str, tmp_path: Path) -> None:
+    enter(path, how(tmp_path, device=CARD))
+    assert forked == [wave_ahead._PROCESSES]
+    assert not torch.cuda.is_initialized()
+
+
+def test_there_are_none_where_no_wave_is_tried(forked: list[int], tmp_path: Path) -> None:
+    enter("graph", how(tmp_path, device=CARD))
+    enter("auto", how(tmp_path))
+    enter("wave", how(tmp_path, device=CARD, max_num_seqs=17))
+    enter("wave", how(tmp_path, device=CARD), replace(BASE, head_dim=48))
+    assert forked == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("path", ["auto", "wave", "graph", "eager"])
+def test_a_cards_first_launch_is_begun_after_the_forks(
+    forked: list[int], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(wave_ahead, "begin_first_launch", lambda: begun.append(len(forked)))
+    enter(path, how(tmp_path, device=CARD))
+    assert begun == [1]
+    enter(path, how(tmp_path))
+    assert begun == [1]
+
+
+def test_there_are_none_where_a_program_is_kept_whatever_the_card(forked: list[int], tmp_path: Path) -> None:
+    program = plan_decode(BASE, batch=3, workers=3).program
+    assert save_program(program, program_path(BASE, batch=3, workers=3, cache_dir=tmp_path))
+    enter("auto", how(tmp_path, device=CARD))
+    enter("auto", how(tmp_path, device=CARD, max_num_seqs=1))
+    enter("auto", how(tmp_path, device=CARD, weight_format=ROUNDINGS["fp8"]))
+    enter("auto", how(tmp_path, device=CARD), replace(BASE, qk_norm=True))
+    assert [count > 0 for count in forked] == [False, True, True, True]
+
+
+def test_a_triton_without_gluon_is_left_to_the_load(
+    forked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wave_ahead, "_MODULES", ("onewave.no_such_module",))
+    enter("auto", how(tmp_path, device=CARD))
+    assert forked == [0]
+
+
+def test_the_processes_do_not_wait_for_the_waves_kernel_to_be_imported() -> None:
+    code = """
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+import torch
+from onewave.base.settings import Settings
+from onewave.engine.load import ahead as wave_ahead
+from onewave.engine.wave_decode import WaveLoad
+from onewave.engine.load.loading import load_config
+from onewave.weights.fetch.sources import resolve
+
+settings = Settings.from_env()
+config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
+how = WaveLoad(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=1, max_model_len=64,
+               cache_dir=Path("nowhere"))
+wave_ahead.processes = nullcontext
+with wave_ahead.compilers("wave", config, how) as count:
+    launchers = ("onewave.ops.attention.hopper.launch", "onewave.wave.kernel.kernel")
+    print(count, *(name in sys.modules for name in launchers))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == [str(wave_ahead._PROCESSES), "True", "False"], done.stderr[-2000:]
+
+
+def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, pool, seen = threading.active_count(), object(), list[Any]()
+
+    @contextmanager
+    def noting(path: str, config: ModelConfig, load: WaveLoad) -> Any:
+        assert threading.active_count() == before
+        yield pool
+        seen.append("ended")
+
+    def load_for(path: str, location: ModelLocation, config: ModelConfig, load: WaveLoad) -> Any:
+        seen.append(load.compilers)
+        raise UnsupportedError("enough")
+
+    monkeypatch.setattr(llm, "compilers", noting)
+    monkeypatch.setattr(llm, "load_for", load_for)
+    with pytest.raises(UnsupportedError, match="enough"):
+        llm.LLM("llama-3.2-1b", load_format="dummy", device="cpu")
+    assert seen == [pool]
+
+
+def test_ctrl_c_does_not_wait_for_a_plan() -> None:
+    code = """
+import os, signal, threading, time
+import torch
+from onewave.models import llama_plan
+from onewave.base.settings import Settings
+from onewave.engine.load import ahead as wave_ahead
+from onewave.engine.wave_decode import WaveLoad
+from onewave.engine.load.loading import load_config
+from onewave.gpu.compile_pool import processes
+from onewave.weights.fetch.sources import resolve
+
+def plan(config, *, batch, workers, weight_bytes):
+    time.sleep(60)
+
+def interrupt():
+    global asked
+    asked = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+
+llama_plan.plan_program, wave_ahead._compile = plan, lambda config, how: None
+settings = Settings.from_env()
+config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
+with processes(3) as pool:
+    assert pool is not None
+    how = WaveLoad(dtype=torch.bfloat16, device=torch.device("cpu"), max_num_seqs=1, max_model_len=64,
+                   cache_dir=settings.cache_dir, compilers=pool)
+    threading.Timer(0.5, interrupt).start()
+    try:
+        wave_ahead.plan_and_compile(config, how, 132)
+    except KeyboardInterrupt:
+        print("interrupted")
+print(time.monotonic() - asked)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said, seconds = done.stdout.split()
+    assert said == "interrupted"
+    assert float(seconds) < 20

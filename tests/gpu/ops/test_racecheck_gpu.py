@@ -1,0 +1,48 @@
+"""compute-sanitizer finds no race in shared memory and no access out of bounds in Hopper's prefill attention."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kit.alone.racecheck_calls import CALLS
+from kit.paths import PYTHONPATH
+from onewave.wave.launch.launch import runs_here
+
+CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+SANITIZER = os.environ.get("COMPUTE_SANITIZER", "compute-sanitizer")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(
+        shutil.which(SANITIZER) is None, reason="needs compute-sanitizer, or COMPUTE_SANITIZER, its path"
+    ),
+]
+# A process begins in some five seconds.
+TOGETHER = 3
+SOME = [list(CALLS)[at : at + TOGETHER] for at in range(0, len(CALLS), TOGETHER)]
+
+
+@pytest.mark.parametrize("names", SOME, ids=", ".join)
+@pytest.mark.parametrize("tool", ["racecheck", "memcheck"])
+def test_nothing_to_report(names: list[str], tool: str) -> None:
+    command = [
+        SANITIZER,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "3",
+        sys.executable,
+        "-m",
+        "kit.alone.racecheck_calls",
+        *names,
+    ]
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert "SUMMARY: 0 " in done.stdout

@@ -1,0 +1,197 @@
+"""Kernels compiled in processes of their own are those that Triton looks for."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kit.paths import PYTHONPATH
+from onewave.gpu.compile_pool import _launcher_beside, begin_first_launch, processes
+
+
+def compiled(count: int, cache: Path, *more: str) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": PYTHONPATH}
+    command = [sys.executable, "-m", "kit.alone.compile_pool_alone", str(count), *more]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_first_launch_begins_with_is_read_by_a_thread(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def key() -> str:
+        read.append(threading.current_thread().name)
+        if fails:
+            raise OSError("no such file")
+        return "key"
+
+    monkeypatch.setattr("triton.runtime.cache.triton_key", key)
+    begin_first_launch()
+    for thread in threading.enumerate():
+        if thread.name == "first-launch":
+            thread.join(10)
+    assert read == ["first-launch"]
+
+
+def test_triton_finds_what_the_pool_has_compiled(tmp_path: Path) -> None:
+    kernels = {"doubled": "found", "tripled": "found"}
+    found = compiled(2, tmp_path)
+    assert found.pop("launchers") == ["doubled", "tripled"]  # made beside them
+    assert found == {"pool": True, **kernels, "refused": True, "hook": True}
+
+
+def test_without_a_pool_triton_compiles_itself(tmp_path: Path) -> None:
+    kernels = {"doubled": "compiled", "tripled": "compiled"}
+    found = compiled(1, tmp_path)
+    assert found.pop("launchers") == []  # by Triton, where it launches
+    assert found == {"pool": False, **kernels, "refused": True, "hook": True}
+
+
+def test_when_one_of_its_processes_dies_triton_compiles_itself(tmp_path: Path) -> None:
+    found = compiled(2, tmp_path, "kill")
+    assert found["refused"]
+    assert found["hook"]
+    assert found["tripled"] == "compiled"  # by then the pool has noticed
+
+
+def test_what_an_interrupted_caller_gives_up_is_neither_compiled_nor_waited_for(tmp_path: Path) -> None:
+    assert compiled(2, tmp_path, "give up") == {"pool": True, "given up": "_GivenUpError"}
+
+
+def test_a_result_on_its_way_does_not_hold_up_who_gives_up() -> None:
+    """A process killed amid its result once left the pool to wait for the rest of it, for ever."""
+    code = """
+import sys
+from onewave.gpu.compile_pool import compile_in, processes
+
+def result():
+    return bytearray(400 << 20)
+
+def is_read():
+    for frame in sys._current_frames().values():
+        while frame:
+            if frame.f_code.co_name == "_recv_bytes":
+                return True
+            frame = frame.f_back
+
+with processes(2) as pool, compile_in(pool) as give_up:
+    job = pool.submit(result)
+    while not is_read():
+        assert not job.done()
+    give_up()
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+@pytest.mark.parametrize("others", [None, lambda *given: None if given else ("a key", "a digest")])
+def test_a_later_tritons_question_what_the_hook_does_is_answered(others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton from 3.7 on calls the hook of a compilation's stages without arguments, for (key, digest)."""
+    knobs = pytest.importorskip("triton").knobs
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", others)
+    with _launcher_beside(None):
+        stages = {"llir": lambda module, metadata: module}
+        assert knobs.runtime.add_stages_inspection_hook(None, stages, None, None, None) is None
+        assert knobs.runtime.add_stages_inspection_hook() == (("", "") if others is None else ("a key", "a digest"))
+        assert stages["llir"]("module", {}) == "module"
+    assert knobs.runtime.add_stages_inspection_hook is others
+
+
+def test_without_another_thread_a_kernel_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    knobs = pytest.importorskip("triton").knobs
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with _launcher_beside(None):
+        stages = {"llir": lambda module, metadata: module}
+        knobs.runtime.add_stages_inspection_hook(None, stages, None, None, None)
+        assert stages["llir"]("module", {}) == "module"
+
+
+def test_without_a_pool_there_is_nothing_to_give_up(tmp_path: Path) -> None:
+    assert compiled(1, tmp_path, "give up")["tripled"] == "compiled"
+
+
+def test_a_process_with_other_threads_is_not_forked() -> None:
+    ends = threading.Event()
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    try:
+        with processes(4) as pool:
+            assert pool is None
+    finally:
+        ends.set()
+        other.join()
+
+
+def test_a_process_that_uses_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with processes(4) as pool:
+        assert pool is None
+
+
+def test_a_daemon_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "current_process", lambda: SimpleNamespace(daemon=True))
+    with processes(4) as pool:
+        assert pool is None
+
+
+def test_where_the_system_has_room_for_some_of_the_processes_only_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    fork, forked = os.fork, list[int]()
+
+    def once() -> int:
+        if forked:
+            raise BlockingIOError("no more processes")
+        forked.append(fork())
+        return forked[0]
+
+    monkeypatch.setattr(os, "fork", once)
+    with processes(4) as pool:
+        assert pool is None
+    for process in multiprocessing.active_children():
+        process.join(10)
+    assert forked[0] not in [process.pid for process in multiprocessing.active_children()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
+def test_processes_end_when_the_one_that_forked_them_is_killed() -> None:
+    code = """
+import os, signal
+from onewave.gpu.compile_pool import processes
+with processes(3) as pool:
+    pool.submit(int).result()
+    print(*pool._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -9
+    numbers = [int(number) for number in done.stdout.split()]
+    assert len(numbers) == 3
+    end = time.monotonic() + 20
+    while any(_runs(number) for number in numbers):
+        assert time.monotonic() < end, "a process goes on without its parent"
+        time.sleep(0.05)
+
+
+def _runs(number: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text()
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,442 @@
+"""Runs Hopper's attention kernels' own source in NumPy: every statement of every partition, launched as on a card.
+
+Built on gluon_in_numpy's arrays, mbarriers and threads, a thread a partition. TMA goes through the descriptors that the
+launcher made, as descriptor_rows addresses memory; a store reads shared memory when it is waited for; named
+barriers block as bar.sync does, and every access to shared memory must be ordered with those before it
+(happens_before). Shared memory is laid out in blocks of 64 columns, so that pieces of a tile land where the kernel puts
+them. Numbers are float32 throughout, except that P of float8 is rounded to e4m3 and
+added as float16.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import types
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.language.core import constexpr
+from triton.runtime.jit import ConstexprFunction
+
+from kit.numpy_gpu import happens_before
+from kit.numpy_gpu.descriptor_rows import load, rows_of
+from kit.numpy_gpu.gluon_in_numpy import Array, Fault, Gluon, function, issue, wait_for, wrapped
+from kit.numpy_gpu.numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
+from onewave.ops.attention import op
+from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
+from onewave.ops.attention.fp8 import launch as fp8_impl
+from onewave.ops.attention.fp8 import op as fp8_op
+from onewave.ops.attention.hopper import kernel as gluon_kernel_impl
+from onewave.ops.attention.hopper import launch as gluon_impl
+from onewave.ops.attention.hopper import load as gluon_load_impl
+from onewave.ops.attention.hopper import softmax as gluon_softmax_impl
+from onewave.ops.attention.hopper import start as gluon_start_impl
+from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
+from onewave.ops.attention.hopper import warpgroup as gluon_warpgroup_impl
+
+__all__ = ["NumpyKernel", "kernels_in_numpy"]
+
+_ACROSS = 64
+BOTH = (gluon_tiles_impl, gluon_warpgroup_impl, gluon_softmax_impl)
+MODULES = {
+    "attention_kernel": (*BOTH, gluon_start_impl, gluon_load_impl, gluon_kernel_impl),
+    "fp8_kernel": (*BOTH, fp8_kernel_impl),
+}
+
+
+class Place:
+    """A pointer into a tensor's memory, or many."""
+
+    def __init__(self, values: Any, at: Any = 0):
+        self.values, self.at = values, at
+
+    def __add__(self, steps: Any) -> Place:
+        return Place(self.values, self.at + np.asarray(steps).astype(np.int64))
+
+
+class Tile:
+    """Shared memory: float32 in blocks of 64 columns, NaN until written."""
+
+    def __init__(self, flat: np.ndarray, shape: Sequence[int], turned: bool = False):
+        self.flat, self.shape, self.turned = flat, [int(n) for n in shape], turned
+
+    def index(self, at: Any) -> Tile:
+        size = int(np.prod(self.shape[1:]))
+        assert 0 <= int(at) < self.shape[0]
+        return Tile(self.flat[int(at) * size :][:size], self.shape[1:])
+
+    def _reinterpret(self, _: object, shape: Sequence[int], __: object) -> Tile:
+        return Tile(self.flat, shape)
+
+    def slice(self, start: int, length: int) -> Rows:
+        return Rows(self, int(start), int(length))
+
+    def permute(self, order: list[int]) -> Tile:
+        assert list(order) == [1, 0]
+        return Tile(self.flat, self.shape, turned=True)
+
+    @property
+    def cells(self) -> np.ndarray:
+        rows, columns = self.shape[-2:]
+        return self.flat[: rows * columns].reshape(columns // _ACROSS, rows, _ACROSS).transpose(1, 0, 2)
+
+    @property
+    def raw(self) -> list[np.ndarray]:
+        return [self.flat[: self.shape[-2] * self.shape[-1]]]
+
+    def peek(self) -> Array:
+        """What lies there, whoever asks."""
+        found = wrapped(self.cells.reshape(self.shape[-2:]).copy())
+        return found.T if self.turned else found
+
+    def put(self, values: Any) -> None:
+        self.cells[...] = np.asarray(values).reshape(self.cells.shape)
+
+    def load(self, _: object = None) -> Array:
+        happens_before.reads(*self.raw)
+        return self.peek()
+
+    def store(self, values: Any) -> None:
+        happens_before.writes(*self.raw)
+        self.put(values)
+
+
+class Rows:
+    """Some rows of a tile, to read."""
+
+    def __init__(self, tile: Tile, start: int, length: int, turned: bool = False):
+        self.tile, self.start, self.length, self.turned = tile, start, length, turned
+
+    def permute(self, order: list[int]) -> Rows:
+        assert list(order) == [1, 0]
+        return Rows(self.tile, self.start, self.length, turned=True)
+
+    @property
+    def raw(self) -> list[np.ndarray]:
+        rows, columns = self.tile.shape[-2:]
+        starts = [(block * rows + self.start) * _ACROSS for block in range(columns // _ACROSS)]
+        return [self.tile.flat[start:][: self.length * _ACROSS] for start in starts]
+
+    def peek(self) -> Array:
+        found = self.tile.peek()[self.start :][: self.length]
+        return found.T if self.turned else found
+
+
+class Words:
+    """Shared memory of single numbers, which nobody may read before they are written."""
+
+    def __init__(self, count: int):
+        self.values: list[int | None] = [None] * count
+        self.marks = happens_before.allocate(np.zeros(count, np.uint8), 1)
+
+    def index(self, at: Any) -> Word:
+        return Word(self, int(at))
+
+
+class Word:
+    def __init__(self, words: Words, at: int):
+        self.words, self.at = words, at
+
+    def load(self, _: object = None) -> Array:
+        happens_before.reads(self.words.marks[self.at :][:1])
+        found = self.words.values[self.at]
+        assert found is not None, "a word that nobody has written"
+        return wrapped(np.array([found], dtype=np.int64))
+
+    def store(self, values: Any) -> None:
+        happens_before.writes(self.words.marks[self.at :][:1])
+        self.words.values[self.at] = int(np.asarray(values)[0])
+
+
+class Described:
+    """A host's descriptor: what the kernel asks of it, and its memory."""
+
+    def __init__(self, made: Any):
+        self.base, self.shape, self.strides, self.block_shape = made.base, made.shape, made.strides, made.block_shape
+        self.dtype, self.layout = np.float32, made.layout
+
+    def read(self, at: Sequence[Any]) -> np.ndarray:
+        if self.base.element_size() > 1:
+            return load(self, [int(x) for x in at]).float().numpy()
+        if len(self.block_shape) == 2:
+            rows, columns = self.block_shape
+            view = self.base[int(at[0]) : int(at[0]) + rows, :columns]
+            box = torch.zeros(rows, columns)
+            box[: len(view)] = view.float()
+            return box.numpy()
+        wide = SimpleNamespace(**vars(self) | {"base": self.base.view(torch.uint8)})
+        view, first = byte_rows(wide, [int(x) for x in at])
+        box = torch.zeros(self.block_shape[-2:])
+        box[first : first + len(view), : view.shape[1]] = view.view(torch.float8_e4m3fn).float()
+        return box.numpy()
+
+    def write(self, at: Sequence[Any], values: np.ndarray) -> None:
+        view, first = rows_of(self, [int(x) for x in at])
+        view.copy_(torch.from_numpy(values)[first : first + len(view), : view.shape[1]])
+
+
+def byte_rows(described: Any, at: list[int]) -> tuple[torch.Tensor, int]:
+    """rows_of for elements of one byte: the same with strides that count half elements."""
+    first = max(0, -at[-2])
+    outside = any(not 0 <= x < n for x, n in zip(at[:-2], described.shape[:-2], strict=True))
+    inside = 0 if outside else max(0, min(described.block_shape[-2], described.shape[-2] - at[-2]) - first)
+    at[-2] += first
+    offset = sum(x * step for x, step in zip(at, described.strides, strict=True)) % 2**64 if inside else 0
+    width = min(described.block_shape[-1], described.shape[-1])
+    base = described.base
+    return base.as_strided((inside, width), (described.strides[-2], 1), base.storage_offset() + offset), first
+
+
+class Language(Gluon):
+    """What the kernels call `gl`, for one program."""
+
+    float8e4nv = bfloat16 = np.float32
+
+    def __init__(self, program: int, programs: int):
+        self.program, self.programs = program, programs
+
+    def program_id(self, _: int) -> Array:
+        return wrapped(np.int64(self.program))
+
+    def num_programs(self, _: int) -> Array:
+        return wrapped(np.int64(self.programs))
+
+    def NVMMADistributedLayout(self, *_: Any) -> str:
+        return "registers"
+
+    def NVMMASharedLayout(self, **_: Any) -> str:
+        return "swizzled 128"
+
+    def allocate_shared_memory(self, _: Any, shape: Sequence[int], layout: Any) -> Any:
+        if layout == "barrier":
+            return Barriers(Barrier() for _ in range(shape[0]))
+        if layout == "rows":
+            return Words(int(shape[0]))
+        cells = np.full(int(np.prod(shape)), np.nan, dtype=np.float32)
+        return Tile(happens_before.allocate(cells, _ACROSS * cells.itemsize), shape)
+
+    def load(self, place: Place, mask: Any = True, other: Any = 0, **_: Any) -> Array:
+        return wrapped(place.values[np.where(mask, place.at, 0)] if np.any(mask) else np.int64(other))
+
+    def store(self, place: Place, values: Any, mask: Any = True) -> None:
+        keep = np.broadcast_to(np.asarray(mask), place.at.shape)
+        place.values[place.at[keep]] = np.asarray(values)[keep]
+
+    def full(self, shape: Sequence[int], value: Any, dtype: Any, layout: Any = None) -> Array:
+        return wrapped(np.full([int(n) for n in shape], value, dtype=dtype))
+
+    def zeros(self, shape: Sequence[int], dtype: Any, layout: Any = None) -> Array:
+        return self.full(shape, 0, dtype)
+
+    def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *_: Any) -> None:
+        """Twins run the first partition, as gpu/ptx/shared_warpgroups.py has it."""
+        run = [parts[0] if part.__name__ == "twin" else (part, arguments) for part, arguments in parts]
+        happens_before.agents_of(
+            [(numbered(at, part), given) for at, (part, given) in enumerate(run)], run_side_by_side
+        )
+
+
+_PARTITION = threading.local()
+
+
+def numbered(number: int, part: Callable[..., Any]) -> Callable[..., Any]:
+    """A partition that knows its number, under the name of what all warpgroups do."""
+
+    def run(*arguments: Any) -> None:
+        _PARTITION.number = number
+        part(*arguments)
+
+    run.__name__ = part.__name__.removesuffix("_as_one")
+    return run
+
+
+class Named:
+    """Named barriers of two warpgroups: a sync passes once the other one has arrived."""
+
+    def __init__(self) -> None:
+        self.changed, self.arrived = threading.Condition(), defaultdict[int, int](int)
+        self.heard = defaultdict[int, happens_before.Heard](happens_before.Heard)
+
+    def arrive(self, number: Any) -> None:
+        with self.changed:
+            self.arrived[int(number)] += 1
+            assert self.arrived[int(number)] == 1, "two arrivals in one phase"
+            self.heard[int(number)].arrive()
+            self.heard[int(number)].end_phase()
+            self.changed.notify_all()
+
+    def sync(self, number: Any) -> None:
+        with self.changed:
+            waiting = Patience(f"nobody arrived at barrier {int(number)}")
+            while not self.changed.wait_for(lambda: self.arrived[int(number)] > 0, timeout=0.05):
+                waiting.look()
+            self.arrived[int(number)] -= 1
+            self.heard[int(number)].acquire()
+
+
+def only_warpgroup(number: int) -> None:
+    assert number == _PARTITION.number, "another warpgroup's way"
+
+
+def take(counter: Place) -> Array:
+    """gluon_tiles_impl.take; programs run one after another."""
+    counter.values[counter.at] += 1
+    return wrapped(np.int64(counter.values[counter.at] - 1))
+
+
+def in_order(p: Array, _: object, BN: int) -> Array:
+    """fp8_kernel_impl's."""
+    return wrapped(p.reshape(64, BN // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(64, BN))
+
+
+def rounded(p: Array) -> Array:
+    """fp8_kernel_impl's."""
+    found = torch.from_numpy(np.ascontiguousarray(p)).clamp(max=448).to(torch.float8_e4m3fn)
+    return wrapped(found.float().numpy())
+
+
+def weights_of(bits: Array) -> tuple[Array, Array]:
+    """fp8_kernel_impl's."""
+    half = np.maximum(bits, 0).astype(np.float16).view(np.uint16)
+    half = np.where(np.isnan(bits), np.uint16(0x7FFF), half)
+    weights = torch.from_numpy(half.astype(np.uint8)).view(torch.float8_e4m3fn)
+    return wrapped(weights.float().numpy()), wrapped((half << 7).view(np.float16))
+
+
+def namespace(
+    gl: Language, modules: Sequence[types.ModuleType], count: Callable[[int], None], planted: Sequence[Fault]
+) -> dict[str, Any]:
+    """The kernel's modules with NumPy under their names. count: told every product's multiplications."""
+    named, pending = Named(), threading.local()
+
+    def product(a: Any, b: Tile | Rows, acc: Array, use_acc: bool = True, is_async: bool = False) -> Array:
+        issue("products", a, b)
+        left = a.peek() if isinstance(a, Tile) else a
+        right = np.asarray(b.peek(), np.float32)
+        count(left.shape[0] * right.size)
+        found = np.asarray(left, np.float32) @ right
+        return wrapped(np.asarray(acc) + found if use_acc else found)
+
+    def bring(descriptor: Described, at: Sequence[Any], barrier: Barrier, box: Tile) -> None:
+        values = descriptor.read(at)
+        assert list(values.shape) == box.shape[-2:]
+        clock = happens_before.bring(barrier.heard, *box.raw)
+        box.put(values)
+        barrier.add(0, 0, values.size * descriptor.base.element_size(), clock)
+
+    def products_end(still: int, deps: Sequence[Array]) -> Array:
+        wait_for("products", still)
+        return deps[0]
+
+    def send(descriptor: Described, at: Sequence[Any], box: Tile) -> None:
+        issue("stores", box)
+        pending.stores = [*getattr(pending, "stores", []), (descriptor, [int(x) for x in at], box)]
+
+    def sent(still: int) -> None:
+        assert still == 0
+        wait_for("stores", 0)
+        for descriptor, at, box in getattr(pending, "stores", []):
+            descriptor.write(at, np.ascontiguousarray(box.peek()))
+        pending.stores = []
+
+    space: dict[str, Any] = {}
+    for module in modules:
+        for name, thing in vars(module).items():
+            raw = getattr(thing, "fn", None)
+            if isinstance(thing, constexpr):
+                space[name] = thing.value
+            elif isinstance(raw, types.FunctionType) and not isinstance(thing, ConstexprFunction):
+                space[name] = function(raw, space, planted)
+    # An aggregate keeps its __init__ among what it is hashed by.
+    first = gluon_tiles_impl.Problem.hash_attrs[0]
+    names = list(inspect.signature(getattr(first, "fn", first)).parameters)[1:]
+    space |= {
+        "gl": gl,
+        "Problem": lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True))),
+        "barrier_sync": named.sync,
+        "barrier_arrive": named.arrive,
+        "declare_vote": lambda _: None,
+        "cast_ballots": lambda _, ballots: setattr(_PARTITION, "found", int(np.any(ballots))),
+        "vote": lambda *_: None,
+        "voted": lambda _: _PARTITION.found,
+        "own_warpgroup": lambda *_: _PARTITION.number,
+        "only_warpgroup": only_warpgroup,
+        "in_order": in_order,
+        "rounded": rounded,
+        "weights_of": weights_of,
+        "take": take,
+        "fence_async_shared": happens_before.fence,
+        "warpgroup_mma": product,
+        "warpgroup_mma_wait": products_end,
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=bring, async_copy_shared_to_global=send, store_wait=sent,
+        ),
+        "mbarrier": SimpleNamespace(
+            MBarrierLayout=lambda: "barrier",
+            init=lambda barrier, count: setattr(barrier, "count", count),
+            expect=lambda barrier, size: barrier.add(1, int(size), 0),
+            wait=lambda barrier, parity, pred=True: barrier.wait(int(parity)) if np.all(pred) else None,
+            luck=lambda barrier, parity, pred=True: barrier.wait(int(parity), hears=False) if np.all(pred) else None,
+            arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if np.all(pred) else None,
+        ),
+        "min": min,
+    }  # fmt: skip
+    return space
+
+
+class NumpyKernel:
+    """Stands for a compiled kernel: kernel[(programs,)](*arguments)."""
+
+    def __init__(self, name: str, names: Sequence[str]):
+        self.name, self.names, self.launches, self.multiplications = name, list(names), 0, 0
+        self.lock, self.planted = threading.Lock(), list[Fault]()
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(*values: Any, num_warps: int, **constants: Any) -> None:
+            assert num_warps == 4
+            self.launches += 1
+            arguments = dict(zip(self.names, values, strict=False)) | constants
+            assert arguments.keys() == set(self.names)
+            arguments = {name: self._argument(value) for name, value in arguments.items()}
+            for program in range(grid[0]):
+                FAILED.clear()
+                happens_before.begin()
+                space = namespace(Language(program, grid[0]), MODULES[self.name], self._count, self.planted)
+                space[self.name](**arguments)
+
+        return launch
+
+    def _count(self, multiplications: int) -> None:
+        with self.lock:
+            self.multiplications += multiplications
+
+    @staticmethod
+    def _argument(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            plain = value.dtype in (torch.int32, torch.float32)
+            return Place(value.reshape(-1).numpy() if plain else np.zeros(1, dtype=np.int32))
+        if hasattr(value, "block_shape"):
+            return Described(value)
+        return value if isinstance(value, (bool, str)) else wrapped(value) if isinstance(value, int) else value
+
+
+def kernels_in_numpy(monkeypatch: pytest.MonkeyPatch, *, programs: int) -> dict[str, NumpyKernel]:
+    """Have CPU tensors go the way of a card's with so many SMs, into the kernels' source. Returns kernels by name."""
+    made = {
+        "attention_kernel": NumpyKernel("attention_kernel", gluon_impl.attention_kernel.arg_names),
+        "fp8_kernel": NumpyKernel("fp8_kernel", fp8_impl.fp8_kernel.arg_names),
+    }
+    monkeypatch.setattr(gluon_impl, "attention_kernel", made["attention_kernel"])
+    monkeypatch.setattr(fp8_impl, "fp8_kernel", made["fp8_kernel"])
+    for module in (gluon_impl, fp8_impl):
+        monkeypatch.setattr(module, "num_sms", lambda _: programs)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
+    monkeypatch.setattr(fp8_op, "_refusal", lambda *_, **__: None)
+    return made

@@ -1,0 +1,13 @@
+"""Where the project's files are, wherever a test stands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+DATA = TESTS / "data"
+DOCS = ROOT / "docs"
+# What a child needs to import the package and this kit, and the tools.
+PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "tools"))

@@ -1,0 +1,64 @@
+"""Kernels that come compiled are today's, Triton takes them for its own, and nothing else is taken for one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from kit.paths import PYTHONPATH
+
+COMPILED = (
+    "attention-128-bfloat16/causal-packed-many-sort_slots",
+    "attention-64-bfloat16/full",
+    "attention-128-float8_e4m3fn/causal",
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+        "PYTHONPATH": PYTHONPATH,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "kit.alone.prebuilt_alone"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def test_what_comes_compiled_is_compiled_from_today_s_sources(found: dict[str, Any]) -> None:
+    assert found["stale"] == [], "run make kernels"
+    assert found["nothing more"]
+    assert found["damaged"] == []
+
+
+def test_binaries_name_no_files(found: dict[str, Any]) -> None:
+    assert found["paths"] == []
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_triton_finds_it_and_it_is_what_triton_would_have_compiled(found: dict[str, Any], name: str) -> None:
+    of_one = dict(found[name])
+    assert of_one.pop("how") == "found"
+    assert all(of_one.values()), of_one
+
+
+def test_only_the_very_same_kernel_is_taken(found: dict[str, Any]) -> None:
+    taken = dict(found["taken"])
+    assert taken.pop("as it is")
+    assert not any(taken.values()), taken
+
+
+def test_damaged_files_are_not_taken_and_named(found: dict[str, Any]) -> None:
+    binaries, indices = found["said"][:3], found["said"][3:]
+    assert [said.partition(":")[0] for said in binaries] == [
+        "/prebuilt/attention-128-bfloat16.xz is missing or damaged"
+    ] * 3
+    assert [said.partition(":")[0] for said in indices] == ["/prebuilt/index.json is damaged"] * 5

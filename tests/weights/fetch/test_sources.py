@@ -1,0 +1,196 @@
+"""resolve(): what a model's name means, and what it says when that is nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kit.sample_files import small_gguf
+from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFoundError
+from onewave.base.settings import Settings
+from onewave.weights.fetch import download, hub, sources
+from onewave.weights.fetch.aliases import ALIASES, DEFAULT_ALIAS
+from onewave.weights.fetch.sources import ModelLocation, resolve
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(cache_dir=tmp_path / "cache", num_threads=1)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("this test must not fetch anything")
+
+    monkeypatch.setattr(download, "download_wheel", refuse)
+    monkeypatch.setattr(hub, "snapshot", refuse)
+
+
+@pytest.fixture
+def builtin(tmp_path, monkeypatch):
+    """A table of built-in configurations with one row, tiny-1b."""
+    directory = tmp_path / "builtin"
+    directory.mkdir()
+    (directory / "tiny-1b.json").write_text("{}")
+    monkeypatch.setattr(sources, "_BUILTIN_DIR", directory)
+    return directory
+
+
+def hf_directory(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def test_a_directory_with_a_config_is_a_hugging_face_model(tmp_path, settings):
+    path = hf_directory(tmp_path / "my-model")
+    (path / "extra.gguf").write_bytes(small_gguf())
+    assert resolve(str(path), settings) == ModelLocation("hf", path, "my-model")
+    assert resolve(path, settings, load_format="dummy").kind == "hf"
+
+
+def test_a_gguf_file_is_a_gguf_model(tmp_path, settings):
+    path = tmp_path / "tiny.Q4_1.GGUF"
+    path.write_bytes(small_gguf())
+    assert resolve(str(path), settings) == ModelLocation("gguf", path, "tiny.Q4_1")
+
+
+def test_a_directory_with_one_gguf_and_no_config_is_that_model(tmp_path, settings):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "tiny.gguf").write_bytes(small_gguf())
+    assert resolve(str(tmp_path / "m"), settings).path == tmp_path / "m" / "tiny.gguf"
+
+
+def test_a_split_gguf_is_known_by_its_first_piece(tmp_path, settings):
+    for number in (1, 2):
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(small_gguf())
+    first = tmp_path / "m-00001-of-00002.gguf"
+    assert resolve(str(tmp_path / "m-00002-of-00002.gguf"), settings).path == first
+    assert resolve(str(tmp_path), settings).path == first
+
+
+def test_a_directory_with_several_ggufs_asks_for_one_of_them(tmp_path, settings):
+    for name in "ab":
+        (tmp_path / f"{name}.gguf").write_bytes(small_gguf())
+    with pytest.raises(ConfigError, match=r"a\.gguf, b\.gguf"):
+        resolve(str(tmp_path), settings)
+
+
+def test_a_directory_without_a_config_is_named(tmp_path, settings):
+    with pytest.raises(ConfigError, match=rf"no config\.json: {tmp_path}"):
+        resolve(str(tmp_path), settings)
+
+
+def test_a_relative_path_and_a_home_path_work(tmp_path, settings, monkeypatch):
+    hf_directory(tmp_path / "m")
+    monkeypatch.chdir(tmp_path / "m")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve(".", settings).name == "m"
+    assert resolve("~/m", settings).path == tmp_path / "m"
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["./no", "/no/such", "../no", "~/no", "no.gguf", "a\\b", "org/no.gguf", "a/b/c", "no-such-alias", "\0", "x" * 9999],
+)
+def test_what_does_not_exist_is_named_beside_what_is_accepted(settings, model):
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(model, settings)
+    message = str(caught.value)
+    assert repr(model) in message
+    assert DEFAULT_ALIAS in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
+def test_a_file_that_is_no_gguf_says_to_give_its_directory(tmp_path, settings, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelNotFoundError, match=r"a \*\.gguf file, or a directory"):
+        resolve(str(tmp_path / name), settings)
+
+
+def test_a_pipe_named_gguf_is_refused(tmp_path, settings):
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(ModelNotFoundError, match="not a model file"):
+        resolve(str(tmp_path / "m.gguf"), settings)
+
+
+@pytest.mark.parametrize("model", ["", "  "])
+def test_an_empty_name_is_refused(settings, model):
+    with pytest.raises(InvalidArgumentError, match="model"):
+        resolve(model, settings)
+
+
+def test_an_unknown_load_format_is_refused(settings):
+    with pytest.raises(InvalidArgumentError, match="'pickle'; allowed: auto, dummy"):
+        resolve(DEFAULT_ALIAS, settings, load_format="pickle")
+
+
+def test_an_alias_is_fetched_into_the_cache(settings, monkeypatch):
+    path = settings.cache_dir / "m.gguf"
+    monkeypatch.setattr(
+        download, "fetch", lambda model, cache, *, progress: path if cache == settings.cache_dir else None
+    )
+    assert resolve(DEFAULT_ALIAS, settings) == ModelLocation("gguf", path, DEFAULT_ALIAS)
+
+
+def test_a_builtin_configuration_needs_dummy_weights(builtin, settings):
+    assert resolve("tiny-1b", settings, load_format="dummy") == ModelLocation(
+        "builtin", builtin / "tiny-1b.json", "tiny-1b"
+    )
+    with pytest.raises(ModelNotFoundError, match="Add `--load-format dummy`"):
+        resolve("tiny-1b", settings)
+
+
+def test_an_unrelated_directory_does_not_hide_a_builtin_configuration(builtin, settings, tmp_path, monkeypatch):
+    (tmp_path / "tiny-1b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve("tiny-1b", settings, load_format="dummy").kind == "builtin"
+
+
+@pytest.mark.parametrize(("load_format", "weights"), [("auto", True), ("dummy", False)])
+def test_an_id_is_fetched_from_the_hub_without_weights_that_are_not_wanted(
+    tmp_path, settings, monkeypatch, load_format, weights
+):
+    calls = []
+    path = hf_directory(tmp_path / "snapshot")
+    monkeypatch.setattr(hub, "snapshot", lambda repo_id, **options: calls.append((repo_id, options)) or path)
+    location = resolve("org/name", settings, revision="v1", load_format=load_format, progress=False)
+    assert location == ModelLocation("hf", path, "org/name")
+    assert calls == [("org/name", {"revision": "v1", "weights": weights, "progress": False})]
+
+
+def test_an_id_without_a_config_is_named(tmp_path, settings, monkeypatch):
+    monkeypatch.setattr(hub, "snapshot", lambda repo_id, **options: tmp_path / "absent")
+    with pytest.raises(ConfigError, match=r"org/name: has no config\.json.*GGUF"):
+        resolve("org/name", settings)
+
+
+def test_a_directory_wins_over_an_id_of_the_same_name(tmp_path, settings, monkeypatch):
+    hf_directory(tmp_path / "org" / "name")
+    monkeypatch.chdir(tmp_path)
+    assert resolve("org/name", settings).path == Path("org/name")
+
+
+@pytest.mark.parametrize("revision", [5, "", " ", b"main"])
+def test_a_revision_that_names_nothing_is_refused(revision, settings):
+    with pytest.raises(InvalidArgumentError, match=r"revision: .* allowed: a branch"):
+        resolve("org/name", settings, revision=revision, progress=False)
+
+
+def test_a_revision_of_anything_but_an_id_is_refused(tmp_path, settings):
+    for model in (str(hf_directory(tmp_path / "m")), DEFAULT_ALIAS):
+        with pytest.raises(InvalidArgumentError, match="revision"):
+            resolve(model, settings, revision="main")
+
+
+def test_the_table_of_aliases_is_complete():
+    assert DEFAULT_ALIAS in ALIASES
+    for alias, model in ALIASES.items():
+        assert alias == model.alias
+        assert "/" not in alias
+        assert len(model.wheel_sha256) == len(model.file_sha256) == 64
+        assert model.file_name.endswith(".gguf")
