@@ -19,7 +19,7 @@ from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.engine import wave as bench
 from onewave.bench.engine.compiled_step import compiled_step
-from onewave.bench.engine.wave import WaveResult, in_pages, measure_wave
+from onewave.bench.engine.wave import WaveCase, WaveResult, in_pages, measure_wave
 from onewave.bench.ops.ffn import FFNResult, FFNShape, measure_ffn
 from onewave.cli.bench import wave as bench_wave
 from onewave.cli.bench.ffn import bench_ffn
@@ -107,7 +107,7 @@ def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(bench, "compiled_step", partial(compiled_step, backend="aot_eager"))
     notes: list[str] = []
     model = in_float32(random_model(BASE))
-    results, _ = measure_wave(model, batch=2, context=5, reps=2, compiled=True, note=notes.append)
+    results, _ = measure_wave(model, WaveCase(2, 5, compiled=True), reps=2, report=notes.append)
     assert [each.path for each in results] == ["wave", "graph", "torch.compile"]
     assert results[0].hops == 5 * model.config.num_layers
     assert results[2].difference is not None
@@ -116,7 +116,7 @@ def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> No
     # Every other layer reads its window's keys alone.
     windows = tuple(2 if layer % 2 else None for layer in range(model.config.num_layers))
     model.config = replace(model.config, layer_windows=windows)
-    cut, _ = measure_wave(model, batch=2, context=5, reps=2)
+    cut, _ = measure_wave(model, WaveCase(2, 5), reps=2)
     key = 2 * model.config.num_kv_heads * model.config.head_dim * model.dtype.itemsize
     assert results[0].step_bytes - cut[0].step_bytes == 2 * key * 3 * sum(window == 2 for window in windows)
     assert notes == []
@@ -130,7 +130,7 @@ def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench, "compiled_step", fail)
     notes: list[str] = []
     model = in_float32(random_model(BASE))
-    results, _ = measure_wave(model, batch=1, context=5, reps=2, compiled=True, note=notes.append)
+    results, _ = measure_wave(model, WaveCase(1, 5, compiled=True), reps=2, report=notes.append)
     assert [each.path for each in results] == ["wave", "graph"]
     assert notes == ["torch.compile: no step, RuntimeError: no compiler"]
 
@@ -139,11 +139,11 @@ def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPa
 def test_a_case_that_fails_takes_no_other_with_it(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
-    def measured(model: object, *, batch: int, context: int, **_: object) -> tuple[list[WaveResult], None]:
-        begun.append(batch)
-        if batch == 8:
+    def measured(model: object, case: WaveCase, **_: object) -> tuple[list[WaveResult], None]:
+        begun.append(case.batch)
+        if case.batch == 8:
             raise failure
-        return [WaveResult("wave", batch, context, summarize([1e-3]), 10**9)], None
+        return [WaveResult("wave", case.batch, case.context, summarize([1e-3]), 10**9)], None
 
     loaded = SimpleNamespace(model=None, stream=None)
     for place, name, instead in (

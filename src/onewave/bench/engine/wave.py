@@ -77,27 +77,38 @@ class WaveResult:
         return Measurement(model, "decode_step", "ms", self.seconds.scaled(1e3), ceiling, extra)
 
 
+@dataclass(frozen=True)
+class WaveCase:
+    """A decode step of `batch` sequences that hold `context` tokens each, and what is timed of it.
+
+    page: also time the wave with the same cache in pages of so many keys, in any order. compiled: also time the step
+    that torch.compile makes (compiled_step.py), compiled again for each case. traced: also run the wave once with times
+    of every task.
+    """
+
+    batch: int
+    context: int
+    page: int | None = None
+    compiled: bool = False
+    traced: bool = False
+
+
 @torch.inference_mode()
 def measure_wave(
     model: Llama,
+    case: WaveCase,
     *,
-    batch: int,
-    context: int,
     reps: int,
-    trace: bool = False,
-    page: int | None = None,
     stream: WeightStream | None = None,
-    compiled: bool = False,
-    note: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[WaveResult], Trace | None]:
-    """Time one step of `batch` sequences that hold `context` tokens each; all paths as replays of CUDA graphs.
+    """Time one decode step on every path, as replays of CUDA graphs.
 
-    trace: also run the wave once with times of every task. page: also time the wave with the same cache in pages of so
-    many keys, in any order. stream: where the model's matrices lie, for this batch; then the plain operators read them
-    unpacked, as 16-bit values. compiled: also time the step that torch.compile makes (compiled_step.py), compiled
-    anew for each case; note: told why there is none. Raises UnsupportedError where the wave does not run,
-    ShapeError for another page size.
+    stream: where the model's matrices lie, for this batch; the plain operators then read them unpacked, as 16-bit
+    values. report: called with the reason where torch.compile makes no step. Raises UnsupportedError where the wave
+    does not run, ShapeError for another page size.
     """
+    batch, context, page = case.batch, case.context, case.page
     reason = unsupported_because(model.config, batch)
     if reason is not None:
         raise UnsupportedError("bench wave", got=reason)
@@ -136,15 +147,15 @@ def measure_wave(
         timed("wave", step, difference=difference, hops=hops),
         timed("graph", lambda: model.forward(plain, kv)),
     ]
-    if compiled:
+    if case.compiled:
         try:
             their_step = compiled_step(model, kv, context)
             expected = model.forward(plain, kv)
             difference = float((their_step(tokens, positions) - expected).abs().max() / expected.abs().max())
             results.append(timed("torch.compile", lambda: their_step(tokens, positions), difference=difference))
         except Exception as error:  # whatever a compiler may raise; the other paths' figures stay
-            note(f"torch.compile: no step, {type(error).__name__}: {str(error)[:200]}".splitlines()[0])
-    traced = wave.wave.trace_decode(tokens, positions, slots, logits) if trace else None
+            report(f"torch.compile: no step, {type(error).__name__}: {str(error)[:200]}".splitlines()[0])
+    traced = wave.wave.trace_decode(tokens, positions, slots, logits) if case.traced else None
     if page is not None:
         expected = step().clone()
         wave.bind_cache(in_pages(kv, page))

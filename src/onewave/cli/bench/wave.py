@@ -68,7 +68,7 @@ def wave(
         check_count("--batch-size", batch)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.ceilings import read_bandwidth
-    from onewave.bench.engine.wave import measure_wave
+    from onewave.bench.engine.wave import WaveCase, measure_wave
     from onewave.engine.load.loading import load_config, load_model
     from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format
     from onewave.engine.wave_decode import WaveLoad, load_streamed
@@ -131,17 +131,8 @@ def wave(
                 network, stream = made.model, made.stream
             for length in contexts:
                 show_status(f"batch {batch}, context {length}")
-                found, traced = measure_wave(
-                    network,
-                    batch=batch,
-                    context=length,
-                    reps=reps,
-                    trace=trace is not None,
-                    page=page_size,
-                    stream=stream,
-                    compiled=torch_compile,
-                    note=notes.append,
-                )
+                case = WaveCase(batch, length, page_size, compiled=torch_compile, traced=trace is not None)
+                found, traced = measure_wave(network, case, reps=reps, stream=stream, report=notes.append)
                 results += found
     except (OnewaveError, RuntimeError, MemoryError) as error:
         if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
