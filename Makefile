@@ -1,4 +1,4 @@
-# make demo | test | lint | gpu-test | kernels. Needs Python 3.11 or newer with venv and pip, and nothing else.
+# make demo | test | test-all | lint | gpu-test | kernels. Needs Python 3.11 or newer with venv and pip, and nothing else.
 # Each sets up .venv by itself, once; `rm -rf .venv` starts afresh. Pick an interpreter with PYTHON=python3.12.
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -11,13 +11,16 @@ RUN := $(VENV)/bin/python
 # PIP_USER, if somebody has set it, would install beside the environment.
 PIP := PIP_USER=0 $(RUN) -m pip install -qq --disable-pip-version-check --constraint $(CHOSEN) $(PIP_ARGS)
 
+WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal --durations 20
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint gpu-test kernels in-place
+.PHONY: help demo test test-all lint gpu-test kernels in-place
 
 help:
 	@echo "make demo      answer a question with the default model"
 	@echo "make test      run the tests on the CPU"
+	@echo "make test-all  run those that make test leaves out too"
 	@echo "make lint      ruff and pyright"
 	@echo "make gpu-test  run the tests that need a CUDA card"
 	@echo "make kernels   compile the attention kernels that come compiled, after a change of theirs"
@@ -25,10 +28,13 @@ help:
 demo: $(VENV)/.ready-demo
 	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats
 
-# A file's tests stay in one process, which compiles what they share once; more than four processes take much memory.
+# More than four processes take much memory.
 test: $(VENV)/.ready-dev
-	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
-		$(PYTEST_ARGS)
+	@$(RUN) -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+# With the full products of parameters and the large shapes too.
+test-all: $(VENV)/.ready-dev
+	@$(RUN) -m pytest $(WORKERS) -m "not gpu" $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-dev
 	@$(VENV)/bin/ruff check src tests tools

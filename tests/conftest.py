@@ -1,8 +1,10 @@
-"""Fixtures for every room."""
+"""Fixtures for every room, and what holds for every process that runs tests."""
 
 from __future__ import annotations
 
 import os
+import signal
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,30 @@ if not torch.cuda.is_available():
     from kit.numpy_gpu.interpreter_products import sum_in_one_order
 
     sum_in_one_order()
+    # One thread a process, children included: pytest starts a process a core, and threads that wait take cores too.
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("ONEWAVE_NUM_THREADS", "1")
+
+# A job in the background ignores SIGINT and hands that on to its children; those of a process with a handler do not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `pairs`, mark as slow the parameters that show no new pair of values."""
+    from kit.pairs import covering
+
+    cases: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("pairs") and hasattr(item, "callspec"):
+            cases[item.path, item.originalname].append(item)
+    for named in cases.values():
+        kept = covering([tuple(map(repr, item.callspec.params.values())) for item in named])
+        for at, item in enumerate(named):
+            if at not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
