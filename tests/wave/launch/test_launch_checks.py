@@ -34,7 +34,7 @@ def test_a_cache_of_another_model_is_refused(changed: dict) -> None:
 
 def test_a_step_takes_as_many_rows_as_it_was_packed_for_and_no_more() -> None:
     row, logits = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 8)
-    check_sequences(row, row, row, logits, most=4, vocab=8, device=CPU)
+    check_sequences(row, row, row, logits, max_rows=4, vocab=8, device=CPU)
     five = torch.zeros(5, dtype=torch.int64)
     for name, given in (
         ("tokens", (five, five, five, torch.zeros(5, 8))),
@@ -49,4 +49,4 @@ def test_a_step_takes_as_many_rows_as_it_was_packed_for_and_no_more() -> None:
         ("logits", (row, row, row, logits.to("meta"))),
     ):
         with pytest.raises(ShapeError, match=f"wave: {name}"):
-            check_sequences(*given, most=4, vocab=8, device=CPU)
+            check_sequences(*given, max_rows=4, vocab=8, device=CPU)

@@ -1,12 +1,18 @@
-"""What the wave kernel says in PTX: polls of words that are their own flag, spins on counters, clocks, delays.
+"""Inline PTX of the wave kernel: data-as-flag polls, spins on counters, L2 prefetches, clocks, delays.
 
-Every wait on global memory here is bounded. A poll that does not find its data looks at the launch's abort word now and
-then; when its own budget runs out it writes a record (who waited, where, for what, what stood there), sets the abort
-word, and tells the host. Whoever sees the abort word stops waiting, so that all blocks reach their end within
-microseconds, with wrong numbers that the host then refuses to hand out.
+Every wait on device memory is bounded. A poll that does not find its data reads the launch's abort word every _LOOK
+polls. When its own budget runs out it writes a stall record (thread block, step, address, what it expected and got),
+sets the abort word, and sets the host's word. A thread that sees the abort word stops waiting, so all thread blocks
+end within microseconds; the host then refuses the launch's results.
 
-watch: int32 words. 0: abort. 1: budget in polls. 2, 3: address of the host's word. From word 16 on, 8 words a block:
-state (1 counter, 2 data), step, address (2 words), expected, got, 0, 0.
+watch: int32 words. 0: abort. 1: budget in polls. 2, 3: address of the host's word. From word 16 on, 8 words a thread
+block: state (1: counter, 2: data), step, address (2 words), expected, got, 0, 0.
+
+constexpr  meaning [unit] (allowed values)
+WORDS      words a thread (4, 8, 16, 32; of poll_few 4, 8)
+STRIDE     from split to split [bytes] (64, 128, 256)
+WAITS      whether absent words are polled for (False, True)
+BYTES      of a prefetch (a multiple of 16)
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -37,14 +43,14 @@ __all__ = [
 ]
 
 ABSENT = gl.constexpr(-1)
-"""A word of all ones is data that has not come yet: no bf16, fp16 or fp32 result of ours is that NaN."""
+"""A word of all ones is data that has not come: no bf16, fp16 or fp32 result of ours is that NaN."""
 
-# How often a waiting thread looks at the abort word, in polls; a power of two.
+# Polls from one read of the abort word to the next, a power of two. With more, an abort takes longer.
 _LOOK = 32
 
 
 def _give_up(state: int, step: str, address: str, expected: str, got: str, flag: str, record: str) -> list[str]:
-    """Write the block's record, once, set the abort word and tell the host."""
+    """Write the thread block's stall record, once; set the abort word and the host's word."""
     return [
         f"atom.relaxed.gpu.cas.b32 a, [{record}], 0, {state};",
         "setp.ne.s32 p, a, 0;",
@@ -62,8 +68,8 @@ def _give_up(state: int, step: str, address: str, expected: str, got: str, flag:
 
 
 def _look_and_count(flag: str, again: str) -> list[str]:
-    """Count a poll in n, and load again; every so often look first, and leave for WEND if somebody has aborted, or go
-    on with what follows if the budget is spent. Not before the first polls, as what is awaited may just have come."""
+    """Count a poll in n and go to `again`. Every _LOOK polls read the abort word first: go to WEND if it is set, and to
+    the following lines if the budget is spent. Not before the first polls, because the data may just have come."""
     return [
         "add.s32 n, n, 1;",
         f"and.b32 a, n, {_LOOK - 1};",
@@ -78,10 +84,10 @@ def _look_and_count(flag: str, again: str) -> list[str]:
 
 
 def _poll_text(words: int, waits: bool) -> tuple[str, str]:
-    """Load `words` words a thread in packets of four; if `waits`, again until none of them is absent. The words behind
-    an address of 0 are zeros: loading them from one place instead would send every block there at once.
+    """Load `words` words a thread in packets of four; if `waits`, again until none is absent.
 
-    Operands: the words; their addresses (every fourth counts); abort word; record; step.
+    Words at address 0 are zeros: loading them from one place would send every thread block there at once. Operands:
+    the words; their addresses (every fourth is used); abort word; stall record; step.
     """
     packets = words // 4
 
@@ -119,14 +125,13 @@ def _poll_text(words: int, waits: bool) -> tuple[str, str]:
 
 
 def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
-    """Load `words` words a thread, in packets of four, of each of up to eight splits, and with each packet the two of
-    the splits' log2-sum-exp2; if `waits`, again until none of them is absent: first the log2-sum-exp2s, which are
-    published last, and are the same for many threads.
+    """Load `words` words a thread, in packets of four, of each of up to eight splits, and with each packet the splits'
+    log2-sum-exp2, two packets; if `waits`, again until none is absent.
 
-    stride: bytes from split to split. Operands: the words of each split, and both parts of the log2-sum-exp2s; the
-    addresses of the first split's words and of the log2-sum-exp2s (every fourth counts); how many splits there are;
-    abort word; record; step. Words of splits beyond are zeros and their log2-sum-exp2 is -inf; behind an address of 0
-    the first one's is 0.
+    The log2-sum-exp2s are polled first: they are published last and are the same for many threads. stride: bytes from
+    split to split. Operands: the words of each split, and both packets of log2-sum-exp2; the addresses of the first
+    split's words and of the log2-sum-exp2 (every fourth is used); the number of splits; abort word; stall record; step.
+    Words of unused splits are zeros, their log2-sum-exp2 is -inf; at address 0 the first one's is 0.
     """
     firsts = range(0, words, 4)
     # Packets: by the first of their words, and by split or part of the log2-sum-exp2s. q: wanted.
@@ -149,7 +154,7 @@ def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
         return lines
 
     def none() -> list[str]:
-        """Where no split is, its log2-sum-exp2 is -inf."""
+        """Set unused splits' log2-sum-exp2 to -inf."""
         places = {i: [*names(i, FEW_SPLITS), *names(i, FEW_SPLITS + 1)] for i in firsts}
         return [
             f"setp.le.s32 p, ${count + i}, {split}; @p mov.b32 {places[i][split]}, 0xff800000;"
@@ -158,7 +163,7 @@ def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
         ]
 
     def missing(packets: list[tuple[int, int]]) -> list[str]:
-        """p: whether any word is absent; q: in which packets."""
+        """Set p if any word is absent, and q of its packets."""
         lines = ["mov.b32 m, 0;"]
         for packet in packets:
             a, b, c, d = names(*packet)
@@ -186,9 +191,9 @@ def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
 
 
 def _counter_text() -> tuple[str, str]:
-    """Spin until a counter has reached a value, the difference read as a signed number.
+    """Spin until a counter has reached a value, by their signed difference.
 
-    Operands: a dummy result; counter's address; value; abort word; record; step. An address of 0 waits for nothing.
+    Operands: a dummy result; counter's address; value; abort word; stall record; step. Address 0: no wait.
     """
     text = ["{", ".reg .pred p; .reg .b32 n, a, t, v, d; .reg .b64 w;", "mov.b32 $0, 0;"]
     text += ["setp.eq.s64 p, $1, 0;", "@p bra WEND;", "mov.b32 n, 0;", "WGO:"]
@@ -202,7 +207,7 @@ _LOAD = {words: _poll_text(words, False) for words in (4, 8, 16, 32)}
 _POLL4, _POLL8, _POLL16, _POLL32 = (gl.constexpr(_POLL[words][0]) for words in (4, 8, 16, 32))
 _LOAD4, _LOAD8, _LOAD16, _LOAD32 = (gl.constexpr(_LOAD[words][0]) for words in (4, 8, 16, 32))
 _WITH4, _WITH8, _WITH16, _WITH32 = (gl.constexpr(_POLL[words][1]) for words in (4, 8, 16, 32))
-# By words a thread, bytes from split to split (of head_dim 32, 64 and 128), and whether it waits.
+# By words a thread, bytes from split to split (head_dim 32, 64 and 128), and whether absent words are polled for.
 _FEW = gl.constexpr(
     {
         (words, stride, waits): _few_text(words, stride, waits)
@@ -217,9 +222,10 @@ _SPIN, _SPIN_WITH = (gl.constexpr(text) for text in _counter_text())
 
 @gluon.jit
 def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
-    """int32 words behind `pointers` (four neighbours a packet, 16-byte aligned), WORDS a thread, once all are there.
+    """Poll int32 words at `pointers` until all have come, WORDS a thread; four neighbours are a 16-byte aligned packet.
 
-    pointers: as int64; 0 for words that are zero."""
+    pointers: int64; 0 for words that are zero.
+    """
     flag = pointers * 0 + watch.to(gl.int64)
     record = flag + 64 + block * 32
     who = flag.to(gl.int32) * 0 + step
@@ -248,11 +254,10 @@ def few_text(words, stride, waits):
 
 @gluon.jit
 def poll_few(pointers, lses, counts, site, WAITS: gl.constexpr, WORDS: gl.constexpr, STRIDE: gl.constexpr):
-    """int32 words of eight splits behind `pointers`, and the packets behind `lses`, WORDS (4 or 8) a thread, once all
-    are there; at once if not WAITS.
+    """Poll int32 words of eight splits at `pointers`, and their packets at `lses`, WORDS (4 or 8) a thread.
 
-    pointers: of the first split, as int64; the others lie STRIDE bytes one behind the other. lses: of each packet's
-    eight log2-sum-exp2; 0 for one that needs none. counts: how many splits there are; the others' words are zeros,
+    Without WAITS load them once. pointers: int64, of the first split; the next ones are STRIDE bytes apart. lses: of
+    each packet's eight log2-sum-exp2; 0 if it needs none. counts: number of splits; words of further ones are zeros,
     their log2-sum-exp2 -inf. Returns ten tensors, the last two the log2-sum-exp2 by fours.
     """
     flag = pointers * 0 + site.watch.to(gl.int64)
@@ -266,7 +271,7 @@ def poll_few(pointers, lses, counts, site, WAITS: gl.constexpr, WORDS: gl.conste
 
 @gluon.jit
 def load_words(pointers, WORDS: gl.constexpr):
-    """The same without waiting."""
+    """Load words as poll_words does, without waiting."""
     flag = pointers * 0
     who = flag.to(gl.int32)
     if WORDS == 32:
@@ -289,7 +294,7 @@ def load_words(pointers, WORDS: gl.constexpr):
 
 @gluon.jit
 def spin_counter(pointers, values, watch, block, step):
-    """Wait until each int32 counter behind `pointers` has reached its value; 0 for a pointer waits for nothing."""
+    """Wait until each int32 counter at `pointers` has reached its value; pointer 0: no wait."""
     flag = pointers.to(gl.int64) * 0 + watch.to(gl.int64)
     record = flag + 64 + block * 32
     gl.inline_asm_elementwise(
@@ -304,7 +309,7 @@ def spin_counter(pointers, values, watch, block, step):
 
 @gluon.jit
 def prefetch_lines(pointers, wanted):
-    """Start bringing the lines behind `pointers` into the second-level cache, where wanted."""
+    """Prefetch the lines at `pointers` to L2, where wanted."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
         "=r,l,r",
@@ -317,8 +322,7 @@ def prefetch_lines(pointers, wanted):
 
 @gluon.jit
 def prefetch_bytes(pointers, wanted, BYTES: gl.constexpr):
-    """Start bringing the BYTES, a multiple of 16, behind each of `pointers` (int64) into the second-level cache, where
-    wanted."""
+    """Prefetch BYTES at each of `pointers` (int64) to L2, where wanted."""
     wanted = wanted.to(gl.int32)
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
@@ -332,7 +336,7 @@ def prefetch_bytes(pointers, wanted, BYTES: gl.constexpr):
 
 @gluon.jit
 def nanoseconds(after):
-    """The low word of the global timer, read no earlier than `after` (an int32) is known."""
+    """Read the low word of the global timer [ns], no earlier than `after` (int32) is known."""
     return gl.inline_asm_elementwise(
         "mov.u32 $0, %globaltimer_lo;", "=r,r", [after], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -340,7 +344,7 @@ def nanoseconds(after):
 
 @gluon.jit
 def fence():
-    """What this thread has stored or seen, others see before what it stores next."""
+    """Order this thread's earlier loads and stores before its later ones, at GPU scope."""
     gl.inline_asm_elementwise(
         "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r,r", [gl.program_id(0)], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -348,7 +352,7 @@ def fence():
 
 @gluon.jit
 def delay(nanos):
-    """Sleep about that long (int32)."""
+    """Sleep about `nanos` ns (int32)."""
     gl.inline_asm_elementwise(
         "nanosleep.u32 $1; mov.u32 $0, 0;", "=r,r", [nanos], dtype=gl.int32, is_pure=False, pack=1
     )

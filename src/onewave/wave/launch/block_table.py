@@ -1,4 +1,4 @@
-"""What a decode step asks of a paged cache and its block table, on the host."""
+"""Check a paged cache and its block table, on the host."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def check_pages(k: Tensor, v: Tensor, table: Tensor) -> None:
 
 
 def check_entries(table: Tensor, pages: int, page: int, slots: Tensor, last: Tensor) -> None:
-    """Check what a launch takes from a table; waits for the device. slots, last: int64 [rows]; last: the position up to
-    which a row is read and appended to, -1 for none. Raises InvalidArgumentError."""
+    """Check the entries of a block table that a launch uses; waits for the device.
+
+    slots, last: int64 [rows]; last: the position up to which a row is read and written, -1 for none. Raises
+    InvalidArgumentError.
+    """
     limits = (("slots", slots, 0, table.shape[0]), ("positions", last, -1, table.shape[1] * page))
     for name, values, least, end in limits:
         wrong = values[(values < least) | (values >= end)]

@@ -1,4 +1,4 @@
-"""Descriptors of what the copy engine brings to shared memory in a launch of the wave kernel."""
+"""TMA descriptors of a launch of the wave kernel."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 # (Triton ships no type information.)
@@ -15,7 +15,7 @@ __all__ = ["keys_box", "rows_box", "streams_keys"]
 
 
 def rows_box(matrix: Tensor, rows: int, *, swizzle: int) -> Any:
-    """How so many whole rows of a matrix are brought. swizzle: bytes."""
+    """Describe boxes of `rows` whole rows of a matrix. swizzle: bytes."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -24,8 +24,10 @@ def rows_box(matrix: Tensor, rows: int, *, swizzle: int) -> Any:
 
 
 def keys_box(cache: Tensor) -> Any:
-    """How a tile of keys, or of values, is brought: a cache [layers, slots, kv_heads, capacity, head_dim], contiguous,
-    as rows of 64 values, 16 of each of 8 groups of 16 keys, so that heads of 128 give 8 keys of each."""
+    """Describe tiles of keys, or of values, of a contiguous cache [layers, slots, kv_heads, capacity, head_dim].
+
+    The cache is rows of 64 values. A box has 16 rows of each of 8 groups of 16 keys: with head_dim 128, 8 keys of each.
+    """
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -36,7 +38,9 @@ def keys_box(cache: Tensor) -> Any:
 
 
 def streams_keys(cache: Tensor, shape: TileShape) -> bool:
-    """Whether a cache's keys may come through the ring: tiles as large as they need, a block of keys at all, and
-    rows that can be counted."""
+    """Whether a cache's keys can come through the ring.
+
+    It needs tiles large enough, a whole block of keys, and row numbers within 32 bits.
+    """
     holds = BLOCK_KEYS * cache.shape[-1] <= cache.numel() < 1 << 37
     return cache.shape[-1] in (64, 128) and shape.tile_bytes >= TILE_BYTES and holds

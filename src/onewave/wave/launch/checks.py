@@ -1,4 +1,4 @@
-"""Checks of a decode step's arguments."""
+"""Check a decode step's arguments."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def check_cache(
 
 
 def check_sequences(
-    tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, *, most: int, vocab: int, device: torch.device
+    tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor, *, max_rows: int, vocab: int, device: torch.device
 ) -> None:
-    """Check what a decode step is given: int64 [rows] each, up to `most` rows, and float32 logits [rows, vocab], all
-    contiguous on the device. Raises ShapeError."""
+    """Check a decode step's tokens, positions and slots, int64 [rows] each, and its float32 logits [rows, vocab].
+
+    All are contiguous on the device. Raises ShapeError.
+    """
     rows = len(tokens)
     for name, tensor in (("tokens", tokens), ("positions", positions), ("slots", slots)):
         whole = tensor.dtype is torch.int64 and tensor.shape == (rows,) and tensor.is_contiguous()
-        if not (whole and 1 <= rows <= most and tensor.device == device):
+        if not (whole and 1 <= rows <= max_rows and tensor.device == device):
             got = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
-            allowed = f"int64 [rows], contiguous, the same 1 to {most} rows for all, on {device}"
+            allowed = f"int64 [rows], contiguous, the same 1 to {max_rows} rows for all, on {device}"
             raise ShapeError(f"wave: {name}", got=got, allowed=allowed)
     fits = logits.shape == (rows, vocab) and logits.device == device
     if logits.dtype is not torch.float32 or not fits or not logits.is_contiguous():

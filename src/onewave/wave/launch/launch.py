@@ -1,4 +1,4 @@
-"""Launches of the wave kernel: its buffers, its grid, and what becomes of a launch that stalls."""
+"""Launch the wave kernel: its buffers and grid, and the error for a launch that stalls."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportIndexIssue=false
 # (Triton ships no type information.)
@@ -37,27 +37,28 @@ __all__ = [
 ]
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
-"""Names of activation functions and the kernel's numbers for them."""
+"""The kernel's ACT by the name of an activation function."""
 
 POLLS = 1 << 18
-"""Polls of one wait before a launch gives up: a few tenths of a second, where an honest wait takes microseconds."""
+"""Polls of one wait before a launch gives up: tenths of a second, where a wait takes microseconds. With fewer a slow
+launch is refused; with more a stalled one blocks the GPU longer."""
 
 _EXCHANGE_WARPS = 8
 
 
 def runs_here(device: torch.device) -> bool:
-    """Whether the device has what the kernel needs: wgmma and TMA of sm_90."""
+    """Whether the device is an sm_90 GPU, with wgmma and TMA."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def co_resident(device: torch.device) -> int:
-    """Blocks of the kernel that the device holds at once: one a multiprocessor (its ring fills the shared memory)."""
+    """The thread blocks that the device holds at once: one an SM, because the ring fills its shared memory."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @dataclass(frozen=True)
 class AttentionSetup:
-    """What a decode step's attention needs beyond its program. dtype of the caches: the weights'.
+    """What a decode step's attention needs beside its program. The caches have the weights' dtype.
 
     rotary: float32 [positions, head_dim], cosines then sines. biases: float32 [n]. q_norm, k_norm: float32
     [layers, head_dim] or None. hidden: width of the residual stream.
@@ -100,7 +101,7 @@ class Wave:
         program, stream, scales, lists = weights.program, weights.tensor, weights.scales, weights.lists
         device = stream.device
         if not runs_here(device):
-            raise UnsupportedError("wave: device", got=str(device), allowed="a card of compute capability 9.0")
+            raise UnsupportedError("wave: device", got=str(device), allowed="a GPU of compute capability 9.0")
         if program.workers > co_resident(device):
             allowed = f"up to {co_resident(device)}, what {device} holds at once"
             raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
@@ -113,7 +114,7 @@ class Wave:
             torch.from_numpy(words).to(device)
             for words in (np.pad(program.steps, ((1, 0), (0, 0))), program.lanes, _padded(program.totals))
         )
-        # The first row is `places`, the others are the steps.
+        # Row 0 is `places`, the others are the steps.
         self._places, self._steps = self._records[0].view(torch.int64), self._records[1:]
         self._records_box = rows_box(self._records, TOGETHER, swizzle=0)
         self._easy, self._visits = (torch.from_numpy(words).to(device) for words in (program.easy, program.visits))
@@ -129,14 +130,14 @@ class Wave:
         if lists is not None:
             self._lasts_box = rows_box(stream, 8 * program.shape.images, swizzle=0)
             self._lists_box = rows_box(lists, 1, swizzle=0)
-        # Nobody looks at keys before there is a cache.
+        # Placeholders: no launch reads keys before bind_cache.
         self._key_boxes = (self._weights_box, self._weights_box)
         self._states: dict[int, LaunchState] = {}
         self._last: torch.cuda.Stream | None = None
         self._bound: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._graphs = self._new_state()
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
-        # The first launch may be on another stream than what has made weights, records and lanes.
+        # The first launch may be on another stream than the one that made weights, records and lanes.
         torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
@@ -185,13 +186,13 @@ class Wave:
         }
 
     def bind_cache(self, k: Tensor, v: Tensor, table: Tensor | None = None) -> None:
-        """Say where keys and values live: both [layers, slots, kv_heads, capacity, head_dim], contiguous.
+        """Use these caches from now on: both [layers, slots, kv_heads, capacity, head_dim], contiguous.
 
-        table: int32 [slots, pages a slot], rows contiguous, on the device; then the caches are [layers, pages,
-        kv_heads, page, head_dim] with page a power of two from 16 to 256, and a slot's key i is that of number i % page
-        in page table[slot, i // page]. Its entries may change between launches; what a launch reads or appends to must
-        be there when it starts. Results have the bits that they have with a plain cache. Not beside a replay of a graph
-        that has recorded a step, which is not waited for. Raises ShapeError.
+        table: int32 [slots, blocks a slot], rows contiguous, on the device. Then the caches are [layers, blocks,
+        kv_heads, page, head_dim], page a power of two from 16 to 256, and a slot's key i is key i % page of KV block
+        table[slot, i // page]. Entries may change between launches; those that a launch reads or writes must be valid
+        when it starts. Results are bitwise those of a plain cache. Do not call while a graph that has recorded a step
+        is replayed: it is not waited for. Raises ShapeError.
         """
         setup = self._attention
         assert setup is not None
@@ -213,18 +214,20 @@ class Wave:
         self._constants |= self._resources(paged=table is not None, streams=streams) | {"STREAMS": int(streams)}
         self._key_boxes = (keys_box(k), keys_box(v)) if streams else (self._weights_box, self._weights_box)
         self._bound = (k, v, table)
-        # Behind the last launch, which reads it. Blocking, from ordinary memory: the next one may be on another stream.
+        # After the last launch, which reads it. Blocking, from pageable memory: the next may be on another stream.
         if self.device.type == "cuda":
             self._after_last()
         with torch.inference_mode():  # as it may have been made there
             self._places.copy_(torch.tensor(words, dtype=torch.int64))
 
     def _check(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> None:
-        """Check a decode step's arguments and, in debug mode (ONEWAVE_DEBUG=1), what a launch will take from the block
-        table, which waits for the device. Raises ShapeError, InvalidArgumentError."""
+        """Check a decode step's arguments and, in debug mode (ONEWAVE_DEBUG=1), the block table's entries in use.
+
+        The latter waits for the device. Raises ShapeError, InvalidArgumentError.
+        """
         assert self._attention is not None
-        most, vocab = self.program.shape.batch, self._attention.embedding.shape[0]
-        check_sequences(tokens, positions, slots, logits, most=most, vocab=vocab, device=self.device)
+        max_rows, vocab = self.program.shape.batch, self._attention.embedding.shape[0]
+        check_sequences(tokens, positions, slots, logits, max_rows=max_rows, vocab=vocab, device=self.device)
         if self._bound is None:
             raise InvalidArgumentError("wave: decode", got="no cache", next="Call bind_cache first.")
         k, _, table = self._bound
@@ -233,9 +236,9 @@ class Wave:
         check_entries(table, k.shape[1], k.shape[3], slots, positions)
 
     def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
-        """One decode step: int64 [batch] each; writes float32 logits [batch, vocab], contiguous, and returns them.
+        """Run one decode step: int64 [batch] each; writes float32 logits [batch, vocab], contiguous, and returns them.
 
-        positions[i]: the cache index that token i's key and value are written to, in slot slots[i]. bind_cache comes
+        positions[i]: the cache index that token i's key and value are written to, in slot slots[i]. Needs bind_cache
         first. Raises ShapeError, InvalidArgumentError, and WaveStalled if an earlier launch has stalled.
         """
         assert self._attention is not None
@@ -255,7 +258,7 @@ class Wave:
         return self._states[stream.cuda_stream]
 
     def _after_last(self) -> torch.cuda.Stream:
-        """The current stream, behind whatever the last decode step was launched on: they share a cache."""
+        """Order the current stream after the last decode step's, which uses the same cache; return it."""
         stream = torch.cuda.current_stream(self.device)
         if self._last is not None and self._last != stream:
             stream.wait_stream(self._last)
@@ -265,14 +268,14 @@ class Wave:
     def __call__(self, x: Tensor, out: Tensor, *, keep_back: str | None = None) -> Tensor:
         """Run once: x [batch, columns] to out [batch, rows], both of the weights' dtype, last axis contiguous.
 
-        keep_back: a task's name whose results a test build keeps to itself. Returns out. Raises ShapeError, and
-        WaveStalled if an earlier launch has stalled.
+        keep_back: name of a task whose results a test build withholds. Returns out. Raises ShapeError, and WaveStalled
+        if an earlier launch has stalled.
         """
         self._run(x, out, keep_back, None)
         return out
 
     def trace_decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Trace:
-        """decode, traced; waits for the device."""
+        """Run one decode step and return its trace; waits for the device. Arguments and errors as in decode."""
         assert self._attention is not None
         self._check(tokens, positions, slots, logits)
         words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
@@ -282,7 +285,7 @@ class Wave:
         return _trace(self.program, words.cpu().numpy().reshape(-1, 4))
 
     def trace(self, x: Tensor, out: Tensor) -> Trace:
-        """Run once and return when every task waited, began and ended; waits for the device."""
+        """Run once and return when every task waited, started and ended; waits for the device."""
         words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
         self._run(x, out, None, words)
         torch.cuda.synchronize(self.device)
@@ -352,7 +355,7 @@ class Wave:
         )
 
     def check(self) -> None:
-        """Raise WaveStalled if a launch has stalled (as far as the host knows yet), and make the next one work."""
+        """Raise WaveStalled if a launch has stalled, as far as the host knows yet, and reset its buffers."""
         for state in (*self._states.values(), self._graphs):
             self._raise_if_stalled(state)
 
@@ -372,7 +375,7 @@ class Wave:
 
 
 def _padded(words: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """At least one word, as an empty tensor has no address."""
+    """Pad to at least one word, because an empty tensor has no address."""
     return words if words.size else np.zeros(2, dtype=np.int32)
 
 
@@ -385,7 +388,7 @@ def _gluon_dtype(dtype: torch.dtype) -> Any:
 def _trace(program: WaveProgram, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:
     times = words[:, :3].astype(np.int64)
     first = times[:, 0].min(initial=2**31 - 1)
-    # The timer's low word wraps every 4.3 s: differences are right all the same.
+    # The timer's low word wraps every 4.3 s; differences modulo 2^32 stay right.
     times = (times - first + (1 << 31)) % (1 << 32) - (1 << 31)
     times -= times[:, 0].min(initial=0)
     worker = np.repeat(np.arange(program.workers), program.lanes[:, 3])

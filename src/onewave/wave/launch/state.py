@@ -1,4 +1,4 @@
-"""What launches of one wave on one stream share."""
+"""The buffers that launches of one wave on one CUDA stream share."""
 # pyright: reportUnknownMemberType=false
 # (torch.from_numpy is only partly annotated.)
 
@@ -17,12 +17,12 @@ __all__ = ["LaunchState"]
 
 @dataclass
 class LaunchState:
-    """Buffers that nobody else may touch meanwhile.
+    """Device buffers of one CUDA stream's launches.
 
-    exchange: two sets of words that results travel in (exchange.py), taken in turns. epochs: how often each block has
-    gone through its steps. counters: of what was produced; they are never reset, each time adds program.totals to
-    them, so a wait is for its value plus epoch times total. watch: spin.py. host: int32 [1] of the host's memory, where
-    launches write that one has stalled.
+    exchange: two sets of words for hand-offs (kernel/exchange.py), used by launches in turn. epochs: launches that each
+    thread block has finished. counters: counter hand-offs. They are never reset: each launch adds program.totals, and a
+    wait is for its value plus epoch * total. watch: kernel/spin.py. host: int32 [1], pinned host memory, which a
+    stalled launch sets.
     """
 
     exchange: Tensor
@@ -33,7 +33,7 @@ class LaunchState:
 
     @classmethod
     def made(cls, program: WaveProgram, budget: int, device: torch.device) -> LaunchState:
-        """Buffers for launches of a program."""
+        """Allocate buffers for launches of a program."""
 
         def words(count: int) -> Tensor:
             return torch.empty(max(1, count), dtype=torch.int32, device=device)
@@ -49,7 +49,7 @@ class LaunchState:
         return state
 
     def reset(self, program: WaveProgram, budget: int) -> None:
-        """As before the first launch."""
+        """Set all buffers to their state before the first launch."""
         with torch.inference_mode():  # as they may have been made there
             self.exchange.fill_(-1)
             self.epochs.zero_()

@@ -1,4 +1,4 @@
-"""What a stalled launch left behind, in people's words."""
+"""Read the watch buffer of a stalled launch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTER, _DATA = 1, 2
 
 
 def watch_words(workers: int, budget: int, host_address: int) -> npt.NDArray[np.int32]:
-    """The watch buffer before a launch (spin.py's layout)."""
+    """Lay out the watch buffer before a launch, as kernel/spin.py has it."""
     words = np.zeros(HEADER_WORDS + workers * RECORD_WORDS, dtype=np.int32)
     words[1] = budget
     words[2:4] = np.array([host_address], dtype=np.uint64).view(np.int32)
@@ -26,9 +26,9 @@ def watch_words(workers: int, budget: int, host_address: int) -> npt.NDArray[np.
 def stalls(
     program: WaveProgram, words: npt.NDArray[np.int32], exchange_address: int, counters_address: int
 ) -> list[dict[str, object]]:
-    """One entry a worker that gave up: worker, task, counter, expected, got.
+    """List the workers that gave up: worker, task, counter, expected, got.
 
-    counter: a counter's number, or the tensor and word of data that never came, and who makes it.
+    counter: a counter's number, or the tensor and word of data that never came, and the task that makes it.
     """
     found: list[dict[str, object]] = []
     records = words[HEADER_WORDS:].reshape(-1, RECORD_WORDS)

@@ -1,19 +1,20 @@
 """bfloat16 weights in thirteen bits each, without loss: compact tiles of the stream.
 
-Exponents of a row's weights lie close together: thirty-one powers of two below its largest weight hold all but one in
-hundreds of millions. So a weight keeps its sign and mantissa, and of its exponent the distance from its row's `base`,
-thirty-one below the largest one's. As the exponent of a bfloat16 number that makes the weight times a power of two, the
-same for the row, whose inverse goes with the rows' scales: nothing is rounded. Distance 0 is a subnormal number as in
-bfloat16, so that zeros, and smaller weights whose last bits are zeros, are exact as well. The others are listed beside
-their tile, whole, and multiplied apart (widen.add_listed).
+Values. The exponents of a row's weights lie close together: 31 powers of two below the largest weight hold all but one
+in hundreds of millions. So a weight keeps its sign, its mantissa, and its exponent's distance (0 to 31) from the row's
+`base`, 31 below the largest exponent. The five bits are the exponent of a bfloat16 number: the weight times a power of
+two that is the same for the row, and whose inverse goes into the row's scale. Nothing is rounded. Distance 0 is a
+subnormal number as in bfloat16, so zeros, and smaller weights whose last bits are zeros, are exact as well. All other
+weights are listed beside their tile, whole, and multiplied apart (widen.add_listed).
 
-A tile is one or two images, side by side, each operand A [64, 128] of a product in two halves of 64 columns. A thread's
-32 weights of a half, 16 pairs in neighbouring columns, are thirteen words (compact_values.py): a pair in each word, and
-of the three other pairs the first bits in the first three words of a group, three in each, the next three in a word of
-the last group, and the signs in the thirteenth word. A tile has three planes of the first words of all its halves, the
-second ones and the third ones, four a thread; then the thirteenth ones. A list is LIST_WORDS words: how many there are,
-then these: the weight, 2^64 times as large as the tile would have it, in the upper 16 bits, and its half, thread and
-place among the thread's 32.
+Layout. A tile is one or two images, side by side, each operand A [64, 128] of a product in two halves of 64 columns. A
+thread's 32 weights of a half, 16 pairs in neighbouring columns, are thirteen words (compact_values.py). Each word holds
+a pair. The three other pairs are spread over the gaps: first bits in the first three words of a group, three in each;
+the next three in a word of the last group; the signs in the thirteenth word. A tile has three planes, of the first,
+second and third words of all its halves, four a thread; then the thirteenth words.
+
+List. LIST_WORDS words: the count, then one word a weight: the upper 16 bits are the weight, 2^64 times what the tile
+would hold; the lower 16 its half, thread and place among the thread's 32.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ __all__ = ["MAX_BASE", "bases_of", "compact_images", "restore_images", "scales_o
 MAX_BASE = 190
 """The largest base of a row, for weights below 2^95. With a larger one its scale would overflow float32."""
 _DISTANCES = 31
-# Listed numbers are larger by this power of two, and products, whose activations are raised as much (byte_values.py).
+# Powers of two by which listed numbers are larger, and activations are raised (byte_values.py).
 _RAISED = 64
 _OUT_OF_REACH = -1
-# Three bits of a number between the bits of another, and where they come from: the number's are sign, then 12 bits.
+# First bit of the gap of three bits in a word. A number is its sign, then 12 bits.
 _GAP = 12
 
 
 def bases_of(rows: Tensor) -> Tensor:
-    """The exponent of each row of bfloat16 weights, as it is stored, from which its own are counted: int32 [n]."""
+    """Find the base of each row of bfloat16 weights, as a stored exponent: int32 [n]."""
     return ((rows.view(torch.int16) & 0x7FFF).amax(dim=1).int() >> 7).sub_(_DISTANCES).clamp_(min=0)
 
 
 def scales_of(bases: Tensor) -> Tensor:
-    """What a row's sums of products with raised activations are multiplied by: float32 [n]."""
+    """Return the scale of each row's sums of products with raised activations: float32 [n]."""
     return torch.ldexp(torch.ones((), device=bases.device), (bases - _RAISED).float())
 
 
 def compact_images(rows: Tensor, bases: Tensor, shape: TileShape) -> tuple[Tensor, Tensor, Tensor]:
-    """Whole row blocks as compact tiles. rows: bfloat16 [blocks * shape.rows, cols]; bases: of them.
+    """Pack whole row blocks as compact tiles. rows: bfloat16 [blocks * shape.rows, cols]. bases: bases_of(rows).
 
     Returns uint8 [blocks * tiles, shape.tile_bytes], tile by tile along a row block, columns padded with zeros to whole
-    tiles; int32 [blocks * tiles, LIST_WORDS], their lists; and whether all weights are in either, a flag.
+    tiles; int32 [blocks * tiles, LIST_WORDS], their lists; and a flag: whether tiles and lists hold all weights.
     """
     cols = rows.shape[1]
     tiles = -(-cols // shape.cols)
@@ -71,13 +72,15 @@ def compact_images(rows: Tensor, bases: Tensor, shape: TileShape) -> tuple[Tenso
 
 
 def _bits(pairs: Tensor, first: int) -> Tensor:
-    """Three bits of each of two numbers, from that one on."""
+    """Take three bits of each of two numbers, from bit `first` on."""
     return (pairs >> first) & 0x00070007
 
 
 def _numbers(bits: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """The bits of the number that each weight is kept as, and, of those whose value it does not have, the upper 16 bits
-    of their word in the list (0: none is needed, -1: there is none). bits: the weights', int32."""
+    """Convert weights, int32 bits, to the numbers that tiles hold, and to the upper 16 bits of their words in lists.
+
+    The latter are 0 where the number is exact, -1 where no list word can hold the weight.
+    """
     exponent, mantissa, sign = (bits >> 7) & 0xFF, bits & 0x7F, bits & 0x8000
     distance = exponent - base
     whole = torch.where(exponent > 0, mantissa | 0x80, mantissa)  # in units of a number of exponent 1
@@ -92,7 +95,7 @@ def _numbers(bits: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_threads(values: Tensor, shape: TileShape) -> Tensor:
-    """Values of whole row blocks, [rows, cols], as the threads want them: [tiles, halves, 128, 32]."""
+    """Reorder values of whole row blocks, [rows, cols], by the threads that use them: [tiles, halves, 128, 32]."""
     count = len(values)
     operand = values.view(count // shape.rows, shape.rows, -1, shape.quarters, 128).permute(0, 2, 3, 1, 4)
     # [16 rows, half of them, row in 8, half, 16 columns, half of them, pair of columns, column]
@@ -109,7 +112,7 @@ def _rows_of(values: Tensor, cols: int, shape: TileShape) -> Tensor:
 
 
 def _lists(listed: Tensor) -> tuple[Tensor, Tensor]:
-    """The lists of tiles, from the upper bits of each value's word, [tiles, values]; and whether they hold all."""
+    """Build tiles' lists from the upper bits of each value's word, [tiles, values]; also whether they hold all."""
     lists = torch.zeros(len(listed), LIST_WORDS, dtype=torch.int32, device=listed.device)
     counts = (listed != 0).sum(dim=1)
     lists[:, 0] = counts.clamp(max=LIST_WORDS - 1)
@@ -137,7 +140,7 @@ def restore_images(images: Tensor, lists: Tensor, scales: Tensor, cols: int, sha
         pairs[..., k, 3] = rest
     pairs &= -0x70007001
     numbers = torch.stack((pairs << 16, pairs & -0x10000), dim=-1).view(torch.float32).double().flatten(1)
-    # What no list has goes to a place of its own, behind the others, so that nobody waits for how many there are.
+    # Unused list words go to an extra place at the end, so that the host need not wait for their number.
     word, nowhere = lists[:, 1:], numbers.shape[1]
     listed = torch.arange(LIST_WORDS - 1, device=images.device) < lists[:, :1]
     place = torch.where(listed, word & 0xFFFF, nowhere).long()

@@ -1,14 +1,21 @@
-"""Packing and unpacking of compact tiles in Triton: what compact.py says, bit for bit.
+"""Pack and unpack compact tiles in Triton, bit for bit as compact.py does.
 
-Packing is two kernels. One program a row finds the row's base. Then one program a tile, with a thread for each of those
-that the tile is meant for (128 a half), loads pairs of weights in the matrix's order, 16 bytes a thread, makes the
-thirteen bits of both of a pair at once, and hands the pairs over through shared memory, once, to the threads that store
-them. Unpacking goes the same way back.
+Program ids: program_id(0) is a row (_bases_kernel) or a tile (_pack_kernel, _unpack_kernel), with a thread for each of
+the wave's threads (128 a half). Order of a tile: load pairs of weights in the matrix's order, 16 bytes a thread; make
+the thirteen bits of both of a pair at once; exchange the pairs through shared memory, once, to the threads that store
+them. Unpacking is the reverse. Registers: one tile.
 
-That a number is neither 0 nor as bfloat16 has it (a subnormal one, or one in the tile's list) happens to one weight in
-hundreds of millions: a tile in which it does is packed a second time, exactly, a few threads' words at a time, so that
-all others do not wait for the registers which that takes. Bound: reading the weights twice and writing their tiles
-once; unpacking: reading tiles and writing weights once.
+A weight that is neither 0 nor a normal number of the tile (a subnormal one, or a listed one) is one in hundreds of
+millions. A tile that has one is packed again, exactly, 32 threads' words at a time, so that the common case does not
+pay for the registers. Roofline: pack: weights read twice, tiles written once; unpack: tiles read, weights written once.
+
+constexpr  meaning [unit] (allowed values)
+R          rows of a weight tile (8, 16, 32, 64)
+COUNT      matrices whose rows alternate (1, 2)
+IMAGES     operands A [64, 128] in a tile (1, 2)
+GAIN       whether columns are multiplied by a gain (False, True)
+PAIRED     whether two neighbouring values are one aligned word everywhere (False, True)
+PART       pairs of a row that its program loads at a time
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -30,7 +37,7 @@ from onewave.wave.weights.pack_impl import UnpackedRows
 
 __all__ = ["pack_compact", "unpack_compact"]
 
-_ROW_PAIRS = 1024  # that a row's program looks at together: 16 bytes a thread, twice
+_ROW_PAIRS = 1024  # pairs that a row's program loads at a time: 16 bytes a thread, twice
 _LIST_WORDS = tl.constexpr(LIST_WORDS)
 _MAX_BASE = tl.constexpr(MAX_BASE)
 _NO_KEY = tl.constexpr(0x7FFFFFFF)
@@ -39,8 +46,10 @@ _RAISED = tl.constexpr(2.0**64)
 
 @triton.jit
 def _pairs(rows, pair, inside, cols, gain, GAIN: tl.constexpr, PAIRED: tl.constexpr):
-    """Pairs of bfloat16 weights, times their gain, as uint32 words. rows: pointers to the rows that are `inside`; 0
-    beyond cols. PAIRED: whether both can be loaded as one word, of gains as well."""
+    """Load pairs of bfloat16 weights, times their gain, as uint32 words; 0 beyond cols.
+
+    rows: pointers to the rows that are `inside`. PAIRED: whether both can be loaded as one word, gains too.
+    """
     if PAIRED:
         inside = inside & (pair < cols // 2)
         words = tl.load(rows.to(tl.pointer_type(tl.uint32)) + pair, mask=inside, other=0)
@@ -63,8 +72,10 @@ def _pairs(rows, pair, inside, cols, gain, GAIN: tl.constexpr, PAIRED: tl.conste
 
 @triton.jit
 def _rounded(value):
-    """The bits of a float32 number of which the upper 16 are the nearest bfloat16's. By hand, as the interpreter would
-    round otherwise than a card."""
+    """Round float32 bits so that the upper 16 are the nearest bfloat16's, ties to even.
+
+    Done by hand, because the interpreter rounds differently from a GPU.
+    """
     bits = tl.where(value == value, value.to(tl.uint32, bitcast=True), 0x7FC00000)  # is it a number?
     return bits + 0x7FFF + ((bits >> 16) & 1)
 
@@ -92,7 +103,7 @@ def _bases_kernel(
 
 @triton.jit
 def _place(tile, line, pair, tiles, R: tl.constexpr, IMAGES: tl.constexpr):
-    """Of a line of a tile's images and a pair of its columns: the row of the stream, and the pair in that row."""
+    """Locate a line of a tile's images and a pair of its columns: the row of the stream, and the pair in that row."""
     column = tile % tiles * (IMAGES * 64 // R) + line // R
     return tile // tiles * R + line % R, column * 64 + pair
 
@@ -102,7 +113,7 @@ def _of_tile(
     tile, line, pair, scales, first, second, gain, height, cols, stride, tiles,
     R: tl.constexpr, COUNT: tl.constexpr, IMAGES: tl.constexpr, GAIN: tl.constexpr, PAIRED: tl.constexpr,
 ):  # fmt: skip
-    """_pairs of these lines [n, 1] and pairs [1, m] of a tile, and the lines' bases."""
+    """Load _pairs of these lines [n, 1] and pairs [1, m] of a tile, and the lines' bases."""
     whole, column = _place(tile, line, pair, tiles, R, IMAGES)
     row = whole // COUNT
     values = first if COUNT == 1 else tl.where(whole % COUNT == 0, first, second)
@@ -112,20 +123,22 @@ def _of_tile(
 
 @triton.jit
 def _bits(pairs, FIRST: tl.constexpr):
-    """Three bits of each of two numbers, from that one on, in the gap of a word."""
+    """Move three bits of each of two numbers, from bit FIRST on, to a word's gap."""
     return ((pairs >> FIRST) & 0x00070007) << 12
 
 
 @triton.jit
 def _joined(word0, word1, word2, word3, SIZE: tl.constexpr):
-    """The words of four tensors [SIZE / 4] in turn."""
+    """Interleave the words of four tensors [SIZE / 4]."""
     return tl.reshape(tl.join(tl.join(word0, word2), tl.join(word1, word3)), [SIZE])
 
 
 @triton.jit
 def _store_words(target, pairs, first, THREADS: tl.constexpr, IMAGES: tl.constexpr):
-    """Store a tile's threads' thirteen words, from thread `first` on. pairs: of numbers, [THREADS * 4, half of 16
-    columns, half of 16 rows]."""
+    """Store thirteen words of each thread of a tile, from thread `first` on.
+
+    pairs: of numbers, [THREADS * 4, half of 16 columns, half of 16 rows].
+    """
     even, odd = tl.split(pairs)
     word0, word2 = tl.split(even)
     word1, rest = tl.split(odd)
@@ -161,8 +174,10 @@ def _exactly(bits, base):
 
 @triton.jit
 def _store_list(listed, low, high, first, place):
-    """Write words of a tile's list, ascending by place, from that one on. low, high: the upper 16 bits of words of each
-    pair's two numbers, or 0. place: the first number's."""
+    """Write words of a tile's list from word `first` on, ascending by place.
+
+    low, high: the upper 16 bits of the words of each pair's two numbers, or 0. place: the first number's.
+    """
     low = tl.where(low > 0, (place << 16) | low, _NO_KEY)
     high = tl.where(high > 0, ((place + 1) << 16) | high, _NO_KEY)
     key = tl.min(tl.minimum(low, high))
@@ -178,7 +193,7 @@ def _pack_exactly(
     target, listed, reached, tile, scales, first, second, gain, height, cols, stride, tiles,
     R: tl.constexpr, COUNT: tl.constexpr, IMAGES: tl.constexpr, GAIN: tl.constexpr, PAIRED: tl.constexpr,
 ):  # fmt: skip
-    """Pack a tile of whatever numbers, 32 threads' words at a time, and write its list. Returns how many are listed."""
+    """Pack any tile exactly, 32 threads' words at a time, and write its list. Returns the number of listed weights."""
     count = tl.full([], 0, tl.int32)
     for part in range(8 * IMAGES):
         line = part // 8 * 64 + part % 4 * 16 + tl.arange(0, 16)[:, None]
@@ -226,7 +241,7 @@ def _pack_kernel(
     _store_words(target, cut, 0, 256 * IMAGES, IMAGES)
     count = tl.full([], 0, tl.int32)
     if tl.max(((words & 0x7FFF7FFF) + 0x7FFF7FFF) & (near ^ 0x80008000)) > 0:
-        tl.debug_barrier()  # these words replace those
+        tl.debug_barrier()  # the exact words overwrite the first ones
         count = _pack_exactly(
             target, listed, reached, tile, scales, first, second, gain, height, cols, stride, tiles,
             R, COUNT, IMAGES, GAIN, PAIRED,
@@ -238,7 +253,7 @@ def _pack_kernel(
 
 @triton.jit
 def _fourth(words, SIZE: tl.constexpr):
-    """The last of every four words."""
+    """Take the last of every four words."""
     _, odd = tl.split(tl.reshape(words, [SIZE, 2, 2]))
     _, fourth = tl.split(odd)
     return fourth
@@ -313,7 +328,7 @@ def _unpack_kernel(
     listed = lists + place * _LIST_WORDS
     count = tl.load(listed)
     if count > 0:
-        tl.debug_barrier()  # what is listed is written last
+        tl.debug_barrier()  # listed weights are written last
         _restore_listed(listed, count, tile, scales, out, height, cols, tiles, first_row, R, COUNT, IMAGES)
 
 

@@ -1,4 +1,4 @@
-"""How a stream may hold weights other than as they are: rounded to one byte, by name, or compact. Needs no torch."""
+"""Formats of weights in a stream besides 16 bits: one-byte formats by name, and compact. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["COMPACT", "ROUNDINGS", "WEIGHT_BYTES", "Rounding", "WeightFormat", "
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """What a weight is in a stream. number: the kernel's FORMAT. weight_bytes: of a weight."""
+    """A format of weights in a stream. number: the kernel's FORMAT. weight_bytes: bytes a weight."""
 
     name: str
     number: int
@@ -21,15 +21,15 @@ class WeightFormat:
 
 @dataclass(frozen=True)
 class Rounding(WeightFormat):
-    """A one-byte format (rounding.py). largest: its largest magnitude that is used."""
+    """A one-byte format (rounding.py). largest: the largest magnitude in use."""
 
     largest: float
 
 
 ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 1, 127.0), Rounding("fp8", 2, 1, 448.0))}
-"""What weights may be rounded to."""
+"""One-byte formats by name."""
 COMPACT = WeightFormat("compact", 3, COMPACT_BYTES)
-"""bfloat16 weights in thirteen bits, the same numbers (compact.py)."""
+"""bfloat16 weights in thirteen bits, without loss (compact.py)."""
 WEIGHT_BYTES: dict[str, float] = {"16-bit": 2} | {
     found.name: found.weight_bytes for found in (*ROUNDINGS.values(), COMPACT)
 }
@@ -37,7 +37,7 @@ WEIGHT_BYTES: dict[str, float] = {"16-bit": 2} | {
 
 
 def find_rounding(name: object) -> Rounding | None:
-    """The rounding of that name; None for None. Raises InvalidArgumentError."""
+    """Find a one-byte format by name; None for None. Raises InvalidArgumentError."""
     if name is None:
         return None
     if not isinstance(name, str) or name not in ROUNDINGS:

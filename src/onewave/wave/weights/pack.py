@@ -1,9 +1,9 @@
-"""Weights in the order in which the wave's blocks use them: one stream of tiles, dealt out worker by worker.
+"""Pack weights in the order in which the wave's thread blocks use them: one stream of tiles, worker by worker.
 
-The stream is the only copy of the matrices that a card needs: they are packed one by one as they come, and whoever
-wants one in plain form has it unpacked into a buffer that the next one reuses, or, where there is room, into one that
-is kept. Weights that are rounded to one byte (rounding.py) are rounded as they come, the gain in them, and unpacked as
-16-bit values; bfloat16 ones may lie in thirteen bits each (compact.py), and are unpacked as they were.
+The stream is the only copy of the matrices on the GPU. They are packed one by one as they are loaded. A plain copy of
+one is unpacked into a scratch buffer that the next one reuses, or into a buffer that is kept, if memory allows.
+One-byte weights (rounding.py) are rounded when packed, after their gain, and dequantised to 16 bits. Compact bfloat16
+weights (compact.py) take thirteen bits each and unpack without loss.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -27,16 +27,16 @@ from onewave.wave.weights.rounding import byte_images, place_in_image, restore_r
 
 __all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images"]
 
-# Bytes that packing holds beside the weights and the stream at any time, where the kernel does not do it in place.
+# Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
 _WORKING_BYTES = 256 << 20
-# The same of rounding, for which matrices wait on the card already.
+# Working memory of rounding: less, because matrices wait on the GPU already.
 _ROUNDING_BYTES = 128 << 20
-# Rows of a large matrix that are unpacked together: the scratch of a model with a large vocabulary stays small.
+# Size of a part of a large matrix. With more, the scratch buffer of a large vocabulary grows.
 _PART_BYTES = 128 << 20
 
 
 def tile_images(rows: Tensor, shape: TileShape) -> Tensor:
-    """Whole row blocks of a matrix as images of operand A. rows: [blocks * shape.rows, cols] 16-bit.
+    """Lay out whole row blocks of a matrix as images of operand A. rows: [blocks * shape.rows, cols] 16-bit.
 
     Returns [blocks * tiles, 8192]: tile by tile along a row block, columns padded with zeros to whole tiles. An image
     is [2 halves of a column group, 64 rows, 64 columns]; row q * shape.rows + r is row r, column group q.
@@ -68,7 +68,7 @@ def _bytes_of(images: Tensor, cols: int, shape: TileShape, rounding: Rounding) -
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix of a program: [rows, cols] 16-bit, or several of one shape whose rows take turns.
+    """A matrix of a program: [rows, cols] 16-bit, or several of one shape whose rows alternate.
 
     gain: [cols], multiplied into the columns in float32 and rounded once (the gain of the norm before the product).
     """
@@ -77,9 +77,10 @@ class Weight:
     gain: Tensor | None = None
 
     def block(self, first: int, last: int, device: torch.device, *, wide: bool = False) -> Tensor:
-        """Rows first to last of the whole, zeros beyond its end. Both are multiples of the number of matrices.
+        """Take rows first to last, zeros beyond the end. Both are multiples of the number of matrices.
 
-        wide: in float32, the product with the gain not rounded."""
+        wide: in float32, the product with the gain not rounded.
+        """
         count = len(self.matrices)
         cut = torch.stack([matrix[first // count : last // count].to(device) for matrix in self.matrices], dim=1)
         cut = cut.reshape(-1, cut.shape[-1])
@@ -92,14 +93,13 @@ class Weight:
 
 
 class WeightStream:
-    """A program's weights on their device: room for all of them from the start, each packed when it comes.
+    """A program's weights on their device, allocated at once, each matrix packed when it is put.
 
-    tensor: [stream tiles * shape.tile_rows, 64], what the kernel streams; tiles that no worker reads (the shorter
-    lanes' ends) are zero. Beside it 4 bytes a tile say where each lies, and a scratch buffer holds what was unpacked
-    last: or, after keep(), a second buffer all that was ever unpacked. weight_format: what the matrices are kept as, of
-    a program for such weights; None: as they are. Otherwise `scales` holds a float32 a row, and dtype is what they are
-    unpacked as; of compact ones `lists` holds LIST_WORDS words a tile, and `reached` says whether all put so far are
-    the same numbers.
+    tensor: [stream tiles * shape.tile_rows, 64], what the kernel streams. Tiles that no worker reads (the shorter
+    lanes' ends) are zero. A table of 4 bytes a tile has each tile's place. A scratch buffer has the matrix unpacked
+    last; after keep(), a second buffer has all that were unpacked. weight_format: of the packed matrices; None: as they
+    are. With one, `scales` has a float32 a row, and dtype is that of unpacked matrices. With COMPACT, `lists` has
+    LIST_WORDS words a tile, and `reached` is a flag: whether all matrices put so far were packed without loss.
     """
 
     def __init__(
@@ -140,21 +140,21 @@ class WeightStream:
 
     @property
     def tensor(self) -> Tensor:
-        """The stream as the kernel reads it."""
+        """The stream, as the kernel reads it."""
         return self.images.view(self.dtype).view(-1, 64)
 
     @property
     def nbytes(self) -> int:
-        """Of the tiles, their lists and the rows' scales."""
+        """Bytes of the tiles, their lists and the rows' scales."""
         return sum(part.nbytes for part in (self.images, self.lists, self.scales) if part is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every matrix, in the stream's order."""
+        """The names of all matrices, in the stream's order."""
         return tuple(self._grids)
 
     def put(self, name: str, weight: Weight) -> int:
-        """Pack one matrix, whatever device it lies on; returns its tiles. Afterwards it may go. Raises ShapeError."""
+        """Pack one matrix from any device; it may be freed afterwards. Returns its tiles. Raises ShapeError."""
         first = weight.matrices[0]
         if any(matrix.shape != first.shape or matrix.dtype is not self.dtype for matrix in weight.matrices):
             raise ShapeError(f"weight {name!r}", got="matrices that differ", allowed="one shape and dtype")
@@ -188,7 +188,7 @@ class WeightStream:
     ) -> None:
         assert self.scales is not None
         height = self.shape.rows
-        # Beside the rows in float32 a few copies of them.
+        # The rows in float32 and a few copies of them.
         step = max(1, _ROUNDING_BYTES // (20 * tiles * TILE_VALUES * self.shape.images))
         for low in range(0, blocks, step):
             high = min(blocks, low + step)
@@ -224,11 +224,11 @@ class WeightStream:
             self.scales[first : first + len(bases)] = scales_of(bases)
 
     def _packs_in_place(self, weight: Weight) -> bool:
-        """Whether a kernel packs it."""
+        """Whether a kernel packs this weight."""
         return all(matrix.is_cuda and matrix.device == self.device for matrix in weight.matrices) and _fits(weight)
 
     def matrix(self, name: str, height: int, cols: int, count: int = 1) -> StreamMatrix:
-        """A packed matrix as plain operators want it: `count` matrices [height, cols] below one another."""
+        """Refer to a packed matrix as plain operators use it: `count` matrices [height, cols] below one another."""
         made = StreamMatrix(self, name, height, cols, count)
         if name not in self._first:
             self._first[name] = self._values
@@ -237,22 +237,22 @@ class WeightStream:
 
     @property
     def unpacked_bytes(self) -> int:
-        """What all matrices that were asked for take when they are kept."""
+        """Bytes that all requested matrices take when they are kept."""
         return self._values * self.dtype.itemsize
 
     def keep(self) -> None:
-        """Keep what is unpacked from now on: as much memory again as the matrices take, from the first one on."""
+        """Keep matrices unpacked from now on. The first one allocates unpacked_bytes."""
         self.keeping = True
 
     def release(self) -> bool:
-        """Let go of what is kept and keep nothing more. Returns whether something was kept."""
+        """Free all kept matrices and keep no more. Returns whether any were kept."""
         had = self._room is not None
         self.keeping, self._room = False, None
         self._kept.clear()
         return had
 
     def kept(self, matrix: StreamMatrix) -> Tensor | None:
-        """A matrix from the buffer of those that are kept, unpacked at its first use; None if none are."""
+        """Return a kept matrix, unpacked at its first use; None if none are kept."""
         if not self.keeping:
             return None
         found = self._kept.get(matrix.name)
@@ -269,9 +269,9 @@ class WeightStream:
         return found
 
     def unpack(self, matrix: StreamMatrix, first: int, last: int) -> Tensor:
-        """Rows first to last of each of its matrices, [count * (last - first), cols], in the scratch buffer.
+        """Unpack rows first to last of each of its matrices, [count * (last - first), cols], to the scratch buffer.
 
-        Valid until the next call: on a card, until what the current stream is given after it.
+        Valid until the next call; on a GPU, for work that the current stream is given before that call.
         """
         rows = last - first
         wanted = matrix.count * rows * matrix.cols
@@ -280,7 +280,7 @@ class WeightStream:
             self._scratch = self._buffer(wanted)
         return self._unpack(matrix, first, last, self._scratch[:wanted].view(matrix.count, rows, matrix.cols))
 
-    @torch.inference_mode(False)  # the engine's mode or not: who unpacks next may be in the other
+    @torch.inference_mode(False)  # callers may be in inference mode or not; the buffer serves both
     def _buffer(self, values: int) -> Tensor:
         return torch.empty(values, dtype=self.dtype, device=self.device)
 
@@ -308,7 +308,7 @@ class WeightStream:
         return out.view(count * rows, cols)
 
     def read_blocks(self, name: str, cols: int, low: int, high: int) -> Tensor:
-        """Row blocks low to high as Weight.block has them, with plain indexing on any device: the check of `unpack`."""
+        """Read row blocks low to high as Weight.block has them, by plain indexing on any device; checks `unpack`."""
         start, _, tiles = self._grids[name]
         places = self._places[start + low * tiles : start + high * tiles]
         images = self.images[places.long()]
@@ -325,9 +325,9 @@ class WeightStream:
         return restore_rows(made, scales, self.weight_format, self.dtype)
 
     def differs(self, name: str, weight: Weight) -> Tensor:
-        """Whether some rows of a matrix that was packed read back otherwise: a flag on the device, so nobody waits.
+        """Check whether a packed matrix reads back differently: a flag on the device, so the host does not wait.
 
-        Looks at the first, a middle and the last row block, through code that shares nothing with the kernels.
+        Compares the first, a middle and the last row block, by code that shares nothing with the kernels.
         """
         _, blocks, _ = self._grids[name]
         wrong = torch.zeros((), dtype=torch.bool, device=self.device)
@@ -338,16 +338,16 @@ class WeightStream:
             if rounding is not None:
                 expected = restore_rows(*round_rows(expected, rounding), rounding, self.dtype)
             found = self.read_blocks(name, cols, block, block + 1)
-            # A weight that is no number reads back as one that is none.
+            # A NaN weight must read back as NaN.
             wrong |= ((found != expected) & ~(found.isnan() & expected.isnan())).any()
         return wrong
 
 
 @dataclass(frozen=True, eq=False)
 class StreamMatrix:
-    """A matrix that lies in a stream: [count * height, cols] when unpacked, the matrices below one another.
+    """A matrix in a stream: [count * height, cols] when unpacked, the matrices below one another.
 
-    Gains that were packed with it are in it.
+    Its gain is included.
     """
 
     stream: WeightStream
@@ -363,20 +363,20 @@ class StreamMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the stream: its values, the scales of rounded and compact ones, and the lists of these."""
+        """Bytes in the stream: values, scales of one-byte and compact weights, lists of compact weights."""
         shape, values = self.stream.shape, self.shape.numel()
         scales = 0 if self.stream.weight_format is None else 4 * self.shape[0]
         return int(values * shape.weight_bytes / shape.tile_bytes * shape.slot_bytes) + scales
 
     def dense(self) -> Tensor:
-        """The whole matrix: where none are kept, in the scratch buffer, valid until the next one is asked for."""
+        """Return the whole matrix. If none are kept it is in the scratch buffer, valid until the next is requested."""
         kept = self.stream.kept(self)
         return self.stream.unpack(self, 0, self.height) if kept is None else kept
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
-        """The matrix in parts of at most about 128 MiB: (first row, rows), each valid until the next.
+        """Yield the matrix in parts of at most about 128 MiB: (first row, rows), each valid until the next.
 
-        Several matrices whose rows take turns come as one part. The parts are the same where they are kept.
+        Several matrices whose rows alternate are one part. Kept matrices have the same parts.
         """
         kept = self.stream.kept(self)
         step = max(1, _PART_BYTES // (self.cols * self.stream.dtype.itemsize)) if self.count == 1 else self.height
@@ -408,6 +408,6 @@ def pack_stream(
 
 
 def _fits(weight: Weight) -> bool:
-    """Whether the kernel takes it."""
+    """Whether the packing kernel supports these matrices."""
     strides = {matrix.stride() for matrix in weight.matrices}
     return len(weight.matrices) <= 2 and len(strides) == 1 and strides.pop()[1] == 1

@@ -1,8 +1,8 @@
-"""Weights rounded to one byte: int8 or fp8 (e4m3) values with one float32 scale a row.
+"""Round weights to one byte: int8 or fp8 (e4m3) values with one float32 scale a row.
 
 A row's scale is its largest magnitude over the format's largest, so each value is off by at most half a step of the
-format. The bytes' images in a stream are what widen.operand_a reads; the scale multiplies the float32 sum of a
-row's product, so nothing else is rounded.
+format. widen.operand_a reads the bytes' images; the scale multiplies the float32 sum of a row's product, so nothing
+else is rounded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SMALLEST_NORMAL = 2.0**-126
 def round_rows(rows: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Round each row: float32 [n, cols] to (uint8 [n, cols], the formats' bits; float32 [n], scales).
 
-    Ties to even. A row that is zero, or too small for its scale to be a normal number, becomes zeros. A row with a
-    value that is no number, or infinite, gets such a scale, so that its products show it.
+    Ties to even. A row that is zero, or whose scale would be subnormal, becomes zeros. A row with a NaN or infinite
+    value gets such a scale, so its products show it.
     """
     largest = rows.abs().amax(dim=1)
     scales = largest / rounding.largest
@@ -34,16 +34,16 @@ def round_rows(rows: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
 
 
 def restore_rows(made: Tensor, scales: Tensor, rounding: Rounding, dtype: torch.dtype) -> Tensor:
-    """What the bytes stand for, rounded once to dtype: uint8 [n, cols], float32 [n]. Returns [n, cols]."""
+    """Dequantise rows: uint8 [n, cols] times float32 [n], rounded once to dtype. Returns [n, cols]."""
     values = made.view(torch.int8 if rounding.name == "int8" else torch.float8_e4m3fn).to(torch.float32)
     return (values * scales[:, None]).to(dtype)
 
 
 def byte_images(made: Tensor, shape: TileShape, rounding: Rounding) -> Tensor:
-    """Whole row blocks as tiles of images of operand A. made: uint8 [blocks * shape.rows, cols], of round_rows.
+    """Lay out whole row blocks as tiles of operand A. made: uint8 [blocks * shape.rows, cols], from round_rows.
 
     Returns uint8 [blocks * tiles, shape.images * 8192]: tile by tile along a row block, columns padded with zeros to
-    whole tiles. The order of an image's values is that of place_in_image, two after another a pair (see paired).
+    whole tiles. An image's values are in the order of place_in_image; two in sequence are a pair (see paired).
     """
     count, cols = made.shape
     tiles = -(-cols // shape.cols)
@@ -55,10 +55,10 @@ def byte_images(made: Tensor, shape: TileShape, rounding: Rounding) -> Tensor:
 
 
 def place_in_image(row: Tensor, column: Tensor) -> Tensor:
-    """Where operand A's value [row, column] lies among an image's values; int64, any shape.
+    """Locate operand A's value [row, column] among an image's values; int64, any shape.
 
-    From the slowest: 32 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32, column of a pair, half of 16
-    rows: so a thread's 16 bytes are two 16-column steps of its own part of A, four bytes two registers.
+    Slowest first: 32 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32, column of a pair, half of 16
+    rows. So a thread's 16 bytes are two 16-column steps of its own part of A, and four bytes are two registers.
     """
     at = (column // 32 * 4 + row // 16) * 8 + row % 8
     at = (at * 4 + column // 2 % 4) * 4 + column // 8 % 4
@@ -66,11 +66,11 @@ def place_in_image(row: Tensor, column: Tensor) -> Tensor:
 
 
 def paired(values: Tensor, rounding: Rounding) -> Tensor:
-    """Each two bytes' 16 bits in the order in which 16-bit numbers are made of them in the fewest instructions
-    (byte_values.widened). values: uint8, of round_rows, an even number along the last axis. Returns uint8, as many.
+    """Reorder the 16 bits of each two bytes so that byte_values.widened needs the fewest instructions.
 
-    From the highest bit (S: sign, M: magnitude or mantissa, E: exponent; a: of the first, b: of the second byte), int8:
-    Sa Mb Sb Ma; fp8: Sa, the upper three bits of Eb, Sb, Ea, Ma, the lowest bit of Eb, Mb.
+    values: uint8, from round_rows, an even number along the last axis. Returns uint8 of the same shape. From the
+    highest bit (S: sign, M: magnitude or mantissa, E: exponent; a, b: first, second byte): int8: Sa Mb Sb Ma; fp8: Sa,
+    the upper three bits of Eb, Sb, Ea, Ma, the lowest bit of Eb, Mb.
     """
     first, second = values.view(*values.shape[:-1], -1, 2).unbind(-1)
     if rounding.name == "int8":

@@ -1,9 +1,9 @@
-"""Which thread holds what while the wave kernel attends: layouts as bits of indices dealt out to registers and lanes.
+"""Register and shared-memory layouts of the wave kernel's attention.
 
-A layout is a list of bases: what one bit of the register's number, of the lane's and of the warp's adds to a tensor's
-index. The operands of an m16n8k16 product want their inner index spread over the lanes in pairs, device memory wants
-16 neighbouring bytes a lane; as the order of the inner index is free, keys are loaded the second way and named the
-first way (attend.inner_order).
+A layout is a list of bases: what each bit of the register's, the lane's and the warp's number adds to a tensor's index.
+Operands of an m16n8k16 product spread the inner index over the lanes in pairs; loads are fastest with 16 neighbouring
+bytes a lane. The order of the inner index is free, so keys are loaded the second way and used as the first
+(attend.inner_order).
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -41,7 +41,7 @@ few_words = gluon.constexpr_function(few_head_words)
 
 @gluon.constexpr_function
 def bits(axis: int, low: int, size: int, rank: int = 3) -> list[list[int]]:
-    """The bases low, 2 * low, .. below size of an axis; none for an axis shorter than that."""
+    """List the bases low, 2 * low, .. below the size of an axis."""
     found: list[list[int]] = []
     while low < size:
         found.append([low if i == axis else 0 for i in range(rank)])
@@ -51,7 +51,10 @@ def bits(axis: int, low: int, size: int, rank: int = 3) -> list[list[int]]:
 
 @gluon.constexpr_function
 def dealt(registers: Sequence[list[int]], rest: Sequence[list[int]], warps: int, shape: Sequence[int]) -> Any:
-    """`registers` first, then `rest` to 5 bits of lanes, to the warps, to more registers; what is left over repeats."""
+    """Assign bases: `registers` first, then `rest` to 5 bits of lanes, to the warps, to more registers.
+
+    Threads without a base repeat others' values.
+    """
     rank = len(shape)
     nothing = [0] * rank
     warp_bits = warps.bit_length() - 1
@@ -68,13 +71,13 @@ def dealt(registers: Sequence[list[int]], rest: Sequence[list[int]], warps: int,
 
 @gluon.constexpr_function
 def product(warps: int) -> Any:
-    """Accumulators of one [16, n] product a warp, [warps, 16, n]."""
+    """The layout of sums of one [16, n] product a warp, [warps, 16, n]."""
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps, 1, 1], instr_shape=[1, 16, 8])
 
 
 @gluon.constexpr_function
 def key_words(keys: int, dim: int, warps: int) -> Any:
-    """Keys as words, [warps, keys, dim / 2]: 4 lanes load 64 neighbouring bytes of a key, 8 keys a warp at a time."""
+    """The layout of keys, words [warps, keys, dim / 2]: 4 lanes load 64 neighbouring bytes of a key, a warp 8 keys."""
     words = dim // 2
     return gl.DistributedLinearLayout(
         reg_bases=[*bits(2, 1, 4), *bits(1, 8, keys), *bits(2, 16, words)],
@@ -87,7 +90,7 @@ def key_words(keys: int, dim: int, warps: int) -> Any:
 
 @gluon.constexpr_function
 def value_words(keys: int, dim: int, warps: int) -> Any:
-    """Values as words, [warps, keys, dim / 2]: 8 lanes side by side, 4 pairs of neighbouring keys at a time."""
+    """The layout of values, words [warps, keys, dim / 2]: 8 lanes side by side, 4 pairs of neighbouring keys."""
     words = dim // 2
     low = min(4, dim // 16)
     return gl.DistributedLinearLayout(
@@ -101,7 +104,7 @@ def value_words(keys: int, dim: int, warps: int) -> Any:
 
 @gluon.constexpr_function
 def in_tile(layout: Any, keys: int, dim: int) -> Any:
-    """Words of [warps, keys, dim / 2] as they lie in a tile of the ring, in rows of 32."""
+    """Convert a layout of [warps, keys, dim / 2] to one of a ring tile's rows of 32 words."""
 
     def placed(bases: Sequence[list[int]]) -> list[list[int]]:
         at = [(warp * keys + key) * (dim // 2) + word for warp, key, word in bases]
@@ -119,21 +122,21 @@ def in_tile(layout: Any, keys: int, dim: int) -> Any:
 
 @gluon.constexpr_function
 def key_rows(dim: int, warps: int) -> Any:
-    """Keys of a tile of the ring, laid out as key_words; of heads of 128 a tile has 8 of each warp's 16."""
+    """The layout of a ring tile's keys that matches key_words; with head_dim 128 a tile has 8 of each warp's 16."""
     keys = 1024 // dim
     return in_tile(key_words(keys, dim, warps), keys, dim)
 
 
 @gluon.constexpr_function
 def value_rows(dim: int, warps: int) -> Any:
-    """Values likewise, as value_words."""
+    """The layout of a ring tile's values that matches value_words."""
     keys = 1024 // dim
     return in_tile(value_words(keys, dim, warps), keys, dim)
 
 
 @gluon.constexpr_function
 def head_words(rows: int, dim: int, warps: int) -> Any:
-    """Heads as words, [rows, 2, dim / 4]: both halves of a pair that rotates in one thread."""
+    """The layout of heads, words [rows, 2, dim / 4]: both halves of a rotated pair in one thread."""
     quarter = dim // 4
     registers = [*bits(2, 1, 4), [0, 1, 0]]
     return dealt(registers, [*bits(2, 4, quarter), *bits(0, 1, rows)], warps, [rows, 2, quarter])
@@ -141,7 +144,7 @@ def head_words(rows: int, dim: int, warps: int) -> Any:
 
 @gluon.constexpr_function
 def merged_words(dim: int, warps: int) -> Any:
-    """The warps' results, [warps, 8, dim]: 4 columns a thread that lie side by side once they have their own names."""
+    """The layout of the warps' results, [warps, 8, dim]: a thread's 4 columns are neighbours in a head."""
     in_lanes = 4 if dim < 128 else warps  # lanes to spare for the last bit of the warps' number
     registers = [*bits(2, 8, 32), *bits(0, 1, in_lanes)]
     rest = [*bits(2, 1, 8), *bits(2, 32, dim), *bits(0, in_lanes, warps), *bits(1, 1, 8)]
@@ -150,25 +153,28 @@ def merged_words(dim: int, warps: int) -> Any:
 
 @gluon.constexpr_function
 def part_words(splits: int, values: int, warps: int) -> Any:
-    """Splits' results, [2, splits, values]: a packet of values and the packet of their log2-sum-exp2 in one thread, and
-    all splits of a packet in one warp, so that merging them needs no barrier."""
+    """The layout of splits' results, [2, splits, values].
+
+    A packet of values and the packet of their log2-sum-exp2 are in one thread, all splits of a packet in one warp, so
+    that a merge needs no barrier.
+    """
     registers = [*bits(2, 1, 4), [1, 0, 0]]
     return dealt(registers, [*bits(1, 1, splits), *bits(2, 4, values)], warps, [2, splits, values])
 
 
 @gluon.constexpr_function
 def part_packet(splits: int, values: int, warps: int) -> int:
-    """Words a thread of part_words, at most the 32 that one poll reads."""
+    """Words a thread of part_words, at most the 32 of one poll."""
     return min(32, max(8, 2 * splits * values // (32 * warps)))
 
 
 @gluon.constexpr_function
 def query_rows(vector: int, dim: int) -> Any:
-    """Queries in shared memory, 16-byte pieces (of `vector` values) moved about so that 8 rows meet in no bank."""
+    """The layout of queries in shared memory, 16-byte pieces of `vector` values swizzled: 8 rows share no bank."""
     return gl.SwizzledSharedLayout(vector, max(1, 64 // dim), min(8, dim // 8), [1, 0])
 
 
 @gluon.constexpr_function
 def warps_rows(dim: int) -> Any:
-    """The warps' weighted values in shared memory, [warps, 8, dim], in 32-byte pieces likewise."""
+    """The layout of the warps' weighted values in shared memory, [warps, 8, dim], 32-byte pieces swizzled."""
     return gl.SwizzledSharedLayout(8, 1, min(8, dim // 8), [2, 1, 0])

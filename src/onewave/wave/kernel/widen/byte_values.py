@@ -1,10 +1,10 @@
-"""One-byte weights as the 16-bit numbers that widen.py multiplies.
+"""Widen one-byte weights to the 16-bit numbers that widen.py multiplies. Constexprs: kernel.py.
 
-What bounds a tile's product is the number of instructions that make them. So two bytes lie as the numbers want their
-bits (rounding.paired), and the numbers keep the exponents that cost nothing: int8's magnitude is a subnormal number's
-mantissa, e4m3's exponent keeps its bias. All are too small by one power of two, which `lowered` makes up for in the
-float32 sums. bfloat16 activations are multiplied by 2^64 first (`raised`), so that products of those from 2^-57 on are
-normal float32 numbers; they stay finite below 2^64.
+The number of instructions for this bounds a tile's product. So two bytes have their bits in the order of the numbers
+(rounding.paired), and the numbers have the exponents that cost nothing: int8's magnitude is a subnormal number's
+mantissa, e4m3's exponent keeps its bias. All are too small by one power of two; `lowered` corrects the float32 sums.
+bfloat16 activations are multiplied by 2^64 first (`raised`): products of activations from 2^-57 on are then normal
+float32 numbers, and stay finite for activations below 2^64.
 """
 # ruff: noqa: RET505, SIM300
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -22,12 +22,12 @@ __all__ = ["lowered", "raised", "widened"]
 
 
 def _text(*instructions: str) -> str:
-    """x: the first of each pair of values, y: the second ones."""
+    """Wrap instructions that leave the first of each pair of values in x, the second in y."""
     return "\n".join(["{", ".reg .b32 x, y, z;", *instructions, "mov.b32 {$0, $2}, x;", "mov.b32 {$1, $3}, y;", "}"])
 
 
 _WITH = gl.constexpr("=h,=h,=h,=h,r")
-# Bytes that trade places bring the second one's magnitude and sign to where the first one's were.
+# Swapping the bytes of a pair moves the second one's magnitude and sign to the first one's place.
 _INT8 = gl.constexpr(
     _text("and.b32 x, $4, 0x807f807f;", "prmt.b32 y, $4, 0, 0x2301;", "and.b32 y, y, 0x807f807f;"),
 )
@@ -58,7 +58,7 @@ _RAISED = gl.constexpr("{ .reg .b32 f; mov.b32 f, 0x5f805f80; mul.rn.bf16x2 $0, 
 
 @gluon.jit
 def raised(words, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
-    """Words of activations as products of one-byte and compact weights take them: bfloat16 ones times 2^64."""
+    """Scale words of bfloat16 activations by 2^64 for one-byte and compact weights; others stay as they are."""
     if FORMAT > 0 and DTYPE != gl.float16:
         words = gl.inline_asm_elementwise(_RAISED, "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1)
     return words
@@ -66,7 +66,7 @@ def raised(words, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
 
 @gluon.jit
 def lowered(sums, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
-    """What float32 sums of products of `widened` numbers with `raised` activations stand for."""
+    """Rescale float32 sums of products of `widened` numbers with `raised` activations."""
     if FORMAT == 3:
         return sums
     elif DTYPE == gl.float16:
@@ -77,8 +77,7 @@ def lowered(sums, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
 
 @gluon.jit
 def widened(words, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
-    """The bits of the four numbers that each word's two pairs of bytes stand for, int16 each, all too small by a power
-    of two (see lowered)."""
+    """Widen each word's two pairs of bytes to the bits of four numbers, int16 each, too small by a power of two."""
     FP8: gl.constexpr = _FP8_FP16 if DTYPE == gl.float16 else _FP8_BF16
     TEXT: gl.constexpr = _INT8 if FORMAT == 1 else FP8
     return gl.inline_asm_elementwise(

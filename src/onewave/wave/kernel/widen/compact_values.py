@@ -1,9 +1,9 @@
-"""Thirteen bits of a bfloat16 weight as the number that widen.py multiplies.
+"""Unpack thirteen-bit weights to the bfloat16 numbers that widen.py multiplies.
 
-A weight keeps its sign, its seven bits of mantissa and five bits of its exponent's distance from its row's least one
-(compact.py). Thirteen words hold sixteen pairs of such numbers: each has a pair where bfloat16 wants its bits, so that
-a mask makes it, and in the three bits between a part of one of the three other pairs. All are too small by a power of
-two of the row, which its scale makes up for.
+A weight keeps its sign, seven bits of mantissa and five bits of its exponent's distance from the row's base
+(compact.py). Thirteen words hold sixteen pairs of such numbers. Each word has one pair in bfloat16's own bit places, so
+that a mask extracts it, and in the three-bit gaps a part of one of the three other pairs. All numbers are too small by
+a power of two of the row, which its scale corrects.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
@@ -18,12 +18,12 @@ from triton.experimental.gluon import language as gl
 __all__ = ["compact_numbers", "listed_numbers"]
 
 _PAIRS = 16
-# Of a plane's words the last one's gap has a part of the fourth pair of the words of the plane's number.
+# The gap of a plane's last word has a part of the fourth pair that belongs to the words of the plane's number.
 _MASK, _GAP = "0x8fff8fff", ("0x0e000e00", "0x01c001c0", "0x00380038", "0x00070007")
 
 
 def _compact() -> str:
-    """From $16 on: three planes of four words, one behind another, each twice; then the word beside them."""
+    """PTX of compact_numbers. From $16 on: three planes of four words, each twice; then the word beside them."""
     plane = [[f"${_PAIRS + 2 * (4 * at + k)}" for k in range(4)] for at in range(3)]
     beside = f"${_PAIRS + 24}"
     lines = [f"and.b32 ${4 * k + at}, {plane[at][k]}, {_MASK};" for k in range(4) for at in range(3)]
@@ -39,7 +39,7 @@ def _compact() -> str:
 
 
 def _listed() -> str:
-    """$16: the thread's number; $18: the list's word."""
+    """PTX of listed_numbers. $16: the thread's number; $18: the list's word."""
     thread, word = f"${_PAIRS}", f"${_PAIRS + 2}"
     lines = [
         f"shr.u32 x, {word}, 5;",
@@ -64,13 +64,15 @@ _NUMBERS = gl.constexpr((gl.int16,) * _PAIRS)
 
 @gluon.jit
 def compact_numbers(words, last):
-    """The bits of the numbers that thirteen words of each thread hold, int16, pairs along the last axis. words: three
-    times four, in a tuple, each twice along that axis, as `last`. Pair (k * 2 + i) * 2 + j: of row r + 8 j and columns
-    16 k + 8 i + 2 t and the one behind it, of thread 4 r + t of a warp."""
+    """Unpack thirteen words of each thread to the bits of numbers, int16, pairs along the last axis.
+
+    words: a tuple of three times four, each twice along that axis, as `last`. Pair (k * 2 + i) * 2 + j is of row
+    r + 8 j and columns 16 k + 8 i + 2 t and the next, in thread 4 r + t of a warp.
+    """
     return gl.inline_asm_elementwise(_COMPACT, _OF_WORDS, words + (last,), dtype=_NUMBERS, is_pure=True, pack=2)  # noqa: RUF005
 
 
 @gluon.jit
 def listed_numbers(thread, word):
-    """compact_numbers of nothing but the number that a word of a tile's list stands for."""
+    """Make compact_numbers' result for the one number of a list's word; all other numbers are 0."""
     return gl.inline_asm_elementwise(_LISTED, _OF_LIST, [thread, word], dtype=_NUMBERS, is_pure=True, pack=2)
