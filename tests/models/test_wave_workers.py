@@ -9,7 +9,7 @@ import pytest
 
 from kit.models.tiny_decoders import BASE as SMALL
 from onewave.models.llama_plan import plan_decode, unsupported_because, workers_for
-from onewave.wave.plan.layout import Flag, Word
+from onewave.wave.plan.steps import Flag, Word
 
 BASE = replace(SMALL, vocab_size=9000)
 

@@ -22,7 +22,8 @@ from ptx_in_numpy import Block, Program, plain
 from ptx_memories import Global
 
 from onewave.tiles.graph.builders import cuts
-from onewave.wave.plan.layout import FEW_KEYS, FEW_SPLITS, MOST_SPLITS, POINTERS, STEP_WORDS, Place, Word
+from onewave.wave.plan.layout import FEW_KEYS, FEW_SPLITS, MOST_SPLITS, POINTERS, STEP_WORDS
+from onewave.wave.plan.steps import Place, Word
 
 # D, heads a task has room for, norms of q and k, keys of a page (or 0), FEW; heads there are, keys, split, splits,
 # window.

@@ -20,7 +20,8 @@ from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TILE_BYTES, Word
+from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TILE_BYTES
+from onewave.wave.plan.steps import Word
 from onewave.wave.weights.formats import COMPACT
 
 CAPACITY = 1024

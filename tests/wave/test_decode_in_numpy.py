@@ -22,7 +22,8 @@ from onewave.models.config.read import load_config
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.wave.plan.layout import TILE_BYTES, Kind, Word
+from onewave.wave.plan.layout import TILE_BYTES
+from onewave.wave.plan.steps import Kind, Word
 from onewave.wave.weights.formats import WeightFormat
 from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import resolve

@@ -18,7 +18,8 @@ from onewave.models.batch import Batch
 from onewave.models.config.model_config import RopeConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.wave.plan.layout import TILE_BYTES, Word
+from onewave.wave.plan.layout import TILE_BYTES
+from onewave.wave.plan.steps import Word
 from onewave.wave.weights.formats import ROUNDINGS
 
 BIASED = FAMILIES["seven heads a KV head, biases"]

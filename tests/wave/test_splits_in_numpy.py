@@ -16,7 +16,8 @@ from onewave.wave.kernel.attend.combine import split_of_keys
 from onewave.wave.kernel.parameters import Records
 from onewave.wave.kernel.records import copy_first_records, record_of, record_word, records_memory
 from onewave.wave.kernel.words import WORD_SPLITS, WORD_WINDOW
-from onewave.wave.plan.layout import STEP_WORDS, TOGETHER, Word, splits_of
+from onewave.wave.plan.layout import STEP_WORDS, TOGETHER, splits_of
+from onewave.wave.plan.steps import Word
 
 LENGTHS = [
     *range(1, 40),

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from onewave.tiles.proof.table import TaskTable
-from onewave.wave.plan.layout import Kind, Word
 from onewave.wave.plan.program import WaveProgram
+from onewave.wave.plan.steps import Kind, Word
 
 Floats = npt.NDArray[np.float64]
 

@@ -19,11 +19,12 @@ from onewave.tiles.proof.verify import verify
 from onewave.wave.launch.launch import Wave
 from onewave.wave.launch.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
 from onewave.wave.plan.deal import Deal
-from onewave.wave.plan.layout import STEP_WORDS, TILE_BYTES, Kind, Word, heads_bytes, tile_shape
+from onewave.wave.plan.layout import STEP_WORDS, TILE_BYTES, heads_bytes, tile_shape
 from onewave.wave.plan.operations import INPUT, AnyOperation, HeadGroups, Operation
 from onewave.wave.plan.pace import sooner
 from onewave.wave.plan.program import build_program
 from onewave.wave.plan.slices import slice_bounds
+from onewave.wave.plan.steps import Kind, Word
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream, tile_images
 
 CPU = torch.device("cpu")

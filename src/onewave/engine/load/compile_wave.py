@@ -21,8 +21,9 @@ from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.models.llama_plan import plan_program
-from onewave.wave.plan.layout import BLOCK_KEYS, Word
+from onewave.wave.plan.layout import BLOCK_KEYS
 from onewave.wave.plan.program import WaveProgram
+from onewave.wave.plan.steps import Word
 from onewave.wave.weights.formats import Rounding, WeightFormat
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 

@@ -20,11 +20,12 @@ from onewave.wave.launch.boxes import keys_box, rows_box, streams_keys
 from onewave.wave.launch.checks import check_cache, check_sequences
 from onewave.wave.launch.state import LaunchState
 from onewave.wave.launch.watch import stalls
-from onewave.wave.plan.layout import TOGETHER, Place
+from onewave.wave.plan.layout import TOGETHER
 from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.plan.pace import in_flight
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.resources import kernel_resources
+from onewave.wave.plan.steps import Place
 from onewave.wave.weights.pack import WeightStream
 
 __all__ = [

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from onewave.wave.plan.program import Region, WaveProgram
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.plan.regions import Region
 
 __all__ = ["HEADER_WORDS", "RECORD_WORDS", "stalls", "watch_words"]
 

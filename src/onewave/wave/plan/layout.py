@@ -1,4 +1,4 @@
-"""Sizes and word places that the host and the kernel share. Pure Python.
+"""Sizes that the host and the kernel share. Pure Python.
 
 A weight tile is `rows` rows of a matrix times `cols` columns, 16 KiB (8 of one-byte weights, 13 of compact ones),
 operand A [64, 128] of a product, or two side by side: A's row q * rows + r holds row r, columns q * 128 to q * 128 +
@@ -32,11 +32,7 @@ __all__ = [
     "TILE_VALUES",
     "TOGETHER",
     "WHOLE_KEYS",
-    "Flag",
-    "Kind",
-    "Place",
     "TileShape",
-    "Word",
     "few_head_words",
     "group_of",
     "heads_bytes",
@@ -61,7 +57,7 @@ TOGETHER, GROUPS = 2, 4
 NOTES = (GROUPS - 2) * TOGETHER
 """Steps ahead, at most, whose records a block can look at."""
 POINTERS = STEP_WORDS // 2
-"""int64 of what a launch keeps its data by (`places`, see Place)."""
+"""int64 of what a launch keeps its data by (`places`, see steps.LaunchPlaces)."""
 MOST_BATCH = 64
 MOST_SPLITS = 16
 """Splits of a sequence's keys, at most; and the places they have, where whoever reads the attention merges them."""
@@ -82,100 +78,6 @@ _SHARED_BYTES, _SMALL_BYTES = 227 * 1024, 2304
 # What activations may take of it: half the rest is a ring deep enough to ride out a hand-off. Of 32 rows of a block on
 # compact weights less, in shorter chunks, which leaves the ring a tile more.
 _X_BYTES, _X_BYTES_OF_32 = 64 * 1024, 48 * 1024
-
-
-class Kind:
-    """What a step does with its result. Products come first, then what adds up their slices, then attention."""
-
-    NOTHING = 0
-    PARTIAL = 1
-    """float32 sums of one slice of K, to the exchange."""
-    HIDDEN = 2
-    """Finished 16-bit activations, to the exchange."""
-    OUT = 3
-    """Finished 16-bit activations, to the caller's tensor."""
-    REDUCE_HIDDEN = 4
-    """Add up partial sums in the order of K; then as HIDDEN."""
-    REDUCE_OUT = 5
-    ATTEND = 6
-    """Attention of one group of heads over one split of one sequence's keys; partial results to the exchange."""
-    COMBINE = 7
-    """Merge the splits of a few heads; 16-bit activations to the exchange."""
-
-
-class Flag:
-    """Bits of a step's FLAGS."""
-
-    ACTIVATE = 1
-    GATED = 2
-    NORM = 4
-    """The activations are divided by their root mean square."""
-    RESIDUAL = 8
-    """The result is added to the float32 residual stream, and what is published is the rounded sum."""
-    LOGITS = 16
-    """Float32 results to the caller."""
-    EMBEDDED = 32
-    """The caller's input, or the residual stream before, is the embedding of the sequence's token."""
-
-
-class Word:
-    """Places in a step's record."""
-
-    KIND = 0
-    BLOCKS = 1  # row blocks of a product; pieces of a reduction
-    TILES = 2  # weight tiles a row block
-    CHUNKS = 3  # chunks of activations to load
-    SOURCE = 4  # first word of the activations (of partial sums, for a reduction); -1: the caller's input
-    SOURCE_STRIDE = 5  # words a sequence
-    FIRST_COLUMN = 6  # first word of this slice of K in a sequence's row
-    COLUMNS = 7  # words of this slice
-    FIRST_BLOCK = 8
-    TARGET = 9  # first word of the result
-    TARGET_STRIDE = 10  # words a sequence; of partial sums: slices of K
-    SLICE = 11  # which slice of K (a product), how many slices (a reduction)
-    FLAGS = 12
-    FIRST_WAIT = 13
-    WAITS = 14
-    POST = 15  # counter + 1; 0: none
-    BIAS = 16  # 1 + first value of the bias; 0: none
-    # Of attention; SOURCE: the projected q, k, v; TARGET: the split's partial result; SLICE: which split.
-    SEQUENCE = 8
-    # Where keys are streamed: the number of the lane's tile before which this task's come; and how many layers it is
-    # behind the lane's attention task before, if it goes over the same keys (0: it does not).
-    COMES, FURTHER = 7, 2
-    SPLITS = 17
-    LAYER = 18
-    KV_HEAD = 19
-    WINDOW = 20  # keys; 0: all
-    APPENDS = 21  # whether this task writes the new key and value to the cache
-    HEADS = 22
-    Q, K, V = 23, 24, 25  # their first words in a sequence's projected row
-    # Of any step: records from it to a coming attention step whose first keys it has brought nearer; 0: none.
-    PREFETCH = 26
-    # Of any step: the first of the lane's tiles that it has brought nearer, and how many; 0: none.
-    AHEAD, AHEAD_TILES = 27, 28
-    # Of a product of one-byte weights: the first of its matrix's scales among all scales.
-    SCALES = 29
-    # Of attention: the first word of the group's finished attention, for a sequence that one split holds.
-    WHOLE = 30
-    # Of attention: the first word of the group's splits for who merges them itself; of a product that does: of all
-    # such words. A product whose SPLITS is 0 merges nothing.
-    FEW = 31
-
-
-class Place:
-    """Places of a launch's pointers and strides in `places`, int64 each; 0 where there is none."""
-
-    EMBEDDING = 0
-    ROTARY = 1  # float32 [positions, head_dim]: cosines, then sines
-    KEYS, VALUES = 2, 3
-    RESIDUAL = 4  # float32
-    BIASES = 5
-    Q_NORM, K_NORM = 6, 7  # float32 [layers, head_dim]
-    LAYER_STRIDE, SLOT_STRIDE, HEAD_STRIDE = 8, 9, 10  # of keys and values, in words; SLOT_STRIDE: or a page's
-    STREAM = 11  # all weight tiles
-    SCALES = 12
-    TABLE, TABLE_STRIDE = 14, 15  # the block table, and from one slot's row to the next
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewave.wave.plan.layout import Flag
+from onewave.wave.plan.steps import Flag
 
 __all__ = ["INPUT", "OUTPUT", "AnyOperation", "Attention", "Combination", "HeadGroups", "Operation"]
 

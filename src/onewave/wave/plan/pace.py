@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from onewave.wave.plan.layout import COMPACT_BYTES, TILE_BYTES, TileShape, Word
+from onewave.wave.plan.layout import COMPACT_BYTES, TILE_BYTES, TileShape
 from onewave.wave.plan.operations import AnyOperation, Attention, Operation
+from onewave.wave.plan.steps import ProductStep, Step
 
 __all__ = ["easy_runs", "in_flight", "sooner", "tiles_before_attention"]
 
-Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
@@ -56,16 +56,18 @@ def tiles_before_attention(operations: Mapping[str, AnyOperation], shares: Mappi
     return {operation.combined: int(shares[makers[operation.source]].min()) for operation in attentions}
 
 
-def easy_runs(lane: Sequence[AnyOperation], records: Words, attended: Mapping[str, int], shape: TileShape) -> list[int]:
+def easy_runs(
+    lane: Sequence[AnyOperation], steps: Sequence[Step], attended: Mapping[str, int], shape: TileShape
+) -> list[int]:
     """The first and the last of each run of a lane's tiles that have time: those behind attention, with the tiles of
     the product there if it is a short one, and some before it, if that is short as well (_earlier)."""
     short = _SHORT * TILE_BYTES // shape.tile_bytes
     found: list[int] = []
     count = 0
-    for operation, record in zip(lane, records, strict=True):
-        if not isinstance(operation, Operation) or operation.weight is None:
+    for operation, step in zip(lane, steps, strict=True):
+        if not isinstance(operation, Operation) or not isinstance(step, ProductStep):
             continue
-        mine = int(record[Word.BLOCKS] * record[Word.TILES])
+        mine = step.weight_tiles
         if operation.source in attended:
             merges = operation.merges is not None
             before = attended[operation.source]

@@ -3,14 +3,15 @@
 The table says who runs which task when, and what each waits for and posts; operations say what an opcode computes. A
 task of a product covers `blocks` row blocks from `first` on, over one slice of K: its index is (first, blocks, slice).
 A task of a reduction covers that many pieces of rows: its index is (first, blocks, 0). One row of the table becomes one
-step record of 32 words (layout.Word), in its worker's order.
+typed step record (steps.py), in its worker's order, and 32 words in the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,33 +20,20 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.tiles.graph.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.order.schedule import Mode
 from onewave.tiles.proof.table import TaskTable
-from onewave.wave.plan.layout import NOTES, STEP_WORDS, Flag, Kind, TileShape, Word, few_head_words
-from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, Operation
+from onewave.wave.plan.layout import NOTES, TileShape
+from onewave.wave.plan.lowering import step_of
+from onewave.wave.plan.operations import AnyOperation, Operation
 from onewave.wave.plan.pace import easy_runs, tiles_before_attention
+from onewave.wave.plan.regions import Region, regions_of
 from onewave.wave.plan.slices import slice_bounds
+from onewave.wave.plan.steps import AttendStep, Flag, Kind, ProductStep, Step, Word, Words, words_of
 
 __all__ = [
-    "Region",
     "WaveProgram",
     "build_program",
 ]
 
-# Words of attention tasks that go over the same keys, but for their layers.
-_WHICH_KEYS = (Word.SEQUENCE, Word.SLICE, Word.WINDOW, Word.SPLITS, Word.KV_HEAD)
-
-Words = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Region:
-    """Where a tensor lies in a set of the exchange: words from `first` on; stride: words a sequence (or slices)."""
-
-    name: str
-    first: int
-    words: int
-    stride: int
-    producer: str
 
 
 @dataclass(frozen=True)
@@ -126,7 +114,7 @@ def build_program(
     """
     if table.mode is not Mode.STATIC:
         raise UnsupportedError("wave: table mode", got=table.mode.value, allowed="static")
-    regions = _regions(operations, shape)
+    regions = regions_of(operations, shape)
     place = {region.name: region for region in regions}
     first_scale, num_scales = _scales(operations, shape)
     rows = [row for queue in table.queues for row in queue.tolist()]
@@ -134,21 +122,16 @@ def build_program(
     missing = next((task.name for task in tasks if task.name not in operations), None)
     if missing is not None:
         raise UnsupportedError("wave: opcode", got=missing, allowed=", ".join(operations))
-    steps = np.zeros((len(rows), STEP_WORDS), dtype=np.int32)
+    steps: list[Step] = []
     waits: list[tuple[int, int]] = []
-    for record, row, task in zip(steps, rows, tasks, strict=True):
+    for row, task in zip(rows, tasks, strict=True):
         operation = operations[task.name]
-        if isinstance(operation, Operation):
-            first, blocks, part = task.index
-            record[:] = _record(operation, first, blocks, part, place, shape)
-            record[Word.SCALES] = first_scale.get(operation.weight or "", 0)
-        else:
-            record[:] = _attention_record(operation, task.index[0], task.index[2], place)
         entries = slice(int(table.waits.start[row]), int(table.waits.start[row + 1]))
         mine = list(zip(table.waits.first[entries].tolist(), table.waits.second[entries].tolist(), strict=True))
-        record[Word.FIRST_WAIT], record[Word.WAITS] = len(waits), len(mine)
+        sync = {"first_wait": len(waits), "waits": len(mine), "post": _post(table, row)}
         waits += mine
-        record[Word.POST] = _post(table, row)
+        scales = first_scale.get(operation.weight or "", 0) if isinstance(operation, Operation) else 0
+        steps.append(step_of(operation, task, place, shape, sync, scales=scales))
     workers = len(table.queues)
     lanes = np.zeros((workers, 4), dtype=np.int32)
     tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
@@ -163,14 +146,15 @@ def build_program(
         own = _tiles_of(lane, tasks[begin:end], shape)
         tiles += [(*tile, worker, count) for count, tile in enumerate(own)]
         easy.append(easy_runs(lane, steps[begin:end], attended, shape))
-        visits.append(_visits(steps[begin:end], begin, shape))
         lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
-        _mark_prefetches(steps[begin:end])
+        _place_keys(steps, range(begin, end), shape)
+        visits.append(_visits(steps, range(begin, end)))
+        _mark_prefetches(steps, range(begin, end))
     _mark_ahead(steps, lanes, phases, shares, shape.ring)
     _check_hand_offs(graph, table, {region.name for region in regions})
     return WaveProgram(
         shape=shape,
-        steps=steps,
+        steps=words_of(steps),
         lanes=lanes,
         waits=np.array(waits, dtype=np.int32).reshape(-1, 2),
         totals=table.totals.astype(np.int32),
@@ -213,7 +197,7 @@ def _tiles_of(lane: Sequence[AnyOperation], tasks: Sequence[Task], shape: TileSh
     return found
 
 
-def _shares(steps: Words, lengths: Sequence[int], phases: Sequence[str]) -> dict[str, Ints]:
+def _shares(steps: Sequence[Step], lengths: Sequence[int], phases: Sequence[str]) -> dict[str, Ints]:
     """The weight tiles that each worker streams of each phase. lengths: steps a worker."""
     names, phase = np.unique(phases, return_inverse=True)
     found = np.zeros((len(names), len(lengths)), dtype=np.int64)
@@ -221,40 +205,49 @@ def _shares(steps: Words, lengths: Sequence[int], phases: Sequence[str]) -> dict
     return dict(zip(names.tolist(), found, strict=True))
 
 
-def _tiles(steps: Words) -> Ints:
+def _tiles(steps: Sequence[Step]) -> Ints:
     """Weight tiles of each step."""
-    products = steps[:, Word.KIND] < Kind.REDUCE_HIDDEN
-    return np.where(products, steps[:, Word.TILES] * steps[:, Word.BLOCKS], 0).astype(np.int64)
+    return np.array([step.weight_tiles if isinstance(step, ProductStep) else 0 for step in steps], dtype=np.int64)
 
 
-def _visits(records: Words, first: int, shape: TileShape) -> list[int]:
-    """Of each of a lane's attention tasks the number of the tile before which its keys come, and how many layers it is
-    behind the one before, if it goes over the same keys, or -1 less its step; both are noted in its record as well.
-    That tile is the first of the next product, or the first one that is not held in registers: what is held makes room
-    for keys. first: the lane's first step."""
-    found: list[int] = []
+def _place_keys(steps: list[Step], lane: range, shape: TileShape) -> None:
+    """Set `comes` and `further` of a lane's attention steps.
+
+    Keys come before the first tile of the next product, or before its first tile that is not held in registers: held
+    tiles make room for keys.
+    """
     count = 0
     waiting: list[int] = []
-    before: Words | None = None
-    for at, record in enumerate(records):
-        if record[Word.KIND] == Kind.ATTEND:
+    before: AttendStep | None = None
+    for at in lane:
+        step = steps[at]
+        if isinstance(step, AttendStep):
+            further = max(0, step.layer - before.layer) if before is not None and step.keys == before.keys else 0
+            before = step
+            steps[at] = replace(step, further=further)
             waiting.append(at)
-            if before is not None and all(record[word] == before[word] for word in _WHICH_KEYS):
-                record[Word.FURTHER] = max(0, int(record[Word.LAYER] - before[Word.LAYER]))
-            before = record
-        blocks, tiles = int(record[Word.BLOCKS]), int(record[Word.TILES])
-        if record[Word.KIND] >= Kind.REDUCE_HIDDEN or blocks * tiles == 0:
-            continue
-        holds = blocks * tiles >= shape.held and (tiles >= shape.held or (tiles * 2 == shape.held and shape.group > 1))
-        for task in waiting:
-            records[task, Word.COMES] = count + (shape.held if holds else 0)
-        waiting.clear()
-        count += blocks * tiles
-    for task in waiting:
-        records[task, Word.COMES] = count
-    for at in np.flatnonzero(records[:, Word.KIND] == Kind.ATTEND).tolist():
-        further = int(records[at, Word.FURTHER])
-        found += [int(records[at, Word.COMES]), further if further else -1 - (first + at)]
+        elif isinstance(step, ProductStep) and step.weight_tiles:
+            mine, tiles = step.weight_tiles, step.tiles
+            holds = mine >= shape.held and (tiles >= shape.held or (tiles * 2 == shape.held and shape.group > 1))
+            _set_comes(steps, waiting, count + (shape.held if holds else 0))
+            count += mine
+    _set_comes(steps, waiting, count)
+
+
+def _set_comes(steps: list[Step], waiting: list[int], tile: int) -> None:
+    for at in waiting:
+        steps[at] = replace(cast("AttendStep", steps[at]), comes=tile)
+    waiting.clear()
+
+
+def _visits(steps: Sequence[Step], lane: range) -> list[int]:
+    """Two words for each of a lane's attention steps: the tile before which its keys come, and how many layers it is
+    behind the attention step before, if it goes over the same keys, or -1 less its number."""
+    found: list[int] = []
+    for at in lane:
+        step = steps[at]
+        if isinstance(step, AttendStep):
+            found += [step.comes, step.further or -1 - at]
     return found
 
 
@@ -269,22 +262,24 @@ def _scales(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[d
     return found, first
 
 
-def _mark_prefetches(steps: Words) -> None:
-    """Tell a lane's last product before each attention step, the one that makes the queries, to have its first keys
-    brought nearer: late enough for them to stay in the second-level cache."""
-    kinds = steps[:, Word.KIND].tolist()
-    products = [at for at, kind in enumerate(kinds) if kind in (Kind.PARTIAL, Kind.HIDDEN, Kind.OUT)]
-    for at in (at for at, kind in enumerate(kinds) if kind == Kind.ATTEND):
-        before = [product for product in products if product < at]
-        free = [product for product in before[-1:] if not steps[product, Word.PREFETCH]]
-        if free and at - free[0] <= NOTES:  # whose record is in shared memory by then
-            steps[free[0], Word.PREFETCH] = at - free[0]
+def _mark_prefetches(steps: list[Step], lane: range) -> None:
+    """Have a lane's last product before each attention step, the one that makes the queries, bring its first keys to
+    L2: late enough for them to stay there."""
+    product: int | None = None
+    for at in lane:
+        step = steps[at]
+        if isinstance(step, ProductStep):
+            product = at
+        elif isinstance(step, AttendStep) and product is not None:
+            makes = cast("ProductStep", steps[product])
+            if not makes.prefetch and at - product <= NOTES:  # its record is in shared memory by then
+                steps[product] = replace(makes, prefetch=at - product)
 
 
-def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], shares: Mapping[str, Ints], ring: int) -> None:
-    """Where a worker streams more of a product than half of the workers do, tell the product before to have as many
-    tiles brought nearer, the first that the ring will not hold yet: everybody waits for the last worker, and all have
-    the same share of the bandwidth."""
+def _mark_ahead(steps: list[Step], lanes: Words, phases: Sequence[str], shares: Mapping[str, Ints], ring: int) -> None:
+    """Where a worker streams more of a product than half of the workers do, have the product before bring as many tiles
+    to L2, the first that the ring will not hold yet: all wait for the last worker, and all have the same share of the
+    bandwidth."""
     tiles = _tiles(steps)
     usual = {phase: int(np.sort(of_workers)[len(lanes) // 2]) for phase, of_workers in shares.items()}
     for first, count in lanes[:, 2:].tolist():
@@ -297,8 +292,9 @@ def _mark_ahead(steps: Words, lanes: Words, phases: Sequence[str], shares: Mappi
             total = int(mine[run].sum())
             more = min(total - usual[phases[int(first + run[0])]], total - ring)
             if more > 0:
-                ahead = steps[first + before[0]]
-                ahead[Word.AHEAD], ahead[Word.AHEAD_TILES] = begins[run[0]] + ring, more
+                at = first + before[0]
+                step = cast("ProductStep", steps[at])
+                steps[at] = replace(step, ahead=int(begins[run[0]]) + ring, ahead_tiles=more)
 
 
 def _rows_of(lists: Sequence[Sequence[int]]) -> Words:
@@ -348,102 +344,3 @@ def _post(table: TaskTable, row: int) -> int:
     if last - first > 1 or (last > first and int(table.posts.second[first]) != 1):
         raise UnsupportedError("wave: posts of a task", got=table.name(row), allowed="1 to at most one counter")
     return int(table.posts.first[first]) + 1 if last > first else 0
-
-
-def _regions(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[Region, ...]:
-    """Give every tensor that blocks exchange its place in a set; 16-byte aligned."""
-    found: list[Region] = []
-    first = 0
-    for name, operation in operations.items():
-        for target, words, stride in _exchanged(operation, shape.batch):
-            if target == OUTPUT or any(region.name == target for region in found):
-                continue
-            found.append(Region(target, first, words, stride, name))
-            first += -(-words // 32) * 32
-    if first >= 1 << 31:
-        raise UnsupportedError("wave: exchanged words", got=f"{first:,}", allowed="below 2^31", next="Use fewer slices")
-    return tuple(found)
-
-
-def _exchanged(operation: AnyOperation, batch: int) -> list[tuple[str, int, int]]:
-    """The tensors that an operation publishes, their words, and Region's stride of each."""
-    if isinstance(operation, Operation):
-        if operation.partial:
-            return [(operation.target, operation.rows * operation.slices * batch, operation.slices)]
-        stride = -(-operation.outputs // 8) * 4
-        return [(operation.target, stride * batch, stride)]
-    groups = operation.groups
-    whole = groups.heads * groups.head_dim // 2
-    if isinstance(operation, Combination):
-        return [(operation.target, whole * batch, whole)]
-    if groups.few:
-        stride = groups.heads * few_head_words(groups.head_dim)
-        return [(operation.target, stride * batch, stride), (operation.combined, whole * batch, whole)]
-    return [(operation.target, groups.part_words * groups.splits * groups.count * batch, groups.part_words)]
-
-
-def _record(
-    operation: Operation, first: int, blocks: int, part: int, place: Mapping[str, Region], shape: TileShape
-) -> Words:
-    record = np.zeros(STEP_WORDS, dtype=np.int32)
-    target = place.get(operation.target)
-    record[Word.BLOCKS], record[Word.FIRST_BLOCK] = blocks, first
-    record[Word.FLAGS], record[Word.BIAS] = operation.flags, 0 if operation.bias is None else operation.bias + 1
-    if target is not None:
-        record[Word.TARGET], record[Word.TARGET_STRIDE] = target.first, target.stride
-    if operation.weight is None:
-        record[Word.KIND] = Kind.REDUCE_OUT if target is None else Kind.REDUCE_HIDDEN
-        record[Word.SOURCE], record[Word.SLICE] = place[operation.source].first, operation.slices
-        return record
-    bounds = slice_bounds(operation.cols, operation.slices, shape)
-    begin, end = bounds[part], bounds[part + 1]
-    record[Word.TILES] = -(-(end - begin) // shape.cols)
-    record[Word.CHUNKS] = -(-int(record[Word.TILES]) // shape.chunk)
-    if int(record[Word.CHUNKS]) > shape.slots and blocks > shape.group:
-        most = shape.most_tiles * shape.cols
-        raise UnsupportedError("wave: columns of a slice", got=str(end - begin), allowed=f"up to {most} at this batch")
-    if operation.partial:
-        record[Word.KIND] = Kind.PARTIAL
-    else:
-        record[Word.KIND] = Kind.OUT if target is None else Kind.HIDDEN
-    record[Word.SLICE] = part
-    record[Word.SOURCE] = -1 if operation.source == INPUT else place[operation.source].first
-    record[Word.SOURCE_STRIDE] = 0 if operation.source == INPUT else place[operation.source].stride
-    record[Word.FIRST_COLUMN], record[Word.COLUMNS] = begin // 2, (end - begin) // 2
-    if operation.merges is not None:
-        assert operation.slices == 1, "who merges splits loads whole rows"
-        record[Word.SPLITS], record[Word.WINDOW] = operation.merges.groups.splits, operation.merges.window or 0
-        record[Word.FEW] = place[operation.merges.target].first
-    return record
-
-
-def _attention_record(operation: Attention | Combination, unit: int, split: int, place: Mapping[str, Region]) -> Words:
-    groups = operation.groups
-    record = np.zeros(STEP_WORDS, dtype=np.int32)
-    sequence, group = divmod(unit, groups.count)
-    source, target = place[operation.source], place[operation.target]
-    first_head, half = groups.first_head(group), groups.head_dim // 2
-    record[Word.SEQUENCE], record[Word.SPLITS], record[Word.HEADS] = sequence, groups.splits, groups.heads_of(group)
-    record[Word.WINDOW] = operation.window or 0
-    if isinstance(operation, Combination):
-        head = split * groups.merged
-        record[Word.KIND], record[Word.HEADS] = Kind.COMBINE, groups.parts_of(group)[split]
-        record[Word.SOURCE] = source.first + unit * groups.splits * groups.part_words + head * (groups.head_dim + 4)
-        record[Word.SOURCE_STRIDE] = groups.part_words
-        record[Word.TARGET] = target.first + sequence * target.stride + (first_head + head) * half
-        return record
-    kv_head = group // groups.of_kv_head
-    whole = place[operation.combined]
-    record[Word.WHOLE] = whole.first + sequence * whole.stride + first_head * half
-    if groups.few:
-        record[Word.FEW] = target.first + sequence * target.stride + first_head * few_head_words(groups.head_dim)
-    else:
-        record[Word.TARGET] = target.first + (unit * groups.splits + split) * groups.part_words
-    record[Word.KIND], record[Word.SLICE] = Kind.ATTEND, split
-    record[Word.SOURCE], record[Word.SOURCE_STRIDE] = source.first, source.stride
-    record[Word.LAYER], record[Word.KV_HEAD] = operation.layer, kv_head
-    record[Word.APPENDS] = group % groups.of_kv_head == 0
-    record[Word.Q] = first_head * half
-    record[Word.K] = (groups.heads + kv_head) * half
-    record[Word.V] = (groups.heads + groups.kv_heads + kv_head) * half
-    return record

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onewave.wave.plan.layout import STEP_WORDS, TileShape
-from onewave.wave.plan.program import Region, WaveProgram
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.plan.regions import Region
 
 __all__ = ["program_bytes", "read_program", "read_table"]
 
