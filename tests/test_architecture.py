@@ -220,6 +220,11 @@ def test_a_file_is_one_sitting():
     assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
 
 
+def test_only_the_init_of_a_room_lists_names():
+    lists = [file for file in (*FILES, *TESTS) if file.name != "__init__.py" and "\n__all__" in file.read_text()]
+    assert not [str(file.relative_to(ROOT)) for file in lists]
+
+
 def test_a_folder_holds_at_most_fifteen_modules():
     counts = Counter(str(file.parent.relative_to(ROOT)) for file in FILES if file.name != "__init__.py")
     assert not {folder: count for folder, count in counts.items() if count > MAX_MODULES}

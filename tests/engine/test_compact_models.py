@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_quantization
 import torch
-from test_quantization import LOCATION, PlainWave, compiled, how, tokens_of
+from test_quantization import LOCATION, PlainWave, how, tokens_of
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE
@@ -20,9 +21,8 @@ from onewave.engine.wave_decode import load_for, load_wave
 from onewave.wave.weights.formats import COMPACT, ROUNDINGS
 from onewave.weights.dummy import DummyStore
 
-__all__ = ["compiled"]  # a fixture
-
 BF16 = {"dtype": torch.bfloat16}
+compiled = test_quantization.compiled  # a fixture
 
 
 def kept(name: str | None = None, compact: bool | None = None, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["oracle", "within_rule"]
-
 
 def oracle(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """(out, lse) in q's own dtype: float64 for the truth, a low dtype for PyTorch's own error."""

@@ -11,8 +11,6 @@ from onewave.tiles.order.schedule import Mode
 from onewave.tiles.proof.interpret import BEING_WRITTEN, FIRST, expected_versions
 from onewave.tiles.proof.table import TaskTable
 
-__all__ = ["Harm", "explore"]
-
 
 @dataclass(frozen=True)
 class Harm:

@@ -10,8 +10,6 @@ import numpy as np
 from onewave.tiles.order.schedule import Csr, Ints
 from onewave.tiles.proof.table import TaskTable
 
-__all__ = ["MUTATIONS", "mutate"]
-
 Rng = np.random.Generator
 
 

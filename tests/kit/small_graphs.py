@@ -11,8 +11,6 @@ from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain, gemm_str
 from onewave.tiles.graph.builders_attention import attention, attention_block
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
 
-__all__ = ["CHAINS", "small_model", "small_step", "two_convolutions"]
-
 
 def two_convolutions(lines: int = 3, blocks: int = 2, channels: int = 2) -> TileGraph:
     """A 3x3 convolution after another: a tile (line, pixels, channels) reads its neighbours in line and pixels."""

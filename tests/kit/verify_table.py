@@ -11,8 +11,6 @@ from onewave.tiles.order.schedule import Csr, Ints, Program, Schedule, Syncs
 from onewave.tiles.proof.table import TaskTable
 from onewave.tiles.proof.verify import VerifiedSchedule, verify
 
-__all__ = ["verify_table"]
-
 
 def verify_table(table: TaskTable, program: Program | None = None) -> VerifiedSchedule:
     """Prove a table as `verify` proves a schedule; its rows, one after the other, say what must be computed.

@@ -18,8 +18,6 @@ from triton.compiler import ASTSource
 from onewave.ops.attention.triton.kernel import attention_kernel
 from onewave.ops.attention.triton.plan import plan_attention
 
-__all__: list[str] = []
-
 CAUSAL = {"RIGHT": True, "TAIL": True}
 CASES: dict[str, dict[str, Any]] = {
     "sm_90 128": {"head_dim": 128},

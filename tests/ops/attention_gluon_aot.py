@@ -21,8 +21,6 @@ from sass_registers import reads_before_writes
 
 from onewave.ops.attention.resources_impl import Resources, fp8, hopper, portable
 
-__all__: list[str] = []
-
 SHARED = "$L__BB_shared"
 CASES: dict[str, dict[str, Any]] = {
     "128": {"head_dim": 128},

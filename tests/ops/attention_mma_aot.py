@@ -12,8 +12,6 @@ import subprocess
 import sys
 from typing import Any
 
-__all__ = ["compiled"]
-
 INSTRUCTIONS = ("HMMA.16816.F32", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS", "MOVM", "STL", "LDL")
 
 

@@ -25,8 +25,6 @@ from onewave.ops.decode_attention.triton.launch import MOST_REGISTERS
 from onewave.ops.decode_attention.triton.plan import plan_decode
 from onewave.ops.decode_attention.triton.split_kv import split_kv_kernel
 
-__all__: list[str] = []
-
 FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True}
 EXTRAS = {"HAS_SOFTCAP": True, "HAS_SINKS": True, "HAS_LSE": True}
 CASES: dict[str, dict[str, Any]] = {

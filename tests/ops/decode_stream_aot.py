@@ -28,8 +28,6 @@ from onewave.ops.decode_attention.hopper.kernel import stream_kernel
 from onewave.ops.decode_attention.hopper.plan import stream_tile
 from onewave.ops.decode_attention.triton.plan import plan_decode
 
-__all__: list[str] = []
-
 FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True, "HAS_FINISHED": True}
 CASES: dict[str, dict[str, Any]] = {
     "one row": {"rows": 1},

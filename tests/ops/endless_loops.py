@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["endless_loops"]
-
 
 def endless_loops(ttgir: str) -> list[str]:
     """The conditions of loops that are neither made in the turn nor a variable of the loop."""

@@ -22,9 +22,6 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from onewave.ops.ffn.chain.kernel import chain_kernel, started_kernel
 from onewave.ops.ffn.chain.plan import ChainSizes, ChainTile, default_tile
 
-__all__: list[str] = []
-
-
 INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "STL", "LDL")
 # The tiles that default_tile takes for 16 and for 8,192 rows, and one between.
 FEW, MANY = (default_tile(ChainSizes(rows, 4096, 14336, 4096, True), 132) for rows in (16, 8192))

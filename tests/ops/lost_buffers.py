@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["lost_buffers"]
-
 
 def lost_buffers(ttgir: str) -> list[str]:
     """Shared memory of a kernel with partitions that none of them uses; of one without, none."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["Code", "early_arrivals"]
-
 LABEL = re.compile(r"^(\$L__BB\w+):")
 TARGET = re.compile(r"\$L__BB\w+")
 ACCESS = re.compile(r"\b(ld\.shared|st\.shared|ldmatrix|stmatrix|wgmma\.wait_group|cp\.async\.bulk\.wait_group)")

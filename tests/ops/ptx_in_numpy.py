@@ -19,8 +19,6 @@ import numpy as np
 from ptx_memories import Global, Shared
 from ptx_numbers import KINDS, fused, ones, rounded, widened
 
-__all__ = ["Access", "Block", "Program", "plain"]
-
 Values = Any
 LANE = np.arange(32)
 # Row, and first of two columns, of what a lane holds of an 8 x 8 block.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["Global", "Shared"]
-
 
 class Global:
     """Device memory: tensors with untouchable space between them."""

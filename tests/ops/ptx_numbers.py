@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["KINDS", "fused", "ones", "rounded", "widened"]
-
 KINDS: dict[str, Any] = {
     "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
     "f32": np.float32, "f64": np.float64, "s64": np.int64, "u64": np.uint64, "b64": np.uint64, "pred": np.bool_,

@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["reads_before_writes"]
-
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/\s+(\S.*?);")
 _LABEL = re.compile(r"\s*(\.L_x_\d+):")
 _WRITERS = ("U", "R2UR", "S2UR", "VOTEU", "REDUX")

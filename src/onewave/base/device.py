@@ -8,8 +8,6 @@ from typing import Any, cast
 
 import torch
 
-__all__ = ["CPU", "H200_SMS", "Device", "capability", "current_device", "device_of", "num_sms"]
-
 H200_SMS = 132
 
 

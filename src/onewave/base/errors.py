@@ -24,25 +24,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "CapacityError",
-    "ConfigError",
-    "DownloadError",
-    "InvalidArgumentError",
-    "ModelError",
-    "ModelNotFoundError",
-    "OnewaveError",
-    "OutOfReachError",
-    "ShapeError",
-    "TokenizerError",
-    "UnsupportedError",
-    "UnverifiedError",
-    "VerificationError",
-    "WaveStalled",
-    "WeightsError",
-    "shown",
-]
-
 _MAX_SHOWN = 200
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GGUF_TYPES", "PLAIN_TYPES", "GGUFType", "gguf_type_named"]
-
 
 @dataclass(frozen=True)
 class GGUFType:

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from onewave.base.errors import UnsupportedError
 from onewave.base.gguf_types import gguf_type_named
 
-__all__ = ["QuantizedRows", "dequantize_rows"]
-
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["MAX_THREADS", "Settings", "child_environment", "takes_prebuilt"]
-
 # More than the cores of any machine we know; far more threads than cores only slow the kernels down.
 MAX_THREADS = 1024
 

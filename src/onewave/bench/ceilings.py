@@ -11,8 +11,6 @@ from torch import Tensor
 from onewave.bench.clock import Summary, time_calls
 from onewave.ops.stream_read import stream_read
 
-__all__ = ["Ceiling", "matmul_rate", "read_bandwidth"]
-
 _CUDA_READ_BYTES = 4 * 2**30
 # Far beyond the last-level cache of any processor whose memory is worth asking about.
 _CPU_READ_BYTES = 2**30

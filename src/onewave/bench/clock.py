@@ -21,8 +21,6 @@ import torch
 
 from onewave.gpu.scratch import recording_stream
 
-__all__ = ["Summary", "recorded", "summarize", "time_calls", "time_in_rounds"]
-
 # Long enough for a GPU's clocks to settle where its power lets them.
 _SECONDS_A_TURN = {"cuda": 0.05, "cpu": 0.0}
 _FEWEST_TURNS = 3

@@ -23,8 +23,6 @@ import torch
 
 from onewave.base.errors import UnsupportedError
 
-__all__ = ["Counters", "collect", "counted", "parse"]
-
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 _HITS = "lts__t_sector_hit_rate.pct"
 _METRICS = (_READ, _WRITTEN, _HITS)

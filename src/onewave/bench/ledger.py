@@ -35,8 +35,6 @@ from onewave.bench import machine
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary
 
-__all__ = ["CITATION", "Measurement", "append", "as_record", "read", "validate"]
-
 CITATION = re.compile(r"ledger/([a-z0-9-]+\.jsonl):(\d+)")
 """A citation in a text: file name and line number, from 1."""
 

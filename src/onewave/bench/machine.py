@@ -13,17 +13,6 @@ from pathlib import Path
 import onewave
 from onewave.base.settings import Settings
 
-__all__ = [
-    "GPU",
-    "SIMD_FEATURES",
-    "cpu_features",
-    "cpu_name",
-    "device_slug",
-    "gpus",
-    "package_version",
-    "source_commit",
-]
-
 SIMD_FEATURES = (
     "avx2",
     "fma",

@@ -17,12 +17,11 @@ import typer
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.cli import options
 from onewave.cli.session import Opened, open_llm, stats_line
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from onewave.engine.output import RequestOutput
     from onewave.engine.params import SamplingParams
-
-__all__ = ["chat"]
 
 _HELP = """/reset  forget the conversation (the system prompt stays)
 /help   this list
@@ -31,7 +30,7 @@ Ctrl-C  stops an answer, or drops the line being typed; what was answered so far
 
 
 def chat(
-    model: options.Model = options.DEFAULT_ALIAS,
+    model: options.Model = DEFAULT_ALIAS,
     message: Annotated[str | None, typer.Option("--message", help="Answer this alone, then leave.")] = None,
     system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="How the model should behave.")] = None,
     max_tokens: Annotated[

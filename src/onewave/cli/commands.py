@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["Listed", "group"]
-
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 

@@ -13,8 +13,6 @@ from onewave.base.settings import Settings
 from onewave.bench import machine
 from onewave.cli import options
 
-__all__ = ["env"]
-
 _PACKAGES = (
     "onewave",
     "torch",

@@ -13,20 +13,19 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli import options
 from onewave.cli.session import open_llm, stats_line
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from onewave.engine.llm import LLM
     from onewave.engine.output import CompletionOutput, RequestOutput
     from onewave.engine.params import SamplingParams
 
-__all__ = ["generate"]
-
 _MAX_PROMPT_BYTES = 64 * 2**20
 
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The text to continue.")] = None,
-    model: options.Model = options.DEFAULT_ALIAS,
+    model: options.Model = DEFAULT_ALIAS,
     more_prompts: Annotated[list[str] | None, typer.Option("--prompt", help="The same; several make a batch.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="A prompt a line, run as a batch; - is standard input.")

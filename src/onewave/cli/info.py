@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from onewave.weights.fetch.sources import ModelLocation
     from onewave.weights.store import TensorInfo
 
-__all__ = ["info"]
-
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

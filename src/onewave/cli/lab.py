@@ -9,8 +9,6 @@ import typer
 
 from onewave.base.errors import UnsupportedError
 
-__all__ = ["lab"]
-
 
 def lab(
     host: Annotated[str, typer.Option("--host", help="Address to listen on; others than 127.0.0.1 let others in.")] = (

@@ -25,8 +25,6 @@ import typer
 from onewave.base.errors import OnewaveError, UnsupportedError
 from onewave.cli.commands import Listed, group
 
-__all__ = ["app", "main", "run"]
-
 app = group(
     {
         "generate": Listed("generate:generate", "Continue a prompt, or a batch of them."),

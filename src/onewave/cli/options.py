@@ -7,33 +7,6 @@ from typing import Annotated
 
 import typer
 
-from onewave.weights.fetch.aliases import DEFAULT_ALIAS
-
-__all__ = [
-    "DEFAULT_ALIAS",
-    "Decode",
-    "Device",
-    "Dtype",
-    "EnforceEager",
-    "Json",
-    "KeepUnpacked",
-    "Ledger",
-    "LoadFormat",
-    "MaxModelLen",
-    "MinP",
-    "Model",
-    "Quantization",
-    "RepetitionPenalty",
-    "Revision",
-    "Seed",
-    "Stats",
-    "Stop",
-    "Temperature",
-    "Tokenizer",
-    "TopK",
-    "TopP",
-]
-
 Model = Annotated[
     str,
     typer.Option("--model", "-m", help="Directory, *.gguf file, alias, built-in configuration, or Hugging Face id."),

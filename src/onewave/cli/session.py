@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from onewave.engine.llm import LLM
     from onewave.engine.output import RequestOutput
 
-__all__ = ["Opened", "open_llm", "stats_line"]
-
 _STARTED = time.perf_counter()
 
 

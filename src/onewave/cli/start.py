@@ -12,8 +12,6 @@ import signal
 import sys
 from types import FrameType
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 _DELICATE = ("numpy", "torch")
 _IMPORT_SYSTEM = "<frozen importlib"

@@ -11,8 +11,6 @@ import typer
 from onewave.cli import options
 from onewave.engine.arguments import check_device, check_dtype, whole
 
-__all__ = ["warm"]
-
 
 def warm(
     head_dim: Annotated[

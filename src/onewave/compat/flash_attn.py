@@ -30,16 +30,6 @@ from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.decode_attention.triton.plan import MAX_QUERIES
 from onewave.ops.library import check_optional, check_tensors, checks_contents, is_readable, is_watched, register
 
-__all__ = [
-    "flash_attn_func",
-    "flash_attn_kvpacked_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache",
-]
-
 Window = tuple[int, int]
 _Result = tuple[Tensor, Tensor | None]
 # Queries of a row that the decode kernel takes at a time where all see the same keys: its memory goes by their number.

@@ -16,16 +16,6 @@ from onewave.ops.attention.masks import is_whole
 from onewave.ops.decode_attention.caches import check_lengths
 from onewave.ops.library import check_apart, check_tensors
 
-__all__ = [
-    "FlashCache",
-    "append_new",
-    "check_devices",
-    "check_index_dtype",
-    "check_places",
-    "checked_angles",
-    "lengths_before",
-]
-
 
 @dataclass(frozen=True)
 class FlashCache:

@@ -34,8 +34,6 @@ from onewave.ops.attention.op import attention
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.decode_attention.triton.plan import MAX_QUERIES
 
-__all__ = ["attention_forward", "attention_mask", "register"]
-
 NAME = "onewave"
 
 

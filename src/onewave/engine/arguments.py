@@ -7,20 +7,6 @@ import os
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.wave.weights.formats import find_rounding
 
-__all__ = [
-    "DECODE_PATHS",
-    "DTYPES",
-    "check_arguments",
-    "check_decode",
-    "check_device",
-    "check_dtype",
-    "check_place",
-    "flag",
-    "flag_or_none",
-    "needs_card",
-    "whole",
-]
-
 DECODE_PATHS = ("auto", "wave", "graph", "eager")
 _MOST_SEQUENCES = 65_536
 DTYPES = ("float32", "bfloat16", "float16")

@@ -38,8 +38,6 @@ from onewave.engine.scheduler import Scheduler
 from onewave.memory.shortage import is_out_of_memory
 from onewave.ops.sampling import TokenLogprobs, stream_key, token_logprobs
 
-__all__ = ["Engine", "Runner"]
-
 # Room made at once for a request without max_tokens; more is made as it grows.
 _FIRST_ROOM = 256
 # Steps whose positions lie on the device before they are launched.

@@ -11,8 +11,6 @@ from copy import copy
 
 from onewave.base.errors import OnewaveError, shown
 
-__all__ = ["StepTraceback", "own_copy", "without_frames"]
-
 
 class StepTraceback(Exception):
     """The cause of an error that a step raised: its traceback, as text."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from onewave.ops.sampling import TokenLogprobs
 
-__all__ = ["HostLogprobs", "to_list", "to_pinned"]
-
 
 class HostLogprobs:
     """TokenLogprobs as Python lists."""

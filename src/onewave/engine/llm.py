@@ -17,7 +17,6 @@ from onewave.base.settings import Settings
 from onewave.engine.arguments import check_arguments, check_place, flag
 from onewave.engine.engine import Engine
 from onewave.engine.load.ahead import compilers
-from onewave.engine.load.loading import load_config
 from onewave.engine.options import (
     check_compact,
     check_dtype_on,
@@ -35,14 +34,13 @@ from onewave.engine.request import Detokenizer, Request, RequestState
 from onewave.engine.runner import ModelRunner
 from onewave.engine.thread import EngineThread
 from onewave.engine.wave_decode import WaveLoad, load_for
+from onewave.models.config.read import load_config
 from onewave.wave.weights.formats import COMPACT
 from onewave.weights.fetch.sources import resolve
 
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
     from onewave.models.config.model_config import ModelConfig
-
-__all__ = ["LLM", "Conversation", "Message"]
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]

@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
     from onewave.models.config.model_config import ModelConfig
 
-__all__ = [
-    "check_compact",
-    "check_dtype_on",
-    "choose_decode",
-    "choose_device",
-    "choose_dtype",
-    "choose_max_model_len",
-    "choose_operand_dtype",
-    "choose_weight_format",
-    "find_tokenizer",
-]
-
 _WAVE_PATHS = ("auto", "wave")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CompletionOutput", "FinishReason", "Logprob", "Logprobs", "RequestMetrics", "RequestOutput"]
-
 FinishReason = Literal["stop", "length", "abort"]
 
 

@@ -11,8 +11,6 @@ from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, shown
 
-__all__ = ["SamplingParams"]
-
 # What logits and their factors are computed in: float32; and the largest whole number that PyTorch holds.
 _LARGEST, _SMALLEST, _MOST = 3.4028234663852886e38, 1.1754943508222875e-38, 2**63 - 1
 _MOST_DIGITS = 20  # more than it has

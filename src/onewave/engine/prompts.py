@@ -11,8 +11,6 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import MAX_VOCAB
 
-__all__ = ["ParamsLike", "PromptDict", "PromptLike", "RawPrompt", "check_params", "parse_params", "parse_prompts"]
-
 _FORMS = 'text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these'
 
 

@@ -16,8 +16,6 @@ from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, Requ
 from onewave.engine.params import SamplingParams
 from onewave.engine.text.stop_strings import find_stop, num_held_back
 
-__all__ = ["Detokenizer", "Request", "RequestState", "Sample"]
-
 # Epoch seconds of the performance counter's zero.
 _EPOCH = time.time() - time.perf_counter()
 

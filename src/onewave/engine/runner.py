@@ -16,8 +16,6 @@ from onewave.memory.shortage import is_out_of_memory
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 
-__all__ = ["ModelRunner"]
-
 _SMALLEST_CAPACITY = 256
 # Up to this many rows a decode step costs what its weights cost to read, however many rows are real.
 _FREE_ROWS = 64

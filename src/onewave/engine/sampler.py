@@ -17,8 +17,6 @@ from onewave.base.errors import ShapeError
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs, uniforms
 
-__all__ = ["Sampled", "Sampler", "SamplerRow", "SamplingPlan", "compile_kernels"]
-
 # Uniform numbers are made and sent to the device for this many steps at once.
 _STEPS_PER_BLOCK = 64
 

@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["Scheduler"]
-
 T = TypeVar("T", bound=Hashable)
 
 

@@ -23,8 +23,6 @@ import torch
 from onewave.base.errors import OnewaveError
 from onewave.engine.engine import Engine
 
-__all__ = ["EngineThread"]
-
 _Result = TypeVar("_Result")
 _Inbox = SimpleQueue[Callable[[], object] | SimpleQueue[None]]
 

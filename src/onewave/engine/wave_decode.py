@@ -19,7 +19,7 @@ from torch import Tensor
 from onewave.base.errors import CapacityError, ModelError, OnewaveError, OutOfReachError, UnsupportedError
 from onewave.engine.load.ahead import plan_and_compile
 from onewave.engine.load.loading import load_model, open_parts
-from onewave.engine.load.self_check import Step, self_check
+from onewave.engine.load.self_check import self_check
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
@@ -31,17 +31,6 @@ from onewave.weights.fetch.sources import ModelLocation
 
 if TYPE_CHECKING:
     from onewave.engine.load.streamed import StreamedModel
-
-__all__ = [
-    "Step",
-    "WaveDecoder",
-    "WaveLoad",
-    "load_for",
-    "load_streamed",
-    "load_wave",
-    "self_check",
-    "unsuited",
-]
 
 _log = logging.getLogger("onewave")
 # Two 16-bit ways to the same logits differ by about a hundredth; a wrong one by about their size.

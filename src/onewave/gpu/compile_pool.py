@@ -22,8 +22,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["begin_first_launch", "compile_in", "compile_kernel", "processes"]
-
 _PR_SET_PDEATHSIG = 1
 
 

@@ -22,8 +22,6 @@ from triton.language.extra import cuda
 
 from onewave.base.device import capability
 
-__all__ = ["after_last", "dependent_launch", "has_dependent_launch"]
-
 
 @triton.jit
 def after_last(PDL: tl.constexpr):

@@ -17,8 +17,6 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-__all__ = ["RAGGED_ANY", "describe", "describe_pages"]
-
 # Bounds of a packed sequence's descriptor: see attention/gluon_kernel_impl.py.
 _RAGGED_END, RAGGED_ANY = 1 << 30, 0x7FFF0000
 

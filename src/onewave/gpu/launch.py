@@ -25,8 +25,6 @@ from triton.runtime.jit import JITCallable, JITFunction
 
 from onewave.gpu.prebuilt import Launch, take_prebuilt
 
-__all__ = ["hash_in_order", "launch_kernel", "launches_nowhere", "properties", "without_collection"]
-
 _ALIGNED_BYTES = 16
 _HALF = 1 << 31
 _CONSTANT, _PLAIN, _ANY = range(3)

@@ -31,8 +31,6 @@ from onewave.base.settings import takes_prebuilt
 from onewave.gpu.ptx.hook import is_in_front
 from onewave.gpu.ptx.passes import describe_passes
 
-__all__ = ["FOLDER", "INDEX", "Launch", "archive_of", "compiled_from", "key_of", "take_prebuilt"]
-
 FOLDER, INDEX = "prebuilt", "index.json"
 """In an operator's folder: {"triton": version, "kernels": {name: {"key", "sha256", "at", "bytes", "metadata"}}}.
 

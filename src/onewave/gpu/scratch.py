@@ -17,8 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-__all__ = ["counters", "held", "recording_stream", "scratch"]
-
 # By device, stream (or _GRAPHS) and use; the last of a list is the largest.
 _blocks: dict[tuple[torch.device, int, str], list[Tensor]] = {}
 _locks: dict[tuple[torch.device, int], threading.RLock] = {}

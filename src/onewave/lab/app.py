@@ -24,8 +24,6 @@ from onewave.lab.fields import Fields, json_object
 from onewave.lab.guard import App, Guard
 from onewave.tiles.sim.trace import Trace, compare
 
-__all__ = ["STATIC", "make_app"]
-
 STATIC = Path(__file__).parent / "static"
 """The page: HTML, CSS and ES modules, served as they are."""
 

@@ -16,8 +16,6 @@ from onewave.tiles.order.orders import GRID_ORDERS, grid_order
 from onewave.tiles.search.search import search_panels
 from onewave.tiles.search.tree import Found, astar
 
-__all__ = ["best_from", "strip_snake"]
-
 MAX_TILES = 1024
 MAX_EXACT_TILES = 64
 MAX_WORK, MAX_TRIES = 300_000, 2000

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["Fields", "choice", "json_object", "tiles_of", "whole", "wholes"]
-
 
 class Fields(dict[str, Any]):
     """What was sent, and which of it was looked at: a misspelt field is refused, not passed over."""

@@ -21,8 +21,6 @@ from onewave.tiles.search.bounds import best_bound, gemm_bounds, panel_bounds
 from onewave.tiles.search.panels import panel_loads, strip_snake_loads
 from onewave.tiles.sim.caches import Stream, replay
 
-__all__ = ["GAME_POLICIES", "MAX_ACCESSES", "Game", "game_from", "overview", "sweep"]
-
 GAME_POLICIES = ("lru", "fifo", "belady")
 MAX_SIDE = 64
 MAX_ACCESSES = 400_000

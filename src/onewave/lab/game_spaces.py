@@ -10,8 +10,6 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from onewave.tiles.search.spaces import BeladySpace, BeladyState, LruSpace, LruState, Tiles
 
-__all__ = ["BeladyFrom", "FifoFrom", "LruFrom", "TooManyCaches"]
-
 MAX_CACHES = 20_000
 
 Done = Sequence[tuple[int, int]]

@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["MAX_BYTES", "Guard", "error_body"]
-
 MAX_BYTES = 64 * 1024 * 1024
 """Most bytes of a request: a trace of some 500,000 tasks."""
 

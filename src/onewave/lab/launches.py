@@ -26,8 +26,6 @@ from onewave.tiles.sim.machine import CacheLevel, Machine
 from onewave.tiles.sim.simulate import latency_staircase, simulate
 from onewave.tiles.sim.trace import Trace
 
-__all__ = ["CHAIN_ORDERS", "chain", "chain_matrix", "chain_sweep", "choices", "sample_trace", "staircase"]
-
 CHAIN_ORDERS = tuple(name for name in ORDERS if name not in ("explicit", "stream-k"))
 """Orders for whole graphs: explicit needs a path of its own, Stream-K cuts tasks anew."""
 

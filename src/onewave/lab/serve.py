@@ -12,8 +12,6 @@ from contextlib import suppress
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["DEFAULT_PORT", "bind", "host_names", "open_browser", "serve", "url_of"]
-
 DEFAULT_PORT = 8137
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["available_bytes"]
-
 # Names of a control group's limit, of what it uses, and of the files among that, which give way: of versions 2 and 1.
 _CURRENT = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 _OLD_FILES = ("total_active_file", "total_inactive_file")

@@ -10,8 +10,6 @@ from torch import Tensor
 from onewave.base.errors import CapacityError
 from onewave.memory.shortage import is_out_of_memory
 
-__all__ = ["PagedKVCache", "StaticKVCache"]
-
 
 @dataclass(frozen=True)
 class PagedKVCache:

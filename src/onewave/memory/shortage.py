@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["is_out_of_memory"]
-
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether PyTorch, NumPy or Python found no memory. For a CPU PyTorch says so with a plain RuntimeError."""

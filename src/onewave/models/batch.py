@@ -9,8 +9,6 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "Chunk", "Phase"]
-
 
 class Phase(Enum):
     PREFILL = "prefill"

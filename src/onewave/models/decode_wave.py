@@ -16,8 +16,6 @@ from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream, pack_stream
 
-__all__ = ["DecodeWave", "attention_setup", "packed_bytes", "wave_weights"]
-
 
 def wave_weights(model: Llama) -> dict[str, Weight]:
     """The model's matrices by operation, norm gains with them. Raises UnsupportedError for packed (quantised) ones, and

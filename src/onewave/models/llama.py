@@ -25,8 +25,6 @@ from onewave.ops.rms_norm import add_rms_norm, rms_norm
 from onewave.ops.swiglu import swiglu
 from onewave.wave.weights.pack import StreamMatrix
 
-__all__ = ["LayerWeights", "Llama", "LlamaWeights", "MatrixWeight"]
-
 MatrixWeight = LinearWeight | StreamMatrix
 """A projection: a tensor, packed rows for the CPU's kernels, or a matrix that lies in a wave's stream."""
 

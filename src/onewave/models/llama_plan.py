@@ -26,21 +26,6 @@ from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention,
 from onewave.wave.plan.program import WaveProgram, build_program
 from onewave.wave.plan.slices import MULTIPROCESSORS, passes, slices_of
 
-__all__ = [
-    "MAX_BATCH",
-    "MAX_CONTEXT",
-    "SYNC_POLICY",
-    "DealtStep",
-    "DecodePlan",
-    "deal_decode",
-    "hand_offs",
-    "head_groups",
-    "plan_decode",
-    "plan_program",
-    "unsupported_because",
-    "workers_for",
-]
-
 # Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
 _ATTENTION_TASKS = MULTIPROCESSORS
 MAX_BATCH = 16

@@ -10,8 +10,6 @@ from onewave.base.errors import WeightsError
 from onewave.models.config.model_config import ModelConfig
 from onewave.weights.store import WeightStore, quote
 
-__all__ = ["GGUF", "HF", "Layout", "check_tensors", "expected_shapes", "layer_part_shapes"]
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["FAMILIES", "Family", "QKVBias", "Windows"]
-
 
 class QKVBias(Enum):
     """Which attention projections carry a bias."""

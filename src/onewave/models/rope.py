@@ -17,8 +17,6 @@ from onewave.base.errors import CapacityError
 from onewave.memory.host import available_bytes
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 
-__all__ = ["RotaryTable", "inv_freq"]
-
 # Of each of a position's rotary_dim numbers: a float32, and what it is made from.
 _BYTES_WHILE_MADE = 10
 

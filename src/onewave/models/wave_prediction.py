@@ -23,8 +23,6 @@ from onewave.tiles.sim.simulate import simulate
 from onewave.tiles.sim.timeline import stage_of
 from onewave.tiles.sim.trace import Trace
 
-__all__ = ["WaveCosts", "fit_costs", "kept_costs", "predict_step"]
-
 _MOST_COST = 1e12
 # Bytes/ns that a multiprocessor gets from the second-level cache by asynchronous copies, observed on an H200
 # (docs/log/wave.md, "Bandwidth of an SM").

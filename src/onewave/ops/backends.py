@@ -9,8 +9,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-__all__ = ["implementation", "load"]
-
 
 def implementation(operator: str, x: Tensor) -> ModuleType:
     """Return the module that runs `operator` (a folder of ops) on x's device and dtype."""

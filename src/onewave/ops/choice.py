@@ -30,8 +30,6 @@ from torch import Tensor
 from onewave.base.device import Device, device_of
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 
-__all__ = ["DTYPES", "Asked", "Call", "Choice", "Reason", "because", "empty_on_meta"]
-
 DTYPES = {
     "bf16": torch.bfloat16,
     "bfloat16": torch.bfloat16,

@@ -34,8 +34,6 @@ from onewave.ops.rms_norm.op import rms_norm
 from onewave.ops.swiglu.op import swiglu
 from onewave.wave.plan.layout import MOST_BATCH
 
-__all__ = ["Explanation", "explain"]
-
 Shape = Sequence[int]
 
 _LINEAR_TILE_TOKENS = 64

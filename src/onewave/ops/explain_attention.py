@@ -33,17 +33,6 @@ from onewave.ops.question import (
     elsewhere,
 )
 
-__all__ = [
-    "append",
-    "attention",
-    "attention_fp8",
-    "attention_varlen",
-    "check_on_a_card",
-    "decode",
-    "masked",
-    "on_meta",
-]
-
 # Of which PyTorch still counts the bytes.
 _MOST_ELEMENTS = 1 << 59
 _HALVES = (torch.float16, torch.bfloat16)

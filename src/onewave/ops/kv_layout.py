@@ -11,8 +11,6 @@ from torch import Tensor
 from onewave.base.errors import ShapeError
 from onewave.ops.library import check_tensors
 
-__all__ = ["chunk_size", "key_rows", "pack_k", "unpack_k"]
-
 _CHUNK_BYTES = 16
 
 

@@ -23,20 +23,6 @@ from torch.autograd import forward_ad
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.base.settings import Settings
 
-__all__ = [
-    "check_apart",
-    "check_optional",
-    "check_tensors",
-    "checks_contents",
-    "is_readable",
-    "is_watched",
-    "outside_autocast",
-    "refuse_grad",
-    "register",
-    "shares_elements",
-]
-
-
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 

@@ -10,17 +10,6 @@ import torch
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_whole
 
-__all__ = [
-    "DTYPES",
-    "SMS_OF_AN_H200",
-    "Explanation",
-    "Question",
-    "backend_of",
-    "check_numbers",
-    "dtype_of",
-    "elsewhere",
-]
-
 DTYPES = {
     "bf16": torch.bfloat16,
     "bfloat16": torch.bfloat16,

@@ -20,8 +20,6 @@ from onewave.gpu.compile_pool import compile_in, processes
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.op import attention, attention_varlen
 
-__all__ = ["Warmed", "side_by_side", "warm"]
-
 _HEADS = 16
 # Sequences and their tokens: few enough for causal tiles to be dealt in turns, enough for a table or a sorted queue.
 _FEW, _MANY = (1, 512), (12, 1024)

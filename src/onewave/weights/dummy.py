@@ -13,8 +13,6 @@ from onewave.base.errors import WeightsError
 from onewave.base.quantized import QuantizedRows
 from onewave.weights.store import TensorInfo, quote
 
-__all__ = ["DummyStore"]
-
 _STD = 0.02
 _NORM_STD = 0.1
 

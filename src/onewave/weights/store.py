@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from onewave.base.quantized import QuantizedRows
 
-__all__ = ["TensorInfo", "WeightStore", "quote"]
-
 _LONGEST_NAME_SHOWN = 200
 
 

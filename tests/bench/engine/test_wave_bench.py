@@ -26,9 +26,9 @@ from onewave.cli.bench.ffn import bench_ffn
 from onewave.cli.main import app
 from onewave.engine import options as engine_options
 from onewave.engine import wave_decode
-from onewave.engine.load.loading import load_config
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
+from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import hand_offs
 from onewave.weights.fetch.sources import resolve

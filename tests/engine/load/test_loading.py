@@ -26,8 +26,9 @@ from kit.models.tiny_models import (
 )
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.load import loading
-from onewave.engine.load.loading import load_config, load_model
+from onewave.engine.load.loading import load_model
 from onewave.models.batch import Batch
+from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
 from onewave.models.names import GGUF, HF, expected_shapes
 from onewave.weights.dummy import DummyStore

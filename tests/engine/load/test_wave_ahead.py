@@ -287,7 +287,7 @@ import torch
 from onewave.base.settings import Settings
 from onewave.engine.load import ahead as wave_ahead
 from onewave.engine.wave_decode import WaveLoad
-from onewave.engine.load.loading import load_config
+from onewave.models.config.read import load_config
 from onewave.weights.fetch.sources import resolve
 
 settings = Settings.from_env()
@@ -331,7 +331,7 @@ from onewave.models import llama_plan
 from onewave.base.settings import Settings
 from onewave.engine.load import ahead as wave_ahead
 from onewave.engine.wave_decode import WaveLoad
-from onewave.engine.load.loading import load_config
+from onewave.models.config.read import load_config
 from onewave.gpu.compile_pool import processes
 from onewave.weights.fetch.sources import resolve
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_models import VOCAB, config_of, oracle, save_checkpoint
-from onewave.engine.load.loading import load_config
 from onewave.engine.wave_decode import WaveLoad, load_streamed
 from onewave.models.batch import Batch
+from onewave.models.config.read import load_config
 from onewave.models.decode_wave import DecodeWave
 from onewave.wave.launch.launch import runs_here
 from onewave.wave.weights.formats import COMPACT, WeightFormat

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from onewave.ops import attention, attention_fp8, attention_varlen
 
-__all__ = ["CALLS"]
-
 UNLIKE = [5, 700, 64, 333]
 
 

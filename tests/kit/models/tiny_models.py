@@ -18,8 +18,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from onewave.engine.load.loading import load_config, load_model
+from onewave.engine.load.loading import load_model
 from onewave.models.batch import Batch
+from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
 from onewave.weights.fetch.sources import ModelLocation
 

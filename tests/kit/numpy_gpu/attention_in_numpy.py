@@ -40,8 +40,6 @@ from onewave.ops.attention.hopper import start as gluon_start_impl
 from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
 from onewave.ops.attention.hopper import warpgroup as gluon_warpgroup_impl
 
-__all__ = ["NumpyKernel", "kernels_in_numpy"]
-
 _ACROSS = 64
 BOTH = (gluon_tiles_impl, gluon_warpgroup_impl, gluon_softmax_impl)
 MODULES = {

@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Heard", "Race", "Units", "agents_of", "allocate", "begin", "bring", "fence", "partition", "reads", "writes"]
-
 LIMIT = 256
 THREADS, UNITS = 0, 1
 """Rows of a clock: what agents have done, and what of it TMA and products see."""

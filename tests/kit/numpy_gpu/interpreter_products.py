@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["sum_in_one_order"]
-
 
 class _NumPy(ModuleType):
     """NumPy, with another matmul."""

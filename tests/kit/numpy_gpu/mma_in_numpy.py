@@ -18,8 +18,6 @@ from torch import Tensor
 from kit.numpy_gpu.mma_launches import Launch, addressed
 from onewave.ops.attention.mma import kernel as mma_kernel_impl
 
-__all__ = ["run"]
-
 
 class Array(np.ndarray):
     """A tensor, or a scalar as an array of no dimension."""

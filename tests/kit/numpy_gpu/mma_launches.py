@@ -12,8 +12,6 @@ from torch import Tensor
 from onewave.ops.attention import op
 from onewave.ops.attention.mma import launch as mma_impl
 
-__all__ = ["Launch", "Recorder", "addressed", "record"]
-
 
 @dataclass
 class Launch:

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["mmha_in_numpy", "quantise_in_numpy"]
-
 
 def numbers(tensor: Tensor) -> np.ndarray:
     return tensor.cpu().float().numpy() if tensor.is_floating_point() else tensor.cpu().numpy()

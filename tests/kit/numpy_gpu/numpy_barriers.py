@@ -11,8 +11,6 @@ import numpy as np
 
 from kit.numpy_gpu import happens_before
 
-__all__ = ["FAILED", "Barrier", "Barriers", "Patience", "run_side_by_side"]
-
 LIMIT_S = 60.0
 
 

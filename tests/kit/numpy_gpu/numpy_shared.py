@@ -11,8 +11,6 @@ import numpy as np
 from kit.numpy_gpu import happens_before
 from kit.numpy_gpu.numpy_memory import Array, wrapped
 
-__all__ = ["Shared"]
-
 
 class Shared:
     """Shared memory: bytes with a shape. Wide rows of the 128-byte swizzled layout lie in blocks of 128 bytes.

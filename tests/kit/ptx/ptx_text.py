@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 
-__all__ = ["executed"]
-
 
 def executed(text: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Run a text without branches. inputs: uint32 registers of one shape. Returns all registers as they are left."""

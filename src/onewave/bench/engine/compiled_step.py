@@ -22,8 +22,6 @@ from onewave.models.llama import LayerWeights, Llama
 from onewave.ops.append_kv.reference import rotate
 from onewave.wave.weights.pack import StreamMatrix
 
-__all__ = ["compiled_step"]
-
 
 def compiled_step(
     model: Llama, kv: StaticKVCache, context: int, *, backend: str = "inductor"

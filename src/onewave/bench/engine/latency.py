@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from onewave.models.llama import LlamaWeights
     from onewave.wave.weights.pack import WeightStream
 
-__all__ = [
-    "Case",
-    "Result",
-    "cases",
-    "decode_weight_bytes",
-    "kv_bytes_per_token",
-    "kv_bytes_read",
-    "measure",
-    "measurements",
-    "prompts_of",
-    "seconds_and_tokens",
-]
-
 _PROMPT_SEED = 0
 
 

@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["PEERS"]
-
 Run = Callable[[list[int], int], dict[str, Any]]
 """Prompt ids and a number of tokens -> prefill_s, decode_s and token_ids."""
 

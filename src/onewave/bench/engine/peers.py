@@ -26,8 +26,6 @@ from onewave.bench.clock import Summary, summarize
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
 
-__all__ = ["Job", "PeerResult", "compare", "text_prompts"]
-
 _WORKER = Path(__file__).with_name("peer_worker.py")
 _MODULES = {"onewave": "onewave", "transformers": "transformers", "llama-cpp-python": "llama_cpp"}
 _PASSAGE = (

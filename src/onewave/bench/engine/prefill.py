@@ -23,8 +23,6 @@ from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
 from onewave.ops.attention import attention
 
-__all__ = ["ATTENTIONS", "PrefillResult", "measure_prefill"]
-
 ATTENTIONS: Mapping[str, SDPBackend | None] = {
     "onewave": None, "torch cuDNN": SDPBackend.CUDNN_ATTENTION, "torch flash": SDPBackend.FLASH_ATTENTION,
 }  # fmt: skip

@@ -25,8 +25,6 @@ from onewave.base.settings import child_environment
 from onewave.bench.clock import Summary, summarize
 from onewave.bench.ledger import Measurement
 
-__all__ = ["Job", "StartupError", "StartupResult", "WarmResult", "measure_startup", "measure_warm"]
-
 _WORKER = Path(__file__).with_name("startup_worker.py")
 _ANSWER_TOKENS = 2
 

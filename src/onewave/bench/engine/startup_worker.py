@@ -16,8 +16,6 @@ import sys
 import time
 from typing import Any
 
-__all__ = ["start"]
-
 
 def start(job: dict[str, Any]) -> dict[str, Any]:
     """Load the model and answer once."""

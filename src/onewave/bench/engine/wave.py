@@ -26,8 +26,6 @@ from onewave.tiles.sim.trace import Trace
 from onewave.wave.weights.formats import COMPACT, ROUNDINGS
 from onewave.wave.weights.pack import WeightStream
 
-__all__ = ["WaveResult", "in_pages", "measure_wave"]
-
 
 @dataclass(frozen=True)
 class WaveResult:

@@ -20,23 +20,6 @@ from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, recorded, time_in_rounds
 from onewave.bench.ledger import Measurement
 
-__all__ = [
-    "DECODE_SHAPES",
-    "OURS",
-    "PREFILLS",
-    "PREFILL_SHAPES",
-    "REFERENCE",
-    "SMALL_DECODE_SHAPES",
-    "SMALL_PREFILL_SHAPES",
-    "AttentionResult",
-    "AttentionShape",
-    "Engine",
-    "Operands",
-    "compare",
-    "hardened",
-    "repetitions",
-]
-
 OURS, REFERENCE = "onewave", "reference"
 """The engines that the others' ratios and errors are to."""
 

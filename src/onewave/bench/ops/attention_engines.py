@@ -17,8 +17,6 @@ from onewave.ops.attention.op import attention
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
 
-__all__ = ["decode_engines", "flash_modules", "mmha_engines", "prefill_engines"]
-
 # Module names of FlashAttention 3's wheels: PyPI's fa3-fwd, and its own repository's.
 _FLASH_3 = ("fa3_fwd_interface", "flash_attn_interface")
 _FLOAT32 = 4

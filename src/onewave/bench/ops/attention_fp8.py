@@ -14,8 +14,6 @@ from onewave.bench.ops.attention_engines import flash_modules
 from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.op import attention
 
-__all__ = ["FP8_SHAPES", "SMALL_FP8_SHAPES", "ByteOperands", "fp8_engines"]
-
 FP8_SHAPES = ("1,16,16384,128", "4,16,4096,128", "1,32/8,8192,128")
 # What a CPU does in a moment.
 SMALL_FP8_SHAPES = ("1,4/2,128,64",)

@@ -14,8 +14,6 @@ from onewave.bench.ops.attention import OURS, REFERENCE, AttentionShape, Engine,
 from onewave.bench.ops.attention_engines import flash_modules
 from onewave.ops.attention.op import attention_varlen
 
-__all__ = ["SMALL_VARLEN_SHAPES", "VARLEN_SHAPES", "PackedOperands", "ragged_lengths", "varlen_engines"]
-
 VARLEN_SHAPES = ("64,16,65536,128", "64,32/8,65536,128", "64,32,65536,64")
 """Sequences, heads, tokens of all sequences, head_dim."""
 # What a CPU does in a moment.

@@ -26,19 +26,6 @@ from onewave.ops.swiglu import swiglu
 from onewave.wave.launch.launch import runs_here
 from onewave.wave.plan.layout import MOST_BATCH
 
-__all__ = [
-    "PRODUCTS",
-    "SHAPES",
-    "SWEEP",
-    "Arrangement",
-    "FFNResult",
-    "FFNShape",
-    "arrangements",
-    "check_card",
-    "measure_ffn",
-    "random_operands",
-]
-
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = 512 << 20
 PRODUCTS = "cuBLAS, two products"

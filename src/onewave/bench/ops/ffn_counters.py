@@ -22,8 +22,6 @@ from onewave.bench.counters import Counters, collect, counted
 from onewave.bench.ledger import Measurement
 from onewave.bench.ops.ffn import FFNShape, arrangements, check_card, random_operands
 
-__all__ = ["CountedFFN", "count_ffn", "main"]
-
 _MORE_THAN_L2 = 256 << 20
 
 

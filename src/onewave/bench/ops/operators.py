@@ -31,8 +31,6 @@ from onewave.ops.rms_norm.reference import add_rms_norm as add_rms_norm_in_torch
 from onewave.ops.swiglu import swiglu
 from onewave.ops.swiglu.reference import swiglu as swiglu_in_torch
 
-__all__ = ["OPERATORS", "OperatorResult", "Trial", "check_weight_format", "measure", "trials"]
-
 OPERATORS = ("add_rms_norm", "append_kv", "decode_attention", "linear", "swiglu")
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = 512 << 20

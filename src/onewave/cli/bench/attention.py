@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.ops.attention import AttentionResult
 
-__all__ = ["ATTENTION_OPERATORS", "attention_resources", "bench_attention", "chosen_operators"]
-
 ATTENTION_OPERATORS = (
     "attention",
     "attention_varlen",

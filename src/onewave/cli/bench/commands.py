@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from onewave.cli.commands import Listed, group
 
-__all__ = ["bench"]
-
 bench = group(
     {
         "latency": Listed("bench.latency:latency", "Measure prefill, decode and the memory's read ceiling."),

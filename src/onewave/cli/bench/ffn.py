@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from onewave.bench.ops.ffn import FFNShape
 
-__all__ = ["bench_ffn", "count_ffn"]
-
 # Counters hardly differ from run to run.
 _MAX_COUNTED = 3
 

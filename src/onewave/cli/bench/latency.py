@@ -13,6 +13,7 @@ from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, print_table, show_status
 from onewave.cli.session import Opened, open_llm
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
     from onewave.bench.ledger import Measurement
     from onewave.engine.llm import LLM
 
-__all__ = ["latency", "numbers"]
-
 
 def latency(
-    model: options.Model = options.DEFAULT_ALIAS,
+    model: options.Model = DEFAULT_ALIAS,
     batch_size: Annotated[str, typer.Option("--batch-size", help="Sequences at once; several: 1,8.")] = "1",
     input_len: Annotated[str, typer.Option("--input-len", help="Prompt tokens of the pp tests; 0: none.")] = "512",
     output_len: Annotated[str, typer.Option("--output-len", help="Generated tokens of the tg tests; 0: none.")] = "128",

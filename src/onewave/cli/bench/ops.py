@@ -15,14 +15,13 @@ from onewave.cli.bench.ffn import bench_ffn, count_ffn
 from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.weights.fetch import sources
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     import torch
 
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.ops.operators import OperatorResult
-
-__all__ = ["ops"]
 
 
 def ops(
@@ -36,7 +35,7 @@ def ops(
     ] = None,
     model: Annotated[
         str, typer.Option("--model", "-m", help="Whose shapes: anything `generate` takes, or a built-in configuration.")
-    ] = options.DEFAULT_ALIAS,
+    ] = DEFAULT_ALIAS,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences of the decode step.")] = 1,
     context: Annotated[int, typer.Option("--context", help="Keys a sequence attends to.")] = 512,
     weight_format: Annotated[str, typer.Option("--weight-format", help="How a CPU keeps its matrices.")] = "Q4_1",

@@ -14,6 +14,7 @@ from onewave.base.settings import MAX_THREADS, Settings
 from onewave.cli import options
 from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, print_table, show_status
 from onewave.engine.arguments import check_device, check_dtype
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
     from onewave.bench.ledger import Measurement
     from onewave.weights.fetch.sources import ModelLocation
 
-__all__ = ["peers"]
-
 
 def peers(
-    model: options.Model = options.DEFAULT_ALIAS,
+    model: options.Model = DEFAULT_ALIAS,
     input_len: Annotated[int, typer.Option("--input-len", help="Prompt tokens.")] = 64,
     output_len: Annotated[int, typer.Option("--output-len", help="Generated tokens.")] = 64,
     reps: Annotated[int, typer.Option("--reps", help="Measured rounds; one more warms up.")] = 3,

@@ -17,8 +17,6 @@ from onewave.cli.tiles.options import WeightFormat, weight_bytes_of
 from onewave.cli.tiles.tables import read_trace, show_timeline, write_text
 from onewave.weights.fetch import sources
 
-__all__ = ["predict"]
-
 # More SMs than any GPU has; the simulation takes longer with each.
 _MAX_WORKERS = 1024
 
@@ -69,7 +67,7 @@ def predict(
         got = "--context or --weight-format"
         raise InvalidArgumentError("--fit", got=got, allowed="a step of 16-bit weights and empty caches")
     width = weight_bytes_of(weight_format)
-    from onewave.engine.load.loading import load_config
+    from onewave.models.config.read import load_config
     from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step
 
     known = None if fit is not None else kept_costs() if costs is None else kept_costs(costs)

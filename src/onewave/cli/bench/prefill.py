@@ -13,16 +13,15 @@ from onewave.cli import options
 from onewave.cli.bench.latency import numbers
 from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
 from onewave.cli.session import open_llm
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from onewave.bench.engine.prefill import PrefillResult
     from onewave.engine.llm import LLM
 
-__all__ = ["prefill"]
-
 
 def prefill(
-    model: options.Model = options.DEFAULT_ALIAS,
+    model: options.Model = DEFAULT_ALIAS,
     input_len: Annotated[str, typer.Option("--input-len", help="Tokens of the prompts; several: 512,8192.")] = "8192",
     reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each.")] = 7,
     warmup: Annotated[int, typer.Option("--warmup", help="Repetitions before that.")] = 2,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from onewave.bench.ledger import Measurement
 
-__all__ = ["append_to_ledger", "check_count", "check_ledger", "make_current", "print_table", "show_status"]
-
 # Wide enough for every table when the output is not a terminal.
 _COLUMNS = 110
 

@@ -15,18 +15,17 @@ from onewave.cli import options
 from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, print_table, show_status
 from onewave.engine.arguments import check_arguments, check_device
 from onewave.weights.fetch import sources
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from onewave.bench.engine.startup import StartupResult, WarmResult
     from onewave.weights.fetch.sources import ModelLocation
 
-__all__ = ["startup", "warm"]
-
 _Reps = Annotated[int, typer.Option("--reps", help="Starts of each kind.")]
 
 
 def startup(
-    model: options.Model = options.DEFAULT_ALIAS,
+    model: options.Model = DEFAULT_ALIAS,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences that the engine can run at once.")] = 1,
     reps: _Reps = 3,
     dtype: options.Dtype = "auto",

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from onewave.models.llama import Llama
     from onewave.tiles.sim.trace import Trace
 
-__all__ = ["wave"]
-
 
 def wave(
     model: options.Model = "llama-3.2-1b",
@@ -69,10 +67,11 @@ def wave(
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.wave import WaveCase, measure_wave
-    from onewave.engine.load.loading import load_config, load_model
+    from onewave.engine.load.loading import load_model
     from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format
     from onewave.engine.wave_decode import WaveLoad, load_streamed
     from onewave.memory.shortage import is_out_of_memory
+    from onewave.models.config.read import load_config
     from onewave.models.llama_plan import unsupported_because
 
     where = choose_device(device)

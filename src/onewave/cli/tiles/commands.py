@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from onewave.cli.commands import Listed, group
 
-__all__ = ["tiles"]
-
 tiles = group(
     {
         "bounds": Listed("tiles.simulate:bounds_command", "Lower bounds on traffic, and every order's gap to them."),

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from onewave.tiles.sim.trace import Trace
     from onewave.wave.plan.program import WaveProgram
 
-__all__ = ["lower_command"]
-
 WORKERS_A_LINE = 12
 
 

@@ -8,32 +8,6 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = [
-    "Batch",
-    "Cache",
-    "CachePanels",
-    "Causal",
-    "CoResident",
-    "Context",
-    "Dtype",
-    "Fused",
-    "KvHeads",
-    "Level",
-    "Mode",
-    "Order",
-    "Policy",
-    "Program",
-    "Queues",
-    "Sizes",
-    "Skew",
-    "Splits",
-    "Sync",
-    "Tile",
-    "WeightFormat",
-    "Workers",
-    "weight_bytes_of",
-]
-
 Program = Annotated[
     str,
     typer.Argument(

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from onewave.tiles.sim.machine import CacheLevel
     from onewave.tiles.sim.trace import Trace
 
-__all__ = ["Asked", "Built", "DecodeOptions", "build", "by_stage"]
-
 _DECODE_READS = ("dtype", "workers")
 _DTYPES = ("bf16", "fp16")
 

@@ -19,8 +19,6 @@ from onewave.cli.tiles import tables
 if TYPE_CHECKING:
     from onewave.tiles.graph.graph import TileGraph
 
-__all__ = ["chimera_command", "fuse_command", "place_command", "reuse_command", "sync_command"]
-
 MAX_CHAIN_SIDE = 65_536
 MAX_CHAIN_TASKS = 200_000
 

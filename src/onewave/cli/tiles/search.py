@@ -16,8 +16,6 @@ from onewave.cli.tiles import tables
 if TYPE_CHECKING:
     from onewave.tiles.search.search import SearchResult
 
-__all__ = ["search_command"]
-
 MAX_SHOWN = 32
 
 

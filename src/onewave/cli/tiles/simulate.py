@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from onewave.tiles.sim.machine import CacheLevel, Machine
     from onewave.tiles.sim.trace import Trace
 
-__all__ = ["bounds_command", "compare_command", "simulate_command", "staircase_command"]
-
 
 def simulate_command(
     program: given.Program,

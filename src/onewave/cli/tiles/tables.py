@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from onewave.tiles.sim.timeline import Timeline
     from onewave.tiles.sim.trace import Trace
 
-__all__ = [
-    "amount",
-    "bound_row",
-    "percent",
-    "phase_table",
-    "print_simulation",
-    "read_trace",
-    "rejected",
-    "replace_file",
-    "show",
-    "show_timeline",
-    "table",
-    "timing",
-    "write_text",
-]
-
 MAX_TRACE_BYTES = 1 << 30
 MAX_TENSORS = 12
 

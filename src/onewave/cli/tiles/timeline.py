@@ -12,8 +12,6 @@ import typer
 from onewave.cli import options
 from onewave.cli.tiles import tables
 
-__all__ = ["timeline_command"]
-
 
 def timeline_command(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A Trace as JSON.")],

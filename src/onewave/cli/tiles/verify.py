@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["interpret_command", "verify_command"]
-
 # Turns of all runs together that interpret takes on: about a minute.
 MAX_TURNS = 50_000_000
 

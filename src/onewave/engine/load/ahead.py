@@ -33,8 +33,6 @@ from onewave.wave.plan.program import WaveProgram
 if TYPE_CHECKING:
     from onewave.engine.wave_decode import WaveLoad
 
-__all__ = ["compilers", "plan_and_compile"]
-
 _log = logging.getLogger("onewave")
 # Planning, of the model and of one layer, the two kernels that take longest, and the others.
 _PROCESSES = 5

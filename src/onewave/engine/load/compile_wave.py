@@ -27,17 +27,6 @@ from onewave.wave.plan.steps import Word
 from onewave.wave.weights.formats import Rounding, WeightFormat
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 
-__all__ = [
-    "AttentionSketch",
-    "PlainSketch",
-    "blank_stream",
-    "compile_ahead",
-    "compile_packing",
-    "compile_step",
-    "one_layer",
-    "sketch",
-]
-
 _WORDS = 64
 _CAPACITY = BLOCK_KEYS  # for which keys come through the ring, as they will
 

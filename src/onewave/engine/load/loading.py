@@ -26,15 +26,12 @@ from onewave.base.quantized import QuantizedRows
 from onewave.memory.host import available_bytes
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.config.read import load_config
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, layer_part_shapes
 from onewave.models.registry import FAMILIES
 from onewave.ops.linear import LinearWeight, can_pack, pack, pack_dense
 from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
-
-__all__ = ["ModelParts", "load_config", "load_model", "open_parts"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # What float16 rounds to infinity: from half way between its largest number and what would be the next one.

@@ -21,8 +21,6 @@ from onewave.models.config.model_config import ModelConfig
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.program_file import program_bytes, read_program
 
-__all__ = ["load_program", "planned_before", "program_path", "save_program"]
-
 _PACKAGE = Path(__file__).parents[2]
 _SOURCES = ("tiles/**/*.py", "wave/**/*.py", "models/llama_plan.py", "engine/load/plan_cache.py")
 _DIGEST_BYTES = 32

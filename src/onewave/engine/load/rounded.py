@@ -18,8 +18,6 @@ from onewave.ops.linear import pack_dense
 from onewave.wave.weights.formats import Rounding
 from onewave.wave.weights.rounding import restore_rows, round_rows
 
-__all__ = ["round_weights", "tile_weights"]
-
 # Of float32 rows that are rounded together.
 _WORKING_BYTES = 64 << 20
 

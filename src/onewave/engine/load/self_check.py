@@ -15,8 +15,6 @@ from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 
-__all__ = ["CHECKED_CAPACITY", "Step", "checked_lengths", "self_check"]
-
 # Lengths of the self-check's sequences, in turn: several splits of 128 keys, one key, a few, a split and a little.
 _CHECKED_LENGTHS = (299, 1, 19, 129)
 CHECKED_CAPACITY = 320

@@ -26,8 +26,6 @@ from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.formats import Rounding, WeightFormat
 from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
 
-__all__ = ["StreamedModel", "layer_matrices", "packed_weight", "stream_model"]
-
 # Beyond this, threads only wait for the same disk.
 _THREADS = 8
 # What may lie on the device beside what stays there: 1 GiB, less what else a load takes (rotary angles, kernels' room).

@@ -13,8 +13,6 @@ from onewave.engine.text.tokenizer_parts import AddedPiece
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
 
-__all__ = ["encode_rendered"]
-
 
 def encode_rendered(tokenizer: Tokenizer, chat: RenderedChat) -> list[int]:
     """Token ids of a rendered conversation.

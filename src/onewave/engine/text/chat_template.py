@@ -27,8 +27,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.engine.text.tokenizer_parts import AddedPiece
 
-__all__ = ["ChatTemplate", "RenderedChat"]
-
 MAX_CHARACTERS = 50_000_000
 """Characters of a rendered conversation. Real ones stay far below."""
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from onewave.engine.text.pieces import PieceTable
     from onewave.engine.text.tokenizer import Tokenizer
 
-__all__ = ["IncrementalDetokenizer"]
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 # A tokenizer whose decoder we can't read as bytes gets re-decoded over a window. UTF-8 spends at most four tokens on

@@ -19,8 +19,6 @@ from onewave.base.errors import TokenizerError, shown
 from onewave.engine.text.pieces import SPACE_MARK, PieceTable
 from onewave.engine.text.tokenizer_parts import AddedPiece, TokenizerParts, backend_call
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "gguf_tokenizer_parts"]
-
 # Token types of tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

@@ -16,8 +16,6 @@ from onewave.base.errors import TokenizerError, shown
 from onewave.engine.text.pieces import pieces_of
 from onewave.engine.text.tokenizer_parts import AddedPiece, TokenizerParts, backend_call
 
-__all__ = ["hf_tokenizer_parts"]
-
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 

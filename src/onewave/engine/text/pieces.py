@@ -13,8 +13,6 @@ from typing import Any, Literal, cast
 
 from tokenizers import Tokenizer as Backend
 
-__all__ = ["BYTE_OF_CHAR", "CHAR_OF_BYTE", "PieceTable", "Spelling", "pieces_of"]
-
 Spelling = Literal["byte_level", "sentencepiece"]
 
 SPACE_MARK = "▁"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["find_stop", "num_held_back"]
-
 
 def find_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | None:
     """Return where the first stop string begins, and the string; None when there is none.

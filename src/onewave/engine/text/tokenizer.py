@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from onewave.engine.text.tokenizer_parts import TokenizerParts
     from onewave.weights.fetch.sources import ModelLocation
 
-__all__ = ["Tokenizer", "load_tokenizer"]
-
 _CALLERS_TEMPLATES = 8
 
 

@@ -11,8 +11,6 @@ from tokenizers import Tokenizer as Backend
 from onewave.base.errors import OnewaveError, TokenizerError, shown
 from onewave.engine.text.pieces import PieceTable
 
-__all__ = ["AddedPiece", "TokenizerParts", "backend_call"]
-
 _PANIC = "PanicException"  # pyo3's, a BaseException that no module exports
 
 

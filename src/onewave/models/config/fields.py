@@ -8,8 +8,6 @@ from typing import cast
 
 from onewave.base.errors import ConfigError
 
-__all__ = ["LARGEST_INTEGER", "Fields"]
-
 # Sizes, ids and lengths all stay below this; a larger one is a corrupt file, found here before anything is allocated.
 LARGEST_INTEGER = 2**31 - 1
 _LONGEST_VALUE_SHOWN = 80

@@ -11,8 +11,6 @@ from onewave.models.config.fields import Fields, show
 from onewave.models.config.model_config import MOST_HEAD_DIM, ModelConfig, RopeConfig
 from onewave.models.registry import FAMILIES
 
-__all__ = ["ROPE_DIVISORS", "from_gguf"]
-
 ROPE_DIVISORS = "rope_freqs.weight"
 _ROPE_KINDS = ("none", "linear", "yarn")
 _DEFAULT_THETA = 10_000.0

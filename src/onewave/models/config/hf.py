@@ -9,8 +9,6 @@ from onewave.models.config.fields import Fields, show
 from onewave.models.config.model_config import MOST_HEAD_DIM, ModelConfig, RopeConfig
 from onewave.models.registry import FAMILIES, Family, QKVBias, Windows
 
-__all__ = ["DTYPES", "ROPE_KINDS", "from_hf"]
-
 DTYPES = ("bfloat16", "float16", "float32")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _ACTIVATIONS = ("silu", "swish")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MOST_HEAD_DIM", "ModelConfig", "RopeConfig"]
-
 MOST_HEAD_DIM = 256
 """Of the head dimensions that attention takes, multiples of 8."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from onewave.weights.fetch.sources import ModelLocation
     from onewave.weights.formats.gguf_store import GGUFStore
 
-__all__ = ["builtin_config", "builtin_models", "find_config", "load_config"]
-
 _MAX_CONFIG_BYTES = 10_000_000
 
 

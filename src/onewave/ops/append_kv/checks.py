@@ -10,8 +10,6 @@ from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_apart, check_optional, check_tensors
 
-__all__ = ["APPEND_BACKENDS", "check_arguments", "check_contents"]
-
 _NAME = "append_kv"
 APPEND_BACKENDS = ("auto", "triton", "cpu", "reference")
 _CUDA_DTYPES = (torch.bfloat16, torch.float16)

@@ -10,8 +10,6 @@ from torch import Tensor
 from onewave.ops.cpu.math_impl import doubles, floats, integers
 from onewave.ops.cpu.team_impl import kernel, run
 
-__all__ = ["append_kv"]
-
 
 @kernel
 def _tokens(table_at, first, last):

@@ -10,8 +10,6 @@ from onewave.ops.append_kv.checks import check_arguments, check_contents
 from onewave.ops.backends import load
 from onewave.ops.library import checks_contents, is_readable, is_watched, register
 
-__all__ = ["append_kv"]
-
 _NAME = "append_kv"
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from onewave.ops.kv_layout import key_rows
 from onewave.ops.rms_norm.reference import rms_norm
 
-__all__ = ["append_kv", "rotate"]
-
 _FP8_LIMIT = 448.0
 
 

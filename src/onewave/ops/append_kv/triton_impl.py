@@ -21,8 +21,6 @@ from onewave.base.errors import UnsupportedError
 from onewave.gpu.dependent_launch import after_last, dependent_launch
 from onewave.gpu.launch import launch_kernel
 
-__all__ = ["append_kv"]
-
 # How a number becomes the cache's: as it is, int8, float8_e4m3fn.
 _CAST, _INT8, _FLOAT8 = 0, 1, 2
 

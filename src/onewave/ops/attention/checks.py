@@ -12,17 +12,6 @@ from onewave.ops.attention.masks import Options, as_whole, is_whole
 from onewave.ops.attention.pages import check_table
 from onewave.ops.library import check_optional, check_tensors, checks_contents, shares_elements
 
-__all__ = [
-    "SMALLEST_HEAD_DIM",
-    "check_cu_seqlens",
-    "check_extras",
-    "check_head_dim",
-    "check_kinds",
-    "check_out",
-    "check_qkv",
-    "like",
-]
-
 _MOST_TOKENS = 1 << 31
 SMALLEST_HEAD_DIM = 16
 _HALVES = (torch.float16, torch.bfloat16)

@@ -13,20 +13,6 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, shown
 
-__all__ = [
-    "ALIGNMENTS",
-    "Options",
-    "Window",
-    "as_whole",
-    "check_softcap",
-    "check_switch",
-    "is_finite",
-    "is_whole",
-    "options",
-    "rows_of_sequences",
-    "visible_keys",
-]
-
 ALIGNMENTS = ("bottom-right", "top-left")
 _LARGEST = 3.4028234663852886e38
 # Nearer to 0 than this is 0 in float32.

@@ -16,8 +16,6 @@ from onewave.ops.attention.triton.plan import BACKENDS, AttentionPlan, plan_atte
 from onewave.ops.backends import load
 from onewave.ops.library import is_watched, refuse_grad, register
 
-__all__ = ["attention", "attention_varlen"]
-
 _NAME, _VARLEN = "attention", "attention_varlen"
 # Which of our kernels, the plan says.
 _PLANNED = "planned"

@@ -9,8 +9,6 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.masks import Options
 from onewave.ops.library import check_tensors
 
-__all__ = ["check_pages", "check_table", "ragged_from_pages"]
-
 
 def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: Tensor) -> None:
     """k, v [pages, page_size, kv_heads, head_dim] and block_table [sequences, pages a sequence]."""

@@ -9,8 +9,6 @@ from torch import Tensor
 from onewave.ops.attention.masks import Window, options, visible_keys
 from onewave.ops.library import outside_autocast
 
-__all__ = ["attention", "attention_varlen"]
-
 
 @outside_autocast
 def attention(

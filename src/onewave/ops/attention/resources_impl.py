@@ -31,8 +31,6 @@ from onewave.ops.attention.mma.plan import mma_tile
 from onewave.ops.attention.triton.kernel import attention_kernel as portable_kernel
 from onewave.ops.attention.triton.plan import plan_attention
 
-__all__ = ["Resources", "fp8", "hopper", "mma", "portable"]
-
 _ALIGNED = [["tt.divisibility", 16]]
 # Of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.
 _REGISTERS, _THREADS, _PROGRAMS, _WARP = 64 << 10, 2048, 32, 32

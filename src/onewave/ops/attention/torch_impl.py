@@ -9,8 +9,6 @@ from torch import Tensor
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.library import outside_autocast
 
-__all__ = ["attention"]
-
 
 @outside_autocast
 def attention(q: Tensor, k: Tensor, v: Tensor, wanted: Options, bias: Tensor | None = None) -> Tensor:

@@ -16,8 +16,6 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-__all__ = ["FAST", "doubles", "exp", "floats", "integers"]
-
 # Sums may be reassociated into vectors and contracted into multiply-adds; NaN and infinity keep their meaning.
 FAST = {"reassoc", "contract", "nsz"}
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from importlib import import_module
 
-__all__ = ["precompile"]
-
 _MODULES = ("append_kv", "decode_attention", "linear", "rms_norm", "swiglu")
 
 

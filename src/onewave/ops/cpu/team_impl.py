@@ -30,8 +30,6 @@ from numba.extending import intrinsic
 from onewave.base.settings import Settings
 from onewave.ops.cpu.math_impl import FAST, integers
 
-__all__ = ["kernel", "run"]
-
 # Places in the shared int64 array, each on its own cache line.
 _TICKET, _DONE, _BUSY, _KERNEL, _TABLE, _CHUNK, _COUNT = (8 * i for i in range(7))
 _MAX_ARGUMENTS = 18

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 
-__all__ = ["KV_DTYPES", "CacheShape", "cache_shape", "cached_rows", "check_lengths"]
-
 KV_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.float8_e4m3fn)
 
 

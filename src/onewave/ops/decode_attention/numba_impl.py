@@ -14,8 +14,6 @@ from torch import Tensor
 from onewave.ops.cpu.math_impl import doubles, exp, floats, integers
 from onewave.ops.cpu.team_impl import kernel, run
 
-__all__ = ["decode_attention"]
-
 _MOST_KEYS = 1 << 30
 # A single row this short is done before a second thread would have woken up.
 _MAX_SERIAL_KEYS = 64

@@ -20,8 +20,6 @@ from onewave.ops.library import (
     shares_elements,
 )
 
-__all__ = ["CPU_TAKES", "DECODE_BACKENDS", "decode_attention"]
-
 _NAME = "decode_attention"
 DECODE_BACKENDS = ("auto", "gluon", "triton", "cpu", "reference")
 CPU_TAKES = "one query a row, float32, whole rows of an unpacked cache, no extras"

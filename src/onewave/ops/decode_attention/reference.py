@@ -8,8 +8,6 @@ from torch import Tensor
 from onewave.ops.decode_attention.caches import cached_rows
 from onewave.ops.library import outside_autocast
 
-__all__ = ["decode_attention"]
-
 
 @outside_autocast
 def decode_attention(

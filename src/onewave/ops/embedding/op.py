@@ -10,8 +10,6 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.library import check_tensors, checks_contents, is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
-__all__ = ["embedding"]
-
 
 def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
     """Return the table's rows of these tokens.

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from onewave.ops.linear.packed import PackedWeight
 
-__all__ = ["embedding"]
-
 
 def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
     """Index the whole, dequantised table."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MARGIN", "MEASURED", "Measured", "fastest", "table_lines"]
-
 MARGIN = 0.02
 """By how much one arrangement must be faster than another to count as faster.
 

@@ -23,8 +23,6 @@ from onewave.wave.plan.layout import MOST_BATCH
 if TYPE_CHECKING:
     from onewave.ops.ffn.wave.launch import PackedFFN
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "check_choices", "check_sizes", "ffn", "of_the_wave", "pack_ffn", "suits"]
-
 BACKENDS = ("auto", "wave", "chain", "streams", "torch", "reference")
 ACTIVATIONS = ("silu", "gelu", None)
 _DTYPES = (torch.bfloat16, torch.float16)

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from onewave.ops.library import outside_autocast
 
-__all__ = ["ffn"]
-
 
 @outside_autocast
 def ffn(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None) -> Tensor:

@@ -30,8 +30,6 @@ from onewave.ops.cpu.math_impl import floats, integers
 from onewave.ops.cpu.team_impl import kernel, run
 from onewave.ops.linear.packed import BLOCK, LANES, PackedWeight
 
-__all__ = ["linear"]
-
 _LANES = 16
 _FLOAT, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_I32, _LANES)

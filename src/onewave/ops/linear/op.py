@@ -11,8 +11,6 @@ from onewave.ops.backends import implementation
 from onewave.ops.library import check_tensors, is_watched, outside_autocast, refuse_grad, register
 from onewave.ops.linear.packed import PackedWeight
 
-__all__ = ["LinearWeight", "linear"]
-
 LinearWeight = Tensor | PackedWeight
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -26,8 +26,6 @@ from torch import Tensor
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.base.quantized import QuantizedRows, dequantize_rows
 
-__all__ = ["BLOCK", "FORMATS", "LANES", "Format", "PackedWeight", "can_pack", "pack", "pack_dense"]
-
 LANES = 16
 BLOCK = 32
 

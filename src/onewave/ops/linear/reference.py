@@ -8,8 +8,6 @@ from torch import Tensor
 
 from onewave.ops.linear.packed import PackedWeight
 
-__all__ = ["linear"]
-
 
 def linear(
     x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None

@@ -23,8 +23,6 @@ from onewave.base.device import num_sms
 from onewave.gpu.dependent_launch import after_last, dependent_launch, has_dependent_launch
 from onewave.gpu.launch import launch_kernel
 
-__all__ = ["linear", "suits"]
-
 _MAX_TILE_TOKENS = 64
 # A program's request ahead, and how many programs an SM make one: 8 MiB on an H200, what memory delivers during a norm.
 # Half of them have a place before the wait. Asking for whole rows, or in every program, was slower than not at all.

@@ -10,8 +10,6 @@ from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_apart, check_optional, check_tensors, shares_elements
 
-__all__ = ["check_arguments", "check_lengths"]
-
 _NAME = "masked_multihead_attention"
 _CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _CUDA_DTYPES = (torch.float16, torch.bfloat16)

@@ -11,8 +11,6 @@ from onewave.ops.backends import load
 from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
 from onewave.ops.masked_multihead_attention.checks import check_arguments, check_lengths
 
-__all__ = ["MMHA_BACKENDS", "masked_multihead_attention"]
-
 _NAME = "masked_multihead_attention"
 _ROUNDINGS = {"half_even": False, "half_away": True}
 _STYLES = {"neox": False, "interleaved": True}

@@ -12,8 +12,6 @@ from onewave.ops.append_kv.reference import rotate
 from onewave.ops.kv_layout import key_rows
 from onewave.ops.library import outside_autocast
 
-__all__ = ["masked_multihead_attention", "quantise"]
-
 
 @outside_autocast
 def masked_multihead_attention(

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from onewave.ops.decode_attention.triton.launch import FusedProjection, launch
 
-__all__ = ["masked_multihead_attention"]
-
 
 def masked_multihead_attention(
     out: Tensor,

@@ -11,8 +11,6 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.choice import Call
 
-__all__ = ["MergeCall", "check"]
-
 _NAME = "merge_attention"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _BACKENDS = ("auto", "triton", "reference")

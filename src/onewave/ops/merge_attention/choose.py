@@ -10,8 +10,6 @@ import torch
 from onewave.ops.choice import Asked, Choice, because, empty_on_meta
 from onewave.ops.merge_attention.call import MergeCall, check
 
-__all__ = ["MergeChoice", "choose", "describe"]
-
 # Float32 outputs that a program keeps in registers: more spill, fewer leave loads too short.
 _FLOATS_IN_FLIGHT = 2048
 _NUM_WARPS = 4

@@ -13,8 +13,6 @@ from onewave.ops.library import check_tensors, is_watched, register
 from onewave.ops.merge_attention.call import MergeCall, check
 from onewave.ops.merge_attention.choose import choose
 
-__all__ = ["merge_attention"]
-
 _NAME = "merge_attention"
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from onewave.ops.choice import Choice
 from onewave.ops.merge_attention.call import MergeCall
 
-__all__ = ["merge_attention", "run"]
-
 
 def run(call: MergeCall, choice: Choice) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of the parts, stacked."""

@@ -21,8 +21,6 @@ from onewave.gpu.launch import launch_kernel
 from onewave.ops.merge_attention.call import MergeCall
 from onewave.ops.merge_attention.choose import MergeChoice
 
-__all__ = ["MOST_TENSORS", "run"]
-
 MOST_TENSORS = 8
 """A longer list is stacked first: each number of tensors is a kernel of its own."""
 

@@ -12,8 +12,6 @@ from onewave.ops.attention.masks import is_finite
 from onewave.ops.backends import implementation, load
 from onewave.ops.library import check_tensors, is_watched, register
 
-__all__ = ["add_rms_norm", "rms_norm"]
-
 _CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DTYPES = (*_CUDA_DTYPES, torch.float64)
 

@@ -28,8 +28,6 @@ from triton.experimental.gluon import language as gl
 from onewave.ops.sampling.rounds_impl import narrowed, over, weights_of_rows
 from onewave.wave.kernel.spin import ABSENT, poll_words
 
-__all__ = ["clear_draws", "draw_of"]
-
 _BITS31 = gl.constexpr(0x7FFFFFFF)
 _UNIT = gl.constexpr(2.0**44)
 """Weight of a probability of 1."""

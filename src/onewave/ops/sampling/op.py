@@ -26,17 +26,6 @@ from onewave.base.errors import ShapeError
 from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, register
 
-__all__ = [
-    "MAX_VOCAB",
-    "RowParameters",
-    "TokenLogprobs",
-    "draw_words",
-    "greedy",
-    "penalise",
-    "sample",
-    "token_logprobs",
-]
-
 # The largest vocabulary whose cumulative sum of weights up to 2**44 stays within int64.
 MAX_VOCAB = 2**18
 _UNIT = 2.0**44

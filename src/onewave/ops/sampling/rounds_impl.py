@@ -35,8 +35,6 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.kernel.spin import ABSENT, fence, poll_words
 
-__all__ = ["clear_rounds", "narrowed", "over", "weights_of", "weights_of_rows"]
-
 # Of a probability of 1, and the number that, added, leaves no bits behind the point of what is at most that.
 _UNIT = gl.constexpr(2.0**44)
 _ROUNDER = gl.constexpr(2.0**52)

@@ -29,8 +29,6 @@ from onewave.ops.sampling.triton_impl import PIECE, most_of_pieces
 from onewave.wave.launch.launch import POLLS
 from onewave.wave.launch.watch import watch_words
 
-__all__ = ["MOST_ROWS", "draw_limited"]
-
 MOST_ROWS = 16
 """Rows that are drawn side by side; of more, each would have too few blocks."""
 _WARPS = 8

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
 
-__all__ = ["PIECE", "draw", "greedy", "most_of_pieces"]
-
 PIECE = 4096
 """Entries of a row that a program looks at."""
 

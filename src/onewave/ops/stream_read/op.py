@@ -8,8 +8,6 @@ from torch import Tensor
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.stream_read import reference
 
-__all__ = ["GRANULE", "stream_read"]
-
 GRANULE = 16384
 """A CUDA buffer's length is a multiple of this many elements (64 KiB), so that no load needs a mask."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["stream_read"]
-
 
 def stream_read(buffer: Tensor) -> Tensor:
     """The sum of all elements modulo 2^32, int32 [1]."""

@@ -20,8 +20,6 @@ from torch import Tensor
 from onewave.base.device import num_sms
 from onewave.gpu.launch import launch_kernel
 
-__all__ = ["launch", "stream_read"]
-
 _BLOCK = 8192
 _PROGRAMS_PER_SM = 4
 

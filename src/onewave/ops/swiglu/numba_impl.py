@@ -10,8 +10,6 @@ from torch import Tensor
 from onewave.ops.cpu.math_impl import exp, floats, integers
 from onewave.ops.cpu.team_impl import kernel, run
 
-__all__ = ["swiglu"]
-
 
 @kernel
 def _rows(table_at, first, last):

@@ -9,8 +9,6 @@ from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import implementation
 from onewave.ops.library import check_tensors, is_watched, register
 
-__all__ = ["swiglu"]
-
 _CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DTYPES = (*_CUDA_DTYPES, torch.float64)
 

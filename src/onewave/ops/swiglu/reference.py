@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["swiglu"]
-
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """SiLU of the first half times the second half, rounded once."""

@@ -14,8 +14,6 @@ from torch import Tensor
 from onewave.gpu.dependent_launch import after_last, dependent_launch
 from onewave.gpu.launch import launch_kernel
 
-__all__ = ["swiglu"]
-
 _BLOCK = 512
 
 

@@ -13,26 +13,6 @@ from itertools import chain as flatten
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.graph.graph import MAX_ACCESSES, MAX_TASKS, Task, Tensor, Tile, TileGraph
 
-__all__ = [
-    "DTYPES",
-    "Builder",
-    "SplitProgram",
-    "add_gate_up_silu",
-    "check_count",
-    "check_sizes",
-    "check_tile",
-    "column_of",
-    "conv2d",
-    "cuts",
-    "ffn",
-    "gemm",
-    "gemm_chain",
-    "gemm_stream_k",
-    "multiply",
-    "row_of",
-    "turns",
-]
-
 DTYPES: dict[str, float] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
 """Bytes an element."""
 

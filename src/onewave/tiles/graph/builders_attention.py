@@ -6,8 +6,6 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import Builder, add_gate_up_silu, check_count, check_sizes, check_tile, cuts, multiply
 from onewave.tiles.graph.graph import Task, Tensor, Tile, TileGraph
 
-__all__ = ["add_attention", "attention", "attention_block"]
-
 
 def attention(
     seq_q: int,

@@ -17,19 +17,6 @@ import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = [
-    "MAX_ACCESSES",
-    "MAX_TASKS",
-    "Accesses",
-    "EdgeKind",
-    "Edges",
-    "Task",
-    "Tensor",
-    "Tile",
-    "TileGraph",
-    "distinct",
-]
-
 Tile = tuple[str, tuple[int, ...]]
 """A tensor's name and the tile's index in the tensor's grid."""
 

@@ -35,8 +35,6 @@ from onewave.tiles.graph.programs import parse_bytes
 from onewave.tiles.sim.caches import CACHES
 from onewave.tiles.sim.machine import CacheLevel
 
-__all__ = ["Notation", "parse_notation"]
-
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 32
 NAME = r"[A-Za-z_][A-Za-z0-9_]{0,39}"

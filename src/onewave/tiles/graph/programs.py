@@ -13,18 +13,6 @@ from onewave.tiles.graph.builders import SplitProgram, conv2d, ffn, gemm, gemm_c
 from onewave.tiles.graph.builders_attention import attention, attention_block
 from onewave.tiles.graph.graph import TileGraph
 
-__all__ = [
-    "PROGRAMS",
-    "ProgramOptions",
-    "build_program",
-    "check_options",
-    "exactly",
-    "parse_bytes",
-    "parse_tile",
-    "read_notation",
-    "read_sizes",
-]
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 

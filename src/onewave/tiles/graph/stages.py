@@ -13,8 +13,6 @@ from onewave.tiles.graph.graph import Task, TileGraph
 from onewave.tiles.order.orders import task_order
 from onewave.tiles.sim.caches import Stream, replay
 
-__all__ = ["PART_ORDERS", "PartTraffic", "Stages", "part_traffic", "stages_of", "subgraph"]
-
 Ints = npt.NDArray[np.int64]
 
 PART_ORDERS = ("sequential", "row-by-row", "rows:2", "half-row", "accumulate-first-column")

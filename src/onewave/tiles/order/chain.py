@@ -19,19 +19,6 @@ import numpy.typing as npt
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.graph import TileGraph
 
-__all__ = [
-    "Coordinates",
-    "accumulate_first_column",
-    "bpt",
-    "coordinates",
-    "critical_path",
-    "half_row",
-    "linear_extension",
-    "rows",
-    "sequential",
-    "successors",
-]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -12,19 +12,6 @@ import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = [
-    "column",
-    "grouped",
-    "hilbert",
-    "morton",
-    "near_square",
-    "random",
-    "row",
-    "snake",
-    "stream_k",
-    "swizzle",
-]
-
 Ints = npt.NDArray[np.int64]
 
 

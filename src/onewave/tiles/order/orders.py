@@ -17,8 +17,6 @@ from onewave.tiles.graph.graph import MAX_TASKS, TileGraph
 from onewave.tiles.order import chain, grid
 from onewave.tiles.sim.pictures import Picture, order_picture
 
-__all__ = ["GRID_ORDERS", "INTERLEAVINGS", "ORDERS", "Order", "OrderRow", "grid_order", "task_order"]
-
 Ints = npt.NDArray[np.int64]
 
 

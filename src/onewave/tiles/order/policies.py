@@ -34,8 +34,6 @@ from onewave.tiles.order.schedule import (
     share_buffers,
 )
 
-__all__ = ["POLICIES", "StageTiles", "derived_edges", "plan", "sync_counters"]
-
 
 @dataclass(frozen=True)
 class StageTiles:

@@ -17,20 +17,6 @@ import numpy.typing as npt
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.graph import MAX_ACCESSES, MAX_TASKS, TileGraph
 
-__all__ = [
-    "Csr",
-    "Ints",
-    "Mode",
-    "Program",
-    "Ring",
-    "Schedule",
-    "Syncs",
-    "assign_round_robin",
-    "ring_edges",
-    "ring_places",
-    "share_buffers",
-]
-
 Ints = npt.NDArray[np.int64]
 
 

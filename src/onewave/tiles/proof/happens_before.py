@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from onewave.tiles.order.schedule import Csr, Ints, Mode, Schedule, Syncs
 
-__all__ = ["Places", "Step", "find_cycle", "topological_order", "unordered_pairs"]
-
 # Numbers held at once while happens-before is followed; more columns are done in several passes.
 MAX_CELLS = 1 << 25
 BITS = 64

@@ -21,8 +21,6 @@ from onewave.tiles.order.schedule import Csr, Ints, Mode
 from onewave.tiles.proof.table import TaskTable
 from onewave.tiles.sim.machine import MAX_WORKERS
 
-__all__ = ["Interpretation", "Operator", "execute", "expected_versions", "interpret"]
-
 Bools = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 Operator = Callable[[Sequence[Array]], Sequence[Array]]

@@ -35,8 +35,6 @@ import numpy as np
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.order.schedule import Csr, Ints, Mode, Program, Ring, Schedule, Syncs, ring_edges, ring_places
 
-__all__ = ["MAX_FILE_BYTES", "parse_schedule"]
-
 MAX_FILE_BYTES = 256 << 20
 """Larger files are refused: parsed they would take several GiB."""
 

@@ -41,8 +41,6 @@ from onewave.base.errors import InvalidArgumentError, UnverifiedError
 from onewave.tiles.order.schedule import Csr, Ints, Mode
 from onewave.tiles.proof.verify import VerifiedSchedule
 
-__all__ = ["HEADER_WORDS", "MAGIC", "TASK_WORDS", "VERSION", "TaskTable", "lower"]
-
 MAGIC, VERSION, HEADER_WORDS, TASK_WORDS = 0x4254574F, 1, 20, 10
 MOST = 2**31 - 1
 MAX_WORDS = 1 << 29

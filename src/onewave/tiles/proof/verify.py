@@ -18,8 +18,6 @@ from onewave.tiles.graph.graph import distinct
 from onewave.tiles.order.schedule import Csr, Ints, Mode, Schedule, Syncs
 from onewave.tiles.proof.happens_before import Places, Step, find_cycle, topological_order, unordered_pairs
 
-__all__ = ["VerifiedSchedule", "verify"]
-
 HAZARDS = ("RAW", "WAR", "WAW", "after")
 RAW, WAR, WAW, AFTER = range(4)
 _PROOF = object()

@@ -21,18 +21,6 @@ from onewave.tiles.graph.builders import DTYPES, check_sizes, cuts
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.notation import parse_notation
 
-__all__ = [
-    "BLOCK_ORDERS",
-    "ChainPlan",
-    "Movement",
-    "best_blocks",
-    "chain_graph",
-    "closed_form",
-    "movement",
-    "needed_bytes",
-    "square_blocks",
-]
-
 BLOCK_ORDERS = ("ml", "lm")
 """Outer loop first. The loops along k and n are inside both, so that a block of C never leaves the chip."""
 

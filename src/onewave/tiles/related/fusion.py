@@ -17,8 +17,6 @@ from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.stages import PartTraffic, part_traffic, stages_of
 from onewave.tiles.sim.traffic import compulsory
 
-__all__ = ["FusionPlan", "Group", "plan_fusion"]
-
 MAX_STAGES = 12
 MAX_ACCESSES = 200_000
 """Beyond it one group takes seconds to replay, and there are dozens."""

@@ -21,8 +21,6 @@ from onewave.tiles.order.chain import coordinates
 from onewave.tiles.order.orders import task_order
 from onewave.tiles.sim.machine import MAX_WORKERS, CacheLevel
 
-__all__ = ["MEMORY", "Placed", "Placement", "place_intermediates"]
-
 Ints = npt.NDArray[np.int64]
 
 MEMORY = "memory"

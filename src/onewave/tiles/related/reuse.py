@@ -18,8 +18,6 @@ from onewave.tiles.order.orders import task_order
 from onewave.tiles.sim.machine import Machine
 from onewave.tiles.sim.traffic import wave_of
 
-__all__ = ["ReuseReport", "TensorReuse", "reuse_report"]
-
 Ints = npt.NDArray[np.int64]
 
 

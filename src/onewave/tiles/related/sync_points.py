@@ -20,8 +20,6 @@ from onewave.tiles.graph.stages import Stages, stages_of
 from onewave.tiles.order.chain import coordinates
 from onewave.tiles.sim.machine import MAX_WORKERS
 
-__all__ = ["MAPPINGS", "StagePair", "SyncPlan", "grid_syncs"]
-
 Ints = npt.NDArray[np.int64]
 
 MAPPINGS = ("follow", "deal", "row", "column")

@@ -15,8 +15,6 @@ from onewave.tiles.graph.builders import check_sizes
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.sim.traffic import compulsory
 
-__all__ = ["Bound", "best_bound", "gemm_bounds", "graph_bound", "panel_bound", "panel_bounds"]
-
 
 @dataclass(frozen=True)
 class Bound:

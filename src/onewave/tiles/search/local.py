@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 
 from onewave.tiles.search.starts import Path
 
-__all__ = ["improve"]
-
 
 def improve(
     path: Path, loads_of: Callable[[Path], int], bound: int, deadline: float, max_tries: int, seed: int = 0

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["loads_to_come", "pair_bound"]
-
 
 def pair_bound(rows: int, cols: int, capacity: int) -> int:
     """Fewest loads of any order of a rows x cols grid: two for the first tile, and what is to come after it."""

@@ -14,8 +14,6 @@ import numpy as np
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.sim.caches import CacheResult, Stream, replay
 
-__all__ = ["MAX_PANEL_TILES", "PanelStep", "panel_loads", "panel_trace", "strip_snake_loads"]
-
 MAX_PANEL_TILES = 1_000_000
 """Most tiles of a grid whose panels are counted: a second or two."""
 

@@ -20,8 +20,6 @@ from onewave.tiles.search.spaces import BeladySpace, LruSpace
 from onewave.tiles.search.starts import Path, block_snake, renamed, starting_orders
 from onewave.tiles.search.tree import astar, beam
 
-__all__ = ["METHODS", "POLICIES", "SearchResult", "Step", "search_panels"]
-
 METHODS = ("auto", "exact", "beam", "local")
 POLICIES = ("belady", "lru")
 

@@ -12,8 +12,6 @@ from typing import Protocol, TypeVar
 
 from onewave.tiles.search.panel_bound import loads_to_come
 
-__all__ = ["BeladySpace", "BeladyState", "LruSpace", "LruState", "Space", "Tiles"]
-
 Tiles = tuple[int, ...]
 """Tiles as row * cols + column, in the order of computing them."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 
 from onewave.tiles.order.orders import GRID_ORDERS, grid_order
 
-__all__ = ["Path", "block_snake", "block_snake_loads", "renamed", "starting_orders"]
-
 Path = list[tuple[int, int]]
 
 MAX_SHAPES = 24

@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 
 from onewave.tiles.search.spaces import Space, Tiles
 
-__all__ = ["MAX_STATES", "Found", "astar", "beam"]
-
 S = TypeVar("S")
 
 MAX_STATES = 2_000_000

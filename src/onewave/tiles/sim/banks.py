@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["Swizzle", "conflicts", "copied_rows", "matrices", "passes"]
-
 _BANKS, _WORD_BYTES, _LANES = 32, 4, 32
 _PASS_BYTES = _BANKS * _WORD_BYTES
 _ROW_BYTES = 16  # of an 8 x 8 matrix

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError, shown
 
-__all__ = ["CACHES", "CacheResult", "Stream", "replay"]
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

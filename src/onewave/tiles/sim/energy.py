@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ENERGY", "EnergyCost", "energy_mj"]
-
 
 @dataclass(frozen=True)
 class EnergyCost:

@@ -10,8 +10,6 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.sim.timeline import stage_of
 from onewave.tiles.sim.trace import Trace
 
-__all__ = ["fit_hand_offs", "stage_spans"]
-
 # A hand-off moves every end behind it by as much, unless something else hides part of it.
 _ROUNDS = 12
 _STEP = 0.7

@@ -10,8 +10,6 @@ from numbers import Integral
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.sim.caches import CACHES
 
-__all__ = ["H200_LEVELS", "CacheLevel", "Machine"]
-
 MAX_WORKERS = 65536
 MAX_SKEW = 1_000_000
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Bar", "Picture", "order_picture", "timeline_picture"]
-
 WIDTH = 720
 MAX_BARS = 6000
 COLOURS = ("#4878a8", "#5a9e6f", "#c28a3c", "#8a6bb0", "#3f9aa5", "#b5627f", "#7d8a3e", "#6b6f76")

@@ -8,9 +8,6 @@ from typing import Any
 
 from onewave.base.errors import InvalidArgumentError
 
-__all__ = ["LevelTraffic", "Report", "TensorTraffic"]
-
-
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 # Far above any count; a ratio of two such numbers is still a float.
 _MOST = 1e30

@@ -20,8 +20,6 @@ from onewave.tiles.sim.time import longest_chain, run_lanes
 from onewave.tiles.sim.trace import Trace
 from onewave.tiles.sim.traffic import compulsory, run_levels
 
-__all__ = ["Stair", "latency_staircase", "simulate"]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -17,8 +17,6 @@ from onewave.tiles.order.policies import plan
 from onewave.tiles.order.schedule import Mode, Syncs
 from onewave.tiles.sim.machine import Machine
 
-__all__ = ["Timeline", "longest_chain", "run_lanes"]
-
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from onewave.tiles.sim.trace import Trace
 
-__all__ = ["StageTime", "Timeline", "stage_of", "timeline"]
-
 
 @dataclass(frozen=True)
 class StageTime:

@@ -19,8 +19,6 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.sim.pictures import Bar, Picture, timeline_picture
 from onewave.tiles.sim.report import Report
 
-__all__ = ["UNITS", "PhaseTime", "Trace", "compare"]
-
 UNITS: dict[str, float | None] = {"ns": 1.0, "us": 1000.0, "cycles": None}
 """Time units and how many ns each has; None where that depends on the clock."""
 

@@ -13,8 +13,6 @@ from onewave.tiles.sim.caches import CacheResult, Stream, replay
 from onewave.tiles.sim.machine import CacheLevel, Machine
 from onewave.tiles.sim.report import LevelTraffic, TensorTraffic
 
-__all__ = ["Traffic", "compulsory", "run_levels", "wave_of"]
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

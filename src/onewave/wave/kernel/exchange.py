@@ -65,8 +65,6 @@ from onewave.wave.kernel.words import (
     tile_bytes,
 )
 
-__all__ = ["exchange_partition"]
-
 
 @gluon.jit
 def exchange_partition(records, inputs, sequences, ring, activations, results, memory, c):

@@ -47,17 +47,6 @@ from onewave.wave.kernel.words import (
     WORD_TARGET_STRIDE,
 )
 
-__all__ = [
-    "bits16",
-    "bits32",
-    "finish_blocks",
-    "load_addend",
-    "reduce_pieces",
-    "results_over_sequences",
-    "results_rows",
-    "to_float",
-]
-
 # float32's quiet NaN, stored instead of a result whose bits are ABSENT.
 _NAN = gl.constexpr(0x7FC00000)
 

@@ -16,8 +16,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-__all__ = ["hand_over", "hand_over_one"]
-
 
 @gluon.jit
 def hand_over(accs, results, number, c):

@@ -115,8 +115,6 @@ from onewave.wave.kernel.words import (
     boxes_of,
 )
 
-__all__ = ["wave_kernel"]
-
 
 @gluon.jit
 def multiply_partition(steps, num_steps, sequences, ring, activations, results, c, OWN: gl.constexpr):

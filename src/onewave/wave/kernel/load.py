@@ -23,8 +23,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from onewave.wave.kernel.attend.streamed import keys_of_task, stream_keys
 from onewave.wave.kernel.words import LIST_SIZE, tile_bytes
 
-__all__ = ["load_first", "load_partition", "tiles_ahead"]
-
 
 @gluon.jit
 def tiles_ahead(num_tiles, visits, c):

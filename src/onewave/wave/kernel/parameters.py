@@ -9,25 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = [
-    "AttentionMemory",
-    "CacheRows",
-    "Channel",
-    "Constants",
-    "Counters",
-    "ExchangeInputs",
-    "ExchangeSets",
-    "KeyStream",
-    "Output",
-    "Records",
-    "Sequences",
-    "Site",
-    "SplitTask",
-    "Step",
-    "Target",
-    "TileStream",
-]
-
 
 class Constants(NamedTuple):
     """The launch's constexprs. kernel.py has their table."""

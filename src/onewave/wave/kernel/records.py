@@ -26,18 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from onewave.wave.kernel.words import RECORD_SIZE
 from onewave.wave.plan.layout import GROUPS, POINTERS, STEP_WORDS, TOGETHER
 
-__all__ = [
-    "aligned_pointer",
-    "copy_first_records",
-    "copy_next_records",
-    "fence_records",
-    "place_pointer",
-    "place_word",
-    "record_of",
-    "record_word",
-    "records_memory",
-]
-
 _POINTERS = gl.constexpr(POINTERS)
 _TOGETHER = gl.constexpr(TOGETHER)
 _GROUPS = gl.constexpr(GROUPS)

@@ -29,19 +29,6 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.plan.layout import FEW_SPLITS
 
-__all__ = [
-    "ABSENT",
-    "delay",
-    "fence",
-    "load_words",
-    "nanoseconds",
-    "poll_few",
-    "poll_words",
-    "prefetch_bytes",
-    "prefetch_lines",
-    "spin_counter",
-]
-
 ABSENT = gl.constexpr(-1)
 """A word of all ones is data that has not come: no bf16, fp16 or fp32 result of ours is that NaN."""
 

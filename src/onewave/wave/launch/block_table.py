@@ -8,8 +8,6 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.wave.plan.layout import PAGES
 
-__all__ = ["check_entries", "check_pages"]
-
 
 def check_pages(k: Tensor, v: Tensor, table: Tensor) -> None:
     """Check shapes. k, v: [layers, pages, kv_heads, page, head_dim]. Raises ShapeError."""

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from onewave.wave.plan.layout import BLOCK_KEYS, TILE_BYTES, TileShape
 
-__all__ = ["keys_box", "rows_box", "streams_keys"]
-
 
 def rows_box(matrix: Tensor, rows: int, *, swizzle: int) -> Any:
     """Describe boxes of `rows` whole rows of a matrix. swizzle: bytes."""

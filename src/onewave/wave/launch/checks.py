@@ -8,8 +8,6 @@ from torch import Tensor
 from onewave.base.errors import ShapeError
 from onewave.wave.plan.operations import HeadGroups
 
-__all__ = ["check_cache", "check_sequences"]
-
 
 def check_cache(
     k: Tensor, v: Tensor, layers: int, groups: HeadGroups, *, dtype: torch.dtype, device: torch.device

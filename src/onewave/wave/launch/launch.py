@@ -28,15 +28,6 @@ from onewave.wave.plan.resources import kernel_resources
 from onewave.wave.plan.steps import Place
 from onewave.wave.weights.pack import WeightStream
 
-__all__ = [
-    "ACTIVATIONS",
-    "POLLS",
-    "AttentionSetup",
-    "Wave",
-    "co_resident",
-    "runs_here",
-]
-
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
 """The kernel's ACT by the name of an activation function."""
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from onewave.wave.launch.watch import watch_words
 from onewave.wave.plan.program import WaveProgram
 
-__all__ = ["LaunchState"]
-
 
 @dataclass
 class LaunchState:

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.regions import Region
 
-__all__ = ["HEADER_WORDS", "RECORD_WORDS", "stalls", "watch_words"]
-
 HEADER_WORDS, RECORD_WORDS = 16, 8
 _COUNTER, _DATA = 1, 2
 

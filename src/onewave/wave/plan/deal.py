@@ -18,8 +18,6 @@ from onewave.wave.plan.layout import TileShape, keys_per_split
 from onewave.wave.plan.operations import INPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.plan.slices import passes, slice_bounds
 
-__all__ = ["Deal", "fewest_workers"]
-
 
 def fewest_workers(units: Iterable[int], available: int) -> int:
     """The fewest workers, of the upper 15 sixteenths of `available`, that leave nobody with more of any operation.

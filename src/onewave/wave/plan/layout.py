@@ -14,34 +14,6 @@ from dataclasses import dataclass, replace
 
 from onewave.base.errors import UnsupportedError
 
-__all__ = [
-    "BLOCK_KEYS",
-    "COMPACT_BYTES",
-    "FEW_KEYS",
-    "FEW_SPLITS",
-    "GROUPS",
-    "LIST_WORDS",
-    "MOST_BATCH",
-    "MOST_SPLITS",
-    "NOTES",
-    "PAGES",
-    "POINTERS",
-    "SPLIT_KEYS",
-    "STEP_WORDS",
-    "TILE_BYTES",
-    "TILE_VALUES",
-    "TOGETHER",
-    "WHOLE_KEYS",
-    "TileShape",
-    "few_head_words",
-    "group_of",
-    "heads_bytes",
-    "held_tiles",
-    "keys_per_split",
-    "splits_of",
-    "tile_shape",
-]
-
 TILE_VALUES = 8192
 """Of operand A."""
 TILE_BYTES = 2 * TILE_VALUES

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from onewave.wave.plan.steps import Flag
 
-__all__ = ["INPUT", "OUTPUT", "AnyOperation", "Attention", "Combination", "HeadGroups", "Operation"]
-
 INPUT = "input"
 """The name of the caller's activations as a source."""
 OUTPUT = "output"

@@ -17,8 +17,6 @@ from onewave.wave.plan.layout import COMPACT_BYTES, TILE_BYTES, TileShape
 from onewave.wave.plan.operations import AnyOperation, Attention, Operation
 from onewave.wave.plan.steps import ProductStep, Step
 
-__all__ = ["easy_runs", "in_flight", "sooner", "tiles_before_attention"]
-
 Ints = npt.NDArray[np.int64]
 
 # Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.

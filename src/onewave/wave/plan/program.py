@@ -28,11 +28,6 @@ from onewave.wave.plan.regions import Region, regions_of
 from onewave.wave.plan.slices import slice_bounds
 from onewave.wave.plan.steps import AttendStep, Flag, Kind, ProductStep, Step, Word, Words, words_of
 
-__all__ = [
-    "WaveProgram",
-    "build_program",
-]
-
 Ints = npt.NDArray[np.int64]
 
 

@@ -19,8 +19,6 @@ from onewave.wave.plan.layout import STEP_WORDS, TileShape
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.regions import Region
 
-__all__ = ["program_bytes", "read_program", "read_table"]
-
 
 def program_bytes(program: WaveProgram, *, table: NDArray[np.int32] | None = None) -> bytes:
     """Write a program out. table: words of the task table that it was laid out from, to be kept beside it."""

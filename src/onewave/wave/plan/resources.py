@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from onewave.wave.plan.layout import TileShape
 
-__all__ = ["kernel_resources"]
-
 # Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
 # short (docs/log/wave.md: registers); with heads of 128, whose attention needs more.
 _EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 144}

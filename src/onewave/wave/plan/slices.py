@@ -10,8 +10,6 @@ from onewave.base.errors import UnsupportedError
 from onewave.tiles.graph.builders import cuts
 from onewave.wave.plan.layout import TileShape
 
-__all__ = ["MULTIPROCESSORS", "fitting_slices", "passes", "slice_bounds", "slices_of", "unevenness"]
-
 # Multiprocessors of today's cards, about, and how many of them must have a row block, if long sums over K of one or two
 # sequences are not to be cut in slices, which would have to be added up.
 MULTIPROCESSORS, _MOST_OF_THEM = 128, 97

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from onewave.wave.plan.layout import LIST_WORDS, TileShape
 
-__all__ = ["MAX_BASE", "bases_of", "compact_images", "restore_images", "scales_of"]
-
 MAX_BASE = 190
 """The largest base of a row, for weights below 2^95. With a larger one its scale would overflow float32."""
 _DISTANCES = 31

@@ -35,8 +35,6 @@ from onewave.wave.plan.layout import LIST_WORDS, TileShape
 from onewave.wave.weights.compact import MAX_BASE
 from onewave.wave.weights.pack_impl import UnpackedRows
 
-__all__ = ["pack_compact", "unpack_compact"]
-
 _ROW_PAIRS = 1024  # pairs that a row's program loads at a time: 16 bytes a thread, twice
 _LIST_WORDS = tl.constexpr(LIST_WORDS)
 _MAX_BASE = tl.constexpr(MAX_BASE)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.wave.plan.layout import COMPACT_BYTES
 
-__all__ = ["COMPACT", "ROUNDINGS", "WEIGHT_BYTES", "Rounding", "WeightFormat", "find_rounding"]
-
 
 @dataclass(frozen=True)
 class WeightFormat:

@@ -25,8 +25,6 @@ from onewave.wave.weights.compact import bases_of, compact_images, restore_image
 from onewave.wave.weights.formats import COMPACT, Rounding, WeightFormat
 from onewave.wave.weights.rounding import byte_images, place_in_image, restore_rows, round_rows, unpaired
 
-__all__ = ["StreamMatrix", "Weight", "WeightStream", "pack_stream", "tile_images"]
-
 # Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
 _WORKING_BYTES = 256 << 20
 # Working memory of rounding: less, because matrices wait on the GPU already.

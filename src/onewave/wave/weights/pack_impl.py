@@ -28,8 +28,6 @@ from torch import Tensor
 from onewave.gpu.launch import launch_kernel
 from onewave.wave.plan.layout import TileShape
 
-__all__ = ["UnpackedRows", "pack_tiles", "unpack_bytes", "unpack_tiles"]
-
 _PARTS = 4  # programs a tile: 2,048 values each, 16 a thread
 
 

@@ -13,9 +13,6 @@ from torch import Tensor
 from onewave.wave.plan.layout import TileShape
 from onewave.wave.weights.formats import Rounding
 
-__all__ = ["byte_images", "paired", "place_in_image", "restore_rows", "round_rows", "unpaired"]
-
-
 _SMALLEST_NORMAL = 2.0**-126
 
 

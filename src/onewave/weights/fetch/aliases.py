@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ALIASES", "DEFAULT_ALIAS", "WheelModel"]
-
 
 @dataclass(frozen=True)
 class WheelModel:

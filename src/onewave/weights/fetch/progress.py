@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-__all__ = ["Report", "byte_progress"]
-
 Report = Callable[[int], None]
 """Called with the number of bytes done so far."""
 

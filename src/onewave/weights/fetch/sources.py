@@ -14,8 +14,6 @@ from onewave.weights.fetch import download, hub
 from onewave.weights.fetch.aliases import ALIASES
 from onewave.weights.formats.gguf_pieces import piece_paths
 
-__all__ = ["LOAD_FORMATS", "ModelLocation", "builtin_names", "resolve"]
-
 LOAD_FORMATS = ("auto", "dummy")
 """auto: the checkpoint's own weights. dummy: seeded random weights of the shapes that its configuration says."""
 

@@ -23,8 +23,6 @@ from onewave.base.errors import WeightsError
 from onewave.base.gguf_types import GGUF_TYPES
 from onewave.weights.store import TensorInfo, quote
 
-__all__ = ["GGUFFile", "GGUFTensor"]
-
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32

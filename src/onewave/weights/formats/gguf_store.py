@@ -16,8 +16,6 @@ from onewave.weights.formats.gguf_file import GGUFFile, GGUFTensor
 from onewave.weights.formats.gguf_pieces import piece_paths
 from onewave.weights.store import TensorInfo, quote
 
-__all__ = ["GGUFStore"]
-
 # BF16 has no NumPy type: its bits travel as int16.
 _PLAIN_DTYPES: dict[str, tuple[str, torch.dtype]] = {
     "F64": ("<f8", torch.float64),

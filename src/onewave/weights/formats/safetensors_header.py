@@ -16,8 +16,6 @@ from typing import NoReturn, cast
 from onewave.base.errors import WeightsError
 from onewave.weights.store import TensorInfo, quote
 
-__all__ = ["DTYPE_BYTES", "parse_json", "read_header"]
-
 DTYPE_BYTES: dict[str, int] = {
     "BOOL": 1,
     "U8": 1,

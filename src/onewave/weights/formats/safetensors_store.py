@@ -17,8 +17,6 @@ from onewave.base.quantized import QuantizedRows
 from onewave.weights.formats.safetensors_header import parse_json, read_header
 from onewave.weights.store import TensorInfo, quote
 
-__all__ = ["SafetensorsStore"]
-
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 100_000_000

@@ -52,8 +52,6 @@ from onewave.ops.attention.hopper.softmax import capped, hidden, partial_sums
 from onewave.ops.attention.hopper.tiles import Problem, boxed, place, place_of_keys, tile_of
 from onewave.ops.attention.hopper.warpgroup import SHARES, own_warpgroup, twin
 
-__all__ = ["fp8_kernel", "turn_values"]
-
 # fp8_plan deals tiles of as many times 64 rows.
 _WARPGROUPS = gl.constexpr(3)
 # Octaves that a row's reference may lie below its highest score so far.

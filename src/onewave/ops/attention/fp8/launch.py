@@ -18,11 +18,8 @@ from onewave.gpu.launch import launch_kernel
 from onewave.gpu.scratch import held, scratch
 from onewave.ops.attention.fp8.kernel import fp8_kernel, turn_values
 from onewave.ops.attention.fp8.plan import COLUMNS, FP8_TILE, KEYS, ROWS, WARPGROUPS, deal
-from onewave.ops.attention.hopper.launch import undescribable
 from onewave.ops.attention.hopper.order import order_of
 from onewave.ops.attention.masks import Options
-
-__all__ = ["attention", "undescribable"]
 
 _LOG2E = math.log2(math.e)
 # A place plus a side stays inside 32 bits.

@@ -17,8 +17,6 @@ from onewave.ops.attention.reference import attention_varlen as in_torch_varlen
 from onewave.ops.backends import load
 from onewave.ops.library import check_optional, check_tensors, is_watched, register
 
-__all__ = ["attention_fp8"]
-
 _NAME = "attention_fp8"
 _OUTS = (torch.bfloat16, torch.float16)
 
@@ -202,7 +200,7 @@ def _refusal(q: Tensor, k: Tensor, v: Tensor, *, asked_for: bool) -> str | None:
     if reason is not None:
         return reason
     try:
-        return load("attention", "fp8.launch").undescribable(q, k, v)
+        return load("attention", "hopper.launch").undescribable(q, k, v)
     except ImportError as error:
         return f"the Hopper kernel needs Triton 3.6's Gluon: {error}"
 

@@ -11,11 +11,6 @@ from onewave.ops.attention.hopper.plan import Schedule, schedule, swept
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.triton.plan import AttentionPlan, explain_attention, order_in_words
 
-__all__ = [
-    "COLUMNS", "FP8_BACKENDS", "FP8_STEP", "FP8_TILE", "KEYS", "MOST_HEAD_DIM", "ROWS", "WARPGROUPS", "check_sizes",
-    "deal", "explain_fp8", "fp8_refusal",
-]  # fmt: skip
-
 FP8_BACKENDS = ("auto", "gluon", "reference")
 MOST_HEAD_DIM, FP8_STEP = 128, 16
 COLUMNS, KEYS, ROWS, WARPGROUPS = 128, 128, 64, 3

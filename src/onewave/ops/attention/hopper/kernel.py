@@ -94,8 +94,6 @@ from onewave.ops.attention.hopper.warpgroup import (
     voted,
 )
 
-__all__ = ["attention_kernel"]
-
 _FIRST_BARRIER = gl.constexpr(13)
 
 

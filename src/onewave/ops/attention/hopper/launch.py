@@ -21,8 +21,6 @@ from onewave.ops.attention.hopper.order import order_of
 from onewave.ops.attention.hopper.plan import columns_of, config, knows_limit, schedule
 from onewave.ops.attention.masks import Options
 
-__all__ = ["attention", "undescribable"]
-
 _LOG2E = math.log2(math.e)
 _ALIGNED_BYTES = 16
 _MOST_STRIDE = 1 << 39

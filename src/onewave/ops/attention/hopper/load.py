@@ -47,8 +47,6 @@ from onewave.ops.attention.hopper.tiles import (
     tile_at,
 )
 
-__all__ = ["load_all", "store_all"]
-
 # Columns and rows of the blocks in which swizzled shared memory repeats.
 _ACROSS, _DOWN = gl.constexpr(64), gl.constexpr(8)
 # Key tiles of a tile that are asked for before the next tile's queries.

@@ -24,8 +24,6 @@ from onewave.gpu.scratch import scratch
 from onewave.ops.attention.hopper.plan import Schedule, dealt
 from onewave.ops.attention.masks import Options
 
-__all__ = ["order_of", "sort_slots"]
-
 CLOSED, TABLE, SORTED, QUEUE = 0, 1, 2, 3
 """ORDER of gluon_kernel_impl."""
 _MOST_TABLES = 256

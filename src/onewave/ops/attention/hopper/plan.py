@@ -17,19 +17,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "PAGE_SIZES",
-    "HopperCall",
-    "Schedule",
-    "columns_of",
-    "config",
-    "dealt",
-    "knows_limit",
-    "refusal",
-    "schedule",
-    "swept",
-]
-
 PAGE_SIZES = (16, 32, 64, 128, 256)
 
 _HOPPER = (9, 0)

@@ -12,13 +12,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = [
-    "capped",
-    "hidden",
-    "lazy_softmax",
-    "partial_sums",
-]
-
 # Exponents of two from a row's highest score to its reference, when that is set, where P has the range of float32: P
 # begins at 2^-24 and may reach 2^HEADROOM. |v| from 2^-90 on keeps its precision.
 _LIFT = gl.constexpr(24)

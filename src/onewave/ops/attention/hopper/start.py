@@ -34,16 +34,6 @@ from onewave.ops.attention.hopper.tiles import (
     posted,
 )
 
-__all__ = [
-    "beside",
-    "end",
-    "first_product",
-    "first_step",
-    "halves",
-    "pass_values_beyond",
-    "tile_comes",
-]
-
 _LN2 = gl.constexpr(0.6931471805599453)
 _LOG2E = gl.constexpr(1.4426950408889634)
 

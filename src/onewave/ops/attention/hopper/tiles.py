@@ -18,35 +18,6 @@ from triton.language.core import _aggregate as aggregate
 
 from onewave.gpu.ptx import per_thread_arrival as own_arrivals
 
-__all__ = [
-    "BATCH",
-    "BEGIN",
-    "COUNT",
-    "EXISTS",
-    "FIRST",
-    "HEAD",
-    "NUM_KEYS",
-    "ROWS",
-    "SHIFT",
-    "START_K",
-    "START_Q",
-    "WARPGROUP_THREADS",
-    "WARP_THREADS",
-    "Problem",
-    "allocate_posts",
-    "boxed",
-    "first_seen",
-    "place",
-    "place_in_page",
-    "place_of_keys",
-    "position_of",
-    "post",
-    "posted",
-    "take",
-    "tile_at",
-    "tile_of",
-]
-
 _RAGGED_END = gl.constexpr(0x40000000)
 # A tile's post: which word says what.
 EXISTS, BATCH, HEAD, FIRST, START_Q, ROWS, START_K, NUM_KEYS, SHIFT, BEGIN, COUNT = map(gl.constexpr, range(11))

@@ -14,19 +14,6 @@ from triton.experimental.gluon import language as gl
 
 from onewave.gpu.ptx.shared_warpgroups import NUMBER, ONLY, SHARED_WARPGROUPS
 
-__all__ = [
-    "SHARES",
-    "barrier_arrive",
-    "barrier_sync",
-    "cast_ballots",
-    "declare_vote",
-    "only_warpgroup",
-    "own_warpgroup",
-    "twin",
-    "vote",
-    "voted",
-]
-
 SHARES = gl.constexpr(SHARED_WARPGROUPS.applies())
 """Whether warpgroups that do the same can run one copy of their code (gpu/ptx/shared_warpgroups.py)."""
 

@@ -35,8 +35,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-__all__ = ["mma_kernel"]
-
 _TURN = gl.constexpr("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;")
 _REGISTERS = gl.constexpr("=r,r")
 _LN2 = gl.constexpr(0.6931471805599453)

@@ -15,8 +15,6 @@ from onewave.ops.attention.mma.kernel import mma_kernel
 from onewave.ops.attention.mma.plan import mma_tile
 from onewave.ops.attention.triton.plan import AttentionPlan
 
-__all__ = ["attention"]
-
 _LOG2E = math.log2(math.e)
 _PIECE, _PIECE_BYTES = 8, 16
 # A place plus a side stays inside 32 bits.

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MmaTile", "mma_refusal", "mma_tile"]
-
 _OLDEST, _NEWEST = (8, 0), (9, 0)
 
 

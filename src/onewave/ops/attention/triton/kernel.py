@@ -38,8 +38,6 @@ from onewave.gpu.launch import launch_kernel
 from onewave.ops.attention.masks import Options
 from onewave.ops.attention.triton.plan import AttentionPlan
 
-__all__ = ["allows_descriptors", "attention", "attention_kernel"]
-
 _LOG2E = math.log2(math.e)
 _GREATEST = tl.constexpr(3.4028234663852886e38)
 _ALIGNED = 16

@@ -17,17 +17,6 @@ from onewave.ops.attention.hopper.plan import PAGE_SIZES, HopperCall, Schedule, 
 from onewave.ops.attention.masks import Options, Window, options
 from onewave.ops.attention.mma.plan import mma_refusal, mma_tile
 
-__all__ = [
-    "BACKENDS",
-    "AttentionPlan",
-    "explain_attention",
-    "order_in_words",
-    "plan_attention",
-    "plan_on_hopper",
-    "plan_on_mma",
-    "plan_on_torch",
-]
-
 BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
 _FIRST, _FIRST_WITH_DESCRIPTORS = (8, 0), (9, 0)
 # Bytes of shared memory that a program may hold; other cards from sm_80 on have 99 KiB.

@@ -55,8 +55,6 @@ from onewave.ops.decode_attention.triton.merge import finish, fold, store_output
 from onewave.ops.decode_attention.triton.projection import projected_row, row_loads
 from onewave.ops.decode_attention.triton.shares import listed_keys
 
-__all__ = ["stream_kernel"]
-
 _LOG2E = gl.constexpr(1.4426950408889634)
 _NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
 

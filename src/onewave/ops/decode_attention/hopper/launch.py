@@ -16,8 +16,6 @@ from onewave.ops.decode_attention.hopper.kernel import stream_kernel
 from onewave.ops.decode_attention.hopper.plan import stream_tile
 from onewave.ops.decode_attention.triton.plan import DecodePlan
 
-__all__ = ["launch_stream"]
-
 # Columns in which swizzled shared memory repeats.
 _ACROSS = 64
 

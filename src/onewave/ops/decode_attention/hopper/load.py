@@ -33,8 +33,6 @@ from onewave.ops.decode_attention.hopper.parts import (
 )
 from onewave.ops.decode_attention.triton.shares import listed_keys
 
-__all__ = ["load_tiles", "next_place"]
-
 # Columns in which swizzled shared memory repeats.
 _ACROSS = gl.constexpr(64)
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["merged_by_lanes"]
-
 _NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
 
 

@@ -24,8 +24,6 @@ from onewave.ops.decode_attention.triton.shares import (
 )
 from onewave.wave.kernel.spin import prefetch_bytes
 
-__all__ = ["Call", "Part", "bring_nearer", "early_part", "length_of", "own_share", "part_here", "part_of_only_row"]
-
 
 class Call(NamedTuple):
     """Arguments by the kernel's names for them, its shared memory, and its constants.

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from onewave.ops.decode_attention.triton.plan import MOST_ROWS_LOOKED_AT, DecodePlan
 
-__all__ = ["StreamCall", "StreamTile", "refusal", "stream_tile", "undescribable"]
-
 _ALIGNED_BYTES = 16
 _MOST_STRIDE = 1 << 39
 _DTYPES = ("float16", "bfloat16")

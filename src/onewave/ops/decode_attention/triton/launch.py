@@ -22,17 +22,6 @@ from onewave.ops.decode_attention.hopper.plan import StreamCall, refusal, undesc
 from onewave.ops.decode_attention.triton.plan import MOST_ROWS_LOOKED_AT, DecodePlan, plan_decode
 from onewave.ops.decode_attention.triton.split_kv import split_kv_kernel
 
-__all__ = [
-    "LOG2E",
-    "MOST_REGISTERS",
-    "NO_WINDOW",
-    "FusedProjection",
-    "decode_attention",
-    "keys_at_once",
-    "launch",
-    "narrow",
-]
-
 LOG2E = 1.4426950408889634
 NO_WINDOW = 1 << 30
 MOST_REGISTERS = 255

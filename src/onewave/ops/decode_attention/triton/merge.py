@@ -10,8 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["finish", "fold", "merged", "store_output", "store_stats"]
-
 _LN2 = tl.constexpr(0.6931471805599453)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _NEGATIVE_INFINITY = tl.constexpr(float("-inf"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["MAX_QUERIES", "MOST_ROWS_LOOKED_AT", "DecodePlan", "plan_decode"]
-
 MAX_QUERIES = 8
 # Rows whose lengths a program looks at to find its share; with more of them each row is one.
 MOST_ROWS_LOOKED_AT = 256

@@ -10,8 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["projected_row", "row_loads"]
-
 
 @triton.jit
 def _loads(qkv_ptr, bias_ptr, scale_ptr, row_at, head_at, dim, inside, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr):

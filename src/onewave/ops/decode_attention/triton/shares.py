@@ -11,18 +11,6 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-__all__ = [
-    "ask_for",
-    "listed_keys",
-    "part_of_list",
-    "part_of_row",
-    "row_lengths",
-    "row_starts",
-    "rows_of_share",
-    "splits",
-    "start_of_row",
-]
-
 
 @triton.jit
 def _over(x, size, shift, SPLIT: tl.constexpr):

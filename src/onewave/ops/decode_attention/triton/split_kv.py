@@ -47,8 +47,6 @@ from onewave.ops.decode_attention.triton.shares import (
     start_of_row,
 )
 
-__all__ = ["split_kv_kernel"]
-
 _LOG2E = tl.constexpr(1.4426950408889634)
 _NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
 

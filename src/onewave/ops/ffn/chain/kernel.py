@@ -54,8 +54,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from onewave.wave.kernel.finish import activated
 from onewave.wave.kernel.spin import delay, nanoseconds, spin_counter
 
-__all__ = ["chain_kernel", "started_kernel"]
-
 _ACQUIRED = gl.constexpr("bar.warp.sync 0xffffffff; fence.proxy.async; mov.u32 $0, 0;")
 _LANDED = gl.constexpr("cp.async.bulk.wait_group 0; fence.proxy.async; bar.warp.sync 0xffffffff; mov.u32 $0, 0;")
 _REGISTERS = gl.constexpr("=r,r")

@@ -25,8 +25,6 @@ from onewave.tiles.sim.trace import Trace
 from onewave.wave.launch.launch import ACTIVATIONS, POLLS, co_resident, runs_here
 from onewave.wave.launch.watch import HEADER_WORDS, RECORD_WORDS, watch_words
 
-__all__ = ["Chain", "chain", "ffn", "is_ready"]
-
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the card is doing.
 _PATIENT_POLLS = 1 << 23
 _ROWS = 128

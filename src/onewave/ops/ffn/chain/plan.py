@@ -29,18 +29,6 @@ from onewave.tiles.order.schedule import Mode
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
 
-__all__ = [
-    "BANDS",
-    "ChainPlan",
-    "ChainSizes",
-    "ChainTile",
-    "band_rows",
-    "chain_graph",
-    "chain_order",
-    "default_tile",
-    "plan_chain",
-]
-
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.int32]
 

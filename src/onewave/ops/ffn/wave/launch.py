@@ -18,8 +18,6 @@ from onewave.wave.launch.launch import Wave, co_resident
 from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream
 
-__all__ = ["PackedFFN", "ffn", "has_room", "is_packed", "is_planned", "pack"]
-
 # Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.
 # What a CUDA graph has recorded is kept beside them, for good: nobody says when the graph is gone.
 _MOST_KEPT = 6

@@ -23,8 +23,6 @@ from onewave.wave.plan.operations import INPUT, OUTPUT, Operation
 from onewave.wave.plan.program import WaveProgram, build_program
 from onewave.wave.plan.slices import fitting_slices, slice_bounds, slices_of, unevenness
 
-__all__ = ["DATA", "ORDERS", "FFNPlan", "FFNSizes", "has_plan", "keeps_compact", "plan_ffn", "workers_for"]
-
 DATA = "data"
 """The policy by which every word of a hidden activation is its own flag."""
 ORDERS = ("row", "half_row", "sm_local", "sequential")

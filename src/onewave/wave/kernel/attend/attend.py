@@ -81,8 +81,6 @@ from onewave.wave.kernel.words import (
     WORD_WINDOW,
 )
 
-__all__ = ["attend", "attention_memory", "prefetch_split"]
-
 # Blocks of keys, a power of two, between the one that is multiplied and the one that is prefetched to L2.
 _AHEAD = gl.constexpr(2)
 # Keys a warp multiplies at a time.

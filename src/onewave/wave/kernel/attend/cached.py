@@ -38,18 +38,6 @@ from onewave.wave.kernel.words import (
     WORD_SEQUENCE,
 )
 
-__all__ = [
-    "base_of",
-    "blocks_pages",
-    "lines_pages",
-    "load_keys",
-    "numbers",
-    "page_of",
-    "prefetch_keys",
-    "rows_of_cache",
-    "words_to",
-]
-
 
 @gluon.constexpr_function
 def page_bits(page) -> int:

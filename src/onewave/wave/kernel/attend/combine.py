@@ -34,8 +34,6 @@ from onewave.wave.kernel.words import (
 )
 from onewave.wave.plan.layout import BLOCK_KEYS, FEW_KEYS, FEW_SPLITS, SPLIT_KEYS, WHOLE_KEYS
 
-__all__ = ["clear_words", "combine", "read_words", "split_of_keys"]
-
 _WHOLE = gl.constexpr(WHOLE_KEYS)
 _SPLIT = gl.constexpr(SPLIT_KEYS)
 _FEW_KEYS = gl.constexpr(FEW_KEYS)

@@ -20,22 +20,6 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.plan.layout import few_head_words
 
-__all__ = [
-    "few_words",
-    "head_words",
-    "key_rows",
-    "key_words",
-    "merged_words",
-    "part_packet",
-    "part_words",
-    "product",
-    "query_rows",
-    "value_rows",
-    "value_words",
-    "warps_rows",
-]
-
-
 few_words = gluon.constexpr_function(few_head_words)
 
 

@@ -35,8 +35,6 @@ from onewave.wave.kernel.words import (
 )
 from onewave.wave.plan.layout import FEW_SPLITS, MOST_SPLITS
 
-__all__ = ["load_merged", "poll_merged"]
-
 _MOST = gl.constexpr(MOST_SPLITS)
 _FEW_SPLITS = gl.constexpr(FEW_SPLITS)
 

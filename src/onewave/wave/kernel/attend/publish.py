@@ -24,8 +24,6 @@ from onewave.wave.kernel.spin import ABSENT
 from onewave.wave.kernel.words import WORD_FEW, WORD_HEADS, WORD_SLICE, WORD_TARGET, WORD_WHOLE
 from onewave.wave.plan.layout import MOST_SPLITS
 
-__all__ = ["clear_unused", "publish_few", "publish_split", "publish_whole"]
-
 _MOST = gl.constexpr(MOST_SPLITS)
 
 

@@ -40,17 +40,6 @@ from onewave.wave.kernel.words import (
 )
 from onewave.wave.plan.layout import BLOCK_KEYS, TILE_BYTES
 
-__all__ = [
-    "from_ring",
-    "keys_of_task",
-    "release_keys",
-    "skip_tiles",
-    "stream_keys",
-    "tiles_of_block",
-    "tiles_of_keys",
-    "whole_blocks",
-]
-
 _BLOCK = gl.constexpr(BLOCK_KEYS)
 _TILE = gl.constexpr(TILE_BYTES)
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["lowered", "raised", "widened"]
-
 
 def _text(*instructions: str) -> str:
     """Wrap instructions that leave the first of each pair of values in x, the second in y."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["compact_numbers", "listed_numbers"]
-
 _PAIRS = 16
 # The gap of a plane's last word has a part of the fourth pair that belongs to the words of the plane's number.
 _MASK, _GAP = "0x8fff8fff", ("0x0e000e00", "0x01c001c0", "0x00380038", "0x00070007")

@@ -43,8 +43,6 @@ from onewave.wave.kernel.words import (
     WORD_TILES,
 )
 
-__all__ = ["multiply_byte_steps"]
-
 
 @gluon.jit
 def operand_a(words, OPERAND: gl.constexpr, PARTS: gl.constexpr, c):
