@@ -34,7 +34,7 @@ from machine_code import machine_code
 from ptx_arrivals import early_arrivals
 
 RECORDS = gl.NVMMASharedLayout(0, 32, 2)
-INTEGERS = ("row_step", "easy_words", "visit_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
+INTEGERS = ("row_step", "slack_words", "task_words", "batch", "source_stride", "out_stride", "set_words", "skipped")
 SOURCES = Path(inspect.getfile(wave_kernel.fn)).parent
 LONGS = ("tokens", "positions", "slots")
 HURRIED = (

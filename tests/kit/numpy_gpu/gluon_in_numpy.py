@@ -330,7 +330,7 @@ def _namespace(
             waiting.look()
             time.sleep(0.0005)
 
-    def poll_few(
+    def poll_splits(
         pointers: Array,
         lses: Array,
         counts: Array,
@@ -406,7 +406,7 @@ def _namespace(
         "tl": gl,
         "cuda": types.SimpleNamespace(gdc_wait=before, gdc_launch_dependents=lambda: None),
         "poll_words": poll,
-        "poll_few": poll_few,
+        "poll_splits": poll_splits,
         "load_words": lambda pointers, WORDS: loaded(pointers),
         "spin_counter": spin,
         "prefetch_lines": nearer,

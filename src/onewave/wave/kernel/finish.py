@@ -47,7 +47,7 @@ from onewave.wave.kernel.words import (
     WORD_TARGET_STRIDE,
 )
 
-# float32's quiet NaN, stored instead of a result whose bits are ABSENT.
+# float32's quiet NaN, stored instead of a result with the bits of ABSENT.
 _NAN = gl.constexpr(0x7FC00000)
 
 
@@ -263,7 +263,7 @@ def publish(y, sequence, row, target, step, PAIRS: gl.constexpr, FOURS: gl.const
 def publish16(y, sequence, row, target, step, PAIRS: gl.constexpr, FOURS: gl.constexpr, c):
     """Activate float32 y, round it to DTYPE, and store it as words, to the caller or to both sets of the exchange.
 
-    sequence, row: of each value, shaped as y, whose last axis holds 4 neighbouring rows a thread. A sequence of NB or
+    sequence, row: of each value, shaped as y; its last axis holds 4 neighbouring rows a thread. A sequence of NB or
     more marks no value. PAIRS, FOURS: y's shape with the last axis cut in pairs, and that of every second value.
     """
     flags = target.flags

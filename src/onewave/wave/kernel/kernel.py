@@ -37,7 +37,7 @@ R            rows of a weight tile (8, 16, 32, 64)
 G            row blocks handed over together (1, 2, 4)
 S            weight tiles in the ring
 XS           chunks of activations in shared memory
-PC           operands A whose activations make one chunk (a multiple of IMAGES)
+PC           operands A that one chunk of activations multiplies (a multiple of IMAGES)
 SPLITS       slices of K that a reduction adds up, at most (1, or a power of two)
 ACT          activation function (0: none, 1: SiLU, 2: GELU)
 GATED        whether any step multiplies two halves of its rows: act(gate) * up (False, True)
@@ -318,8 +318,8 @@ def multiply_block(acc, tiles, chunk, x, at, ring, c):
 @gluon.jit(
     do_not_specialize=[
         "row_step",
-        "easy_words",
-        "visit_words",
+        "slack_words",
+        "task_words",
         "batch",
         "source_stride",
         "out_stride",
@@ -328,8 +328,8 @@ def multiply_block(acc, tiles, chunk, x, at, ring, c):
     ]
 )
 def wave_kernel(
-    weights, lasts, lists, keys, values, easy, visits, records, steps, lanes, source, exchange, out, waits, counters,
-    totals, epochs, watch, trace, tokens, positions, slots, row_step, easy_words, visit_words, batch, source_stride,
+    weights, lasts, lists, keys, values, slack, tasks, records, steps, lanes, source, exchange, out, waits, counters,
+    totals, epochs, watch, trace, tokens, positions, slots, row_step, slack_words, task_words, batch, source_stride,
     out_stride, set_words, skipped,
     DTYPE: gl.constexpr, FORMAT: gl.constexpr, IMAGES: gl.constexpr, NB: gl.constexpr, R: gl.constexpr,
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
@@ -344,13 +344,13 @@ def wave_kernel(
     weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile: [128, 64] (FORMAT 0),
     [IMAGES * 64, 64] (1, 2), or one plane of a tile, [IMAGES * 32, 64] (3). lasts, lists: FORMAT 3's descriptors of the
     words beside a tile's planes, [IMAGES * 8, 64] of the same rows, and of its list, int32 [1, LIST_SIZE].
-    keys, values: descriptors of the caches (boxes.py), read where a launch STREAMS. easy, visits, steps, lanes: see
-    program.py; easy_words, visit_words: a thread block's. records: descriptor of boxes of TOGETHER rows; row 0 is
+    keys, values: descriptors of the caches (boxes.py), read where a launch STREAMS. slack, tasks, steps, lanes: see
+    program.py; slack_words, task_words: a thread block's. records: descriptor of boxes of TOGETHER rows; row 0 is
     `places` (layout.Place), the others are steps. row_step: rows from one of a thread block's tiles to its next.
     source: the caller's activations, int32 words. exchange: two sets of set_words words. out: the caller's result,
     words. waits: (counter, value) pairs. counters, totals, epochs, watch, trace: see launch.py. batch: sequences, at
-    most NB. tokens, positions, slots: int64 [batch], where D > 0. skipped: the step record whose results a test build
-    withholds (-1: none).
+    most NB. tokens, positions, slots: int64 [batch], where D > 0. skipped: the step of which a test build withholds
+    the results (-1: none).
     """
     # Annotated, because Triton would turn the constants into values otherwise.
     c: gl.constexpr = Constants(
@@ -411,8 +411,8 @@ def wave_kernel(
     first_step = gl.load(lanes + block * 4 + 2)
     num_steps = gl.load(lanes + block * 4 + 3)
     mine = steps + first_step * RECORD_SIZE
-    cached = KeyStream(k_box=keys, v_box=values, visits=visits + block * visit_words, steps=steps)
-    ahead = tiles_ahead(num_tiles, cached.visits, c)
+    cached = KeyStream(k_box=keys, v_box=values, tasks=tasks + block * task_words, steps=steps)
+    ahead = tiles_ahead(num_tiles, cached.tasks, c)
     stream = TileStream(boxes=boxes, ahead=ahead, num_tiles=num_tiles, first_row=first_row, row_step=row_step)
     load_first(stream, ring, c)
     step_records = Records(
@@ -431,7 +431,7 @@ def wave_kernel(
         [
             (multiply_partition, (mine, num_steps, sequences, ring, activations, results, c, 0)),
             (exchange_partition, (step_records, inputs, sequences, ring, activations, results, memory, c)),
-            (load_partition, (stream, easy + block * easy_words, cached, sequences, ring, c)),
+            (load_partition, (stream, slack + block * slack_words, cached, sequences, ring, c)),
             (multiply_partition, (mine, num_steps, sequences, ring, activations, results, c, 1)),
         ][: 2 + MULTIPLIERS],
         [XW, 1, 4][: 1 + MULTIPLIERS],

@@ -25,12 +25,12 @@ from onewave.wave.kernel.words import LIST_SIZE, tile_bytes
 
 
 @gluon.jit
-def tiles_ahead(num_tiles, visits, c):
+def tiles_ahead(num_tiles, tasks, c):
     """Count the tiles that are requested before the partitions part: those in flight that come before any keys."""
     MAX_AHEAD: gl.constexpr = c.FLIGHT if c.FLIGHT < c.S else c.S
     ahead = gl.minimum(num_tiles, MAX_AHEAD)
     if c.STREAMS:
-        ahead = gl.minimum(ahead, gl.load(visits))
+        ahead = gl.minimum(ahead, gl.load(tasks))
     return ahead
 
 
@@ -67,22 +67,22 @@ def request_tile(boxes, row, ring, slot, c):
 
 
 @gluon.jit
-def load_partition(stream, easy, cached, sequences, ring, c):
+def load_partition(stream, slack, cached, sequences, ring, c):
     """Stream the thread block's weight tiles, and cached keys and values between them.
 
-    easy: pointer to the runs of tiles that have slack (program.py). cached: KeyStream.
+    slack: pointer to the runs of tiles that have slack (program.py). cached: KeyStream.
     """
-    coming = easy
-    first_easy = gl.load(easy)
-    last_easy = gl.load(easy + 1)
+    coming = slack
+    first_slack = gl.load(slack)
+    last_slack = gl.load(slack + 1)
     tile = stream.ahead
-    visits = cached.visits
+    tasks = cached.tasks
     if c.STREAMS:
         # Loaded one attention task ahead, so that nothing waits for them.
-        stop = gl.load(visits)
-        task = gl.load(visits + 1)
-        next_stop = gl.load(visits + 2)
-        next_task = gl.load(visits + 3)
+        stop = gl.load(tasks)
+        task = gl.load(tasks + 1)
+        next_stop = gl.load(tasks + 2)
+        next_task = gl.load(tasks + 3)
         row = 0
         blocks = 0
     # One turn more, for keys of tasks after the last product.
@@ -91,13 +91,15 @@ def load_partition(stream, easy, cached, sequences, ring, c):
             while stop == number:
                 row, blocks = keys_of_task(task, row, blocks, cached.steps, sequences, c)
                 tile = stream_keys(cached, row, blocks, ring, tile, c)
-                visits += 2
+                tasks += 2
                 stop = next_stop
                 task = next_task
-                next_stop = gl.load(visits + 2)
-                next_task = gl.load(visits + 3)
+                next_stop = gl.load(tasks + 2)
+                next_task = gl.load(tasks + 3)
         if number < stream.num_tiles:
-            coming, first_easy, last_easy = load_tile(stream, (coming, first_easy, last_easy), ring, tile, number, c)
+            coming, first_slack, last_slack = load_tile(
+                stream, (coming, first_slack, last_slack), ring, tile, number, c
+            )
         tile += 1
 
 
@@ -108,18 +110,18 @@ def load_tile(stream, run, ring, tile, number, c):
     run: pointer to a run of tiles that have slack, its first and its last tile. tile: number among all that pass the
     ring; number: among weight tiles. Returns the run of the next tile.
     """
-    easy, first_easy, last_easy = run
+    slack, first_slack, last_slack = run
     slot = tile % c.S
     mbarrier.wait(ring.empty.index(slot), ((tile // c.S) & 1) ^ 1)
     if c.FLIGHT < c.S:
         landed = tile - c.FLIGHT
-        if number >= first_easy:
+        if number >= first_slack:
             landed = tile - 1
-            if number >= last_easy:  # the run ends here, or ended before the first tile of this loop
-                easy += 2
-                first_easy = gl.load(easy)
-                last_easy = gl.load(easy + 1)
+            if number >= last_slack:  # the run ends here, or ended before the first tile of this loop
+                slack += 2
+                first_slack = gl.load(slack)
+                last_slack = gl.load(slack + 1)
         if landed >= 0:
             mbarrier.wait(ring.full.index(landed % c.S), (landed // c.S) & 1)
     request_tile(stream.boxes, stream.first_row + number * stream.row_step, ring, slot, c)
-    return easy, first_easy, last_easy
+    return slack, first_slack, last_slack

@@ -116,8 +116,8 @@ class Output(NamedTuple):
 class ExchangeInputs(NamedTuple):
     """What the exchange partition reads and writes in device memory (launch.py); scalars of its thread block.
 
-    source: pointer to the caller's activations. exchange: pointer to both sets. skipped: the step record whose results
-    a test build withholds.
+    source: pointer to the caller's activations. exchange: pointer to both sets. skipped: the step of which a test
+    build withholds the results.
     """
 
     source: Any
@@ -173,12 +173,12 @@ class TileStream(NamedTuple):
 
 
 class KeyStream(NamedTuple):
-    """Cached keys and values that come through the ring. k_box, v_box: descriptors of the caches. visits: pointer to
+    """Cached keys and values that come through the ring. k_box, v_box: descriptors of the caches. tasks: pointer to
     the thread block's list of attention tasks (program.py). steps: pointer to the launch's first step record."""
 
     k_box: Any
     v_box: Any
-    visits: Any
+    tasks: Any
     steps: Any
 
 

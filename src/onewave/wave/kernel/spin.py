@@ -9,7 +9,7 @@ watch: int32 words. 0: abort. 1: budget in polls. 2, 3: address of the host's wo
 block: state (1: counter, 2: data), step, address (2 words), expected, got, 0, 0.
 
 constexpr  meaning [unit] (allowed values)
-WORDS      words a thread (4, 8, 16, 32; of poll_few 4, 8)
+WORDS      words a thread (4, 8, 16, 32; of poll_splits 4, 8)
 STRIDE     from split to split [bytes] (64, 128, 256)
 WAITS      whether absent words are polled for (False, True)
 BYTES      of a prefetch (a multiple of 16)
@@ -111,7 +111,7 @@ def _poll_text(words: int, waits: bool) -> tuple[str, str]:
     return "\n".join(text), ",".join(constraints)
 
 
-def _few_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
+def _splits_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
     """Load `words` words a thread, in packets of four, of each of up to eight splits, and with each packet the splits'
     log2-sum-exp2, two packets; if `waits`, again until none is absent.
 
@@ -195,9 +195,9 @@ _POLL4, _POLL8, _POLL16, _POLL32 = (gl.constexpr(_POLL[words][0]) for words in (
 _LOAD4, _LOAD8, _LOAD16, _LOAD32 = (gl.constexpr(_LOAD[words][0]) for words in (4, 8, 16, 32))
 _WITH4, _WITH8, _WITH16, _WITH32 = (gl.constexpr(_POLL[words][1]) for words in (4, 8, 16, 32))
 # By words a thread, bytes from split to split (head_dim 32, 64 and 128), and whether absent words are polled for.
-_FEW = gl.constexpr(
+_SPLITS = gl.constexpr(
     {
-        (words, stride, waits): _few_text(words, stride, waits)
+        (words, stride, waits): _splits_text(words, stride, waits)
         for words in (4, 8)
         for stride in (64, 128, 256)
         for waits in (False, True)
@@ -215,32 +215,32 @@ def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
     """
     flag = pointers * 0 + watch.to(gl.int64)
     record = flag + 64 + block * 32
-    who = flag.to(gl.int32) * 0 + step
+    waiter = flag.to(gl.int32) * 0 + step
     if WORDS == 32:
         return gl.inline_asm_elementwise(
-            _POLL32, _WITH32, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=32
+            _POLL32, _WITH32, [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=32
         )
     elif WORDS == 16:
         return gl.inline_asm_elementwise(
-            _POLL16, _WITH16, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=16
+            _POLL16, _WITH16, [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=16
         )
     elif WORDS == 8:
         return gl.inline_asm_elementwise(
-            _POLL8, _WITH8, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=8
+            _POLL8, _WITH8, [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=8
         )
     else:
         return gl.inline_asm_elementwise(
-            _POLL4, _WITH4, [pointers, flag, record, who], dtype=gl.int32, is_pure=False, pack=4
+            _POLL4, _WITH4, [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=4
         )
 
 
 @gluon.constexpr_function
-def few_text(words, stride, waits):
-    return _FEW.value[words, stride, waits]
+def splits_text(words, stride, waits):
+    return _SPLITS.value[words, stride, waits]
 
 
 @gluon.jit
-def poll_few(pointers, lses, counts, site, WAITS: gl.constexpr, WORDS: gl.constexpr, STRIDE: gl.constexpr):
+def poll_splits(pointers, lses, counts, site, WAITS: gl.constexpr, WORDS: gl.constexpr, STRIDE: gl.constexpr):
     """Poll int32 words of eight splits at `pointers`, and their packets at `lses`, WORDS (4 or 8) a thread.
 
     Without WAITS load them once. pointers: int64, of the first split; the next ones are STRIDE bytes apart. lses: of
@@ -249,10 +249,10 @@ def poll_few(pointers, lses, counts, site, WAITS: gl.constexpr, WORDS: gl.conste
     """
     flag = pointers * 0 + site.watch.to(gl.int64)
     record = flag + 64 + site.block * 32
-    who = flag.to(gl.int32) * 0 + site.step
-    TEXT: gl.constexpr = few_text(WORDS, STRIDE, WAITS)
+    waiter = flag.to(gl.int32) * 0 + site.step
+    TEXT: gl.constexpr = splits_text(WORDS, STRIDE, WAITS)
     return gl.inline_asm_elementwise(
-        TEXT[0], TEXT[1], [pointers, lses, counts, flag, record, who], dtype=_TEN, is_pure=False, pack=WORDS
+        TEXT[0], TEXT[1], [pointers, lses, counts, flag, record, waiter], dtype=_TEN, is_pure=False, pack=WORDS
     )
 
 
@@ -260,22 +260,22 @@ def poll_few(pointers, lses, counts, site, WAITS: gl.constexpr, WORDS: gl.conste
 def load_words(pointers, WORDS: gl.constexpr):
     """Load words as poll_words does, without waiting."""
     flag = pointers * 0
-    who = flag.to(gl.int32)
+    waiter = flag.to(gl.int32)
     if WORDS == 32:
         return gl.inline_asm_elementwise(
-            _LOAD32, _WITH32, [pointers, flag, flag, who], dtype=gl.int32, is_pure=False, pack=32
+            _LOAD32, _WITH32, [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=32
         )
     elif WORDS == 16:
         return gl.inline_asm_elementwise(
-            _LOAD16, _WITH16, [pointers, flag, flag, who], dtype=gl.int32, is_pure=False, pack=16
+            _LOAD16, _WITH16, [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=16
         )
     elif WORDS == 8:
         return gl.inline_asm_elementwise(
-            _LOAD8, _WITH8, [pointers, flag, flag, who], dtype=gl.int32, is_pure=False, pack=8
+            _LOAD8, _WITH8, [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=8
         )
     else:
         return gl.inline_asm_elementwise(
-            _LOAD4, _WITH4, [pointers, flag, flag, who], dtype=gl.int32, is_pure=False, pack=4
+            _LOAD4, _WITH4, [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=4
         )
 
 

@@ -109,7 +109,7 @@ class Wave:
         # Row 0 is `places`, the others are the steps.
         self._places, self._steps = self._records[0].view(torch.int64), self._records[1:]
         self._records_box = rows_box(self._records, TOGETHER, swizzle=0)
-        self._easy, self._visits = (torch.from_numpy(words).to(device) for words in (program.easy, program.visits))
+        self._slack, self._tasks = (torch.from_numpy(words).to(device) for words in (program.easy, program.visits))
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
         if attention is None and scales is not None:
@@ -260,7 +260,7 @@ class Wave:
     def __call__(self, x: Tensor, out: Tensor, *, keep_back: str | None = None) -> Tensor:
         """Run once: x [batch, columns] to out [batch, rows], both of the weights' dtype, last axis contiguous.
 
-        keep_back: name of a task whose results a test build withholds. Returns out. Raises ShapeError, and WaveStalled
+        keep_back: name of a task; a test build withholds its results. Returns out. Raises ShapeError, and WaveStalled
         if an earlier launch has stalled.
         """
         self._run(x, out, keep_back, None)
@@ -314,8 +314,8 @@ class Wave:
             self._lasts_box,
             self._lists_box,
             *self._key_boxes,
-            self._easy,
-            self._visits,
+            self._slack,
+            self._tasks,
             self._records_box,
             self._steps,
             self._lanes,

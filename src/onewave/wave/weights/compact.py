@@ -3,8 +3,8 @@
 Values. The exponents of a row's weights lie close together: 31 powers of two below the largest weight hold all but one
 in hundreds of millions. So a weight keeps its sign, its mantissa, and its exponent's distance (0 to 31) from the row's
 `base`, 31 below the largest exponent. The five bits are the exponent of a bfloat16 number: the weight times a power of
-two that is the same for the row, and whose inverse goes into the row's scale. Nothing is rounded. Distance 0 is a
-subnormal number as in bfloat16, so zeros, and smaller weights whose last bits are zeros, are exact as well. All other
+two, the same for the row; its inverse goes into the row's scale. Nothing is rounded. Distance 0 is a
+subnormal number as in bfloat16, so zeros, and smaller weights that end in zero bits, are exact as well. All other
 weights are listed beside their tile, whole, and multiplied apart (widen.add_listed).
 
 Layout. A tile is one or two images, side by side, each operand A [64, 128] of a product in two halves of 64 columns. A

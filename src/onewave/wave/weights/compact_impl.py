@@ -11,7 +11,7 @@ pay for the registers. Roofline: pack: weights read twice, tiles written once; u
 
 constexpr  meaning [unit] (allowed values)
 R          rows of a weight tile (8, 16, 32, 64)
-COUNT      matrices whose rows alternate (1, 2)
+COUNT      matrices with alternating rows (1, 2)
 IMAGES     operands A [64, 128] in a tile (1, 2)
 GAIN       whether columns are multiplied by a gain (False, True)
 PAIRED     whether two neighbouring values are one aligned word everywhere (False, True)
@@ -229,7 +229,7 @@ def _pack_kernel(
     words, base = _of_tile(
         tile, line, pair, scales, first, second, gain, height, cols, stride, tiles, R, COUNT, IMAGES, GAIN, PAIRED,
     )  # fmt: skip
-    # Both halves of a word at once: a number whose distance is 1 or more is the weight less the base, and 0 is 0.
+    # Both halves of a word at once: a number of distance 1 or more is the weight less the base, and 0 is 0.
     above = (words | 0x80008000) - (((base + 1) << 7) * 0x00010001).to(tl.uint32)
     near = above & 0x80008000
     numbers = (((above & 0x7FFF7FFF) + 0x00800080) & (near - (near >> 15))) | (words & 0x80008000)
@@ -334,7 +334,7 @@ def pack_compact(
     images: Tensor, lists: Tensor, scales: Tensor, reached: Tensor, places: Tensor, matrices: tuple[Tensor, ...],
     gain: Tensor | None, shape: TileShape,
 ) -> None:  # fmt: skip
-    """Pack one or two bfloat16 matrices of one shape, whose rows alternate, into their places of a compact stream.
+    """Pack one or two bfloat16 matrices of one shape, with alternating rows, into their places of a compact stream.
 
     images: uint8 [stream tiles, shape.tile_bytes]. lists: int32 [stream tiles, LIST_WORDS]. scales: float32, of the
     matrices' row blocks. reached: bool, set to False if the format does not hold a weight. places: int32, of each tile,

@@ -66,7 +66,7 @@ def _bytes_of(images: Tensor, cols: int, shape: TileShape, rounding: Rounding) -
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix of a program: [rows, cols] 16-bit, or several of one shape whose rows alternate.
+    """A matrix of a program: [rows, cols] 16-bit, or several of one shape with alternating rows.
 
     gain: [cols], multiplied into the columns in float32 and rounded once (the gain of the norm before the product).
     """
@@ -374,7 +374,7 @@ class StreamMatrix:
     def parts(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the matrix in parts of at most about 128 MiB: (first row, rows), each valid until the next.
 
-        Several matrices whose rows alternate are one part. Kept matrices have the same parts.
+        Several matrices with alternating rows are one part. Kept matrices have the same parts.
         """
         kept = self.stream.kept(self)
         step = max(1, _PART_BYTES // (self.cols * self.stream.dtype.itemsize)) if self.count == 1 else self.height

@@ -2,11 +2,11 @@
 
 Program ids: program_id(0) is the tile (for one-byte weights the image), program_id(1) one of _PARTS parts of it.
 Registers: 16 values a thread. A program copies between 16 KiB of the stream and rows x cols of a matrix, or of two
-whose rows alternate, in runs of 64 values (128 bytes) on both sides. Roofline: each weight read and written once.
+with alternating rows, in runs of 64 values (128 bytes) on both sides. Roofline: each weight read and written once.
 
 constexpr  meaning [unit] (allowed values)
 R          rows of a weight tile (8, 16, 32, 64)
-COUNT      matrices whose rows alternate (1, 2)
+COUNT      matrices with alternating rows (1, 2)
 GAIN       whether columns are multiplied by a gain (False, True)
 PART       values of a program
 FORMAT     one-byte format (1: int8, 2: fp8 e4m3)
@@ -33,7 +33,7 @@ _PARTS = 4  # programs a tile: 2,048 values each, 16 a thread
 
 @dataclass(frozen=True)
 class UnpackedRows:
-    """Rows to read back, of `count` matrices whose rows alternate in the stream.
+    """Rows to read back, of `count` matrices with alternating rows in the stream.
 
     out: [count, rows, cols], contiguous: each matrix's rows from first_row on. first_block, blocks: the stream's row
     blocks that hold them.
@@ -124,7 +124,7 @@ def _unpack_bytes_kernel(
 def pack_tiles(
     stream: Tensor, places: Tensor, matrices: tuple[Tensor, ...], gain: Tensor | None, shape: TileShape
 ) -> None:
-    """Pack one or two matrices of one shape, whose rows alternate, into their places of the stream.
+    """Pack one or two matrices of one shape, with alternating rows, into their places of the stream.
 
     places: int32, of every tile, row block by row block. matrices: [height, cols], last axis contiguous.
     """

@@ -19,7 +19,7 @@ _SMALLEST_NORMAL = 2.0**-126
 def round_rows(rows: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Round each row: float32 [n, cols] to (uint8 [n, cols], the formats' bits; float32 [n], scales).
 
-    Ties to even. A row that is zero, or whose scale would be subnormal, becomes zeros. A row with a NaN or infinite
+    Ties to even. A row that is zero, or would have a subnormal scale, becomes zeros. A row with a NaN or infinite
     value gets such a scale, so its products show it.
     """
     largest = rows.abs().amax(dim=1)

@@ -55,7 +55,7 @@ from onewave.wave.kernel.attend.layouts import (
     value_words,
     warps_rows,
 )
-from onewave.wave.kernel.attend.publish import clear_unused, publish_few, publish_split, publish_whole
+from onewave.wave.kernel.attend.publish import clear_unused, publish_mergeable, publish_split, publish_whole
 from onewave.wave.kernel.attend.streamed import from_ring, release_keys, tiles_of_block, whole_blocks
 from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.parameters import AttentionMemory, SplitTask
@@ -182,7 +182,7 @@ def attend(step, site, memory, ring, streamed, xs, c):
             publish_whole(step, low, high, c)
         else:
             if c.FEW > 0:
-                publish_few(step, low, high, lse, c)
+                publish_mergeable(step, low, high, lse, c)
             else:
                 publish_split(step, low, high, lse, c.D)
         clear_unused(step, splits, c)
@@ -345,7 +345,7 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
             coming = begin + BLOCK
     left = end - at  # keys in this block and after it
     while left > 0:
-        # Loaded for every block: at head_dim 128 no registers are left to keep them in.
+        # Loaded for every block: at head_dim 128 they would not fit the registers.
         q = queries._reinterpret(c.DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
         q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], c.DTYPE, A))
         if c.STREAMS == 0:

@@ -1,7 +1,7 @@
 """Cached keys and values of a decode step: one run of rows a sequence, or KV blocks found through a block table.
 
 PAGE 0: caches [layers, slots, kv_heads, capacity, D]. PAGE > 0: a KV block holds PAGE keys, caches [layers, blocks,
-kv_heads, PAGE, D], and a table int32 [slots, blocks a slot], whose rows are valid up to the last position. The table
+kv_heads, PAGE, D], and a table int32 [slots, blocks a slot]. Its rows are valid up to the last position. The table
 must not change while the launch runs; it may change before the next.
 
 A warp takes 16 keys at a time. They lie in one KV block, or in two where a sliding window begins in the middle of one;

@@ -23,7 +23,7 @@ from onewave.wave.kernel.attend.combine import split_of_keys
 from onewave.wave.kernel.attend.layouts import few_words
 from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.records import record_word
-from onewave.wave.kernel.spin import poll_few
+from onewave.wave.kernel.spin import poll_splits
 from onewave.wave.kernel.widen.byte_values import raised
 from onewave.wave.kernel.words import (
     WORD_COLUMNS,
@@ -84,7 +84,7 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
 
 @gluon.jit
 def poll_merged(pointers, lses, real, used, site, c):
-    """Poll the words of `used` splits (spin.poll_few) and merge them; words that are not `real` are 0.
+    """Poll the words of `used` splits (spin.poll_splits) and merge them; words that are not `real` are 0.
 
     Sums in float32; rounds once to DTYPE.
     """
@@ -93,12 +93,12 @@ def poll_merged(pointers, lses, real, used, site, c):
     WAITS: gl.constexpr = c.SYNC == 0
     COUNT: gl.constexpr = pointers.shape[0]
     counts = gl.where(real, used, 0)
-    parts = poll_few(pointers, lses, counts, site, WAITS, FEW, D * 2)
+    parts = poll_splits(pointers, lses, counts, site, WAITS, FEW, D * 2)
     low, high, mass, top = merged_splits(parts, COUNT, c.DTYPE)
     if used > _FEW_SPLITS:
         pointers = gl.where(real, pointers + _FEW_SPLITS * D * 2, 0)
         lses = gl.where(real, lses + _FEW_SPLITS * 4, 0)
-        parts = poll_few(pointers, lses, counts - _FEW_SPLITS, site, WAITS, FEW, D * 2)
+        parts = poll_splits(pointers, lses, counts - _FEW_SPLITS, site, WAITS, FEW, D * 2)
         more_low, more_high, more_mass, more_top = merged_splits(parts, COUNT, c.DTYPE)
         higher = gl.maximum(top, more_top)
         fade = gl.exp2(top - higher)

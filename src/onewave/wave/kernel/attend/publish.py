@@ -49,7 +49,7 @@ def publish_split(step, low, high, lse, D: gl.constexpr):
 
 
 @gluon.jit
-def publish_few(step, low, high, lse, c):
+def publish_mergeable(step, low, high, lse, c):
     """Publish a split's result for product steps that merge: head by head, 16-bit values of all splits, then a
     log2-sum-exp2 of each."""
     D: gl.constexpr = c.D
@@ -73,7 +73,7 @@ def publish_few(step, low, high, lse, c):
 def clear_unused(step, splits, c):
     """Clear in the next set what the task would publish of a sequence with another number of splits.
 
-    These are publish_split's words, or publish_few's and publish_whole's (`combine` clears what it would publish).
+    These are publish_split's words, or publish_mergeable's and publish_whole's. `combine` clears its own.
     splits: of this sequence; 0: the task attends to nothing.
     """
     D: gl.constexpr = c.D

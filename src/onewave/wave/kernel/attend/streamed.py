@@ -93,8 +93,8 @@ def skip_tiles(slot, phase, tiles, S: gl.constexpr):
 def keys_of_task(task, row, blocks, steps, sequences, c):
     """Find the keys of the thread block's next attention task: first row of 64 values in the caches, whole blocks.
 
-    task: above 0, the layers after the task before, whose row and blocks are given and whose keys are at the same
-    positions; below 0, -1 - (number of its step).
+    task: below 0, -1 - (number of its step). Above 0, layers after the task before: its keys are at the same positions,
+    and row and blocks are that task's.
     """
     places = (steps - RECORD_SIZE).to(gl.pointer_type(gl.int64))
     layer = gl.load(places + PLACE_LAYER_STRIDE)
@@ -168,7 +168,7 @@ def tile_from_ring(ring, tile, ROWS: gl.constexpr, c):
 
 @gluon.jit
 def release_keys(ring, tile, c):
-    """Free the slots of a block whose keys and values are in registers. tile: number of the first tile."""
+    """Free the slots of a block once its keys and values are in registers. tile: number of the first tile."""
     fence_async_shared()
     gl.thread_barrier()
     for at in gl.static_range(tiles_of_block(c.D)):

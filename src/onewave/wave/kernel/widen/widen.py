@@ -60,7 +60,7 @@ def operand_a(words, OPERAND: gl.constexpr, PARTS: gl.constexpr, c):
 
 @gluon.constexpr_function
 def parts_of(R, NB) -> int:
-    """Parts of a product whose rows and columns need no others'.
+    """Parts of a product: each one's rows need no other part's columns.
 
     A warp's rows are those of few column groups (layout.py), and it need not multiply by the others' activations. A
     part has eight columns at least.
