@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `pairs`, mark as slow the parameters that show no new pair of values."""
-    from kit.pairs import covering
+    from kit.lanes import covering
 
     cases: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
     for item in items:

@@ -12,7 +12,7 @@ from onewave.ops.rms_norm import reference as rms_norm_reference
 from onewave.ops.swiglu import reference as swiglu_reference
 
 # On a card these are the GPU tests of the operators.
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if torch.cuda.is_available() else [])]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOW_DTYPES = [torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 

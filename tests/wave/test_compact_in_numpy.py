@@ -11,6 +11,7 @@ import torch
 from test_decode_in_numpy import LONG, Simulated
 from torch import Tensor
 
+from kit.lanes import slow
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
@@ -71,7 +72,7 @@ def test_a_step_on_compact_weights_is_the_step_on_plain_ones(family: str) -> Non
 
 
 @FILLING
-@pytest.mark.parametrize("batch", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("batch", [1, slow(2), 3, slow(8), 16])
 def test_every_width_of_the_products(batch: int, filling: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
     model = model_of(replace(LONG, intermediate_size=2112))
@@ -84,7 +85,7 @@ def test_every_width_of_the_products(batch: int, filling: float, monkeypatch: py
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("batch", [1, 2, 8])
+@pytest.mark.parametrize("batch", [1, slow(2), 8])
 def test_keys_come_between_tiles_of_compact_weights(batch: int, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
     rope = RopeConfig("default", 500.0, dim)
@@ -106,7 +107,13 @@ def test_keys_do_not_come_between_tiles_too_small_for_them(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("batch", "intermediate", "filling"), [(8, 4672, 0.0), (4, 8256, 100.0), (16, 2112, 0.0), (16, 2112, 100.0)]
+    ("batch", "intermediate", "filling"),
+    [
+        (8, 4672, 0.0),
+        slow(4, 8256, 100.0),
+        slow(16, 2112, 0.0),
+        (16, 2112, 100.0),
+    ],
 )
 def test_activations_pass_for_a_few_row_blocks(
     batch: int, intermediate: int, filling: float, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +127,7 @@ def test_activations_pass_for_a_few_row_blocks(
     assert downs[:, Word.BLOCKS].max() == program.shape.group
 
 
-@pytest.mark.parametrize("batch", [5, 9])
+@pytest.mark.parametrize("batch", [5, slow(9)])
 def test_slices_of_a_long_row_carry_their_rows_scales(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SLICE", 0)
@@ -158,7 +165,16 @@ def plant_listed(model: Llama) -> None:
             matrix[row, 0] = 2.0**60
 
 
-@pytest.mark.parametrize(("batch", "filling"), [(1, 0.0), (1, 100.0), (3, 100.0), (8, 0.0), (16, 100.0)])
+@pytest.mark.parametrize(
+    ("batch", "filling"),
+    [
+        (1, 0.0),
+        (1, 100.0),
+        slow(3, 100.0),
+        slow(8, 0.0),
+        (16, 100.0),
+    ],
+)
 def test_listed_weights_count_for_as_much_as_others(
     batch: int, filling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

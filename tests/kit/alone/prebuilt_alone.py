@@ -30,7 +30,6 @@ from prebuild import TARGET, build, launches
 
 KEPT = ROOT / "src" / "onewave" / "ops" / "attention" / FOLDER
 SMALL = "attention-128-bfloat16/causal-packed-many-sort_slots"
-COMPILED = (SMALL, "attention-64-bfloat16/full", "attention-128-float8_e4m3fn/causal")
 
 
 def instructions(cubin: bytes) -> list[str]:
@@ -126,7 +125,7 @@ def of_damaged_files(launch: Launch) -> list[str]:
     return said
 
 
-def found() -> dict[str, Any]:
+def found(compiled: list[str]) -> dict[str, Any]:
     driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))
     index = json.loads((KEPT / INDEX).read_text())["kernels"]
     wanted = launches()
@@ -144,7 +143,7 @@ def found() -> dict[str, Any]:
         "said": of_damaged_files(wanted[SMALL]),
         "taken": taken_or_not(wanted[SMALL]),
     }
-    for name in COMPILED:
+    for name in compiled:
         taken = take_prebuilt(wanted[name])
         how, kernel = in_triton(wanted[name])
         binary, entry = build(name)
@@ -166,4 +165,4 @@ def found() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(found(), sys.stdout)
+    json.dump(found(sys.argv[1:]), sys.stdout)

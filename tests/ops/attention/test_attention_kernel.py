@@ -13,7 +13,7 @@ from onewave.ops.attention.masks import Options, options
 from onewave.ops.attention.triton import kernel as triton_impl
 from onewave.ops.attention.triton.plan import AttentionPlan, plan_attention
 
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if torch.cuda.is_available() else [])]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # bf16 products are wrong in the interpreter.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16

@@ -17,7 +17,7 @@ from onewave.ops.decode_attention import decode_attention, op
 from onewave.ops.decode_attention.reference import decode_attention as reference
 from onewave.ops.decode_attention.triton.plan import DecodePlan, plan_decode
 
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if torch.cuda.is_available() else [])]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter miscomputes bf16.
 LOW_DTYPES = [torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])

@@ -15,7 +15,7 @@ from onewave.ops.kv_layout import pack_k, unpack_k
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if DEVICE == "cuda" else [])]
 ENGINES = ["reference", "kernel"]
 # The interpreter miscomputes bf16; a card takes no float32.
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16, torch.float32]

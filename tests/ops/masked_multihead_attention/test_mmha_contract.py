@@ -14,7 +14,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.kv_layout import pack_k
 from onewave.ops.masked_multihead_attention import masked_multihead_attention, op
 
-pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if DEVICE == "cuda" else [])]
 LOW = {"dtype": torch.float16, "device": DEVICE}
 
 

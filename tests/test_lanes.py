@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from kit.pairs import covering
+from kit.lanes import covering
 
 LISTS = [(1, 2, 8, 16), ("causal", "full", "window"), (True, False), (64, 80, 128), ("bf16", "fp16")]
 CASES = list(product(*LISTS))

@@ -1,9 +1,12 @@
-"""Which cases of a test show every pair of its parameters' values."""
+"""The two lanes of tests: which cases `make test` runs, and which are left to `make test-all`."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import combinations
+from typing import Any
+
+import pytest
 
 
 def covering(cases: Sequence[tuple[Hashable, ...]]) -> list[int]:
@@ -20,3 +23,8 @@ def covering(cases: Sequence[tuple[Hashable, ...]]) -> list[int]:
         shown = set(left[best])
         left = [pairs - shown for pairs in left]
     return sorted(chosen)
+
+
+def slow(*values: Any) -> Any:
+    """Give a case's values the mark slow, in a list of parameters."""
+    return pytest.param(*values, marks=pytest.mark.slow)
