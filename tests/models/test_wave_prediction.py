@@ -122,7 +122,7 @@ def test_no_step_is_faster_than_its_weights(batch: int) -> None:
 
 def test_a_stage_that_is_cut_in_slices_is_fitted_too() -> None:
     config = replace(BASE, num_layers=4, layer_windows=(None,) * 4, intermediate_size=9344)
-    assert plan_decode(config, batch=8, workers=5).program.most_splits > 1
+    assert plan_decode(config, batch=8, workers=5).program.max_slices > 1
     measured = predict_step(config, COSTS, batch=8, workers=5)
     found = fit_costs(config, measured, batch=8, memory_bandwidth=100.0, source="")
     assert predict_step(config, found, batch=8, workers=5).makespan == pytest.approx(measured.makespan, rel=0.02)

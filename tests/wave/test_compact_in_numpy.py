@@ -74,7 +74,7 @@ def test_a_step_on_compact_weights_is_the_step_on_plain_ones(family: str) -> Non
 @FILLING
 @pytest.mark.parametrize("batch", [1, slow(2), 3, slow(8), 16])
 def test_every_width_of_the_products(batch: int, filling: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", filling)
     model = model_of(replace(LONG, intermediate_size=2112))
     shape = plan_decode(model.config, batch=batch, workers=3, weight_bytes=COMPACT_BYTES).program.shape
     assert shape.images == (2 if filling else 1)
@@ -87,7 +87,7 @@ def test_every_width_of_the_products(batch: int, filling: float, monkeypatch: py
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("batch", [1, slow(2), 8])
 def test_keys_come_between_tiles_of_compact_weights(batch: int, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
     rope = RopeConfig("default", 500.0, dim)
     model = model_of(replace(LONG, intermediate_size=2112, head_dim=dim, rope=rope, num_heads=4, num_kv_heads=2))
     contexts = [900, 257, 3, 0, 128, 129, 300, 16][:batch]
@@ -98,7 +98,7 @@ def test_keys_come_between_tiles_of_compact_weights(batch: int, dim: int, monkey
 
 
 def test_keys_do_not_come_between_tiles_too_small_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 0.0)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 0.0)
     rope = RopeConfig("default", 500.0, 64)
     model = model_of(replace(LONG, head_dim=64, rope=rope, num_heads=4, num_kv_heads=2))
     wave = agree(model, 2, workers=3, contexts=[500, 257])
@@ -119,7 +119,7 @@ def test_activations_pass_for_a_few_row_blocks(
     batch: int, intermediate: int, filling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", filling)
     model = model_of(replace(LONG, intermediate_size=intermediate))
     program = agree(model, batch, workers=2).bench.program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
@@ -132,7 +132,7 @@ def test_slices_of_a_long_row_carry_their_rows_scales(batch: int, monkeypatch: p
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SLICE", 0)
     model = model_of(replace(LONG, intermediate_size=4672))
-    assert agree(model, batch, workers=3, steps=2).bench.program.most_splits >= 2
+    assert agree(model, batch, workers=3, steps=2).bench.program.max_slices >= 2
 
 
 def plant_listed(model: Llama) -> None:
@@ -178,7 +178,7 @@ def plant_listed(model: Llama) -> None:
 def test_listed_weights_count_for_as_much_as_others(
     batch: int, filling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", filling)
     model = model_of(replace(BASE, intermediate_size=320))
     plant_listed(model)
     wave = agree(model, batch, workers=3)
@@ -196,7 +196,7 @@ def test_listed_weights_count_for_as_much_as_others(
 
 
 def test_one_listed_weight_is_as_good_as_any_in_each_half_of_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
     model = model_of(replace(LONG, intermediate_size=2112))
     plant_listed(model)
     down = model.weights.layers[0].down

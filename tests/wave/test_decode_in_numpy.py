@@ -236,7 +236,7 @@ def test_a_hidden_row_too_long_for_one_multiprocessor_may_be_cut_in_slices(monke
         monkeypatch.setattr(f"onewave.wave.plan.slices.{cost}", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
     plan = plan_decode(model.config, batch=5, workers=3)
-    assert plan.program.most_splits == 2
+    assert plan.program.max_slices == 2
     agree_at(model, [3, 20, 0, 9, 1], 3)
 
 
@@ -326,7 +326,7 @@ def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_bl
     model = random_model(replace(LONG, intermediate_size=intermediate))
     program = plan_decode(model.config, batch=batch, workers=workers).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
-    assert program.most_splits == 1
+    assert program.max_slices == 1
     assert (downs[:, Word.CHUNKS] > program.shape.slots).all()
     blocks = model.config.hidden_size // program.shape.rows
     assert downs[:, Word.BLOCKS].max() == min(program.shape.group, -(-blocks // workers))
@@ -343,7 +343,7 @@ def test_hidden_rows_and_heads_too_long_for_shared_memory_pass_through_it(
     rope = RopeConfig("default", 500.0, 64)
     model = random_model(replace(LONG, **sizes, max_position=320, rope=rope, qkv_bias=heads == 2))
     program = plan_decode(model.config, batch=16, workers=workers).program
-    assert program.shape.most_tiles * program.shape.cols < 2112
+    assert program.shape.max_tiles * program.shape.cols < 2112
     agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11, 5, 6, 300, 8, 10, 12, 13], workers)
 
 
@@ -353,8 +353,8 @@ def test_a_slice_of_k_may_be_longer_than_shared_memory_too(monkeypatch: pytest.M
     model = random_model(replace(LONG, intermediate_size=6144))
     program = plan_decode(model.config, batch=16, workers=3).program
     downs = program.steps[[name.startswith("down") and "_sum" not in name for name in program.names]]
-    assert program.most_splits == 2
-    assert (downs[:, Word.TILES] > program.shape.most_tiles).any()
+    assert program.max_slices == 2
+    assert (downs[:, Word.TILES] > program.shape.max_tiles).any()
     agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11, 5, 6, 30, 8, 10, 12, 13], 3)
 
 

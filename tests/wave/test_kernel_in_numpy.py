@@ -61,7 +61,7 @@ def test_the_block_on_compact_weights_is_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     # A card of four multiprocessors has as many row blocks of the second product as one of 128 has of a large one.
-    monkeypatch.setattr("onewave.wave.plan.slices.MULTIPROCESSORS", 4)
+    monkeypatch.setattr("onewave.wave.plan.slices.NUM_SMS", 4)
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
     sizes = FFNSizes(batch, hidden, inner, 128, True)
     up, gate = ((randn(inner, hidden, seed=seed) / hidden**0.5).bfloat16() for seed in (1, 2))

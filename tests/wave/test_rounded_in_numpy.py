@@ -60,7 +60,7 @@ def test_every_width_of_the_products(name: str, batch: int) -> None:
 
 @pytest.mark.parametrize(("name", "batch"), [("int8", 1), ("fp8", 4), ("int8", 16)])
 def test_tiles_of_two_operands(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
     model = random_model(replace(LONG, intermediate_size=2112))
     shape = plan_decode(model.config, batch=batch, workers=3, weight_bytes=1).program.shape
     assert (shape.images, shape.tile_bytes) == (2, TILE_BYTES)
@@ -70,7 +70,7 @@ def test_tiles_of_two_operands(name: str, batch: int, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("name", ROUNDINGS)
 def test_keys_come_between_tiles_of_rounded_weights(name: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
     rope = RopeConfig("default", 500.0, dim)
     model = random_model(replace(LONG, intermediate_size=2112, head_dim=dim, rope=rope, num_heads=4, num_kv_heads=2))
     contexts = [900, 257]
@@ -100,7 +100,7 @@ def test_activations_pass_for_a_few_row_blocks(
     name: str, batch: int, intermediate: int, filling: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", filling)
     model = random_model(replace(LONG, intermediate_size=intermediate))
     program = plan_decode(model.config, batch=batch, workers=2, weight_bytes=1).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
@@ -111,10 +111,10 @@ def test_activations_pass_for_a_few_row_blocks(
 
 @pytest.mark.parametrize(("name", "filling"), [("int8", 1.0), ("fp8", 2.0)])
 def test_hidden_rows_of_sixteen_sequences_pass(name: str, filling: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", filling)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", filling)
     model = random_model(replace(LONG, hidden_size=2112))
     shape = plan_decode(model.config, batch=16, workers=2, weight_bytes=1).program.shape
-    assert shape.most_tiles * shape.cols < 2112
+    assert shape.max_tiles * shape.cols < 2112
     assert shape.images == (1 if filling == 1.0 else 2)
     agree(model, name, 16, workers=2, steps=1)
 
@@ -123,7 +123,7 @@ def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.Monkey
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SLICE", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
-    assert plan_decode(model.config, batch=5, workers=3, weight_bytes=1).program.most_splits == 2
+    assert plan_decode(model.config, batch=5, workers=3, weight_bytes=1).program.max_slices == 2
     agree(model, "int8", batch=5, workers=3, steps=2)
 
 

@@ -184,7 +184,7 @@ def sample_trace(given: Mapping[str, Any]) -> dict[str, Any]:
     if program == "decode":
         step = _decode_step(str(given.get("sizes", SAMPLES[program])), workers)
         machine = Machine(workers=workers, ahead_bytes=step.ahead_bytes)
-        # In program order, the launch's own queues; any other order hands its tasks to whoever is free.
+        # In program order, the launch's own queues; in any other order a free worker takes the next task.
         queues = step.queues if order == "sequential" else None
         return simulate(step.graph, order, machine, queues=queues, sync=sync).to_dict()
     sizes = wholes(given, "sizes", SAMPLES[program], 65_536)

@@ -64,7 +64,7 @@ class DecodeWave:
         progress: Callable[[int], None] | None = None,
     ):
         if not runs_here(model.device) or model.dtype not in (torch.bfloat16, torch.float16):
-            allowed = "bfloat16 or float16 on a card of compute capability 9.0"
+            allowed = "bfloat16 or float16 on a GPU of compute capability 9.0"
             raise UnsupportedError("one wave", got=f"{model.dtype} on {model.device}", allowed=allowed)
         config = model.config
         self.batch, self.vocab_size, self.device = batch, config.vocab_size, model.device

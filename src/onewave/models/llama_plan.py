@@ -1,9 +1,11 @@
-"""A decode step of a LLaMA-family model as a task graph, proved, lowered and packed: one launch a token.
+"""Plan a LLaMA-family decode step as one launch: a task graph, dealt out, proved and lowered. Needs no torch.
 
-A layer: qkv (norm inside), attention by splits, its combination, o-proj + residual, gate/up (norm inside) with SiLU,
-down + residual; after the last, the head. Norm gains are multiplied into the matrices; the residual stream stays in
-float32 with the worker that owns its rows, and travels rounded to 16 bits. What decides about rounding depends on the
-model and on the padded batch alone, so neither the number of workers nor a sequence's company changes its bits.
+The engine launches this plan. `onewave tiles`, `bench predict` and the lab build the same one.
+
+Operations of a layer: qkv (norm inside), attention by splits, combination of splits, o-proj + residual, gate/up (norm
+inside) with SiLU, down + residual. The head follows the last layer. Norm gains are multiplied into the matrices. The
+residual stream stays in float32 with the worker that owns its rows, and travels rounded to 16 bits. Rounding depends on
+the model and the padded batch alone, so results are batch-invariant, and the same on any number of workers.
 """
 
 from __future__ import annotations
@@ -24,17 +26,19 @@ from onewave.wave.plan.deal import Deal, fewest_workers
 from onewave.wave.plan.layout import MOST_SPLITS, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.plan.program import WaveProgram, build_program
-from onewave.wave.plan.slices import MULTIPROCESSORS, passes, slices_of
+from onewave.wave.plan.slices import NUM_SMS, passes, slices_of
 
-# Attention tasks of a layer: about one a multiprocessor of today's cards, and a power of two a sequence and head.
-_ATTENTION_TASKS = MULTIPROCESSORS
+# Attention tasks of a layer: about one an SM of today's GPUs, and a power of two a sequence and head. More tasks cost
+# merging, fewer leave SMs without keys to read.
+_ATTENTION_TASKS = NUM_SMS
 MAX_BATCH = 16
 """Sequences of one step."""
 # Tasks of a step. Planning and proving more takes half a minute and gigabytes (docs/log/wave.md, "Planning of sixteen
 # sequences").
-_MOST_TASKS = 1 << 17
-# Of the bytes of a layer, by which filling rows up to larger tiles may lengthen the stream.
-_MOST_FILLING = 1.03
+_MAX_TASKS = 1 << 17
+# How many times its bytes a layer's stream may take because rows are filled up to larger tiles. Larger: more shapes use
+# the tile of two images, which streams faster, and more zeros.
+_MAX_FILLING = 1.03
 MAX_CONTEXT = 1 << 30
 """Tokens of a cache, beyond those of any model today."""
 SYNC_POLICY = "none"
@@ -75,7 +79,7 @@ class DecodePlan:
 
 
 def unsupported_because(config: ModelConfig, batch: int) -> str | None:
-    """Why the wave can't run this model at this batch; None if it can."""
+    """Say why the wave can't run this model at this batch; None if it can."""
     padded = 1 << (batch - 1).bit_length()
     if not 1 <= batch <= MAX_BATCH:
         return f"batch {batch}; up to {MAX_BATCH} sequences run as one wave"
@@ -89,14 +93,14 @@ def unsupported_because(config: ModelConfig, batch: int) -> str | None:
         if size % 64:
             return f"{name} size {size}, no multiple of 64"
     if config.num_heads * config.head_dim % 64 or config.num_kv_heads * config.head_dim % 32:
-        return "heads whose width is no multiple of 64"
+        return "heads of a width that is no multiple of 64"
     shape = _shape(config, padded)
-    widest = shape.most_tiles * shape.cols
+    widest = shape.max_tiles * shape.cols
     if padded <= 2 and max(config.hidden_size, config.num_heads * config.head_dim) > widest:
-        return f"batch {batch} of hidden size {config.hidden_size}; up to {widest} columns fit a multiprocessor"
+        return f"batch {batch} of hidden size {config.hidden_size}; up to {widest} columns fit an SM"
     tasks = _tasks(config, shape, padded)
-    if tasks > _MOST_TASKS:
-        return f"batch {batch} of a step of {tasks:,} tasks; up to {_MOST_TASKS:,} are planned"
+    if tasks > _MAX_TASKS:
+        return f"batch {batch} of a step of {tasks:,} tasks; up to {_MAX_TASKS:,} are planned"
     return None
 
 
@@ -107,13 +111,13 @@ def _check_supported(config: ModelConfig, batch: int) -> None:
 
 
 def _tasks(config: ModelConfig, shape: TileShape, padded: int) -> int:
-    """Tasks of a step's products, about, on a card of today's size."""
+    """Estimate the tasks of a step's products on NUM_SMS SMs."""
     found = 0
     for operation in _operations(config, shape, head_groups(config, padded)).values():
         if isinstance(operation, Operation) and operation.weight is not None:
-            share = cuts(operation.rows * operation.slices, shape.rows * MULTIPROCESSORS)
+            share = cuts(operation.rows * operation.slices, shape.rows * NUM_SMS)
             passing = passes(operation.cols, operation.slices, shape)
-            found += MULTIPROCESSORS * (cuts(share, shape.group) if passing else 1)
+            found += NUM_SMS * (cuts(share, shape.group) if passing else 1)
     return found
 
 
@@ -140,13 +144,13 @@ def _shape(config: ModelConfig, padded: int, weight_bytes: float = 2) -> TileSha
 
     if weight_bytes == 2:
         return made(1)
-    # The larger tile passes faster, unless much of it were only filling up rows.
+    # The larger tile streams faster, unless much of it only fills up rows.
     small, large = made(1), made(2)
-    return large if _padded_values(config, large) <= _MOST_FILLING * _padded_values(config, small) else small
+    return large if _padded_values(config, large) <= _MAX_FILLING * _padded_values(config, small) else small
 
 
 def _padded_values(config: ModelConfig, shape: TileShape) -> int:
-    """Weights of a layer with their rows filled up to whole tiles."""
+    """Count a layer's weights, with its rows filled up to whole tiles."""
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
     sizes = ((qkv, hidden), (hidden, width), (2 * inner, hidden), (hidden, inner))
@@ -154,10 +158,11 @@ def _padded_values(config: ModelConfig, shape: TileShape) -> int:
 
 
 def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes: float = 2) -> int:
-    """Blocks of a launch, of `available` that the device runs side by side; none without a row block of the head.
+    """Choose the thread blocks of a launch, so that each has a row block of the head.
 
-    One or two sequences take all: their rings are what rides out a hand-off. More take the fewest that leave nobody
-    with more row blocks of any matrix of a layer.
+    available: blocks that the device runs at once. One or two sequences take all of them: more rings ride out a
+    hand-off better. Larger batches take the fewest blocks that add no row block of any matrix to the busiest one.
+    Raises UnsupportedError.
     """
     _check_supported(config, batch)
     padded = 1 << (batch - 1).bit_length()
@@ -209,14 +214,14 @@ def deal_decode(
     groups, shape = head_groups(config, padded), _shape(config, padded, weight_bytes)
     operations = _operations(config, shape, groups)
     deal = Deal(operations, shape, workers, padded, by_writer=True, context=context)
-    # The first workers have more rows of the stream, so that the larger shares of gate_up are the last ones', whose
-    # results `down` takes last.
+    # The first workers have more rows of the residual stream. So the last ones have the larger shares of gate_up, and
+    # `down` reads their results last.
     stream_shares = deal.shares(config.hidden_size // shape.rows, first=True)
     for name, operation in operations.items():
         if not isinstance(operation, Operation):
             deal.add_units(name)
         elif operation.residual:
-            # Always the same rows a worker: the residual stream never leaves it.
+            # A worker always has the same rows: the residual stream never leaves it.
             pieces = shape.rows // deal.height(operation)
             deal.add(name, shares=[share * pieces for share in stream_shares])
         else:
@@ -225,13 +230,16 @@ def deal_decode(
 
 
 def plan_program(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2) -> WaveProgram:
-    """The program of plan_decode alone: what another process hands back, without the graph and its proof."""
+    """Return plan_decode's program alone: another process hands it back without the graph and its proof."""
     return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
 
 
 def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: float = 2) -> int:
-    """Times that a step of `batch` sequences of `context` tokens waits for what other workers make: before attention,
-    the output projection, gate_up, down and the next layer, and where splits are combined or slices of K added up."""
+    """Count the hand-offs that a step waits for, one after the other.
+
+    There is one before attention, the output projection, gate_up, down and the next layer, and one where splits are
+    combined or slices of K are reduced. context: tokens in each cache.
+    """
     padded = 1 << (batch - 1).bit_length()
     groups = head_groups(config, padded)
     sliced = slices_of(config.hidden_size, config.intermediate_size, _shape(config, padded, weight_bytes)) > 1
@@ -262,7 +270,7 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
         found[f"attend{layer}"] = attention
         if not groups.few:
             found[f"combine{layer}"] = Combination(groups, parts, attended, window)
-        # Every worker that merges splits reads all of them: sooner done than a hand-off for one sequence, not for two.
+        # Every worker that merges splits reads all of them: faster than a hand-off for one sequence, slower for two.
         merges = attention if groups.few else None
         found[f"o{layer}"] = Operation(
             f"o{layer}", hidden, width, 1, attended, f"h{layer}", residual=True, embedded=first, merges=merges

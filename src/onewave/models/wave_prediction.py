@@ -1,7 +1,7 @@
-"""A decode step of one wave, simulated: what its plan should take, before or without a card.
+"""Predict a wave's decode step by simulating its plan, without a GPU.
 
-The simulator knows a plan's bytes and their order; what a hand-off between stages costs was fitted to a measured launch
-(tiles.fit) and is kept in wave_costs.json with where it comes from.
+The simulator knows a plan's bytes and their order. Hand-off costs between stages are fitted to a measured launch
+(tiles.sim.fit); wave_costs.json keeps them with their source.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from onewave.tiles.sim.simulate import simulate
 from onewave.tiles.sim.timeline import stage_of
 from onewave.tiles.sim.trace import Trace
 
-_MOST_COST = 1e12
-# Bytes/ns that a multiprocessor gets from the second-level cache by asynchronous copies, observed on an H200
+_MAX_COST = 1e12
+# Bytes/ns that an SM gets from L2 by asynchronous copies, observed on an H200
 # (docs/log/wave.md, "Bandwidth of an SM").
 _CACHE_BANDWIDTH = 50.0
 _KEPT = Path(__file__).with_name("wave_costs.json")
@@ -32,9 +32,12 @@ _KEPT = Path(__file__).with_name("wave_costs.json")
 
 @dataclass(frozen=True)
 class WaveCosts:
-    """What a step costs on a card. hand_offs: ns by stage, from the last end of a producer on another worker to a
-    task's start; several: the same of several sequences, empty where they are not known apart. memory_bandwidth:
-    bytes/ns, the read ceiling. source: what they were fitted to, for people."""
+    """Costs of a step on one GPU.
+
+    hand_offs: ns by stage, from the last end of a producer on another worker to a task's start. several: the same for
+    several sequences; empty where only one was measured. memory_bandwidth: bytes/ns, the read ceiling. source: the
+    measurement that they were fitted to.
+    """
 
     memory_bandwidth: float
     hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -74,8 +77,8 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST_COST:
-        raise TypeError(f"{name} is no number below {_MOST_COST:g}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MAX_COST:
+        raise TypeError(f"{name} is no number below {_MAX_COST:g}")
     return float(value)
 
 

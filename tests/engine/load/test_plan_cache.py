@@ -71,7 +71,7 @@ def test_a_cache_that_cannot_be_written_is_as_good_as_none(program: WaveProgram,
 
 
 def test_the_oldest_programs_make_room(program: WaveProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "_MOST_FILES", 2)
+    monkeypatch.setattr(plan_cache, "_MAX_FILES", 2)
     for name in "abc":
         save_program(program, tmp_path / f"{name}.program")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["b.program", "c.program"]

@@ -63,7 +63,7 @@ def test_a_stream_of_bytes_and_plain_matrices_give_the_same_bits(family: str, ro
 
 def test_tiles_of_two_operands_hold_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     small = streamed(BASE, ROUNDINGS["int8"])
-    monkeypatch.setattr(llama_plan, "_MOST_FILLING", 100.0)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
     large = streamed(BASE, ROUNDINGS["int8"])
     assert (small.stream.shape.images, large.stream.shape.images) == (1, 2)
     assert all(torch.equal(a, b) for a, b in zip(logits(small.model), logits(large.model), strict=True))

@@ -52,7 +52,7 @@ def test_every_shape_fits_shared_memory_with_a_ring_of_seven_tiles_or_more(batch
 def test_activations_take_the_shared_memory_that_the_longest_need_and_the_ring_the_rest(head_dim: int) -> None:
     for batch in (1, 2, 4):
         shapes = [tile_shape(batch, head_dim=head_dim, columns=columns) for columns in (64, 2048, 8192)]
-        assert all(s.most_tiles * s.cols >= c for s, c in zip(shapes, (64, 2048, 8192), strict=True))
+        assert all(s.max_tiles * s.cols >= c for s, c in zip(shapes, (64, 2048, 8192), strict=True))
         # Where attention leaves its warps' float32 values, eight heads a warp.
         assert all(s.slots * s.chunk_bytes >= 8 * 8 * head_dim * 4 for s in shapes)
         rings = [shape.ring for shape in shapes]

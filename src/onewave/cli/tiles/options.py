@@ -43,7 +43,7 @@ Queues = Annotated[
     str | None,
     typer.Option(
         "--queues",
-        help="ticket: whoever is free takes the next task; static: dealt out. Default: ticket; decode: as it runs.",
+        help="ticket: a free worker takes the next task; static: dealt out. Default: ticket; decode: as it runs.",
     ),
 ]
 Mode = Annotated[str, typer.Option("--mode", help="wave: tasks of a wave advance together; serial: one by one.")]

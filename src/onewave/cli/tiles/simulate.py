@@ -237,7 +237,7 @@ def compare_command(
 ) -> None:
     """Set two traces side by side, phase by phase.
 
-    Either may be simulated (simulate --trace FILE) or measured on a card.
+    Either may be simulated (simulate --trace FILE) or measured on a GPU.
     """
     from onewave.tiles.sim.trace import compare
 

@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).parents[2]
 _SOURCES = ("tiles/**/*.py", "wave/**/*.py", "models/llama_plan.py", "engine/load/plan_cache.py")
 _DIGEST_BYTES = 32
 # Of some megabytes each; the oldest go.
-_MOST_FILES = 16
+_MAX_FILES = 16
 _UNFINISHED = ".program-"
 # Writing one takes a moment.
 _STALE_SECONDS = 3600.0
@@ -37,7 +37,7 @@ def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Pa
 
 
 def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: float = 2) -> bool:
-    """Whether the cache keeps a step's program, for any number of workers: without asking a card how many it takes."""
+    """Say whether the cache keeps a step's program, for any number of workers, without asking a GPU for theirs."""
     try:
         return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes)}-*.program"))
     except (OSError, ValueError):  # a directory that may not be searched, or no path at all
@@ -55,7 +55,7 @@ def save_program(program: WaveProgram, path: Path) -> bool:
     data = program_bytes(program)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Not tempfile's, which nobody else may read: a cache may be for all users of a machine.
+        # Not tempfile's, which one user alone may read: a cache may be for all users of a machine.
         work = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
         try:
             with work.open("xb") as file:
@@ -74,11 +74,11 @@ def save_program(program: WaveProgram, path: Path) -> bool:
 
 def _make_room(directory: Path) -> None:
     """Remove the oldest programs, and what processes that ended while they wrote have left."""
-    with suppress(OSError):  # whoever else may be tidying up
+    with suppress(OSError):  # another process may be tidying up
         files = sorted((_written(file), file) for file in directory.glob("*.program"))
         left = [(_written(file), file) for file in directory.glob(f"{_UNFINISHED}*")]
         stale = [file for written, file in left if written < time.time() - _STALE_SECONDS]
-        for file in [*(file for _, file in files[:-_MOST_FILES]), *stale]:
+        for file in [*(file for _, file in files[:-_MAX_FILES]), *stale]:
             file.unlink(missing_ok=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_HEAD_DIM = 256
+MAX_HEAD_DIM = 256
 """Of the head dimensions that attention takes, multiples of 8."""
 
 

@@ -98,7 +98,7 @@ PROGRAMS: dict[str, ProgramRow] = {
     ),
     "conv": ProgramRow(("N", "H", "W", "C", "OUT", "KH", "KW"), (3, 3), _conv, "convolution as implicit GEMM"),
 }  # fmt: skip
-"""Programs whose sizes are numbers. Beside them: notation FILE."""
+"""Programs with numbers as sizes. Beside them: notation FILE."""
 _ALWAYS_READ = ("workers", "stream_k")
 
 

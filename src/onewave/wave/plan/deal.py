@@ -1,8 +1,8 @@
-"""Deals a chain of operations out to workers: a task graph and a queue a worker, ready for plan, verify and lower.
+"""Deal a chain of operations out to workers: a task graph and a queue a worker, ready for plan, verify and lower.
 
-Each part of the work goes out as evenly as whole row blocks allow, in contiguous runs; what is left over goes to the
-workers that stream least so far. What decides about rounding (blocks, slices of K, splits) is fixed by the operations,
-so any number of workers computes the same bits.
+Work is dealt in contiguous runs, as evenly as whole row blocks allow. The workers that stream least so far take the
+remainder. The operations fix all that decides about rounding (blocks, slices of K, splits), so results are bitwise
+equal on any number of workers.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from onewave.wave.plan.slices import passes, slice_bounds
 
 
 def fewest_workers(units: Iterable[int], available: int) -> int:
-    """The fewest workers, of the upper 15 sixteenths of `available`, that leave nobody with more of any operation.
+    """Return the fewest workers that give no worker more of any operation, at least 15/16 of `available`.
 
-    units: row blocks times slices of K, an operation. Each worker then has a larger share of the bandwidth, and fewer
-    of them read the activations."""
+    units: row blocks times slices of K of each operation. Fewer workers each have more bandwidth, and fewer of them
+    read the activations.
+    """
     fewest = max(-(-count // -(-count // available)) for count in units)
     return max(fewest, available * 15 // 16)
 
 
 @dataclass
 class Deal:
-    """A graph under construction. by_writer: a tile of an activation is what one worker makes of it, rather than what
-    one row block makes: a hundred times fewer accesses where every task of a stage reads a whole row.
+    """A graph under construction.
 
-    context: tokens in the cache of each sequence. Attention tasks then read that many keys and values, 16 bits each.
-    Nothing writes them within a step, so neither the order nor any wait depends on the context. build: the graph.
-    queues: task ids a worker. load: weight tiles a worker streams so far.
+    by_writer: a tile of an activation is one worker's part of it, not one row block's. That is a hundred times fewer
+    accesses where every task of a stage reads a whole row. context: tokens in the cache of each sequence. Attention
+    tasks read that many keys and values, 16 bits each. Nothing writes them within a step, so neither the order nor any
+    wait depends on the context. build: the graph. queues: task ids a worker. load: weight tiles that a worker streams
+    so far.
     """
 
     operations: Mapping[str, AnyOperation]
@@ -48,7 +50,7 @@ class Deal:
     queues: list[list[int]] = field(default_factory=list[list[int]])
     load: list[int] = field(default_factory=list[int])
     _spans: dict[str, list[tuple[int, int, Tile]]] = field(default_factory=dict[str, list[tuple[int, int, Tile]]])
-    # What was read before, by source, how much of it there was then, and bounds: all tasks of a stage read the same.
+    # Tiles found before, by source, number of its spans then, and bounds: all tasks of a stage read the same ones.
     _found: dict[tuple[str, int, int, int], tuple[Tile, ...]] = field(default_factory=dict[Any, Any])
 
     def __post_init__(self) -> None:
@@ -57,11 +59,11 @@ class Deal:
         self.build.tensor(INPUT, (self.batch, 1), (self.batch, 1))
 
     def height(self, operation: Operation) -> int:
-        """Rows of the operation's blocks: row blocks of a product, pieces of a reduction."""
+        """Return the rows of an operation's blocks: row blocks of a product, pieces of a reduction."""
         return self.shape.piece if operation.weight is None else self.shape.rows
 
     def shares(self, units: int, *, first: bool = False) -> list[int]:
-        """Units a worker, the rest to who streams least so far, and among those to the last, or first, workers."""
+        """Share units out. The workers that stream least so far take the rest; of equals the last, or the first."""
         found = [units // self.workers] * self.workers
         by_load = sorted(range(self.workers), key=lambda w: (self.load[w], w if first else -w))
         for worker in by_load[: units % self.workers]:
@@ -103,13 +105,15 @@ class Deal:
             self.task(worker, name, block, run, slice_of)
 
     def _most_blocks(self, operation: Operation) -> int:
-        """Row blocks a task may have: any number, or as many as are handed over together if its activations pass."""
+        """Return the most row blocks of a task: one group of them where activations pass through shared memory."""
         passing = operation.weight is not None and passes(operation.cols, operation.slices, self.shape)
         return self.shape.group if passing else operation.rows
 
     def add_units(self, name: str) -> None:
-        """Deal out attention, a task a unit and split, side by side, or its combination, a task a unit and part: to
-        those who attend the unit's last splits, which have nothing to do while a sequence is short."""
+        """Deal out attention, a task a unit and split, or its combination, a task a unit and part.
+
+        Combination runs on the workers of the unit's last splits, which are idle while a sequence is short.
+        """
         operation = self.operations[name]
         assert not isinstance(operation, Operation)
         groups = operation.groups
@@ -123,7 +127,7 @@ class Deal:
                 self._unit(number * self.workers // (units * groups.splits), name, unit, piece)
 
     def task(self, worker: int, name: str, first: int, blocks: int, part: int) -> None:
-        """One worker's run of row blocks of one slice of K."""
+        """Add one worker's run of row blocks of one slice of K."""
         operation = self.operations[name]
         assert isinstance(operation, Operation)
         height = self.height(operation)
@@ -166,7 +170,7 @@ class Deal:
         return tensor
 
     def _reads(self, source: str, low: int, high: int) -> tuple[Tile, ...]:
-        """The tiles that hold values low to high of every sequence."""
+        """Return the tiles that hold values low to high of every sequence."""
         if source == INPUT:
             return ((INPUT, (0, 0)),)
         key = (source, len(self._spans[source]), low, high)
@@ -205,7 +209,7 @@ class Deal:
         return tiles
 
     def _unit(self, worker: int, name: str, unit: int, split: int) -> None:
-        """A task of attention (split: of the keys) or of its combination (split: the part of the heads)."""
+        """Add a task of attention (split: of the keys) or of its combination (split: the part of the heads)."""
         operation = self.operations[name]
         assert not isinstance(operation, Operation)
         groups = operation.groups
@@ -224,7 +228,7 @@ class Deal:
         self.queues[worker].append(made.id)
 
     def _attention(self, operation: Attention, unit: int, split: int) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
-        """What a unit's attention over one split of its keys reads and writes."""
+        """Return the tiles that a unit's attention over one split of its keys reads and writes."""
         groups = operation.groups
         units, group, dim = groups.count * self.batch, unit % groups.count, groups.head_dim
         kv_head, head, heads = group // groups.of_kv_head, groups.first_head(group), groups.heads_of(group)
@@ -239,7 +243,7 @@ class Deal:
         if fresh not in self.build.tensors:
             self.build.tensor(fresh, (units, 1), (1, 1), bytes_per_key)
         cached = self._cached(operation, unit // groups.count * groups.kv_heads + kv_head, split)
-        if groups.few:  # whole heads, and of one split finished attention: all there is as long as the caches are empty
+        if groups.few:  # whole heads; split 0 also writes finished attention, for sequences of one split
             if operation.target not in self.build.tensors:
                 self.build.tensor(operation.target, (units, groups.splits), (1, 1))
             writes: list[Tile] = [(operation.target, (unit, split))]
@@ -274,7 +278,7 @@ class Deal:
         return ((cache, (kv_unit, split)),)
 
     def _finished(self, target: str, groups: HeadGroups, number: int, head: int, heads: int) -> Tile:
-        """The tile, one after another of a row, that holds so many heads' finished attention."""
+        """Return the tile that holds so many heads' finished attention."""
         if target not in self.build.tensors:
             tiles = groups.count * self.batch * (groups.size // groups.merged)
             self.build.tensor(target, (1, tiles), (1, 1), 2 * groups.merged * groups.head_dim)

@@ -15,53 +15,54 @@ from dataclasses import dataclass, replace
 from onewave.base.errors import UnsupportedError
 
 TILE_VALUES = 8192
-"""Of operand A."""
+"""Values of operand A [64, 128]."""
 TILE_BYTES = 2 * TILE_VALUES
-"""Of a tile of 16-bit weights."""
+"""Bytes of a tile of 16-bit weights."""
 COMPACT_BYTES = 1.625
-"""Of a bfloat16 weight in thirteen bits (compact.py)."""
+"""Bytes of a bfloat16 weight in thirteen bits (compact.py)."""
 LIST_WORDS = 32
-"""Of the list of numbers that thirteen bits do not reach, beside each tile of compact weights: what a copy by TMA wants
-its place in shared memory aligned to."""
+"""Words of the list beside each tile of compact weights, of numbers that thirteen bits do not reach. TMA wants its
+destination in shared memory aligned to as much."""
 STEP_WORDS = 32
+"""int32 words of a step record (steps.py)."""
 TOGETHER, GROUPS = 2, 4
-"""Steps' records that are brought to shared memory at a time, and places there for so many (notes.py)."""
+"""Step records that TMA brings to shared memory at a time, and places there for so many groups (kernel/records.py)."""
 NOTES = (GROUPS - 2) * TOGETHER
-"""Steps ahead, at most, whose records a block can look at."""
+"""Steps ahead of the current one with their records in shared memory, at most."""
 POINTERS = STEP_WORDS // 2
-"""int64 of what a launch keeps its data by (`places`, see steps.LaunchPlaces)."""
+"""int64 words of `places` (steps.LaunchPlaces)."""
 MOST_BATCH = 64
 MOST_SPLITS = 16
-"""Splits of a sequence's keys, at most; and the places they have, where whoever reads the attention merges them."""
+"""Limit of splits of a sequence's keys, and their places where the reader of the attention merges them."""
 FEW_SPLITS = 8
-"""Splits that one poll of such a reader brings."""
+"""Splits that one poll of such a reader loads."""
 WHOLE_KEYS, SPLIT_KEYS = 256, 128
-"""Cached keys up to which one split is sooner done than several and their merging (128 more take half as long as that),
-and of a split beyond."""
+"""Split policy, in cached keys. Up to WHOLE_KEYS one split is fastest: merging costs as much as 256 keys. Beyond that
+SPLIT_KEYS a split."""
 BLOCK_KEYS = 128
 """Keys that attention multiplies at a time, 16 a warp."""
 FEW_KEYS = 1024 * FEW_SPLITS
-"""Cached keys up to which FEW_SPLITS splits, if who reads them merges them, are sooner done than twice as many: half as
-many workers then read keys, but each of them faster, and nobody polls for splits a second time."""
+"""Cached keys up to which FEW_SPLITS splits are faster than twice as many, where their reader merges them. Half as many
+workers then read keys, each of them faster, and the reader polls once."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
-# Shared memory of an sm_90 block, and what of it barriers, records and small buffers take.
+# Shared memory of an sm_90 thread block, and what barriers, records and small buffers take of it.
 _SHARED_BYTES, _SMALL_BYTES = 227 * 1024, 2304
-# What activations may take of it: half the rest is a ring deep enough to ride out a hand-off. Of 32 rows of a block on
-# compact weights less, in shorter chunks, which leaves the ring a tile more.
+# Limit of the activations' shared memory: half the rest is a ring deep enough to ride out a hand-off. For 32 rows on
+# compact weights it is less, in shorter chunks, which leaves the ring one more tile.
 _X_BYTES, _X_BYTES_OF_32 = 64 * 1024, 48 * 1024
 
 
 @dataclass(frozen=True)
 class TileShape:
-    """How a batch of at most `batch` sequences is multiplied.
+    """Tiling of products for a batch of at most `batch` sequences.
 
     rows, cols: of a weight tile. chunk: tiles that one load of activations covers. slots: chunks that fit shared
     memory. ring: weight tiles that fit beside them. piece: rows that a reduction finishes at a time. weight_bytes: of a
-    packed weight: 2, 1 of rounded ones (rounding.py), or COMPACT_BYTES. images: operands A that make up a tile, side by
-    side; 2 of one-byte weights make a tile as large as one of 16-bit weights. held: tiles of a product that go to
-    registers before its activations have come, as if the ring were that much deeper; 0, 2 or 4. multipliers:
-    partitions that multiply, each its own row blocks of a group.
+    packed weight: 2, 1 for rounded ones (rounding.py), or COMPACT_BYTES. images: operands A of a tile, side by side;
+    two of one-byte weights are as large as one of 16-bit weights. held: tiles of a product that go to registers before
+    its activations have come, as if the ring were deeper; 0, 2 or 4. multipliers: partitions that multiply, each its
+    own row blocks of a group.
     """
 
     batch: int
@@ -76,12 +77,12 @@ class TileShape:
 
     @property
     def tile_bytes(self) -> int:
-        """Of a weight tile."""
+        """Bytes of a weight tile."""
         return int(TILE_VALUES * self.weight_bytes) * self.images
 
     @property
     def slot_bytes(self) -> int:
-        """Of a weight tile's place in the ring: with its list, if it is one of compact weights."""
+        """Bytes of a weight tile's place in the ring, with its list for compact weights."""
         return self.tile_bytes + (LIST_WORDS * 4 if self.weight_bytes == COMPACT_BYTES else 0)
 
     @property
@@ -111,7 +112,7 @@ class TileShape:
 
     @property
     def group(self) -> int:
-        """Row blocks whose products are handed over together."""
+        """Row blocks that are handed off together."""
         return group_of(self.batch)
 
     @property
@@ -120,15 +121,14 @@ class TileShape:
         return min(self.rows, 16)
 
     @property
-    def most_tiles(self) -> int:
-        """Longest slice of K, in tiles, of which any number of row blocks can be made: what shared memory holds of the
-        activations. For `group` row blocks they pass through, however long the slice is."""
+    def max_tiles(self) -> int:
+        """Longest slice of K, in tiles, with activations that fit shared memory. For a longer one they pass through
+        it, for `group` row blocks at a time."""
         return self.slots * self.chunk
 
 
 _ROWS = {1: 8, 2: 16, 4: 16, 8: 16, 16: 32, 32: 64, 64: 64}
-# Tiles held in registers in a decode step, by whether attention leaves few of them (head_dim 128) and by the padded
-# batch.
+# Tiles held in registers in a decode step, by the padded batch. True: with head_dim 128, where attention needs more.
 _HELD = {False: {1: 4, 2: 4, 4: 2, 8: 2}, True: {1: 2, 2: 2, 4: 2, 8: 2}}
 
 
@@ -141,11 +141,11 @@ def tile_shape(
     weight_bytes: float = 2,
     images: int = 1,
 ) -> TileShape:
-    """The shape for a batch of 1 to 64 sequences. rows: of a tile, 8 to 64, if the batch is not to decide. head_dim:
-    of a decode step, whose attention takes shared memory too (0: none). columns: of the longest activations; the
-    ring is as deep as they allow. weight_bytes, images: 2 and 1, or of one-byte weights 1 and 1 or 2.
+    """Choose the tiling for a batch of 1 to 64 sequences.
 
-    Raises UnsupportedError.
+    rows: of a tile, 8 to 64; None: by the batch. head_dim: of a decode step, where attention takes shared memory too
+    (0: no attention). columns: of the longest activations; the ring is as deep as they allow. weight_bytes, images: 2
+    and 1, or for one-byte weights 1 and 1 or 2. Raises UnsupportedError.
     """
     if not 1 <= batch <= MOST_BATCH:
         raise UnsupportedError("wave: batch", got=str(batch), allowed=f"1 to {MOST_BATCH}")
@@ -162,13 +162,13 @@ def tile_shape(
     chunk = (64 if width < 32 or of_32 else 128) // width
     chunk_bytes = chunk * width * 256
     wanted = max(2 * padded * columns, _warps_bytes(head_dim))
-    # Of one sequence 16,384 columns are enough: a deeper ring serves more.
+    # For one sequence 16,384 columns are enough: a deeper ring gains more.
     most = 2 if padded == 1 else (_X_BYTES_OF_32 if of_32 else _X_BYTES) // chunk_bytes
     slots = min(most, -(-wanted // chunk_bytes))
     held = held_tiles(padded, head_dim) if weight_bytes == 2 else 0
     assert held <= chunk, "held tiles are multiplied by the first chunk"
-    # What bounds 32 rows of the block is how fast one partition unpacks and multiplies. A decode step's attention
-    # leaves no registers for a second one.
+    # One partition's unpacking and multiplying bounds 32 rows of the FFN. A decode step's attention leaves no registers
+    # for a second partition.
     multipliers = group_of(padded) if of_32 else 1
     shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held, multipliers)
     return replace(shape, ring=_tiles_beside(slots * chunk_bytes + _SMALL_BYTES, padded, head_dim, shape.slot_bytes))
@@ -201,24 +201,24 @@ def keys_per_split(keys: int, splits: int, *, few: bool) -> int:
 
 
 def few_head_words(head_dim: int) -> int:
-    """Words of a head's splits in their places: 16-bit values of all, then a log2-sum-exp2 of each."""
+    """Return the words of one head's places for splits: 16-bit values of all, then a log2-sum-exp2 of each."""
     return MOST_SPLITS * (head_dim // 2 + 1)
 
 
 def group_of(padded: int) -> int:
-    """Row blocks whose products are handed over together: as many as one hand-over takes no longer for; of more than
-    eight sequences, whose activations pass, two, which then pass half as often."""
+    """Return the row blocks that are handed off together: as many as make a hand-off no longer. For 16 and 32 sequences
+    two, so that activations pass half as often."""
     return 2 if padded in (16, 32) else max(1, min(4, 16 // padded))
 
 
 def _tiles_beside(taken: int, padded: int, head_dim: int, tile_bytes: int) -> int:
-    """Tiles that fit shared memory beside so many bytes, the results that are handed over, and attention's."""
+    """Return the tiles that fit shared memory beside so many bytes, the results to hand off, and attention's."""
     results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
     return (_SHARED_BYTES - taken - results) // tile_bytes
 
 
 def _warps_bytes(head_dim: int) -> int:
-    """What attention keeps in the activations' place: 8 warps' weighted values of 8 heads, float32."""
+    """Return the bytes that attention keeps in the activations' place: 8 warps' sums of 8 heads' values, float32."""
     return 8 * 8 * head_dim * 4
 
 

@@ -22,7 +22,7 @@ def step_of(
     *,
     scales: int = 0,
 ) -> Step:
-    """Make the step of a task, whose index says which part of the operation it covers.
+    """Make the step of a task. Its index says which part of the operation it covers.
 
     place: of exchanged tensors, by name. sync: first_wait, waits and post. scales: the first of the matrix's scales.
     Raises UnsupportedError for a slice of K that shared memory does not hold.
@@ -68,11 +68,11 @@ def _product(
     tiles = -(-(end - begin) // shape.cols)
     chunks = -(-tiles // shape.chunk)
     if chunks > shape.slots and blocks > shape.group:
-        most = shape.most_tiles * shape.cols
+        most = shape.max_tiles * shape.cols
         raise UnsupportedError("wave: columns of a slice", got=str(end - begin), allowed=f"up to {most} at this batch")
     merging: dict[str, int] = {}
     if operation.merges is not None:
-        assert operation.slices == 1, "who merges splits loads whole rows"
+        assert operation.slices == 1, "a product that merges splits loads whole rows"
         merging = {"splits": operation.merges.groups.splits, "window": operation.merges.window or 0}
         merging["few"] = place[operation.merges.target].first
     source = None if operation.source == INPUT else place[operation.source]

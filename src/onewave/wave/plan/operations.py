@@ -1,4 +1,4 @@
-"""What an opcode of a wave computes: products, reductions, attention by splits, its combination."""
+"""Operations of a wave: products, reductions, attention by splits, combination of splits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ OUTPUT = "output"
 
 @dataclass(frozen=True)
 class Operation:
-    """What an opcode computes.
+    """A product, or the reduction of its slices of K.
 
     weight: the matrix of a product, [rows, cols] 16-bit; None for a reduction, which adds up `slices` partial sums of
-    `rows` rows. source: INPUT, or whose activations (or partial sums) it reads. target: OUTPUT or a name. partial: the
-    product leaves float32 sums for a reduction. activation: the kernel's function applies to the rows. gated: rows
-    come in (gate, up) pairs, each pair giving one value, function(gate) * up. Of a decode step: norm: the source is
-    divided by its root mean square. residual: the result is added to the float32 residual stream. embedded: the
-    caller's input, or the residual stream before, is the token's embedding. logits: float32 results to the caller.
-    bias: the first value of the rows' bias among all biases. merges: the attention whose splits the product merges
-    while it loads them, if a sequence has few.
+    `rows` rows. source: INPUT, or the name of the activations (or partial sums) that it reads. target: OUTPUT or a
+    name. partial: the product leaves float32 sums for a reduction. activation: the kernel's function applies to the
+    rows. gated: rows come in (gate, up) pairs, each giving one value, function(gate) * up.
+
+    Of a decode step alone: norm: the source is divided by its root mean square. residual: the result is added to the
+    float32 residual stream. embedded: the caller's input, or the residual stream before, is the token's embedding.
+    logits: float32 results to the caller. bias: the first value of the rows' bias among all biases. merges: the
+    attention that leaves its splits to this product, which merges them while it loads them.
     """
 
     weight: str | None
@@ -56,16 +57,16 @@ class Operation:
 
     @property
     def outputs(self) -> int:
-        """Values a sequence gets."""
+        """Values of one sequence."""
         return self.rows // 2 if self.gated else self.rows
 
 
 @dataclass(frozen=True)
 class HeadGroups:
-    """How query heads are grouped for attention: at most `size` (a power of two) heads of one KV head a task.
+    """Groups of query heads for attention: at most `size` (a power of two) heads of one KV head a task.
 
-    splits: of a sequence's keys, a task each. merged: heads whose splits one task combines, a power of two up to size.
-    few: whether who reads the attention merges its splits itself, which saves a hand-off.
+    splits: of a sequence's keys, a task each. merged: heads that one combining task takes, a power of two up to size.
+    few: the product that reads the attention merges the splits itself, which saves a hand-off.
     """
 
     heads: int
@@ -116,11 +117,11 @@ class HeadGroups:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of a layer, by splits; a task's index is (unit, 1, split), unit = sequence * groups + group.
+    """Attention of a layer, by splits. A task's index is (unit, 1, split), unit = sequence * groups + group.
 
-    source: the projected q, k, v. target: the splits' results. combined: finished attention, of a sequence that one
-    split holds; otherwise the Combination's target, or, where groups.few, nobody's. window: keys a query sees, None for
-    all.
+    source: the projected q, k, v. target: the splits' results. combined: finished attention. Attention itself writes it
+    for a sequence of one split, the Combination for others, and nothing does where groups.few. window: keys in sight,
+    None for all.
     """
 
     groups: HeadGroups
@@ -133,7 +134,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Combination:
-    """Merges the splits of up to groups.merged heads of a unit, if there are several; a task's index is (unit, 1,
+    """Merge the splits of up to groups.merged heads of a unit, where there are several. A task's index is (unit, 1,
     part)."""
 
     groups: HeadGroups

@@ -1,9 +1,8 @@
-"""How fast a block's weight tiles are asked for, stage by stage. Pure Python.
+"""Pace of a thread block's weight loads, stage by stage. Pure Python.
 
-What is in flight lengthens the queues in front of the second-level cache, which every hand-off has to pass, so no more
-of it than memory needs. While attention runs the ring fills up and waits for the product behind it: tiles that come
-meanwhile have time, and are asked for one after another. All numbers here are measured ones, of one H200 after another
-(docs/log/wave.md, "The pace, with keys in the stream").
+Loads in flight lengthen the queues in front of L2, which every hand-off passes, so there are no more than memory needs.
+While attention runs the ring fills up and waits for the next product. Tiles that come meanwhile have slack, and are
+loaded one after another. All numbers are measured on H200s (docs/log/wave.md, "The pace, with keys in the stream").
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from onewave.wave.plan.steps import ProductStep, Step
 
 Ints = npt.NDArray[np.int64]
 
-# Tiles of 16 KiB of a worker in a step that counts as short: it takes about as long as the hand-off before it.
+# Tiles of 16 KiB up to which a worker's step is short: it takes about as long as the hand-off before it.
 _SHORT = 8
-# Tiles of 16 KiB in flight: of one sequence, whose output projection merges attention's splits, a hand-off less, by the
-# tiles that are held in registers; of two sequences; of all else.
+# Tiles of 16 KiB in flight: for one sequence, where the output projection merges attention's splits, by the tiles held
+# in registers; for two sequences; for all else. More delay hand-offs, fewer leave memory idle.
 _FLIGHT_OF_ONE, _FLIGHT_OF_TWO, _FLIGHT = {0: 4, 2: 4, 4: 5}, 4, 3
 # Tiles of 13 KiB of compact weights in flight.
 _FLIGHT_OF_COMPACT = 4
-# See sooner: of one sequence whose output projection merges, and of all else, by the tiles that are held.
+# See sooner: where the output projection merges, and for all else, by the tiles held; for one-byte and compact weights.
 _SOONER_MERGING, _SOONER, _SOONER_OF_BYTES = {0: 2, 2: 3, 4: 7}, {0: 4, 2: 4, 4: 6}, 2
 
 
 def in_flight(shape: TileShape, *, attends: bool, merges: bool) -> int:
-    """Weight tiles that a block has asked for at a time. attends: whether it is a decode step; merges: whether its
-    output projection merges attention's splits."""
+    """Return the weight tiles in flight of a thread block. attends: a decode step. merges: its output projection merges
+    attention's splits."""
     if shape.weight_bytes == COMPACT_BYTES:
         return _FLIGHT_OF_COMPACT // shape.images
     of_two = attends and shape.batch == 2 and shape.weight_bytes == 2
@@ -41,24 +40,29 @@ def in_flight(shape: TileShape, *, attends: bool, merges: bool) -> int:
 
 
 def sooner(shape: TileShape, *, merges: bool) -> int:
-    """Weight tiles before the ring would be full with which the slow pace ends. merges: as in in_flight."""
+    """Return how many weight tiles before a full ring the slow pace ends. merges: as in in_flight."""
     tiles = (_SOONER_MERGING if merges else _SOONER)[shape.held] if shape.weight_bytes == 2 else _SOONER_OF_BYTES
     return tiles * TILE_BYTES // shape.tile_bytes
 
 
 def tiles_before_attention(operations: Mapping[str, AnyOperation], shares: Mapping[str, Ints]) -> dict[str, int]:
-    """For each tensor that attention makes, the tiles that every worker has at least of the product that makes its
-    queries. shares: of each phase."""
+    """Map each tensor that attention makes to the fewest tiles of any worker of the product that makes its queries.
+
+    shares: tiles of each worker, by phase.
+    """
     makers = {operation.target: name for name, operation in operations.items() if isinstance(operation, Operation)}
     attentions = [operation for operation in operations.values() if isinstance(operation, Attention)]
     return {operation.combined: int(shares[makers[operation.source]].min()) for operation in attentions}
 
 
-def easy_runs(
+def slack_runs(
     lane: Sequence[AnyOperation], steps: Sequence[Step], attended: Mapping[str, int], shape: TileShape
 ) -> list[int]:
-    """The first and the last of each run of a lane's tiles that have time: those behind attention, with the tiles of
-    the product there if it is a short one, and some before it, if that is short as well (_earlier)."""
+    """Return the first and the last of each run of a lane's tiles that have slack.
+
+    They are the tiles after attention, with those of the product there if it is short, and some before it, if that is
+    short as well (_earlier).
+    """
     short = _SHORT * TILE_BYTES // shape.tile_bytes
     found: list[int] = []
     count = 0
@@ -77,8 +81,8 @@ def easy_runs(
 
 
 def _earlier(before: int, shape: TileShape, *, merges: bool) -> int:
-    """How many tiles have time of the `before` that every worker has of the product that attention waits for; whoever
-    has more is waited for."""
+    """Return how many of the `before` tiles that every worker has of the product before attention have slack. Tiles
+    beyond `before` have none: attention waits for the workers that have them."""
     if shape.weight_bytes < 2:
         return before
     return min(before, shape.batch // 4) if shape.held == 2 and not merges else 0

@@ -1,9 +1,9 @@
-"""From a verified task table to what the kernel reads: step records, lanes, counters and the order of the weights.
+"""Lower a verified task table to what the kernel reads: step records, lanes, counters and the order of the weights.
 
-The table says who runs which task when, and what each waits for and posts; operations say what an opcode computes. A
-task of a product covers `blocks` row blocks from `first` on, over one slice of K: its index is (first, blocks, slice).
-A task of a reduction covers that many pieces of rows: its index is (first, blocks, 0). One row of the table becomes one
-typed step record (steps.py), in its worker's order, and 32 words in the end.
+The table says which worker runs which task when, and what each task waits for and posts. Operations say what an opcode
+computes. A task of a product covers `blocks` row blocks from `first` on, over one slice of K; its index is (first,
+blocks, slice). A task of a reduction covers that many pieces of rows; its index is (first, blocks, 0). One row of the
+table becomes one typed step record (steps.py), in its worker's order, and in the end STEP_WORDS words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onewave.tiles.proof.table import TaskTable
 from onewave.wave.plan.layout import NOTES, TileShape
 from onewave.wave.plan.lowering import step_of
 from onewave.wave.plan.operations import AnyOperation, Operation
-from onewave.wave.plan.pace import easy_runs, tiles_before_attention
+from onewave.wave.plan.pace import slack_runs, tiles_before_attention
 from onewave.wave.plan.regions import Region, regions_of
 from onewave.wave.plan.slices import slice_bounds
 from onewave.wave.plan.steps import AttendStep, Flag, Kind, ProductStep, Step, Word, Words, words_of
@@ -33,15 +33,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class WaveProgram:
-    """A table as arrays. Nothing in it depends on a device.
+    """A launch's words, as arrays. Nothing in them depends on a device.
 
-    steps: int32 [steps, 32]. lanes: int32 [workers, 4]: tiles, first row, first step, steps. waits: int32 [n, 2].
-    totals: int32 [counters]. easy: int32 [workers, 2 n], the first and the last of each run of tiles that have time,
-    then 2^31 - 1 four times. visits: int32 [workers, 2 n], of each attention task in turn the number of the tile before
-    which its keys come, where they are streamed, and which (streamed.keys_of_task); then likewise. stream: weight ->
-    [tiles, 3] of (row block, column tile, place); place is a tile's number in the packed stream, of stream_tiles.
-    first_scale: weight -> the first of its rows' scales among num_scales, if its weights are rounded or compact. names:
-    each step's task, for people. regions: the exchange's tensors.
+    steps: int32 [steps, STEP_WORDS], the step records (steps.py). lanes: int32 [workers, 4]: tiles, first row, first
+    step, steps. waits: int32 [n, 2], counter and value. totals: int32 [counters]. easy: int32 [workers, 2 n], the first
+    and the last tile of each run that has slack, then 2^31 - 1 four times. visits: int32 [workers, 2 n], two words for
+    each attention task (_visits; streamed.keys_of_task reads them), then likewise. stream: weight -> [tiles, 3] of (row
+    block, column tile, place), where place is a tile's number in the packed stream, below stream_tiles. set_words:
+    words of one set of the exchange. max_slices: of K. first_scale: weight -> the first of its rows' scales among
+    num_scales, for rounded and compact weights. names: each step's task. regions: the exchange's tensors.
     """
 
     shape: TileShape
@@ -57,18 +57,19 @@ class WaveProgram:
     regions: tuple[Region, ...]
     names: tuple[str, ...]
     phases: tuple[str, ...]
-    most_splits: int
+    max_slices: int
     first_scale: Mapping[str, int]
     num_scales: int
 
     @property
     def workers(self) -> int:
-        """Blocks of the launch."""
+        """Thread blocks of the launch."""
         return len(self.lanes)
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel is compiled for: sizes of tiles and rings, most slices of K, whether any step gates."""
+        """The kernel's constexprs that the program fixes: sizes of tiles and rings, slices of K, whether any step
+        gates."""
         gated = Flag.ACTIVATE | Flag.GATED
         return {
             "NB": self.shape.batch,
@@ -79,21 +80,21 @@ class WaveProgram:
             "PC": self.shape.chunk * self.shape.images,
             "IMAGES": self.shape.images,
             "HELD": self.shape.held,
-            "SPLITS": 1 << (self.most_splits - 1).bit_length(),
+            "SPLITS": 1 << (self.max_slices - 1).bit_length(),
             "FEW": self.few_words,
             "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
         }
 
     @property
     def few_words(self) -> int:
-        """Words that each of 256 threads takes of the activations that are merged while they are loaded, 4 or 8 (a few
-        times, if they are long); 0: none are."""
+        """Words a thread, of 256, of activations that are merged while they are loaded: 4 or 8 at a time; 0 where no
+        product merges."""
         merging = (self.steps[:, Word.SPLITS] > 0) & (self.steps[:, Word.KIND] < Kind.ATTEND)
         words = int(self.steps[merging, Word.COLUMNS].max(initial=0)) * self.shape.batch
         return 0 if words == 0 else 4 if words <= 1024 else 8
 
     def step_of(self, task_name: str) -> int:
-        """The step record of a task, by its name. Raises InvalidArgumentError."""
+        """Return the number of a task's step record, by the task's name. Raises InvalidArgumentError."""
         if task_name not in self.names:
             raise InvalidArgumentError("task", got=task_name, allowed="names of the program's tasks")
         return self.names.index(task_name)
@@ -140,7 +141,7 @@ def build_program(
         lane = [operations[task.name] for task in tasks[begin:end]]
         own = _tiles_of(lane, tasks[begin:end], shape)
         tiles += [(*tile, worker, count) for count, tile in enumerate(own)]
-        easy.append(easy_runs(lane, steps[begin:end], attended, shape))
+        easy.append(slack_runs(lane, steps[begin:end], attended, shape))
         lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
         _place_keys(steps, range(begin, end), shape)
         visits.append(_visits(steps, range(begin, end)))
@@ -161,7 +162,7 @@ def build_program(
         regions=regions,
         names=tuple(table.name(row) for row in rows),
         phases=phases,
-        most_splits=max(
+        max_slices=max(
             (o.slices for o in operations.values() if isinstance(o, Operation) and o.weight is None), default=1
         ),
         first_scale=first_scale,
@@ -170,8 +171,8 @@ def build_program(
 
 
 def _tiles_of(lane: Sequence[AnyOperation], tasks: Sequence[Task], shape: TileShape) -> list[tuple[str, int, int]]:
-    """The weight tiles that a lane's tasks read, in their order: (weight, row block, column tile). Row blocks that are
-    handed over together use a chunk of activations one after the other before the next."""
+    """List the weight tiles that a lane's tasks read, in their order: (weight, row block, column tile). Row blocks that
+    are handed off together use a chunk of activations one after the other before the next chunk."""
     found: list[tuple[str, int, int]] = []
     for operation, task in zip(lane, tasks, strict=True):
         if isinstance(operation, Operation) and operation.weight is not None:
@@ -193,7 +194,7 @@ def _tiles_of(lane: Sequence[AnyOperation], tasks: Sequence[Task], shape: TileSh
 
 
 def _shares(steps: Sequence[Step], lengths: Sequence[int], phases: Sequence[str]) -> dict[str, Ints]:
-    """The weight tiles that each worker streams of each phase. lengths: steps a worker."""
+    """Count the weight tiles that each worker streams, by phase. lengths: steps a worker."""
     names, phase = np.unique(phases, return_inverse=True)
     found = np.zeros((len(names), len(lengths)), dtype=np.int64)
     np.add.at(found, (phase, np.repeat(np.arange(len(lengths)), lengths)), _tiles(steps))
@@ -247,7 +248,7 @@ def _visits(steps: Sequence[Step], lane: range) -> list[int]:
 
 
 def _scales(operations: Mapping[str, AnyOperation], shape: TileShape) -> tuple[dict[str, int], int]:
-    """Give every row of a matrix of one-byte or compact weights its place among the scales, whole row blocks each."""
+    """Give each matrix of one-byte or compact weights its first scale, whole row blocks each; and count all scales."""
     found: dict[str, int] = {}
     first = 0
     for operation in operations.values():
@@ -293,7 +294,7 @@ def _mark_ahead(steps: list[Step], lanes: Words, phases: Sequence[str], shares: 
 
 
 def _rows_of(lists: Sequence[Sequence[int]]) -> Words:
-    """Lists as rows of one array, each ended by at least four 2^31 - 1."""
+    """Return lists as rows of one array, each ended by at least four 2^31 - 1."""
     found = np.full((len(lists), max(map(len, lists)) + 4), 2**31 - 1, dtype=np.int32)
     for row, values in zip(found, lists, strict=True):
         row[: len(values)] = values
@@ -301,10 +302,10 @@ def _rows_of(lists: Sequence[Sequence[int]]) -> Words:
 
 
 def _check_hand_offs(graph: TileGraph, table: TaskTable, exchanged: set[str]) -> None:
-    """Refuse a table that needs more than words which are their own flag.
+    """Refuse a table that needs hand-offs other than data-as-flag.
 
-    The kernel waits for exchanged data itself, so the only dependency between two workers that it may leave to the data
-    is that of a reader on the writer of an exchanged tensor. Anything else must stay with one worker.
+    The kernel waits for exchanged data itself. So two workers may depend on each other in one way alone: one reads an
+    exchanged tensor that the other writes. Any other dependency must stay on one worker.
     """
     worker_of = np.full(len(graph.tasks), -1, dtype=np.int64)
     for worker, queue in enumerate(table.queues):

@@ -29,7 +29,7 @@ def program_bytes(program: WaveProgram, *, table: NDArray[np.int32] | None = Non
         "regions": [vars(region) for region in program.regions],
         "names": program.names,
         "phases": program.phases,
-        "numbers": [program.stream_tiles, program.set_words, program.most_splits, program.num_scales],
+        "numbers": [program.stream_tiles, program.set_words, program.max_slices, program.num_scales],
         "first_scale": dict(program.first_scale),
     }
     buffer = io.BytesIO()
@@ -79,7 +79,7 @@ def _program(arrays: Mapping[str, NDArray[Any]]) -> WaveProgram:
     pieces = np.split(arrays["stream"].astype(np.int64), ends)
     if arrays["steps"].shape[1] != STEP_WORDS or len(text["weights"]) != len(pieces):
         raise ValueError("a program of another layout")
-    stream_tiles, set_words, most_splits, num_scales = text["numbers"]
+    stream_tiles, set_words, max_slices, num_scales = text["numbers"]
     return WaveProgram(
         shape=TileShape(**text["shape"]),
         steps=arrays["steps"],
@@ -94,7 +94,7 @@ def _program(arrays: Mapping[str, NDArray[Any]]) -> WaveProgram:
         regions=tuple(Region(**region) for region in text["regions"]),
         names=tuple(text["names"]),
         phases=tuple(text["phases"]),
-        most_splits=most_splits,
+        max_slices=max_slices,
         first_scale=text["first_scale"],
         num_scales=num_scales,
     )

@@ -1,11 +1,11 @@
-"""How a launch of the wave kernel shares a multiprocessor's registers and shared memory, by what it has to do."""
+"""Shares of an SM's registers and shared memory in a launch of the wave kernel."""
 
 from __future__ import annotations
 
 from onewave.wave.plan.layout import TileShape
 
 # Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
-# short (docs/log/wave.md: registers); with heads of 128, whose attention needs more.
+# short (docs/log/wave.md: registers); heads of 128 need more for attention.
 _EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 144}
 _WIDE_REGISTERS = {0: 208, 2: 176}
 _LOADER_REGISTERS, _LOADER_REGISTERS_CROWDED = 24, 32

@@ -90,10 +90,10 @@ class ProductStep(Step):
     kind: PARTIAL, HIDDEN or OUT. source: -1 for the caller's input. target_stride of partial sums: slices of K. blocks:
     row blocks, from first_block on. tiles: weight tiles a row block. chunks: loads of activations. first_column,
     columns: of the slice, in words of a sequence's row. flags: Flag bits. bias: 1 + its first value; 0 for none.
-    splits, window, few: of the attention whose splits the product merges while it loads them: how many there are (0
-    for no merging), keys in sight (0 for all), and their first word. prefetch: records from here to the attention step
-    whose first keys the product brings to L2; 0 for none. ahead, ahead_tiles: the lane's tiles that it brings to L2.
-    scales: the first of its rows' scales, of one-byte and compact weights.
+    splits, window, few: of the attention that leaves its splits to this product, which merges them while it loads them:
+    how many there are (0 for no merging), keys in sight (0 for all), and their first word. prefetch: records from here
+    to an attention step, for which the product brings the first keys to L2; 0 for none. ahead, ahead_tiles: the lane's
+    tiles that it brings to L2. scales: the first of its rows' scales, of one-byte and compact weights.
     """
 
     blocks: int = at(1)
@@ -227,7 +227,7 @@ def offsets(records: Iterable[type[DataclassInstance]]) -> dict[str, int]:
 
 
 class _ByName(type):
-    """A class whose attributes are offsets."""
+    """A class with offsets as attributes."""
 
     offsets: Mapping[str, int]
 
