@@ -25,6 +25,8 @@ PART       pairs of a row that its program loads at a time
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -42,12 +44,44 @@ _NO_KEY = tl.constexpr(0x7FFFFFFF)
 _RAISED = tl.constexpr(2.0**64)
 
 
+class _Matrices(NamedTuple):
+    """One or two matrices [height, cols] with alternating rows, stride apart, and the gain of their columns."""
+
+    first: Any
+    second: Any
+    gain: Any
+    height: Any
+    cols: Any
+    stride: Any
+
+
+class _Constants(NamedTuple):
+    """The constexprs of packing; the table at the top has their meaning."""
+
+    R: Any
+    COUNT: Any
+    IMAGES: Any
+    GAIN: Any
+    PAIRED: Any
+
+
+class _Rows(NamedTuple):
+    """Rows to read back: out [COUNT, height, cols], each matrix's rows from first_row on."""
+
+    out: Any
+    height: Any
+    cols: Any
+    first_row: Any
+
+
 @triton.jit
-def _pairs(rows, pair, inside, cols, gain, GAIN: tl.constexpr, PAIRED: tl.constexpr):
+def _pairs(rows, pair, inside, matrices, GAIN: tl.constexpr, PAIRED: tl.constexpr):
     """Load pairs of bfloat16 weights, times their gain, as uint32 words; 0 beyond cols.
 
     rows: pointers to the rows that are `inside`. PAIRED: whether both can be loaded as one word, gains too.
     """
+    cols = matrices.cols
+    gain = matrices.gain
     if PAIRED:
         inside = inside & (pair < cols // 2)
         words = tl.load(rows.to(tl.pointer_type(tl.uint32)) + pair, mask=inside, other=0)
@@ -83,6 +117,7 @@ def _bases_kernel(
     scales, reached, first, second, gain, height, cols, stride,
     COUNT: tl.constexpr, GAIN: tl.constexpr, PAIRED: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
+    matrices = _Matrices(first=first, second=second, gain=gain, height=height, cols=cols, stride=stride)
     whole = tl.program_id(0)
     row = whole // COUNT
     values = first if COUNT == 1 else tl.where(whole % COUNT == 0, first, second)
@@ -90,7 +125,7 @@ def _bases_kernel(
     largest = tl.zeros([PART], tl.uint32)
     for low in range(0, tl.where(row < height, cols, 0), 2 * PART):
         pair = low // 2 + tl.arange(0, PART)
-        words = _pairs(values, pair, row < height, cols, gain, GAIN, PAIRED)
+        words = _pairs(values, pair, row < height, matrices, GAIN, PAIRED)
         largest = tl.maximum(largest, tl.maximum(words & 0x7FFF0000, (words << 16) & 0x7FFF0000))
     base = tl.maximum((tl.max(largest, axis=0) >> 23).to(tl.int32) - 31, 0)
     # 2^(base - 64), by its exponent: infinite where there is no such number.
@@ -107,15 +142,13 @@ def _place(tile, line, pair, tiles, R: tl.constexpr, IMAGES: tl.constexpr):
 
 
 @triton.jit
-def _of_tile(
-    tile, line, pair, scales, first, second, gain, height, cols, stride, tiles,
-    R: tl.constexpr, COUNT: tl.constexpr, IMAGES: tl.constexpr, GAIN: tl.constexpr, PAIRED: tl.constexpr,
-):  # fmt: skip
+def _of_tile(tile, line, pair, scales, matrices, tiles, c):
     """Load _pairs of these lines [n, 1] and pairs [1, m] of a tile, and the lines' bases."""
-    whole, column = _place(tile, line, pair, tiles, R, IMAGES)
-    row = whole // COUNT
-    values = first if COUNT == 1 else tl.where(whole % COUNT == 0, first, second)
-    words = _pairs(values + row.to(tl.int64) * stride, column, row < height, cols, gain, GAIN, PAIRED)
+    whole, column = _place(tile, line, pair, tiles, c.R, c.IMAGES)
+    row = whole // c.COUNT
+    values = matrices.first if c.COUNT == 1 else tl.where(whole % c.COUNT == 0, matrices.first, matrices.second)
+    values += row.to(tl.int64) * matrices.stride
+    words = _pairs(values, column, row < matrices.height, matrices, c.GAIN, c.PAIRED)
     return words, (tl.load(scales.to(tl.pointer_type(tl.int32)) + whole) >> 23) - 63
 
 
@@ -187,24 +220,19 @@ def _store_list(listed, low, high, first, place):
 
 
 @triton.jit
-def _pack_exactly(
-    target, listed, reached, tile, scales, first, second, gain, height, cols, stride, tiles,
-    R: tl.constexpr, COUNT: tl.constexpr, IMAGES: tl.constexpr, GAIN: tl.constexpr, PAIRED: tl.constexpr,
-):  # fmt: skip
+def _pack_exactly(target, listed, reached, tile, scales, matrices, tiles, c):
     """Pack any tile exactly, 32 threads' words at a time, and write its list. Returns the number of listed weights."""
     count = tl.full([], 0, tl.int32)
-    for part in range(8 * IMAGES):
+    for part in range(8 * c.IMAGES):
         line = part // 8 * 64 + part % 4 * 16 + tl.arange(0, 16)[:, None]
         pair = part // 4 % 2 * 32 + tl.arange(0, 32)[None, :]
-        words, base = _of_tile(
-            tile, line, pair, scales, first, second, gain, height, cols, stride, tiles, R, COUNT, IMAGES, GAIN, PAIRED,
-        )  # fmt: skip
+        words, base = _of_tile(tile, line, pair, scales, matrices, tiles, c)
         low, of_low = _exactly((words & 0xFFFF).to(tl.int32), base)
         high, of_high = _exactly((words >> 16).to(tl.int32), base)
         # [half of 16 rows, row in 8, 16 columns, half of them, pair in 8 columns]
         cut = tl.reshape(low.to(tl.uint32) | (high.to(tl.uint32) << 16), [2, 8, 4, 2, 4])
         cut = tl.reshape(tl.permute(cut, (1, 4, 2, 3, 0)), [128, 2, 2])
-        _store_words(target, cut, part * 32, 32, IMAGES)
+        _store_words(target, cut, part * 32, 32, c.IMAGES)
         found = tl.sum((of_low > 0).to(tl.int32) + (of_high > 0).to(tl.int32))
         if found > 0:
             thread = part * 32 + line % 8 * 4 + pair % 4
@@ -221,14 +249,15 @@ def _pack_kernel(
     images, lists, scales, reached, places, first, second, gain, height, cols, stride, tiles,
     R: tl.constexpr, COUNT: tl.constexpr, IMAGES: tl.constexpr, GAIN: tl.constexpr, PAIRED: tl.constexpr,
 ):  # fmt: skip
+    # Annotated, because Triton would turn the constants into values otherwise.
+    c: tl.constexpr = _Constants(R=R, COUNT=COUNT, IMAGES=IMAGES, GAIN=GAIN, PAIRED=PAIRED)
+    matrices = _Matrices(first=first, second=second, gain=gain, height=height, cols=cols, stride=stride)
     tile = tl.program_id(0)
     place = tl.load(places + tile).to(tl.int64)
     target = images.to(tl.pointer_type(tl.uint32)) + place * (IMAGES * 3328)
     listed = lists + place * _LIST_WORDS
     line, pair = tl.arange(0, 64 * IMAGES)[:, None], tl.arange(0, 64)[None, :]
-    words, base = _of_tile(
-        tile, line, pair, scales, first, second, gain, height, cols, stride, tiles, R, COUNT, IMAGES, GAIN, PAIRED,
-    )  # fmt: skip
+    words, base = _of_tile(tile, line, pair, scales, matrices, tiles, c)
     # Both halves of a word at once: a number of distance 1 or more is the weight less the base, and 0 is 0.
     above = (words | 0x80008000) - (((base + 1) << 7) * 0x00010001).to(tl.uint32)
     near = above & 0x80008000
@@ -240,10 +269,7 @@ def _pack_kernel(
     count = tl.full([], 0, tl.int32)
     if tl.max(((words & 0x7FFF7FFF) + 0x7FFF7FFF) & (near ^ 0x80008000)) > 0:
         tl.debug_barrier()  # the exact words overwrite the first ones
-        count = _pack_exactly(
-            target, listed, reached, tile, scales, first, second, gain, height, cols, stride, tiles,
-            R, COUNT, IMAGES, GAIN, PAIRED,
-        )  # fmt: skip
+        count = _pack_exactly(target, listed, reached, tile, scales, matrices, tiles, c)
     at = tl.arange(0, _LIST_WORDS)
     count = tl.minimum(count, _LIST_WORDS - 1)
     tl.store(listed + at, tl.where(at == 0, count, 0), mask=(at == 0) | (at > count))
@@ -258,10 +284,7 @@ def _fourth(words, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _restore_listed(
-    listed, count, tile, scales, out, height, cols, tiles, first_row,
-    R: tl.constexpr, COUNT: tl.constexpr, IMAGES: tl.constexpr,
-):  # fmt: skip
+def _restore_listed(listed, count, tile, scales, rows, tiles, c):
     """Write the weights of a tile's list."""
     at = tl.arange(0, _LIST_WORDS)
     inside = (at > 0) & (at <= count)
@@ -269,13 +292,13 @@ def _restore_listed(
     number = word & 0x3FFF
     line = number // 8192 * 64 + number // 1024 % 4 * 16 + number // 2 % 2 * 8 + number // 128 % 8
     pair = number // 4096 % 2 * 32 + number // 8 % 4 * 8 + number // 4 % 2 * 4 + number // 32 % 4
-    whole, column = _place(tile, line, pair, tiles, R, IMAGES)
+    whole, column = _place(tile, line, pair, tiles, c.R, c.IMAGES)
     column = 2 * column + number % 2
     value = (word & -0x10000).to(tl.float32, bitcast=True) * tl.load(scales + whole)
     bits = (value.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
-    row = whole // COUNT - first_row
-    inside = inside & (row >= 0) & (row < height) & (column < cols)
-    target = out + ((whole % COUNT).to(tl.int64) * height + row) * cols + column
+    row = whole // c.COUNT - rows.first_row
+    inside = inside & (row >= 0) & (row < rows.height) & (column < rows.cols)
+    target = rows.out + ((whole % c.COUNT).to(tl.int64) * rows.height + row) * rows.cols + column
     tl.store(target.to(tl.pointer_type(tl.uint16)), bits, mask=inside)
 
 
@@ -327,7 +350,9 @@ def _unpack_kernel(
     count = tl.load(listed)
     if count > 0:
         tl.debug_barrier()  # listed weights are written last
-        _restore_listed(listed, count, tile, scales, out, height, cols, tiles, first_row, R, COUNT, IMAGES)
+        c: tl.constexpr = _Constants(R=R, COUNT=COUNT, IMAGES=IMAGES, GAIN=False, PAIRED=PAIRED)
+        rows = _Rows(out=out, height=height, cols=cols, first_row=first_row)
+        _restore_listed(listed, count, tile, scales, rows, tiles, c)
 
 
 def pack_compact(
