@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_quantization
 import torch
-from test_quantization import LOCATION, PlainWave, how, tokens_of
 from torch import Tensor
 
+from kit.models import plain_wave
+from kit.models.plain_wave import LOCATION, PlainWave, how, tokens_of
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError, OutOfReachError, UnsupportedError
 from onewave.engine.llm import LLM
@@ -22,7 +22,7 @@ from onewave.wave.weights.formats import COMPACT, ROUNDINGS
 from onewave.weights.dummy import DummyStore
 
 BF16 = {"dtype": torch.bfloat16}
-compiled = test_quantization.compiled  # a fixture
+compiled = plain_wave.compiled  # a fixture
 
 
 def kept(name: str | None = None, compact: bool | None = None, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:

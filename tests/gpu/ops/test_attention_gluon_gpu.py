@@ -12,75 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.attention_on_gpu import LENGTHS, MASKS, NAN, framed, rounded
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.hopper.plan import config, swept
-from onewave.ops.attention.masks import options, visible_keys
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
 from onewave.ops.explain import explain
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs sm_90")]
-NAN = float("nan")
 BF16, FP16 = torch.bfloat16, torch.float16
 
-LENGTHS = [
-    (1, 1), (1, 17), (63, 64), (64, 63), (113, 203), (239, 1), (799, 3), (1023, 1024), (1024, 1023), (640, 128),
-    (5, 0), (300, 300), (129, 1000), (1000, 129), (2048, 2048),
-]  # fmt: skip
 HEADS = [(1, 1), (4, 4), (7, 1), (9, 3), (32, 8)]
-MASKS: list[dict[str, Any]] = [
-    {},
-    {"causal": True},
-    {"causal": True, "align": "top-left"},
-    {"window": (37, 11)},
-    {"causal": True, "window": 200},
-    {"causal": True, "window": 64, "align": "top-left"},
-    {"causal": True, "softcap": 20.0},
-    {"sinks": True},
-    {"causal": True, "sinks": True, "window": 100, "softcap": 5.0},
-    {"window": (300, -1)},
-]
 # What fills its columns with every mask; what is padded, in shared memory alone, with some.
 SWEEP = [(d, dtype, mask) for d in (64, 128, 256) for dtype in (BF16, FP16) for mask in MASKS]
 PADDED = ((96, BF16), (96, FP16), (40, FP16), (80, BF16), (192, BF16), (192, FP16))
 SWEEP += [(d, dtype, mask) for at, (d, dtype) in enumerate(PADDED) for mask in MASKS[at % 3 :: 3]]
-
-
-def framed(shape: tuple[int, ...], dtype: torch.dtype, seed: int, *, tokens_first: bool, scale: float = 1.0) -> Tensor:
-    """A random [batch, heads, seq, head_dim] tensor with NaN on all sides, heads inside tokens or outside."""
-    batch, heads, length, head_dim = shape
-    values = torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda") * scale
-    if tokens_first:
-        frame = torch.full((batch, length + 9, heads + 1, head_dim + 8), NAN, dtype=dtype, device="cuda")
-        view = frame[:, 4 : 4 + length, :heads, :head_dim].transpose(1, 2)
-    else:
-        frame = torch.full((batch, heads, length + 9, head_dim + 8), NAN, dtype=dtype, device="cuda")
-        view = frame[:, :, 4 : 4 + length, :head_dim]
-    return view.copy_(values)
-
-
-def rounded(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any]) -> Tensor:
-    """Attention in the dtype itself, step by step: what low precision costs."""
-    group = q.shape[1] // k.shape[1]
-    keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
-    scores = (q @ keys.transpose(-1, -2)).float() * q.shape[3] ** -0.5
-    if mask.get("softcap"):
-        scores = mask["softcap"] * torch.tanh(scores / mask["softcap"])
-    wanted = options(
-        "attention", head_dim=q.shape[3], causal=mask.get("causal", False), scale=None, window=mask.get("window"),
-        softcap=None, align=mask.get("align", "bottom-right"),
-    )  # fmt: skip
-    seen = visible_keys(wanted, q.shape[2], k.shape[2], q.device)
-    if seen is not None:
-        scores = scores.masked_fill(~seen, -math.inf)
-    if mask.get("sinks") is not None:
-        sink = mask["sinks"].float()[None, :, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat((scores, sink), -1)
-    weights = scores.softmax(-1)[..., : k.shape[2]].nan_to_num(0)
-    if seen is not None:
-        weights = weights.masked_fill(~seen.any(-1)[:, None], 0)
-    return weights.to(q.dtype) @ values
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any], what: object) -> None:

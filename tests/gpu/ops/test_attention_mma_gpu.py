@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from test_attention_gluon_gpu import LENGTHS, MASKS, framed, rounded
 from torch import Tensor
 
+from kit.operands.attention_on_gpu import LENGTHS, MASKS, framed, rounded
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention import op
 from onewave.ops.attention.op import attention, attention_varlen

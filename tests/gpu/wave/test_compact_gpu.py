@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_quantization_gpu import CAPACITY, held_and_tokens, step, two_layers
 
+from kit.operands.rounded_on_gpu import CAPACITY, held_and_tokens, step, two_layers
 from onewave.base.settings import Settings
 from onewave.engine.load.loading import open_parts
 from onewave.engine.load.streamed import StreamedModel, stream_model

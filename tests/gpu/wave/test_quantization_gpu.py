@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import gc
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from onewave import LLM, SamplingParams
+from kit.operands.rounded_on_gpu import CAPACITY, CARD, held_and_tokens, step, two_layers
 from onewave.base.settings import Settings
 from onewave.engine.load.loading import open_parts
 from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.engine.wave_decode import self_check
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.config.read import load_config
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch.launch import co_resident, runs_here
 from onewave.wave.weights.formats import ROUNDINGS
 from onewave.weights.fetch.sources import resolve
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
 ]
 BOTH = pytest.mark.parametrize("name", ROUNDINGS)
-CAPACITY = 600
-LENGTHS = (299, 1, 40, 512, 17, 128, 3, 300, 5, 6, 7, 8, 9, 10, 11, 12)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
-PROMPTS = [{"prompt_token_ids": [7 * i % 1000 + 3 for i in range(n)]} for n in (1, 5, 40, 300)]
-
-
-def two_layers(**changes: Any) -> ModelConfig:
-    location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
-    config = load_config(location)
-    return replace(config, num_layers=2, layer_windows=config.layer_windows[:2], **changes)
 
 
 def streamed(name: str, batch: int, workers: int, config: ModelConfig, dtype: torch.dtype) -> StreamedModel:
@@ -50,23 +35,6 @@ def streamed(name: str, batch: int, workers: int, config: ModelConfig, dtype: to
         return stream_model(
             parts, config, program, dtype=dtype, device=CARD, max_model_len=CAPACITY, weight_format=ROUNDINGS[name]
         )
-
-
-@torch.inference_mode()
-def step(made: StreamedModel, batch: int, rows: range) -> torch.Tensor:
-    """A step of some of `batch` sequences on random caches, 20 times the same."""
-    wave = DecodeWave(made.model, batch=batch, stream=made.stream)
-    kv = made.model.new_cache(num_slots=batch, capacity=CAPACITY)
-    dice = torch.Generator(CARD).manual_seed(0)
-    kv.k.normal_(generator=dice)
-    kv.v.normal_(generator=dice)
-    wave.bind_cache(kv)
-    slots = torch.tensor(rows, device=CARD)
-    positions = torch.tensor([LENGTHS[row] for row in rows], device=CARD)
-    found = [wave(slots + 5, positions, slots) for _ in range(20)]
-    wave.wave.check()
-    assert all(torch.equal(each, found[0]) for each in found)
-    return found[0]
 
 
 @BOTH
@@ -103,20 +71,6 @@ def test_the_cards_kernel_unpacks_as_plain_indexing_does(name: str) -> None:
         blocks = -(-height * count // stream.shape.rows)
         rows = stream.read_blocks(matrix, cols, 0, blocks)[: height * count].view(height, count, cols)
         assert torch.equal(found, rows.transpose(0, 1))
-
-
-def held_and_tokens(name: str | None, **more: object) -> tuple[int, list[list[int]]]:
-    given = {"load_format": "dummy", "device": "cuda", "max_model_len": 512, "max_num_seqs": 4, "keep_unpacked": False}
-    gc.collect()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    with LLM("llama-3.2-1b", quantization=name, decode="wave", **given, **more) as model:  # type: ignore[arg-type] # LLM's own
-        gc.collect()
-        held = torch.cuda.memory_allocated() - before
-        together = [list(output.outputs[0].token_ids) for output in model.generate(PROMPTS, GREEDY)]  # type: ignore[arg-type] # prompts
-        for prompt, expected in zip(PROMPTS, together, strict=True):
-            assert list(model.generate(prompt, GREEDY)[0].outputs[0].token_ids) == expected  # type: ignore[arg-type] # a prompt
-    return held, together
 
 
 @BOTH

@@ -9,53 +9,20 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, FAMILIES, random_model
+from kit.operands.wave_on_gpu import CAPACITY, CARD, copied, filled, on, on_card
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.engine.wave_decode import self_check
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
-from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.wave.launch.launch import co_resident, runs_here
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
 ]
-CAPACITY = 8448  # whole pages of any size, and longer than any context here
 CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024, 1100, 8191, 8192, 8193]
-
-
-def on_card(model: Llama, dtype: torch.dtype = torch.bfloat16) -> Llama:
-    return on(model, CARD, dtype)
-
-
-def on(model: Llama, device: torch.device, dtype: torch.dtype) -> Llama:
-    def move(value: object) -> object:
-        return value.to(device, dtype) if isinstance(value, Tensor) else value
-
-    layers = tuple(LayerWeights(**{k: move(v) for k, v in vars(layer).items()}) for layer in model.weights.layers)
-    w = model.weights
-    return Llama(
-        replace(model.config, max_position=CAPACITY),
-        LlamaWeights(move(w.embedding), layers, move(w.norm), move(w.head)),  # type: ignore[arg-type] # tensors all
-        max_model_len=CAPACITY,
-    )
-
-
-def filled(model: Llama, slots: int) -> StaticKVCache:
-    kv = model.new_cache(num_slots=slots, capacity=CAPACITY)
-    dice = torch.Generator("cuda").manual_seed(5)
-    kv.k.normal_(generator=dice)
-    kv.v.normal_(generator=dice)
-    return kv
-
-
-def copied(model: Llama, kv: StaticKVCache) -> StaticKVCache:
-    found = model.new_cache(num_slots=kv.num_slots, capacity=kv.capacity)
-    found.copy_from(kv)
-    return found
 
 
 def step(wave: DecodeWave, kv: StaticKVCache, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_wave_gpu import copied, filled, on_card
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, FAMILIES, random_model
+from kit.operands.wave_on_gpu import copied, filled, on_card
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.engine.wave import in_pages
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_mmha import DEVICE, DTYPES, ENGINES, EXACTEST, Case, randn
 from torch import Tensor
 
+from kit.operands.mmha import DEVICE, DTYPES, ENGINES, EXACTEST, Case, randn
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.kv_layout import pack_k
 from onewave.ops.masked_multihead_attention import masked_multihead_attention, op

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_decode_in_numpy import LONG, Simulated
 from torch import Tensor
 
 from kit.lanes import slow
@@ -16,6 +15,7 @@ from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_m
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
 from kit.numpy_gpu.simulated_device import words
+from kit.numpy_gpu.simulated_wave import LONG, Simulated
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
@@ -32,7 +32,7 @@ FILLING = pytest.mark.parametrize("filling", [0.0, 100.0], ids=["small tiles", "
 
 @pytest.fixture(autouse=True)
 def _short_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("test_decode_in_numpy.CAPACITY", CAPACITY)
+    monkeypatch.setattr("kit.numpy_gpu.simulated_wave.CAPACITY", CAPACITY)
 
 
 def model_of(config: ModelConfig) -> Llama:

@@ -11,138 +11,19 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
-from kit.numpy_gpu.numpy_memory import DTYPES, Memory, Pointer
-from kit.numpy_gpu.numpy_tensor_maps import Boxes
-from kit.numpy_gpu.simulated_device import Bench, words
+from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, STREAM, Simulated
 from onewave.base.settings import Settings
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import RopeConfig
 from onewave.models.config.read import load_config
-from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.plan.steps import Kind, Word
-from onewave.wave.weights.formats import WeightFormat
-from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import resolve
 
 CPU = torch.device("cpu")
-CAPACITY = 8240
-STREAM = 1 << 40  # where the packed weights lie, as far as prefetching them goes
-LONG = replace(BASE, num_layers=1, layer_windows=(None,))
-
-
-def keys_box_of(memory: Memory, cache: Pointer, shape: tuple[int, ...], dtype: Any) -> Boxes:
-    """launch_boxes.keys_box of a cache in the simulated device's memory."""
-    group = 16 * shape[-1]
-    rows = (int(np.prod(shape)) - 7 * group) // 64
-    return Boxes(memory, Pointer(cache.address, dtype), (8, rows, 64), (group, 64, 1), [8, 16, 64])
-
-
-class Simulated:
-    """A decode wave on the simulated device, with caches of its own. model: of float16 or bfloat16 weights."""
-
-    def __init__(
-        self,
-        model: Llama,
-        batch: int,
-        workers: int,
-        slots: int,
-        *,
-        weight_format: WeightFormat | None = None,
-        **constants: Any,
-    ):
-        width = 2 if weight_format is None else weight_format.weight_bytes
-        plan = plan_decode(model.config, batch=batch, workers=workers, weight_bytes=width)
-        config, groups, self.dtype = model.config, plan.groups, model.weights.embedding.dtype
-        stream = WeightStream(plan.program, self.dtype, CPU, weight_format)
-        for name, weight in wave_weights(model).items():
-            stream.put(name, weight)
-        assert stream.reached
-        if weight_format is not None:
-            constants |= {"FORMAT": weight_format.number}
-        self.bench = Bench(
-            plan.program,
-            stream.tensor,
-            stream.lists,
-            **{
-                "D": groups.head_dim,
-                "GP": groups.size,
-                "CH": groups.merged,
-                "KSPLITS": groups.splits,
-                "QKNORM": config.qk_norm,
-                "SCALE": groups.head_dim**-0.5,
-            }
-            | constants,
-        )
-        put = self.bench.memory.put
-        self.config, self.slots = config, slots
-        self.cache_shape = (config.num_layers, slots, config.num_kv_heads, CAPACITY, config.head_dim)
-        empty = words(torch.full(self.cache_shape, torch.nan, dtype=self.dtype))
-        self.k, self.v = put(empty), put(empty)
-        if (
-            groups.head_dim in (64, 128)
-            and plan.program.shape.tile_bytes >= TILE_BYTES
-            and not {"PAGE", "STREAMS"} & set(constants)
-        ):
-            boxes = (
-                keys_box_of(self.bench.memory, cache, self.cache_shape, DTYPES[self.dtype])
-                for cache in (self.k, self.v)
-            )
-            self.bench.arguments |= {"STREAMS": 1, **dict(zip(("keys", "values"), boxes, strict=True))}
-        layers = model.weights.layers
-
-        def stacked(name: str) -> np.ndarray:
-            there = [getattr(layer, name) for layer in layers if getattr(layer, name) is not None]
-            return torch.cat(there).float().numpy() if there else np.zeros(1, dtype=np.float32)
-
-        self.embedding = put(words(model.weights.embedding))
-        padded = plan.program.shape.batch
-        pointers = [
-            self.embedding,
-            put(model.rotary.decode.numpy()),
-            self.k,
-            self.v,
-            put(np.full((padded, config.hidden_size), np.nan, dtype=np.float32)),
-            put(stacked("qkv_bias")),
-            put(stacked("q_norm")),
-            put(stacked("k_norm")),
-        ]
-        strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
-        scales = put(np.zeros(1, dtype=np.float32) if stream.scales is None else stream.scales.numpy())
-        known = [*(int(p.address) for p in pointers), *strides, STREAM, int(scales.address)]
-        self.places = known + [0] * (16 - len(known))
-
-    def fill(self, slots: list[int], contexts: list[int]) -> None:
-        """Put random keys and values of so many tokens into slots; NaN behind them, and everywhere else."""
-        for pointer, seed in ((self.k, 1), (self.v, 2)):
-            cache = randn(*self.cache_shape, seed=seed).to(self.dtype)
-            for slot in range(self.slots):
-                context = contexts[slots.index(slot)] if slot in slots else 0
-                cache[:, slot, :, context:] = float("nan")
-            self.bench.memory.set(pointer, words(cache))
-
-    def step(self, tokens: list[int], positions: list[int], slots: list[int], **more: Any) -> Tensor:
-        put, vocab = self.bench.memory.put, self.config.vocab_size
-        out = put(np.full((len(tokens), vocab), np.nan, dtype=np.float32).view(np.int32))
-        three = [put(np.array(values, dtype=np.int64)) for values in (tokens, positions, slots)]
-        self.bench.run(
-            self.embedding,
-            self.config.hidden_size // 2,
-            out,
-            vocab,
-            len(tokens),
-            **dict(zip(("tokens", "positions", "slots"), three, strict=True)),
-            places=self.places,
-            **more,
-        )
-        return torch.from_numpy(self.bench.memory.get(out, (len(tokens), vocab)).view(np.float32))
-
-    def caches(self) -> list[Tensor]:
-        shape = (*self.cache_shape[:-1], self.cache_shape[-1] // 2)
-        return [torch.from_numpy(self.bench.memory.get(p, shape)).view(self.dtype) for p in (self.k, self.v)]
 
 
 def agree_at(model: Llama, contexts: list[int], workers: int) -> None:
@@ -338,7 +219,8 @@ def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_bl
 def test_hidden_rows_and_heads_too_long_for_shared_memory_pass_through_it(
     heads: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{__name__}.CAPACITY", 320)
+    for module in (__name__, "kit.numpy_gpu.simulated_wave"):
+        monkeypatch.setattr(f"{module}.CAPACITY", 320)
     sizes = {"hidden_size": 2112, "num_heads": heads, "num_kv_heads": 2, "head_dim": 64}
     rope = RopeConfig("default", 500.0, 64)
     model = random_model(replace(LONG, **sizes, max_position=320, rope=rope, qkv_bias=heads == 2))

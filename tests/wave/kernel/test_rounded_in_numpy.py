@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_decode_in_numpy import CAPACITY, LONG, Simulated
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
+from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated
 from onewave.engine.load.rounded import round_weights
 from onewave.models import llama_plan
 from onewave.models.batch import Batch

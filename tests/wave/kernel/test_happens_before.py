@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_decode_in_numpy import LONG, Simulated
 
 from kit.models.tiny_decoders import random_model
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Heard, Race, allocate, begin, bring, fence, reads, writes
 from kit.numpy_gpu.simulated_device import Bench, words
+from kit.numpy_gpu.simulated_wave import LONG, Simulated
 from onewave.models import llama_plan
 from onewave.models.config.model_config import RopeConfig
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn

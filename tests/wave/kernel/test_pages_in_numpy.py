@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_decode_in_numpy import CAPACITY, LONG, Simulated
 from torch import Tensor
 
 from kit.models.tiny_decoders import FAMILIES, randn, random_model
+from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.models import llama_plan
 from onewave.models.llama import Llama

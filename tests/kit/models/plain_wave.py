@@ -1,0 +1,75 @@
+"""A wave on a GPU that is not there, of a tiny model with random weights, and what it generates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave.engine.engine import Engine
+from onewave.engine.load import compile_wave as warm_wave
+from onewave.engine.params import SamplingParams
+from onewave.engine.runner import ModelRunner
+from onewave.engine.wave_decode import WaveLoad
+from onewave.memory.kv_cache import StaticKVCache
+from onewave.models import decode_wave
+from onewave.models.batch import Batch
+from onewave.models.llama import Llama
+from onewave.wave.launch import launch
+from onewave.wave.weights.formats import ROUNDINGS
+from onewave.wave.weights.pack import WeightStream
+from onewave.weights.fetch.sources import ModelLocation
+
+CPU = torch.device("cpu")
+
+
+LOCATION = ModelLocation("builtin", None, "tiny")
+
+
+def how(tmp_path: Path, name: str | None, **changes: Any) -> WaveLoad:
+    given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 2, "max_model_len": 64}
+    rounding = None if name is None else ROUNDINGS[name]
+    return WaveLoad(**given | {"cache_dir": tmp_path, "load_format": "dummy", "weight_format": rounding} | changes)
+
+
+class PlainWave:
+    """DecodeWave on a card that is not there: plain operators on what the stream holds."""
+
+    made: ClassVar[list[PlainWave]] = []
+
+    def __init__(self, model: Llama, *, batch: int, stream: WeightStream):
+        self.model, self.stream, self.wave = model, stream, self
+        self.made.append(self)
+
+    def check(self) -> None:
+        pass
+
+    def bind_cache(self, kv: StaticKVCache) -> None:
+        self.kv = kv
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        return self.model.forward(Batch.decode(tokens, positions, slots), self.kv)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A CPU that passes for a card; for which formats a kernel was compiled."""
+    seen: list[Any] = []
+    monkeypatch.setattr(launch, "runs_here", lambda device: True)
+    monkeypatch.setattr(launch, "co_resident", lambda device: 3)
+    monkeypatch.setattr(decode_wave, "DecodeWave", PlainWave)
+    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *given, weight_format, **named: seen.append(weight_format))
+    monkeypatch.setattr(PlainWave, "made", [])
+    return seen
+
+
+def tokens_of(model: Llama, wave: Any) -> list[list[int]]:
+    engine = Engine(ModelRunner(model, max_num_seqs=2, max_model_len=64, wave=wave))
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, detokenize=False)
+    requests = [engine.add(None, prompt, params) for prompt in ([5, 9, 80], [3], [44, 45, 46])]
+    while engine.has_work:
+        engine.step()
+    return [list(request.output().outputs[0].token_ids) for request in requests]

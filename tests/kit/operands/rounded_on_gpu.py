@@ -1,0 +1,60 @@
+"""Models with rounded or compact weights on a GPU: one step of them, and what an engine holds and generates."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from onewave import LLM, SamplingParams
+from onewave.base.settings import Settings
+from onewave.engine.load.streamed import StreamedModel
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import load_config
+from onewave.models.decode_wave import DecodeWave
+from onewave.weights.fetch.sources import resolve
+
+CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+CAPACITY = 600
+LENGTHS = (299, 1, 40, 512, 17, 128, 3, 300, 5, 6, 7, 8, 9, 10, 11, 12)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+PROMPTS = [{"prompt_token_ids": [7 * i % 1000 + 3 for i in range(n)]} for n in (1, 5, 40, 300)]
+
+
+def two_layers(**changes: Any) -> ModelConfig:
+    location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
+    config = load_config(location)
+    return replace(config, num_layers=2, layer_windows=config.layer_windows[:2], **changes)
+
+
+@torch.inference_mode()
+def step(made: StreamedModel, batch: int, rows: range) -> torch.Tensor:
+    """A step of some of `batch` sequences on random caches, 20 times the same."""
+    wave = DecodeWave(made.model, batch=batch, stream=made.stream)
+    kv = made.model.new_cache(num_slots=batch, capacity=CAPACITY)
+    dice = torch.Generator(CARD).manual_seed(0)
+    kv.k.normal_(generator=dice)
+    kv.v.normal_(generator=dice)
+    wave.bind_cache(kv)
+    slots = torch.tensor(rows, device=CARD)
+    positions = torch.tensor([LENGTHS[row] for row in rows], device=CARD)
+    found = [wave(slots + 5, positions, slots) for _ in range(20)]
+    wave.wave.check()
+    assert all(torch.equal(each, found[0]) for each in found)
+    return found[0]
+
+
+def held_and_tokens(name: str | None, **more: object) -> tuple[int, list[list[int]]]:
+    given = {"load_format": "dummy", "device": "cuda", "max_model_len": 512, "max_num_seqs": 4, "keep_unpacked": False}
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with LLM("llama-3.2-1b", quantization=name, decode="wave", **given, **more) as model:  # type: ignore[arg-type] # LLM's own
+        gc.collect()
+        held = torch.cuda.memory_allocated() - before
+        together = [list(output.outputs[0].token_ids) for output in model.generate(PROMPTS, GREEDY)]  # type: ignore[arg-type] # prompts
+        for prompt, expected in zip(PROMPTS, together, strict=True):
+            assert list(model.generate(prompt, GREEDY)[0].outputs[0].token_ids) == expected  # type: ignore[arg-type] # a prompt
+    return held, together
