@@ -27,14 +27,21 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
+from onewave.base.device import Device
 from onewave.gpu.launch import hash_in_order, launches_nowhere, without_collection
 from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of
+from onewave.ops.attention.call import AttentionCall, Extras, Packed
+from onewave.ops.attention.choose import choose
 from onewave.ops.attention.fp8 import launch as fp8_impl
-from onewave.ops.attention.hopper import launch as gluon_impl
+from onewave.ops.attention.fp8.call import Fp8Call
+from onewave.ops.attention.fp8.choose import choose as choose_fp8
+from onewave.ops.attention.hopper import launch as hopper_impl
 from onewave.ops.attention.hopper.plan import PAGE_SIZES
 from onewave.ops.attention.masks import Options
 
 TARGET = GPUTarget("cuda", 90, 32)
+# Where one program has all tiles, few tokens reach each way to deal them.
+_DEVICE = Device((9, 0), 1)
 _TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 256)), (torch.float8_e4m3fn, 128))
 # Where one program has all tiles: one is dealt in closed form, and a sequence of these by a table or, packed, sorted.
 _FEW, _MANY = 16, 4096
@@ -71,7 +78,7 @@ def _kinds(dtype: torch.dtype, head_dim: int) -> Iterator[tuple[str, list[Launch
         wanted = Options(1.0, left, right)
         make = partial(_launches_of, dtype, head_dim, tokens, packed=packed)
         yield name, make(wanted)
-        yield f"{name}-lse", make(wanted, lse=True)
+        yield f"{name}-lse", make(wanted, with_lse=True)
         if dtype == torch.float8_e4m3fn or limits == "full":
             continue
         yield f"{name}-softcap", make(replace(wanted, softcap=1.0))
@@ -81,26 +88,32 @@ def _kinds(dtype: torch.dtype, head_dim: int) -> Iterator[tuple[str, list[Launch
 
 
 def _launches_of(
-    dtype: torch.dtype, head_dim: int, tokens: int, wanted: Options, *, packed: bool, lse: bool = False,
+    dtype: torch.dtype, head_dim: int, tokens: int, wanted: Options, *, packed: bool, with_lse: bool = False,
     sinks: bool = False, page_size: int | None = None,
 ) -> list[Launch]:  # fmt: skip
-    """Of a call of that many tokens, or as many in pages."""
-    rows = keys = torch.empty(tokens, 1, head_dim, dtype=dtype).transpose(0, 1)[None]
-    sums = torch.empty(1, 1, tokens) if lse else None
-    options: dict[str, Any] = {"sinks": torch.empty(1) if sinks else None}
-    if packed:
-        starts = torch.tensor([0, tokens], dtype=torch.int32)
-        options |= {"starts_q": starts, "starts_k": starts, "longest": tokens}
+    """The launches of a call of that many tokens, or as many in pages, on a GPU of one SM."""
+    rows = keys = torch.empty(tokens, 1, head_dim, dtype=dtype)
+    lse = torch.empty(1, tokens) if with_lse else None
+    lengths, table = None, None
     if page_size is not None:
         pages = -(-tokens // page_size)
         keys = torch.empty(pages, page_size, 1, head_dim, dtype=dtype)
-        options |= {"block_table": torch.zeros(1, pages, dtype=torch.int32)}
+        table = torch.zeros(1, pages, dtype=torch.int32)
+    if packed:
+        starts = torch.tensor([0, tokens], dtype=torch.int32)
+        lengths = Packed(starts, starts, tokens, tokens, table)
+    else:
+        rows = keys = rows.transpose(0, 1)[None]
+        lse = None if lse is None else lse[None]
+    extras = Extras(torch.empty(1) if sinks else None)
+    given = (rows, keys, keys, extras, wanted, "gluon", lengths, None, lse)
     with launches_nowhere() as made:
         if dtype == torch.float8_e4m3fn:
-            out, one = torch.empty_like(rows, dtype=torch.bfloat16), torch.ones(1)
-            fp8_impl.attention(out, sums, rows, keys, keys, (one, one, one), wanted, **options)
+            call = Fp8Call(*given, with_lse=with_lse, described=_DEVICE)
+            fp8_impl.run(call, choose_fp8(call))
         else:
-            gluon_impl.attention(torch.empty_like(rows), sums, rows, keys, keys, wanted, **options)
+            call = AttentionCall(*given, described=_DEVICE)
+            hopper_impl.run(call, choose(call))
     return made
 
 
@@ -165,7 +178,7 @@ def rekey(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    where = Path(gluon_impl.__file__).parents[1] / FOLDER
+    where = Path(hopper_impl.__file__).parents[1] / FOLDER
     if sys.argv[1:] == ["--rekey"]:
         print(f"{rekey(where)} kernels keyed anew")
     else:

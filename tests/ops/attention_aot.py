@@ -10,13 +10,17 @@ import json
 import re
 from typing import Any
 
+import torch
 import triton
 from machine_code import machine_code
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from onewave.base.device import Device
+from onewave.ops.attention.masks import Options
+from onewave.ops.attention.plan import Facts
 from onewave.ops.attention.triton.kernel import attention_kernel
-from onewave.ops.attention.triton.plan import plan_attention
+from onewave.ops.attention.triton.plan import plan_portable
 
 CAUSAL = {"RIGHT": True, "TAIL": True}
 CASES: dict[str, dict[str, Any]] = {
@@ -38,9 +42,12 @@ def source(
     head_dim: int, capability: int, given: dict[str, Any], *, descriptors: bool = True, bias: str = "fp32"
 ) -> tuple[ASTSource, dict[str, int]]:
     """The kernel with a plan's tiles for bf16 and strides that are multiples of 16. bias: dtype of BIAS 2."""
-    plan = plan_attention(
-        batch=4, num_heads=16, num_kv_heads=16, num_queries=4096, head_dim=head_dim, descriptors=descriptors,
-        capability=(capability // 10, capability % 10), wide_bias=given.get("BIAS") == 2 and bias == "fp32",
+    device = Device((capability // 10, capability % 10), 132)
+    plan = plan_portable(
+        Facts(
+            "attention", "triton", device, torch.bfloat16, Options(1.0), 4, 16, 16, 4096, 4096, head_dim,
+            bias=torch.float32 if given.get("BIAS") == 2 and bias == "fp32" else None, keys_by_tma=descriptors,
+        )
     )  # fmt: skip
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "ALIBI", "LSE", "TAIL"), False)
     constants = flags | {

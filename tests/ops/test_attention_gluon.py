@@ -15,33 +15,44 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from kit.device import H200, pretend
+from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
 from onewave.gpu import descriptors as descriptors_impl
-from onewave.ops.attention import op
+from onewave.ops.attention import choose as choose_impl
+from onewave.ops.attention.call import AttentionCall, Extras, Packed
+from onewave.ops.attention.choose import choose
 from onewave.ops.attention.fp8 import launch as fp8_impl
 from onewave.ops.attention.fp8 import plan as fp8_plan
+from onewave.ops.attention.hopper import choose as hopper_choose
 from onewave.ops.attention.hopper import launch as gluon_impl
 from onewave.ops.attention.hopper import plan as gluon_plan
 from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
-from onewave.ops.attention.hopper.plan import HopperCall, busiest, config, refusal, schedule
+from onewave.ops.attention.hopper.choose import refusal, undescribable
+from onewave.ops.attention.hopper.plan import Work, busiest, config, schedule
 from onewave.ops.attention.hopper.plan import dealt as dealt_table
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.mma import launch as mma_impl
-from onewave.ops.attention.triton.plan import explain_attention
+from onewave.ops.attention.plan import Facts
 from onewave.ops.explain import explain
 
 SHARED_BYTES_A_PROGRAM = 227 << 10
 REGISTERS_AN_SM = 64 << 10
 
 
+# A call that the Hopper kernel takes.
+FACTS = Facts("attention", "auto", H200, torch.bfloat16, Options(1.0), 1, 2, 2, 5, 5, 128)
+
+
 @pytest.fixture
 def covered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if a sweep on a card had covered bfloat16 with head_dim 64 and 128."""
-    monkeypatch.setattr(gluon_plan, "swept", lambda dtype, head_dim: dtype == "bfloat16" and head_dim in (64, 128))
-    refusal.cache_clear()
+    monkeypatch.setattr(hopper_choose, "swept", lambda dtype, head_dim: dtype == "bfloat16" and head_dim in (64, 128))
+    choose_impl._on_gpu.cache_clear()
     yield
-    refusal.cache_clear()
+    choose_impl._on_gpu.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -193,19 +204,14 @@ def dealt(
     shift = 0 if packed else wanted.shift(num_queries, num_keys)
     if wanted.right is not None and not packed:
         num_keys = max(min(num_keys, num_queries + shift + wanted.right), 1)
-    plan = schedule(
-        heads=heads if packed else heads * len(lengths), group=group, num_queries=num_queries, num_keys=num_keys,
-        columns=columns, processors=processors, shift=shift, left=wanted.left, right=wanted.right,
-        sequences=len(lengths) if packed else None,
-    )  # fmt: skip
+    all_heads, sequences = (heads, len(lengths)) if packed else (heads * len(lengths), None)
+    work = Work(all_heads, group, num_queries, num_keys, shift, wanted.left, wanted.right, sequences)
+    plan = schedule(work, columns=columns, num_sms=processors)
     memory: dict[int, int] = {}
     order, rounds = 0, plan.turns
     if plan.order == "table" and wanted.right is not None:
         order = 1
-        table = dealt_table(
-            plan=plan, num_queries=num_queries, num_keys=num_keys, shift=shift, left=wanted.left,
-            right=wanted.right,
-        )  # fmt: skip
+        table = dealt_table(plan)
         rounds = len(table[0])
         memory |= {10**6 + at: value for at, value in enumerate(value for row in table for value in row)}
     starts = [[sum(pair[side] for pair in lengths[:i]) for i in range(len(lengths) + 1)] for side in (0, 1)]
@@ -213,7 +219,7 @@ def dealt(
     problem = SimpleNamespace(
         starts_q=0, starts_k=1000, num_heads=heads, group=group, section=plan.section, num_queries=num_queries,
         num_keys=num_keys, sequences=len(lengths), search_steps=len(lengths).bit_length() + 1, slots=plan.slots,
-        tiles=plan.slots * plan.heads, rounds=rounds, order=10**6, ORDER=order, shift=shift, left=wanted.left or 0,
+        tiles=plan.tiles, rounds=rounds, order=10**6, ORDER=order, shift=shift, left=wanted.left or 0,
         right=wanted.right or 0, BN=keys,
         WARPGROUPS=constants["WARPGROUPS"], RAGGED=packed, TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None,
         RIGHT=wanted.right is not None,
@@ -298,11 +304,8 @@ def test_no_program_has_much_more_causal_work_than_another(
 @pytest.mark.parametrize(("batch", "heads", "group", "length"), [(1, 16, 1, 16384), (4, 16, 1, 4096), (1, 32, 4, 8192)])
 def test_float8s_tiles_of_192_rows_come_out_even(batch: int, heads: int, group: int, length: int) -> None:
     """They were 7.1, 2.6 and 1.4 % from even with a section at a time to the end, of half as many heads."""
-    plan = fp8_plan.deal(
-        heads=batch * heads, group=group, num_queries=length, num_keys=length, wanted=Options(1.0, right=0), shift=0,
-        sequences=None, processors=132,
-    )  # fmt: skip
-    table = dealt_table(plan=plan, num_queries=length, num_keys=length, shift=0, left=None, right=0)
+    plan = fp8_plan.deal(Work(batch * heads, group, length, length, right=0), 132)
+    table = dealt_table(plan)
     across = plan.section * plan.slots
     first = [[plan.rows * (plan.slots - 1 - at % across // plan.section) for at in row if at >= 0] for row in table]
     assert Counter(at for row in first for at in row) == dict.fromkeys(range(0, length, plan.rows), batch * heads)
@@ -333,9 +336,7 @@ def test_what_a_table_is_chosen_by_is_what_it_gives() -> None:
 def test_programs_that_as_many_turns_do_not_need_are_left_out_where_they_are_few(
     heads: int, length: int, columns: int, programs: int
 ) -> None:
-    plan = schedule(
-        heads=heads, group=1, num_queries=length, num_keys=length, columns=columns, processors=132
-    )  # fmt: skip
+    plan = schedule(Work(heads, 1, length, length), columns=columns, num_sms=132)
     assert plan.programs == programs
     # As many turns as with all 132.
     assert plan.turns == -(-plan.slots * heads // 132)
@@ -367,28 +368,27 @@ def test_a_packed_sequences_descriptor_ends_with_the_sequence() -> None:
 
 @pytest.mark.usefixtures("covered")
 def test_what_it_does_not_take_is_told_and_asking_by_name_needs_no_sweep() -> None:
-    call = HopperCall((9, 0), "bfloat16", 128)
-    assert refusal(call, asked_for=False) is None
+    assert refusal(FACTS) is None
     others: list[tuple[dict[str, Any], str]] = [
-        ({"capability": (8, 0)}, "needs sm_90, and this is sm_80"),
+        ({"device": Device((8, 0), 108)}, "needs sm_90, and this is sm_80"),
         ({"alibi": True}, "neither ALiBi nor bias"),
-        ({"positive_scale": False}, "positive scale"),
-        ({"packed": True, "page_size": 48}, "pages of 16, 32, 64, 128, 256 keys, not of 48"),
+        ({"options": Options(-1.0)}, "positive scale"),
+        ({"tokens": 9, "page_size": 48}, "pages of 16, 32, 64, 128, 256 keys, not of 48"),
         ({"strides": "odd"}, "odd"),
         ({"missing": "no module named gluon"}, "needs Triton 3.6's Gluon: no module"),
     ]
     for change, words in others:
-        assert words in str(refusal(HopperCall(**vars(call) | change), asked_for=True))
-    narrow = HopperCall((9, 0), "float16", 32)
-    assert "below 40 the Hopper kernel, which pads to 64, gains nothing" in str(refusal(narrow, asked_for=False))
-    assert refusal(narrow, asked_for=True) is None
+        assert words in str(refusal(FACTS._replace(backend="gluon", **change)))
+    narrow = FACTS._replace(dtype=torch.float16, head_dim=32)
+    assert "below 40 the Hopper kernel, which pads to 64, gains nothing" in str(refusal(narrow))
+    assert refusal(narrow._replace(backend="gluon")) is None
 
 
 @pytest.mark.usefixtures("covered")
 def test_what_no_sweep_has_covered_is_left_to_the_portable_kernel_unless_asked_for() -> None:
-    unswept = HopperCall((9, 0), "float16", 80)
-    assert "sweep on a card has not covered float16 with head_dim 80" in str(refusal(unswept, asked_for=False))
-    assert refusal(unswept, asked_for=True) is None
+    unswept = FACTS._replace(dtype=torch.float16, head_dim=80)
+    assert "sweep on a card has not covered float16 with head_dim 80" in str(refusal(unswept))
+    assert refusal(unswept._replace(backend="gluon")) is None
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -402,7 +402,11 @@ def test_auto_takes_it_for_every_head_dim_from_40_on(dtype: str) -> None:
 def test_packed_sequences_and_single_ones_go_to_the_same_kernel_whatever_their_lengths() -> None:
     for options in ({}, {"causal": True}, {"causal": True, "window": 100}, {"softcap": 5.0}, {"bias": 1}):
         backends = {
-            explain_attention((2, 8, n, 128), (2, 2, m, 128), packed=packed, **options).backend
+            (
+                explain("attention_varlen", (n, 8, 128), (m, 2, 128), device="cuda:sm_90", **options)
+                if packed
+                else explain("attention", (2, 8, n, 128), (2, 2, m, 128), device="cuda:sm_90", **options)
+            ).backend
             for n, m in ((1, 1), (1, 9000), (500, 500), (4096, 17))
             for packed in (False, True)
         }
@@ -411,9 +415,9 @@ def test_packed_sequences_and_single_ones_go_to_the_same_kernel_whatever_their_l
 
 def test_strides_that_tma_cannot_address_are_named() -> None:
     q = torch.zeros(2, 4, 50, 64, dtype=torch.bfloat16)
-    assert gluon_impl.undescribable(q, q.transpose(1, 2), q[:, :1], q[:, :, 3:]) is None
+    assert undescribable(q, q.transpose(1, 2), q[:, :1], q[:, :, 3:]) is None
     for odd in (q[:, :1].expand_as(q), torch.zeros(2, 4, 50, 65, dtype=torch.bfloat16)[..., :64]):
-        assert "strides" in str(gluon_impl.undescribable(q, odd))
+        assert "strides" in str(undescribable(q, odd))
 
 
 @pytest.mark.usefixtures("covered")
@@ -435,22 +439,33 @@ def test_on_a_card_auto_runs_it_where_it_can_and_the_portable_kernel_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fails: bool
 ) -> None:
     def load(_: str, module: str) -> Any:
-        assert module == "gluon_impl"
+        assert module == "hopper.launch"
         if fails:
             raise ImportError("no gluon here")
         return gluon_impl
 
-    monkeypatch.setattr(op, "load", load)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(choose_impl, "load", load)
+    choose_impl._missing.cache_clear()
+    pretend(monkeypatch, capability)
     q = torch.zeros(1, 2, 5, 128, dtype=torch.bfloat16)
     odd = torch.zeros(1, 2, 5, 129, dtype=torch.bfloat16)[..., :128]
-    wanted, plain = Options(0.1, right=0), {"alibi": False, "bias": False}
-    can = capability == (9, 0) and not fails
-    assert op._takes_hopper(q, q, q, q, wanted, "auto", **plain) == can
-    assert not op._takes_hopper(q, q, q, q, wanted, "triton", **plain)
-    assert not op._takes_hopper(q, q, odd, q, wanted, "auto", **plain)
-    assert not op._takes_hopper(q, q, q, q, wanted, "auto", alibi=True, bias=False)
-    assert op._takes_hopper(q, q, q, q, wanted, "auto", **plain, packed=True) == can
-    if not can:
-        with pytest.raises(UnsupportedError, match=r"sm_80|Triton 3.6's Gluon: no gluon here"):
-            op._takes_hopper(q, q, q, q, wanted, "gluon", **plain)
+    starts = torch.tensor([0, 5], dtype=torch.int32)
+
+    def backend(k: Tensor, backend: str = "auto", **extras: Tensor) -> str:
+        return choose(AttentionCall(q, k, q, Extras(**extras), Options(0.1, right=0), backend)).backend
+
+    def packed() -> str:
+        one = q[0].transpose(0, 1)
+        return choose(
+            AttentionCall(one, one, one, Extras(), Options(0.1, right=0), "auto", Packed(starts, starts, 5, 5))
+        ).backend
+
+    can = "gluon" if capability == (9, 0) and not fails else "triton"
+    try:
+        assert backend(q) == packed() == can
+        assert backend(q, "triton") == backend(odd) == backend(q, alibi_slopes=torch.zeros(2)) == "triton"
+        if can == "triton":
+            with pytest.raises(UnsupportedError, match=r"sm_80|Triton 3.6's Gluon: no gluon here"):
+                backend(q, "gluon")
+    finally:
+        choose_impl._missing.cache_clear()

@@ -151,7 +151,7 @@ def ran() -> dict[str, tuple[dict[str, Any], set[Access], Tensor, Tensor]]:
     calls: list[tuple[Any, ...]] = []
     for name, case in CASES.items():
         with pytest.MonkeyPatch.context() as patch:
-            recorder = record(patch, processors=10_000 if case.get("narrow") else 1)
+            recorder = record(patch, num_sms=10_000 if case.get("narrow") else 1)
             calls.append((name, case, *called(case), recorder.launches[-1]))
     reports = compiled([json.loads(json.dumps(variant(case, launch))) for _, case, _, _, _, launch in calls])
     found = {}
@@ -219,7 +219,7 @@ def test_without_any_one_of_its_barriers_or_waits_the_run_finds_a_race(ran: dict
     case = CASES["128 sm_90"]
     report = ran["128 sm_90"][0]
     with pytest.MonkeyPatch.context() as patch:
-        recorder = record(patch, processors=10_000)
+        recorder = record(patch, num_sms=10_000)
         called(case)
     launch = recorder.launches[-1]
     launch.programs = 1

@@ -10,7 +10,7 @@ import torch
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.options import choose_device
 from onewave.ops import warm as module_function
-from onewave.ops.attention.hopper.plan import schedule
+from onewave.ops.attention.hopper.plan import Work, schedule
 from onewave.ops.warm import _FEW, _HEADS, _MANY, _WINDOW, _calls, side_by_side, warm
 
 CPU = torch.device("cpu")
@@ -70,18 +70,16 @@ def test_a_head_dim_that_attention_does_not_take_is_refused_first(
         warm("cuda:0", head_dims=(64, head_dim))
 
 
-@pytest.mark.parametrize("processors", [78, 114, 132])
+@pytest.mark.parametrize("num_sms", [78, 114, 132])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("left", [None, _WINDOW[0]])
-def test_its_operands_reach_every_way_to_deal_tiles(processors: int, head_dim: int, left: int | None) -> None:
+def test_its_operands_reach_every_way_to_deal_tiles(num_sms: int, head_dim: int, left: int | None) -> None:
     def order(some: tuple[int, int], *, packed: bool) -> str:
         sequences, tokens = some
         rows = sequences * tokens if packed else tokens
         heads = _HEADS if packed else sequences * _HEADS
-        return schedule(
-            heads=heads, group=1, num_queries=rows, num_keys=rows, columns=head_dim, processors=processors, shift=0,
-            left=left, right=0, sequences=sequences if packed else None, queue=True,
-        ).order  # fmt: skip
+        work = Work(heads, 1, rows, rows, 0, left, 0, sequences if packed else None)
+        return schedule(work, columns=head_dim, num_sms=num_sms, queue=True).order
 
     assert [order(_FEW, packed=packed) for packed in (False, True)] == ["turns", "turns"]
     assert [order(_MANY, packed=packed) for packed in (False, True)] == ["table", "sorted"]

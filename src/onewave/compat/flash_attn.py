@@ -22,6 +22,7 @@ from onewave.compat.flash_cache import (
     checked_angles,
     lengths_before,
 )
+from onewave.ops.attention.call import Extras
 from onewave.ops.attention.checks import SMALLEST_HEAD_DIM, check_extras, check_kinds
 from onewave.ops.attention.masks import check_switch, is_finite, is_whole
 from onewave.ops.attention.masks import options as check_options
@@ -289,7 +290,8 @@ def _check_attends(name: str, q: Tensor, cache: FlashCache, wanted: dict[str, An
             raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis")
     numbers = {key: wanted[key] for key in ("causal", "scale", "window", "softcap")}
     check_options(name, head_dim=head_dim, align="bottom-right", **numbers)
-    check_extras(name, q.transpose(1, 2), None, wanted["alibi_slopes"], None, batch=q.shape[0], scores=(0, 0))
+    extras = Extras(alibi_slopes=wanted["alibi_slopes"])
+    check_extras(name, q.transpose(1, 2), extras, batch=q.shape[0], scores=(0, 0))
 
 
 def _with_cache(

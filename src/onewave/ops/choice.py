@@ -149,6 +149,17 @@ class Asked:
         """Whether the call has such a tensor or number."""
         return self.options.get(option) is not None
 
+    def number(self, option: str, default: int) -> int:
+        """Return a count that an option gives."""
+        given = self.options.get(option)
+        return default if given is None else int(given)
+
+    def allow(self, known: set[str]) -> None:
+        """Raise InvalidArgumentError for an option that a call has and a question can't ask about."""
+        if odd := self.options.keys() - known:
+            what, allowed = f"explain {self.operator}: options", ", ".join(sorted(known))
+            raise InvalidArgumentError(what, got=", ".join(sorted(odd)), allowed=allowed)
+
     def dtype_of(self, option: str, default: torch.dtype) -> torch.dtype:
         """Return the dtype that an option names. Raises UnsupportedError."""
         given = self.options.get(option)

@@ -20,6 +20,8 @@ import torch
 from onewave.base.device import CPU, H200_SMS, Device, num_sms
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops import explain_attention
+from onewave.ops.attention import choose as attention
+from onewave.ops.attention.fp8 import choose as attention_fp8
 from onewave.ops.choice import Asked, Choice
 from onewave.ops.explain_attention import check_on_a_card, on_meta
 from onewave.ops.ffn.chain.plan import ChainSizes, plan_chain
@@ -290,14 +292,14 @@ def _by_row(question: Question) -> Explanation:
 
 # What an operator's question becomes, and what is chosen for it.
 _CHOICES: dict[str, tuple[Callable[[Asked], Any], Callable[[Any], Choice]]] = {
+    "attention": (attention.describe, attention.choose),
+    "attention_fp8": (attention_fp8.describe, attention_fp8.choose),
+    "attention_varlen": (attention.describe, attention.choose),
     "merge_attention": (merge_attention.describe, merge_attention.choose),
 }
 _EXPLAINERS: dict[str, Callable[[Question], Explanation]] = {
     "add_rms_norm": _by_row,
     "append_kv": explain_attention.append,
-    "attention": explain_attention.attention,
-    "attention_fp8": explain_attention.attention_fp8,
-    "attention_varlen": explain_attention.attention_varlen,
     "decode_attention": explain_attention.decode,
     "ffn": _ffn,
     "linear": _linear,

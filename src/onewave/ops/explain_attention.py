@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import replace
 from typing import Any
@@ -14,17 +13,12 @@ from onewave.base.device import num_sms
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.append_kv.checks import APPEND_BACKENDS
 from onewave.ops.append_kv.op import append_kv
-from onewave.ops.attention.fp8.plan import explain_fp8
 from onewave.ops.attention.masks import is_whole
-from onewave.ops.attention.op import attention as ops_attention
-from onewave.ops.attention.op import attention_varlen as ops_attention_varlen
-from onewave.ops.attention.triton.plan import AttentionPlan, explain_attention
 from onewave.ops.decode_attention.hopper.plan import StreamCall, refusal, stream_tile
 from onewave.ops.decode_attention.op import CPU_TAKES, DECODE_BACKENDS, decode_attention
 from onewave.ops.decode_attention.triton.plan import plan_decode
 from onewave.ops.masked_multihead_attention.op import MMHA_BACKENDS, masked_multihead_attention
 from onewave.ops.question import (
-    DTYPES,
     SMS_OF_AN_H200,
     Explanation,
     Question,
@@ -36,100 +30,9 @@ from onewave.ops.question import (
 # Of which PyTorch still counts the bytes.
 _MOST_ELEMENTS = 1 << 59
 _HALVES = (torch.float16, torch.bfloat16)
-_ATTENTION_OPTIONS = ("causal", "scale", "window", "softcap", "align", "backend")
 # Options that may be True, which says that there is one.
 _NUMBERS = ("softcap", "out_scale")
-_FILES = {
-    "fp8_kernel": "fp8/kernel.py",
-    "gluon": "hopper/kernel.py",
-    "mma": "mma/kernel.py",
-    "triton": "triton/kernel.py",
-}
 _APPEND_LOOPS_TAKE = "float32, plain caches, neox rotation"
-
-
-def attention(question: Question) -> Explanation:
-    q, k, *v = question.take((4,), (4,), *((4,) for _ in question.shapes[2:3]))
-    kind = _as_on_a_card(question, torch.float32, torch.bfloat16)
-    tensors = on_meta(q, kind), on_meta(k, kind), on_meta(v[0] if v else k, kind)
-    ops_attention(*tensors, bias=_bias(question), **_given(question, *_ATTENTION_OPTIONS))
-    return _as_planned(question, explain_attention(q, k, **_flags(question)))
-
-
-def attention_varlen(question: Question) -> Explanation:
-    q, k, *v = question.take((3,), (3,), *((3,) for _ in question.shapes[2:3]))
-    options = dict(question.options)
-    defaults = {"sequences": 1, "max_seqlen_q": q[0], "max_seqlen_k": k[0]}
-    given = {name: options.pop(name, None) for name in defaults}
-    rows, longest_q, longest_k = (defaults[name] if n is None else int(n) for name, n in given.items())
-    kind = _as_on_a_card(question, torch.float32, torch.bfloat16)
-    tensors = on_meta(q, kind), on_meta(k, kind), on_meta(v[0] if v else k, kind)
-    starts = on_meta((rows + 1,), torch.int32)
-    more = _given(question, *_ATTENTION_OPTIONS)
-    ops_attention_varlen(*tensors, starts, starts, longest_q, longest_k, bias=_bias(question), **more)
-    asked = replace(question, options=options)
-    plan = explain_attention((rows, q[1], longest_q, q[2]), (rows, k[1], longest_k, k[2]), **_flags(asked), tokens=q[0])
-    return _as_planned(question, plan)
-
-
-def attention_fp8(question: Question) -> Explanation:
-    """dtype: of the output, bf16 where it is float8 itself; packed if sequences is given."""
-    options = {name: value for name, value in question.options.items() if name not in ("q_scale", "k_scale", "v_scale")}
-    packed, tokens = "sequences" in options, None
-    rank = (3,) if packed else (4,)
-    q, k, *_ = question.take(rank, rank, *(rank for _ in question.shapes[2:]))
-    if packed:
-        rows = int(options["sequences"])
-        longest_q, longest_k = int(options.pop("max_seqlen_q", q[0])), int(options.pop("max_seqlen_k", k[0]))
-        tokens, q, k = q[0], (1, q[1], longest_q, q[2]), (1, k[1], longest_k, k[2])
-        options["sequences"] = rows
-    known = inspect.signature(explain_fp8).parameters.keys() - {"q_shape", "k_shape", "capability", "tokens"}
-    _refuse_odd(question, options, known)
-    out = options.pop("out_dtype", "bf16" if question.dtype.itemsize == 1 else question.dtype)
-    out = DTYPES.get(out) if isinstance(out, str) else out
-    if out not in (torch.bfloat16, torch.float16):
-        raise UnsupportedError("attention_fp8: out_dtype", got=str(out), allowed="torch.bfloat16, torch.float16")
-    capability = divmod(question.sm or 90, 10) if question.cuda else None
-    name = str(out).removeprefix("torch.")
-    return _as_planned(question, explain_fp8(q, k, **options, out_dtype=name, capability=capability, tokens=tokens))
-
-
-def _refuse_odd(question: Question, options: dict[str, Any], known: set[str]) -> None:
-    if odd := options.keys() - known:
-        allowed = ", ".join(sorted(known))
-        raise InvalidArgumentError(f"explain {question.operator}: options", got=", ".join(sorted(odd)), allowed=allowed)
-
-
-def _flags(question: Question) -> dict[str, Any]:
-    """The options of a call as the plan of attention takes them."""
-    options = {name: value for name, value in question.options.items() if name != "out"}
-    if (bias := _bias(question)) is not None:
-        options["bias"] = str(bias.dtype).removeprefix("torch.")
-    given = {"q_shape", "k_shape", "device", "capability", "dtype", "packed", "tokens"}
-    known = inspect.signature(explain_attention).parameters.keys() - given
-    _refuse_odd(question, options, known)
-    capability = divmod(question.sm, 10) if question.sm else (9, 0)
-    return {
-        **options,
-        "device": "cuda" if question.cuda else "cpu",
-        "capability": capability,
-        "dtype": str(question.dtype).removeprefix("torch."),
-        "packed": question.operator == "attention_varlen",
-    }
-
-
-def _as_planned(question: Question, plan: AttentionPlan) -> Explanation:
-    kernel, tile, programs = f"attention: {plan.kernel}", None, None
-    if plan.block_m:
-        kernel = f"attention/{_FILES.get(plan.kernel, _FILES[plan.backend])}: {plan.kernel}"
-        tile = f"{plan.block_m} query rows x {plan.block_n} keys x {plan.width}"
-        tile += f", {plan.num_warps} warps, {plan.num_stages} stages"
-        programs = f"{plan.programs}, {plan.tiles} tiles for each head of a sequence"
-        if plan.packed_heads > 1:
-            programs = f"{plan.programs}, {plan.tiles} tiles for each group of {plan.packed_heads} heads"
-    split = "none: a program walks over all keys of its rows" if plan.block_m else None
-    reasons = tuple(plan.why.split("; "))
-    return Explanation(question.operator, question.text(), plan.backend, kernel, reasons, tile, split, programs)
 
 
 def decode(question: Question) -> Explanation:
@@ -214,28 +117,11 @@ def _given(question: Question, *names: str) -> dict[str, Any]:
     return {name: 1.0 if value is True and name in _NUMBERS else value for name, value in given.items()}
 
 
-def _as_on_a_card(question: Question, cpu_only: torch.dtype, taken: torch.dtype) -> torch.dtype:
-    """The dtype to check in where an operator takes tensors without a device for a card's: another one for what only a
-    CPU has."""
-    return taken if question.dtype is cpu_only and not question.cuda else question.dtype
-
-
 def check_on_a_card(question: Question, dtype: torch.dtype) -> None:
     """For operators that take tensors without a device for a CPU's. Raises UnsupportedError."""
     if question.cuda and dtype not in _HALVES:
         got = f"{str(dtype).removeprefix('torch.')} on a card"
         raise UnsupportedError(f"{question.operator}: dtype", got=got, allowed="float16, bfloat16")
-
-
-def _bias(question: Question) -> Tensor | None:
-    """One of the dtype that the call's names or has; of q's where the question only says that there is one."""
-    bias = question.options.get("bias")
-    if bias is None:
-        return None
-    kind: Any = getattr(bias, "dtype", bias)
-    if isinstance(kind, str):
-        kind = torch.bool if kind == "bool" else dtype_of(question, "bias", question.dtype)
-    return on_meta((1,), kind if isinstance(kind, torch.dtype) else question.dtype)
 
 
 def _block_table(question: Question) -> Tensor | None:

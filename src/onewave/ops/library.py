@@ -23,17 +23,27 @@ from torch.autograd import forward_ad
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.base.settings import Settings
 
+
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 
-def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], *, mutates: Iterable[str] = ()) -> None:
-    """Register `function` as onewave::<name>. Its annotations are the schema; `mutates` names the arguments it writes.
+def register(
+    name: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    mutates: Iterable[str] = (),
+    schema: str | None = None,
+) -> None:
+    """Register `function` as onewave::<name>. `mutates` names the arguments it writes.
+
+    schema: as torch.library writes it, "(Tensor x, ..) -> Tensor"; by default what function's annotations say.
 
     fake: same signature, returns empty tensors of the right shape and dtype (None for an operator that only mutates).
     Outputs may alias no input. Backward through an operator raises UnsupportedError when it is asked for, not before.
     """
-    operator = torch.library.custom_op(f"onewave::{name}", function, mutates_args=tuple(mutates))
+    operator = torch.library.custom_op(f"onewave::{name}", function, mutates_args=tuple(mutates), schema=schema)
     operator.register_fake(fake)
 
     def refuse(ctx: object, *grads: object) -> None:

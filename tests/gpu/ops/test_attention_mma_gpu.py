@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.device import pretend
 from kit.operands.attention_on_gpu import LENGTHS, MASKS, framed, rounded
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention import op
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
 
@@ -72,7 +72,7 @@ def sweep(head_dim: int, dtype: torch.dtype, mask: dict[str, Any], heads: tuple[
 def test_every_length_and_mask_agrees_with_float64(
     head_dim: int, dtype: torch.dtype, mask: dict[str, Any], processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op, "num_sms", lambda _: processors)
+    pretend(monkeypatch, torch.cuda.get_device_capability(), num_sms=processors)
     sweep(head_dim, dtype, mask, (4, 4))
 
 
@@ -80,7 +80,7 @@ def test_every_length_and_mask_agrees_with_float64(
 def test_heads_of_a_group_share_a_tile_at_every_length(
     head_dim: int, mask: dict[str, Any], processors: int, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op, "num_sms", lambda _: processors)
+    pretend(monkeypatch, torch.cuda.get_device_capability(), num_sms=processors)
     sweep(head_dim, BF16, mask, heads)
 
 
@@ -142,7 +142,7 @@ def test_a_rows_bits_depend_on_no_other_row_no_tile_and_no_run(head_dim: int, mo
     given = {"causal": True, "return_lse": True, "backend": "mma"}
     whole, whole_lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, **given))
     for processors in (FEW, MANY):
-        monkeypatch.setattr(op, "num_sms", lambda _, n=processors: n)
+        pretend(monkeypatch, torch.cuda.get_device_capability(), num_sms=processors)
         for batch, last in ((slice(0, 3), 900), (slice(1, 2), 900), (slice(0, 3), 130), (slice(1, 3), 31)):
             part, lse = cast("tuple[Tensor, Tensor]", attention(q[batch, :, 900 - last :], k[batch], v[batch], **given))
             assert torch.equal(part, whole[batch, :, 900 - last :])

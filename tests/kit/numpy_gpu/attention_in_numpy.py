@@ -24,14 +24,9 @@ import torch
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
-from kit.numpy_gpu import happens_before
-from kit.numpy_gpu.descriptor_rows import load, rows_of
-from kit.numpy_gpu.gluon_in_numpy import Array, Fault, Gluon, function, issue, wait_for, wrapped
-from kit.numpy_gpu.numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
-from onewave.ops.attention import op
+from kit.device import pretend
 from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
 from onewave.ops.attention.fp8 import launch as fp8_impl
-from onewave.ops.attention.fp8 import op as fp8_op
 from onewave.ops.attention.hopper import kernel as gluon_kernel_impl
 from onewave.ops.attention.hopper import launch as gluon_impl
 from onewave.ops.attention.hopper import load as gluon_load_impl
@@ -432,9 +427,5 @@ def kernels_in_numpy(monkeypatch: pytest.MonkeyPatch, *, programs: int) -> dict[
     }
     monkeypatch.setattr(gluon_impl, "attention_kernel", made["attention_kernel"])
     monkeypatch.setattr(fp8_impl, "fp8_kernel", made["fp8_kernel"])
-    for module in (gluon_impl, fp8_impl):
-        monkeypatch.setattr(module, "num_sms", lambda _: programs)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
-    monkeypatch.setattr(fp8_op, "_refusal", lambda *_, **__: None)
+    pretend(monkeypatch, num_sms=programs)
     return made

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.ops.attention import op
+from kit.device import pretend
 from onewave.ops.attention.mma import launch as mma_impl
 
 
@@ -39,13 +39,11 @@ class Recorder:
         return launch
 
 
-def record(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0), *, processors: int = 1) -> Recorder:
-    """From now on CPU tensors go the way of a card's as far as the kernel. processors: many ask for narrow tiles."""
+def record(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0), *, num_sms: int = 1) -> Recorder:
+    """From now on CPU tensors go the way of a card's as far as the kernel. num_sms: many ask for narrow tiles."""
     found = Recorder(list(mma_impl.mma_kernel.arg_names))
     monkeypatch.setattr(mma_impl, "mma_kernel", found)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(op, "num_sms", lambda _: processors)
-    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
+    pretend(monkeypatch, capability, num_sms=num_sms)
     return found
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.attention_oracle import oracle, within_rule
+from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
-from onewave.ops.attention.checks import like
+from onewave.ops.attention.call import like
+from onewave.ops.attention.choose import choose, describe
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.attention.triton.plan import explain_attention
+from onewave.ops.choice import Asked
 from onewave.ops.decode_attention.op import decode_attention
 
 NAN = float("nan")
@@ -302,7 +303,17 @@ def test_the_plan_depends_on_the_row_alone_where_bits_do() -> None:
     for head_dim in (16, 64, 80, 128, 256):
         for capability in ((8, 0), (8, 6), (9, 0)):
             plans = [
-                explain_attention((batch, heads, queries, head_dim), (batch, 2, 500, head_dim), capability=capability)
+                choose(
+                    describe(
+                        Asked(
+                            "attention",
+                            ((batch, heads, queries, head_dim), (batch, 2, 500, head_dim)),
+                            Device(capability, 132),
+                            torch.bfloat16,
+                            {},
+                        )
+                    )
+                )
                 for batch in (1, 64)
                 for heads in (2, 16)
                 for queries in (1, 40, 5000)

@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.device import H200
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention.call import Extras
 from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
 from onewave.ops.attention.fp8 import launch as fp8_impl
+from onewave.ops.attention.fp8.call import Fp8Call
+from onewave.ops.attention.fp8.choose import choose
 from onewave.ops.attention.fp8.kernel import turn_values
 from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.fp8.plan import KEYS, ROWS, WARPGROUPS
@@ -149,11 +153,10 @@ def test_a_batch_is_as_large_as_a_grid_may_be(monkeypatch: pytest.MonkeyPatch) -
         grids.append(grid)
 
     monkeypatch.setattr(fp8_impl, "launch_kernel", launch)
-    monkeypatch.setattr(fp8_impl, "num_sms", lambda _: 132)
-    batch, one = 70_000, torch.ones(1)
+    batch = 70_000
     q = torch.zeros(batch, 1, 16, 64, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    out, lse = torch.empty(batch, 1, 16, 64, dtype=torch.bfloat16), torch.empty(batch, 1, 16)
-    fp8_impl.attention(out, lse, q, q, q, (one, one, one), Options(0.125))
+    call = Fp8Call(q, q, q, Extras(), Options(0.125), "gluon", described=H200)
+    fp8_impl.run(call, choose(call))
     assert grids == [(batch, 1), (132,)]
 
 

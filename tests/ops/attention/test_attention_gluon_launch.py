@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.numpy_gpu.descriptor_rows import load, rows_of
-from onewave.ops.attention import op
+from kit.device import pretend
 from onewave.ops.attention.hopper import launch as gluon_impl
 from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
 from onewave.ops.attention.op import attention, attention_varlen
@@ -117,9 +116,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     """CPU tensors go the way of a card's as far as the kernel."""
     found = Model(monkeypatch, list(gluon_impl.attention_kernel.arg_names))
     monkeypatch.setattr(gluon_impl, "attention_kernel", found)
-    monkeypatch.setattr(gluon_impl, "num_sms", lambda _: 132)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(op, "_choose", lambda *_, **__: "planned")
+    pretend(monkeypatch)
     return found
 
 

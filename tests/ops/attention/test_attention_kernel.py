@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.attention_oracle import oracle, within_rule
+from kit.device import H200
+from onewave.ops.attention.call import AttentionCall, Extras, Packed
+from onewave.ops.attention.choose import choose
 from onewave.ops.attention.masks import Options, options
-from onewave.ops.attention.triton import kernel as triton_impl
-from onewave.ops.attention.triton.plan import AttentionPlan, plan_attention
+from onewave.ops.attention.plan import AttentionChoice
+from onewave.ops.attention.triton import launch as triton_impl
 
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if torch.cuda.is_available() else [])]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,16 +30,11 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def planned(q: Tensor, k: Tensor, v: Tensor, wanted: Options, sequences: int, longest: int) -> AttentionPlan:
-    return plan_attention(
-        batch=sequences,
-        num_heads=q.shape[1],
-        num_kv_heads=k.shape[1],
-        num_queries=longest,
-        head_dim=q.shape[3],
-        hides_keys=wanted.hides_keys,
-        descriptors=triton_impl.allows_descriptors(k, v),
-    )
+def launch(call: AttentionCall) -> AttentionChoice:
+    choice = choose(call)
+    assert choice.module == "triton.launch"
+    triton_impl.run(call, choice)
+    return choice
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
@@ -46,8 +43,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
     defaults = {"causal": False, "scale": None, "window": None, "softcap": None, "align": "bottom-right"}
     wanted = options("attention", head_dim=q.shape[3], **(defaults | given))
     out, lse = torch.full_like(q, NAN), torch.full(q.shape[:3], NAN, device=q.device)
-    plan = planned(q, k, v, wanted, q.shape[0], q.shape[2])
-    triton_impl.attention(out, lse, q, k, v, wanted, plan, **tensors)
+    launch(AttentionCall(q, k, v, Extras(**tensors), wanted, "triton", None, out, lse, described=H200))
     return out, lse
 
 
@@ -59,12 +55,8 @@ def run_varlen(
     wanted = options("attention_varlen", head_dim=q.shape[2], **(defaults | given))
     starts = [torch.tensor([0, *(n[i] for n in lengths)], device=q.device).cumsum(0).int() for i in (0, 1)]
     out, lse = torch.full_like(q, NAN), torch.full((q.shape[1], q.shape[0]), NAN, device=q.device)
-    rows = [tensor.transpose(0, 1)[None] for tensor in (out, q, k, v)]
-    longest = longest or max(n for n, _ in lengths)
-    plan = planned(*rows[1:], wanted, len(lengths), longest)
-    triton_impl.attention(
-        rows[0], lse[None], *rows[1:], wanted, plan, starts_q=starts[0], starts_k=starts[1], longest=longest
-    )
+    packed = Packed(*starts, longest or max(n for n, _ in lengths), max(n for _, n in lengths))
+    launch(AttentionCall(q, k, v, Extras(), wanted, "triton", packed, out, lse, described=H200))
     return out, lse
 
 
@@ -241,16 +233,20 @@ def test_a_scale_that_float32_has_as_0_is_0() -> None:
         assert torch.equal(run(q, k, v, scale=1e-50, causal=causal)[0], run(q, k, v, scale=0.0, causal=causal)[0])
 
 
+def by_descriptors(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return choose(AttentionCall(q, k, v, Extras(), Options(0.1), "triton", described=H200)).descriptors
+
+
 def test_strides_are_honoured() -> None:
     """Tokens before heads (descriptors can have them), rows 65 apart and expanded heads (they can't)."""
     bshd = [randn(2, 70, 4, 64, seed=seed).transpose(1, 2) for seed in (0, 1, 2)]
-    assert triton_impl.allows_descriptors(*bshd[1:])
+    assert by_descriptors(*bshd)
     check(*bshd, causal=True)
     odd = [randn(1, 2, 70, 65, seed=seed)[..., :64] for seed in (0, 1, 2)]
-    assert not triton_impl.allows_descriptors(*odd[1:])
+    assert not by_descriptors(*odd)
     check(*odd, causal=True)
     expanded = [randn(1, 1, 70, 80, seed=seed).expand(2, 4, -1, -1) for seed in (1, 2)]
-    assert not triton_impl.allows_descriptors(*expanded)
+    assert not by_descriptors(randn(2, 4, 70, 80), *expanded)
     check(randn(2, 4, 70, 80), *expanded, window=50)
 
 
@@ -258,8 +254,7 @@ def test_nothing_is_written_outside_the_output() -> None:
     q, (k, v) = randn(1, 2, 70, 40), (randn(1, 2, 50, 40, seed=seed) for seed in (1, 2))
     frame = torch.full((1, 4, 90, 48), 7.0, dtype=DTYPE, device=DEVICE)
     inner = frame[:, 1:3, 10:80, 4:44]
-    wanted = Options(0.1)
-    triton_impl.attention(inner, None, q, k, v, wanted, planned(q, k, v, wanted, 1, 70))
+    launch(AttentionCall(q, k, v, Extras(), Options(0.1), "triton", None, inner, described=H200))
     inside = torch.zeros_like(frame, dtype=torch.bool)
     inside[:, 1:3, 10:80, 4:44] = True
     assert (frame[~inside] == 7).all()

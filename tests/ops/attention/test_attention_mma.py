@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.attention_oracle import oracle, within_rule
-from kit.numpy_gpu import mma_in_numpy
-from kit.numpy_gpu.mma_launches import record
+from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.mma.plan import mma_refusal, mma_tile
+from onewave.ops.attention.masks import Options
+from onewave.ops.attention.mma.plan import mma_refusal, mma_tile, plan_mma
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.attention.triton.plan import plan_on_mma
+from onewave.ops.attention.plan import Facts
 from onewave.ops.explain import explain
 
 NAN = float("nan")
@@ -36,7 +35,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch, q: Tensor, k: Tensor, v: Tensor, *, narrow: bool = False, **options: Any
 ) -> Any:
     """(out, log-sums) of one call."""
-    recorder = record(monkeypatch, processors=10_000 if narrow else 1)
+    recorder = record(monkeypatch, num_sms=10_000 if narrow else 1)
     out = framed(*q.shape, seed=7, edge=8 if q.stride(2) % 8 == 0 else 3)
     _, lse = cast("Any", attention(q, k, v, out=out, return_lse=True, backend="mma", **options))
     for launch in recorder.launches:
@@ -207,15 +206,16 @@ def test_what_it_does_not_take_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
             UnsupportedError, match=f"for sm_80 to sm_90, and this is sm_{capability[0]}{capability[1]}"
         ):
             attention(q, q, q, backend="mma")
-    assert mma_refusal((8, 9), alibi=False, bias=False) is None
-    assert "Gluon: gone" in str(mma_refusal((9, 0), alibi=False, bias=False, missing="gone"))
+    facts = Facts("attention", "mma", Device((8, 9), 128), torch.float16, Options(1.0), 1, 2, 2, 5, 5, 64)
+    assert mma_refusal(facts) is None
+    assert "Gluon: gone" in str(mma_refusal(facts._replace(missing="gone")))
 
 
 def test_explain_tells_its_tile_and_auto_never_takes_it() -> None:
     shapes = (16, 8, 4096, 128), (16, 2, 4096, 128)
     found = explain("attention", *shapes, device="cuda:sm_80", dtype="fp16", backend="mma", causal=True)
     assert found.backend == "mma"
-    assert "attention/mma_kernel_impl.py: mma_kernel" in found.kernel
+    assert "attention/mma/kernel.py: mma_kernel" in found.kernel
     assert str(found.tile).startswith("64 query rows x 32 keys x 128, 4 warps")
     few = explain("attention", (1, 8, 1024, 128), (1, 8, 1024, 128), device="cuda:sm_90", dtype="fp16", backend="mma")
     assert str(few.tile).startswith("32 query rows x 32 keys")
@@ -229,13 +229,12 @@ def test_explain_tells_its_tile_and_auto_never_takes_it() -> None:
 
 
 def test_heads_of_a_group_share_a_tile_that_their_queries_do_not_fill() -> None:
-    few = plan_on_mma(batch=3, num_heads=32, num_kv_heads=8, num_queries=5, head_dim=128)
-    assert (few.packed_heads, few.tiles, few.programs) == (4, 1, 24)
-    many = plan_on_mma(batch=3, num_heads=32, num_kv_heads=8, num_queries=500, head_dim=128)
-    assert (many.packed_heads, many.tiles, many.programs) == (1, 8, 768)
-    assert many.programs == plan_on_mma(
-        batch=3, num_heads=32, num_kv_heads=8, num_queries=500, head_dim=128, narrow=False
-    ).programs  # fmt: skip
+    facts = Facts("attention", "mma", Device((9, 0), 132), torch.float16, Options(1.0), 3, 32, 8, 5, 5, 128)
+    few = plan_mma(facts)
+    assert (few.packed_heads, few.tiles, few.num_programs) == (4, 1, 24)
+    many = plan_mma(facts._replace(num_queries=500))
+    assert (many.packed_heads, many.tiles, many.num_programs) == (1, 8, 768)
+    assert many.block_m == mma_tile(128).queries
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 128, 192, 256])

@@ -132,7 +132,7 @@ def test_tiles_taken_from_a_queue_give_the_bits_of_tiles_in_turns(
     def order_of(plan: Any, *_: Any, **__: Any) -> tuple[Tensor, int, int]:
         slots = range(plan.slots)
         counters.append(torch.tensor([*slots[1::2], *slots[::2], 0]).int())
-        return counters[-1], gluon_order_impl.QUEUE, plan.slots * plan.heads
+        return counters[-1], gluon_order_impl.QUEUE, plan.tiles
 
     monkeypatch.setattr(gluon_impl, "order_of", order_of)
     taken = cast("tuple[Tensor, Tensor]", attention_varlen(*call, **given))

@@ -264,15 +264,14 @@ def test_slots_are_sorted_by_the_work_of_their_tiles(mask: dict[str, bool]) -> N
 
 def test_tables_are_kept_a_shape_and_dropped_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert issubclass(InvalidArgumentError, OnewaveError)
-    from onewave.ops.attention.hopper.plan import schedule
+    from onewave.ops.attention.call import AttentionCall, Extras
+    from onewave.ops.attention.hopper.plan import Work, schedule
     from onewave.ops.attention.masks import Options
 
-    shape = {"num_queries": 4096, "num_keys": 4096, "shift": 0}
-    plan = schedule(heads=64, group=1, processors=132, left=None, right=0, columns=128, **shape)
+    plan = schedule(Work(64, 1, 4096, 4096, right=0), columns=128, num_sms=132)
     assert plan.order == "table"
-    order, which, rounds = gluon_order_impl.order_of(
-        plan, torch.device("cpu"), Options(1.0, right=0), starts_q=None, starts_k=None, longest=4096, **shape
-    )
+    q = torch.empty(1, 64, 4096, 128)
+    order, which, rounds = gluon_order_impl.order_of(plan, AttentionCall(q, q, q, Extras(), Options(1.0, right=0)))
     assert which == gluon_order_impl.TABLE
     assert order is not None
     assert order.shape == (plan.programs, rounds)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave import ops
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
-from onewave.ops.attention.hopper.plan import schedule
+from onewave.ops.attention.hopper.plan import Work, schedule
 
 Shape = tuple[int, ...]
 DTYPES = {
@@ -195,8 +195,8 @@ def test_packed_tiles_are_those_of_all_tokens_however_long_a_sequence_may_be(nam
 
 def test_sorted_tiles_are_dealt_as_the_launch_deals_them():
     shape = (10_000, 16, 128)
-    asked = {"heads": 16, "group": 1, "num_queries": shape[0], "num_keys": shape[0], "columns": 128, "right": 0}
-    launched = schedule(**asked, processors=132, sequences=64, queue=True)
+    work = Work(16, 1, shape[0], shape[0], right=0, sequences=64)
+    launched = schedule(work, columns=128, num_sms=132, queue=True)
     answer = ops.explain("attention_varlen", shape, shape, device="cuda:sm_90", sequences=64, causal=True)
     assert launched.order == "sorted"
     assert answer.why[-1] == f"{launched.section} heads together"

@@ -8,26 +8,63 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.masks import Options, as_whole, is_whole
-from onewave.ops.attention.pages import check_table
+from onewave.ops.attention.call import AttentionCall, Extras, Packed
+from onewave.ops.attention.masks import as_whole, is_whole
+from onewave.ops.attention.pages import check_pages, check_table
 from onewave.ops.library import check_optional, check_tensors, checks_contents, shares_elements
 
-_MOST_TOKENS = 1 << 31
+BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
 SMALLEST_HEAD_DIM = 16
+_SMALLEST_IN_TORCH = 8
+_MAX_TOKENS = (1 << 31) - 1
 _HALVES = (torch.float16, torch.bfloat16)
 _BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smallest: int = SMALLEST_HEAD_DIM) -> None:
-    """q, k and v among themselves. layout: the axes in words, heads second; smallest: the least head_dim."""
+def check_ranks(name: str, q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
+    """Check that q, k and v are tensors of so many axes. layout: the axes in words."""
     check_tensors(name, q=q, k=k, v=v)
     rank = layout.count(",") + 1
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != rank:
             raise ShapeError(f"{name}: {label}", got=f"shape {tuple(tensor.shape)}", allowed=f"[{layout}]")
-    heads_axis = 1
-    num_heads, num_kv_heads, head_dim = q.shape[heads_axis], k.shape[heads_axis], q.shape[-1]
-    if k.shape != v.shape or (rank == 4 and k.shape[0] != q.shape[0]) or k.shape[-1] != head_dim:
+
+
+def packing(
+    name: str,
+    cu_seqlens: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    pages: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Packed:
+    """Check all but what the tensors hold. cu_seqlens, longest: of queries, of keys. pages: k, v, the block table."""
+    cu_seqlens_q, cu_seqlens_k = cu_seqlens
+    if pages is not None:
+        check_pages(name, *pages, cu_seqlens_k)
+    check_tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    for label, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if starts.ndim != 1 or starts.numel() < 1 or starts.dtype is not torch.int32 or starts.stride(0) != 1:
+            raise ShapeError(f"{name}: {label}", got=_words(starts), allowed="contiguous int32 [sequences + 1]")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        got = f"{_words(cu_seqlens_q)}, {_words(cu_seqlens_k)}"
+        raise ShapeError(f"{name}: cu_seqlens_q, cu_seqlens_k", got=got, allowed="one length")
+    for label, most in zip("qk", longest, strict=True):
+        if not is_whole(most) or not 0 <= most <= _MAX_TOKENS:
+            allowed = f"a whole number from 0 to {_MAX_TOKENS}"
+            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=shown(most), allowed=allowed)
+    numbers = as_whole(longest[0], _MAX_TOKENS), as_whole(longest[1], _MAX_TOKENS)
+    return Packed(cu_seqlens_q, cu_seqlens_k, *numbers, None if pages is None else pages[2])
+
+
+def check(call: AttentionCall) -> None:
+    """Check a call whose ranks, packing and options are right: shapes, dtypes, devices, strides, backend.
+
+    Raises ShapeError, UnsupportedError, InvalidArgumentError.
+    """
+    name, q, k, v, packed = call.name, call.q, call.k, call.v, call.packed
+    heads_axis = 1 if packed is None or packed.block_table is None else 2
+    num_heads, num_kv_heads, head_dim = q.shape[1], k.shape[heads_axis], q.shape[-1]
+    if k.shape != v.shape or (packed is None and k.shape[0] != q.shape[0]) or k.shape[-1] != head_dim:
         raise ShapeError(
             f"{name}: q, k, v",
             got=f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
@@ -36,12 +73,24 @@ def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor, *, layout: str, smalle
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         got = f"{num_heads} query heads, {num_kv_heads} KV heads"
         raise ShapeError(f"{name}: heads", got=got, allowed="a multiple of the KV heads")
-    check_head_dim(name, head_dim, smallest)
-    check_kinds(name, q, k, v)
+    in_torch = call.backend == "torch" and packed is None
+    check_head_dim(name, head_dim, _SMALLEST_IN_TORCH if in_torch else SMALLEST_HEAD_DIM)
+    check_kinds(name, q, k, v, on_cpu=call.on_cpu)
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.stride(-1) != 1 and tensor.numel() > 0:
             got = f"strides {tensor.stride()}"
             raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
+    if packed is None:
+        check_extras(name, q, call.extras, batch=q.shape[0], scores=(q.shape[2], k.shape[2]))
+    else:
+        for starts in (packed.cu_seqlens_q, packed.cu_seqlens_k):
+            if starts.device != q.device:
+                _refuse_device(name, q, starts)
+        scores = (packed.max_seqlen_q, packed.max_seqlen_k)
+        check_extras(name, q, call.extras, batch=packed.num_sequences, scores=scores)
+    _check_out(name, q, call.out)
+    if call.backend not in BACKENDS:
+        raise InvalidArgumentError(f"{name}: backend", got=shown(call.backend), allowed=", ".join(BACKENDS))
 
 
 def check_head_dim(name: str, head_dim: int, smallest: int = SMALLEST_HEAD_DIM) -> None:
@@ -55,14 +104,18 @@ def check_head_dim(name: str, head_dim: int, smallest: int = SMALLEST_HEAD_DIM) 
         )
 
 
-def check_kinds(name: str, q: Tensor, *others: Tensor) -> None:
-    """q's dtype, and that the others have it and its device. Raises UnsupportedError."""
+def check_kinds(name: str, q: Tensor, *others: Tensor, on_cpu: bool | None = None) -> None:
+    """q's dtype, and that the others have it and its device. on_cpu: where the call runs, by default q's device.
+
+    Raises UnsupportedError.
+    """
     for tensor in others:
         if tensor.device != q.device:
             _refuse_device(name, q, tensor)
-    allowed = _HALVES if q.device.type != "cpu" else (*_HALVES, torch.float32)
+    on_cpu = q.device.type == "cpu" if on_cpu is None else on_cpu
+    allowed = (*_HALVES, torch.float32) if on_cpu else _HALVES
     if q.dtype not in allowed:
-        words = "float16, bfloat16" + (", float32" if q.device.type == "cpu" else " (float32 on a CPU)")
+        words = "float16, bfloat16" + (", float32" if on_cpu else " (float32 on a CPU)")
         advice = "Use attention_fp8." if q.dtype is torch.float8_e4m3fn else "Convert q, k and v."
         raise UnsupportedError(f"{name}: dtype", got=f"{q.dtype} on {q.device}", allowed=words, next=advice)
     if any(tensor.dtype is not q.dtype for tensor in others):
@@ -70,18 +123,12 @@ def check_kinds(name: str, q: Tensor, *others: Tensor) -> None:
         raise UnsupportedError(f"{name}: dtypes of q, k, v", got=got, allowed="one dtype", next="Convert them.")
 
 
-def check_extras(
-    name: str,
-    q: Tensor,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    bias: Tensor | None,
-    *,
-    batch: int,
-    scores: tuple[int, int],
-) -> None:
+def check_extras(name: str, q: Tensor, extras: Extras, *, batch: int, scores: tuple[int, int]) -> None:
     """sinks, slopes and bias against q. batch: sequences; scores: the (Sq, Sk) that bias broadcasts to."""
-    check_optional(name, {"sinks": sinks, "alibi_slopes": alibi_slopes, "bias": bias})
+    sinks, alibi_slopes, bias = extras
+    if sinks is None and alibi_slopes is None and bias is None:
+        return
+    check_optional(name, extras._asdict())
     num_heads = q.shape[1]
     if sinks is not None and (sinks.shape != (num_heads,) or not sinks.dtype.is_floating_point):
         raise ShapeError(f"{name}: sinks", got=_words(sinks), allowed=f"a float tensor [{num_heads}]")
@@ -97,12 +144,12 @@ def check_extras(
             raise ShapeError(f"{name}: bias", got=_words(bias), allowed=f"a shape that broadcasts to {list(full)}")
         if bias.dtype not in _BIAS_DTYPES:
             raise UnsupportedError(f"{name}: bias", got=_words(bias), allowed="bool, float16, bfloat16, float32")
-    for tensor in (sinks, alibi_slopes, bias):
+    for tensor in extras:
         if tensor is not None and tensor.device != q.device:
             _refuse_device(name, q, tensor)
 
 
-def check_out(name: str, q: Tensor, out: Tensor | None) -> None:
+def _check_out(name: str, q: Tensor, out: Tensor | None) -> None:
     if out is None:
         return
     check_tensors(name, out=out)
@@ -114,73 +161,37 @@ def check_out(name: str, q: Tensor, out: Tensor | None) -> None:
         raise ShapeError(f"{name}: out", got=f"{_words(out)}, strides {out.stride()}", allowed=allowed)
 
 
-def check_cu_seqlens(
-    name: str,
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    longest: tuple[int, int],
-) -> tuple[int, int]:
-    """Check all but what the tensors hold, and return longest, as Python's numbers."""
-    check_tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    for label, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if starts.ndim != 1 or starts.numel() < 1 or starts.dtype is not torch.int32 or starts.stride(0) != 1:
-            raise ShapeError(f"{name}: {label}", got=_words(starts), allowed="contiguous int32 [sequences + 1]")
-        if starts.device != q.device:
-            _refuse_device(name, q, starts)
-    if cu_seqlens_q.shape != cu_seqlens_k.shape:
-        got = f"{_words(cu_seqlens_q)}, {_words(cu_seqlens_k)}"
-        raise ShapeError(f"{name}: cu_seqlens_q, cu_seqlens_k", got=got, allowed="one length")
-    for label, most in zip("qk", longest, strict=True):
-        if not is_whole(most) or not 0 <= most < _MOST_TOKENS:
-            allowed = f"a whole number from 0 to {_MOST_TOKENS - 1}"
-            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=shown(most), allowed=allowed)
-    return as_whole(longest[0], _MOST_TOKENS), as_whole(longest[1], _MOST_TOKENS)
+def check_lengths(call: AttentionCall) -> None:
+    """On a CPU, and with ONEWAVE_DEBUG=1, read back what cu_seqlens and the block table hold (a synchronisation).
 
-
-def check_packed(
-    name: str,
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    longest: tuple[int, int],
-    wanted: Options,
-    block_table: Tensor | None = None,
-) -> None:
-    """On a CPU, and with ONEWAVE_DEBUG=1, read back what the tensors hold (a synchronisation) and check that sequences
-    ascend inside q and k, or their pages. For where the operator runs: while it is traced nothing can be read."""
-    if not (q.is_cpu or checks_contents()):
+    Check that sequences ascend inside q and k, or their pages. It runs with the operator: while a call is traced
+    nothing can be read.
+    """
+    name, q, k, packed = call.name, call.q, call.k, call.packed
+    if packed is None or not (q.is_cpu or checks_contents()):
         return
     # Rows beyond max_seqlen_q stay unwritten, which a caller may want; one who debugs does not.
-    most_queries, limit = (longest[0], "max_seqlen_q") if checks_contents() else (q.shape[0], "the tokens of q")
+    most_queries, limit = (
+        (packed.max_seqlen_q, "max_seqlen_q") if checks_contents() else (q.shape[0], "the tokens of q")
+    )
     most_keys = k.shape[0]
-    if block_table is not None:
-        check_table(name, k, block_table, cu_seqlens_q, cu_seqlens_k, wanted)
-        most_keys = block_table.numel() * k.shape[1]
-    _check_starts(name, "q", [int(n) for n in cu_seqlens_q.cpu()], most_queries, limit, q.shape[0])
-    starts = [int(n) for n in cu_seqlens_k.cpu()]
-    if block_table is not None and starts[0] > 0:  # where pages hold the keys, only differences count
-        most_keys += starts[0]
-    _check_starts(name, "k", starts, longest[1], "max_seqlen_k", most_keys)
+    table = packed.block_table
+    if table is not None:
+        check_table(name, k, table, (packed.cu_seqlens_q, packed.cu_seqlens_k), call.options)
+        most_keys = table.numel() * k.shape[1]
+    of_queries = [int(n) for n in packed.cu_seqlens_q.cpu()]
+    _check_starts(f"{name}: cu_seqlens_q", of_queries, most_queries, limit, q.shape[0])
+    of_keys = [int(n) for n in packed.cu_seqlens_k.cpu()]
+    if table is not None and of_keys[0] > 0:  # where pages hold the keys, only differences count
+        most_keys += of_keys[0]
+    _check_starts(f"{name}: cu_seqlens_k", of_keys, packed.max_seqlen_k, "max_seqlen_k", most_keys)
 
 
-def _check_starts(name: str, label: str, starts: list[int], longest: int, limit: str, tokens: int) -> None:
+def _check_starts(what: str, starts: list[int], longest: int, limit: str, tokens: int) -> None:
     lengths = [b - a for a, b in pairwise(starts)]
     if starts[0] < 0 or starts[-1] > tokens or any(not 0 <= n <= longest for n in lengths):
         allowed = f"from 0 or more to at most {tokens} in steps of 0 to {longest} ({limit})"
-        raise InvalidArgumentError(f"{name}: cu_seqlens_{label}", got=str(starts[:9])[:120], allowed=allowed)
-
-
-def like(q: Tensor, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-    """A result of q's shape, its axes in q's order in memory, but for the last, which is contiguous whatever q's are.
-
-    By default of q's dtype, on q's device. Nothing is written to it.
-    """
-    made = torch.empty_like(q, dtype=dtype, device=device)
-    # Where another axis of q, as of overlapping windows, steps by one element too, PyTorch may put that one last.
-    return made if made.stride(-1) == 1 else torch.empty(q.shape, dtype=made.dtype, device=made.device)
+        raise InvalidArgumentError(what, got=str(starts[:9])[:120], allowed=allowed)
 
 
 def _refuse_device(name: str, q: Tensor, other: Tensor) -> None:

@@ -44,6 +44,16 @@ class Options:
         return 0 if self.top_left else num_keys - num_queries
 
     @property
+    def flat(self) -> tuple[float, int | None, int | None, bool, float | None]:
+        """The fields in their order."""
+        return self.scale, self.left, self.right, self.top_left, self.softcap
+
+    @property
+    def align(self) -> str:
+        """top_left as the operators' argument."""
+        return "top-left" if self.top_left else "bottom-right"
+
+    @property
     def hides_keys(self) -> bool:
         return self.left is not None or self.right is not None
 

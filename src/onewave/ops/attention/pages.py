@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.masks import Options
 from onewave.ops.library import check_tensors
 
@@ -34,10 +37,10 @@ def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: 
         raise ShapeError(f"{name}: page_size", got=str(k.shape[1]), allowed="at least 1")
 
 
-def check_table(name: str, k: Tensor, block_table: Tensor, starts_q: Tensor, starts_k: Tensor, wanted: Options) -> None:
+def check_table(name: str, k: Tensor, block_table: Tensor, starts: tuple[Tensor, Tensor], wanted: Options) -> None:
     """Read the table back (a synchronisation) and check that what is looked up exists: pages that a query sees."""
     pages, size = k.shape[:2]
-    queries, keys = ((starts[1:] - starts[:-1]).cpu().long()[:, None] for starts in (starts_q, starts_k))
+    queries, keys = ((each[1:] - each[:-1]).cpu().long()[:, None] for each in starts)
     most = block_table.shape[1]
     if len(keys) and int(keys.max()) > most * size:
         got, allowed = f"{int(keys.max())} keys in one sequence", f"at most {most * size}"
@@ -50,6 +53,15 @@ def check_table(name: str, k: Tensor, block_table: Tensor, starts_q: Tensor, sta
     wrong = used[(used < 0) | (used >= pages)]
     if len(wrong):
         raise InvalidArgumentError(f"{name}: block_table", got=str(int(wrong[0])), allowed=f"0 to {pages - 1}")
+
+
+def with_rows_of_pages(call: AttentionCall) -> AttentionCall:
+    """Return the call with keys and values copied out of their pages."""
+    packed = call.packed
+    if packed is None or packed.block_table is None:
+        return call
+    k, v, starts = ragged_from_pages(call.k, call.v, packed.block_table, packed.cu_seqlens_k, packed.max_seqlen_k)
+    return replace(call, k=k, v=v, packed=replace(packed, cu_seqlens_k=starts, block_table=None))
 
 
 def ragged_from_pages(

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onewave.ops.attention.masks import Window, options, visible_keys
+from onewave.ops.attention.call import AttentionCall
+from onewave.ops.attention.masks import Window, options, rows_of_sequences, visible_keys
+from onewave.ops.attention.plan import AttentionChoice
 from onewave.ops.library import outside_autocast
+
+
+def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
+    """Write and return the output, and call.lse."""
+    out, lse, wanted, packed = call.output(), call.lse, call.options, call.packed
+    given: dict[str, Any] = {
+        "scale": wanted.scale, "window": (wanted.left, wanted.right), "softcap": wanted.softcap, "align": wanted.align,
+    }  # fmt: skip
+    given |= call.extras._asdict()
+    if packed is None:
+        result, result_lse = attention(call.q, call.k, call.v, **given)
+    else:
+        starts = packed.cu_seqlens_q, packed.cu_seqlens_k
+        result, result_lse = attention_varlen(call.q, call.k, call.v, *starts, **given)
+        # Tokens outside every sequence stay as they are.
+        written = rows_of_sequences(starts[0], len(call.q), packed.max_seqlen_q)
+        result = torch.where(written[:, None, None], result, out)
+        result_lse = result_lse if lse is None else torch.where(written, result_lse, lse)
+    if lse is not None:
+        lse.copy_(result_lse)
+    return out.copy_(result)
 
 
 @outside_autocast

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -20,16 +21,19 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from onewave.base.device import H200_SMS, Device
 from onewave.base.errors import UnsupportedError
 from onewave.gpu.launch import without_collection
 from onewave.ops.attention.fp8.kernel import fp8_kernel
 from onewave.ops.attention.fp8.plan import FP8_TILE, WARPGROUPS
 from onewave.ops.attention.hopper.kernel import attention_kernel as hopper_kernel
 from onewave.ops.attention.hopper.plan import columns_of, config, knows_limit
+from onewave.ops.attention.masks import Options
 from onewave.ops.attention.mma.kernel import mma_kernel
 from onewave.ops.attention.mma.plan import mma_tile
+from onewave.ops.attention.plan import Facts
 from onewave.ops.attention.triton.kernel import attention_kernel as portable_kernel
-from onewave.ops.attention.triton.plan import plan_attention
+from onewave.ops.attention.triton.plan import plan_portable
 
 _ALIGNED = [["tt.divisibility", 16]]
 # Of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.
@@ -134,10 +138,11 @@ def fp8(dtype: str = "bf16", **given: Any) -> Resources:
 
 def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) -> Resources:
     """The portable kernel with its plan's tile. given: constants of triton_impl, such as RIGHT and TAIL for causal."""
-    plan = plan_attention(
-        batch=4, num_heads=16, num_kv_heads=16, num_queries=4096, head_dim=head_dim,
-        capability=(capability // 10, capability % 10),
-    )  # fmt: skip
+    major, minor = divmod(capability, 10)
+    device = Device((major, minor), H200_SMS)
+    plan = plan_portable(
+        Facts("attention", "triton", device, torch.bfloat16, Options(1.0), 4, 16, 16, 4096, 4096, head_dim)
+    )
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "ALIBI", "LSE", "TAIL"), False)
     constants = flags | {
         "PACK": 1, "HEAD_DIM": head_dim, "WIDTH": plan.width, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n,

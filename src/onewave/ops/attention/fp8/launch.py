@@ -1,4 +1,4 @@
-"""Attention in float8 on Hopper: turns the values, describes tensors to TMA, launches fp8_kernel_impl's kernel."""
+"""Launch the float8 kernel: turn the values, describe tensors to TMA."""
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportCallIssue=false
 # (Triton ships no type information.)
@@ -12,89 +12,61 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from onewave.base.device import num_sms
 from onewave.gpu.descriptors import describe
 from onewave.gpu.launch import launch_kernel
 from onewave.gpu.scratch import held, scratch
+from onewave.ops.attention.empty import write_zeros
+from onewave.ops.attention.fp8.call import Fp8Call
 from onewave.ops.attention.fp8.kernel import fp8_kernel, turn_values
-from onewave.ops.attention.fp8.plan import COLUMNS, FP8_TILE, KEYS, ROWS, WARPGROUPS, deal
+from onewave.ops.attention.fp8.plan import COLUMNS, FP8_TILE, KEYS, ROWS, WARPGROUPS
 from onewave.ops.attention.hopper.order import order_of
-from onewave.ops.attention.masks import Options
+from onewave.ops.attention.plan import AttentionChoice
 
 _LOG2E = math.log2(math.e)
 # A place plus a side stays inside 32 bits.
-_MOST_KEYS = 1 << 30
+_MAX_KEYS = 1 << 30
 _FLOAT_BYTES = 4
 
 
-def attention(
-    out: Tensor,
-    lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scales: tuple[Tensor, Tensor, Tensor],
-    wanted: Options,
-    *,
-    sinks: Tensor | None = None,
-    starts_q: Tensor | None = None,
-    starts_k: Tensor | None = None,
-    longest: int = _MOST_KEYS,
-) -> None:
-    """Write out (bf16 or fp16, like q) and lse (float32 [B, H, Sq]); what fp8_op has checked.
-
-    q, k, v: float8_e4m3fn, head_dim up to 128. scales: of q [heads], k and v [kv_heads], float32. starts_q, starts_k:
-    int32 [sequences + 1]; then batch is 1 everywhere, Sq, Sk count all tokens, and rows beyond the first `longest` of a
-    sequence are not written. Takes Hkv * head_dim bytes of scratch a key, in whole tiles.
-    """
-    packed = starts_q is not None
+def run(call: Fp8Call, choice: AttentionChoice) -> Tensor:
+    """Write and return the output, and call.lse. Takes Hkv * head_dim bytes of scratch a key, in whole tiles."""
+    result, plan = call.output(), choice.schedule
+    out, lse, q, k, v = call.rows(result)
     if q.numel() == 0:
-        return
-    batch, num_heads, num_queries, _ = q.shape
-    kv_heads, num_keys, shift, first_key = k.shape[1], k.shape[2], 0, 0
-    if not packed:
-        shift = wanted.shift(num_queries, num_keys)
-        if wanted.right is not None:
-            num_keys = min(num_keys, num_queries + shift + wanted.right)
-        if wanted.left is not None:
-            first_key = min(max(0, shift - wanted.left), max(0, num_keys - 1))
-    sequences = None if starts_q is None else starts_q.shape[0] - 1
-    if num_keys <= 0 or sequences == 0:
-        out.zero_()
-        if lse is not None:
-            lse.fill_(float("-inf"))
-        return
+        return result
+    wanted, packed = call.options, call.packed
+    if plan is None:
+        return write_zeros(call, result)
+    work, first_key = plan.work, 0
+    num_queries, num_keys, shift, sequences = work.num_queries, work.num_keys, work.shift, work.sequences
+    if packed is None and wanted.left is not None:
+        first_key = min(max(0, shift - wanted.left), max(0, num_keys - 1))
     v_tiles = -(-num_keys // KEYS) if sequences is None else num_keys // KEYS + sequences
-    if not packed and wanted.left is not None:
+    if packed is None and wanted.left is not None:
         # Rows whose window begins beyond the last key have a tile of zeros there, and not another head's values.
         rows = ROWS * WARPGROUPS
         v_tiles = max(v_tiles, ((num_queries - 1) // rows * rows + shift - wanted.left) // KEYS + 1)
     flags = {
-        "RAGGED": packed, "TOP_LEFT": wanted.top_left, "LEFT": wanted.left is not None,
+        "RAGGED": packed is not None, "TOP_LEFT": wanted.top_left, "LEFT": wanted.left is not None,
         "RIGHT": wanted.right is not None,
     }  # fmt: skip
-    left, right = (min(side or 0, _MOST_KEYS) for side in (wanted.left, wanted.right))
+    left, right = (min(side or 0, _MAX_KEYS) for side in (wanted.left, wanted.right))
     steps = (sequences or 0).bit_length() + 1
-    places = (starts_q, starts_k)
+    longest = _MAX_KEYS if packed is None else packed.max_seqlen_q
+    (starts_q, starts_k), scales, sinks = call.starts, call.filled_scales(), call.dense_sinks
     with held(q.device):
-        tiles = _turned(v, places, (num_keys, first_key, sequences or 0, steps, v_tiles, left, right), flags)
-        plan = deal(
-            heads=num_heads if packed else batch * num_heads, group=num_heads // kv_heads, num_queries=num_queries,
-            num_keys=num_keys, wanted=wanted, shift=shift, sequences=sequences, processors=num_sms(q.device),
-        )  # fmt: skip
-        order, which, rounds = order_of(
-            plan, q.device, wanted, num_queries=num_queries, num_keys=num_keys, shift=shift, starts_q=starts_q,
-            starts_k=starts_k, longest=longest,
-        )  # fmt: skip
-        if not packed:
+        sizes = (num_keys, first_key, sequences or 0, steps, v_tiles, left, right)
+        tiles = _turned(v, call.starts, sizes, flags)
+        order, which, rounds = order_of(plan, call)
+        if packed is None:
             k = k[:, :, first_key:num_keys]
         launch_kernel(
             fp8_kernel,
             (plan.programs,),
-            describe(q, ROWS, COLUMNS, packed),
-            describe(k, KEYS, COLUMNS, packed),
+            describe(q, ROWS, COLUMNS, packed is not None),
+            describe(k, KEYS, COLUMNS, packed is not None),
             tiles,
-            describe(out, ROWS, COLUMNS, packed),
+            describe(out, ROWS, COLUMNS, packed is not None),
             *scales,
             scales[0] if lse is None else lse,
             scales[0] if sinks is None else sinks,
@@ -104,8 +76,8 @@ def attention(
             v_tiles,
             0 if lse is None else lse.stride(0),
             0 if lse is None else lse.stride(1),
-            num_heads,
-            num_heads // kv_heads,
+            q.shape[1],
+            work.group,
             plan.section,
             min(longest, num_queries),
             num_keys,
@@ -113,7 +85,7 @@ def attention(
             sequences or 0,
             steps,
             plan.slots,
-            plan.slots * plan.heads,
+            plan.tiles,
             rounds,
             shift,
             left,
@@ -129,6 +101,7 @@ def attention(
             **FP8_TILE,
             **flags,
         )
+    return result
 
 
 def _turned(

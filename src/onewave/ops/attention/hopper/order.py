@@ -21,11 +21,11 @@ from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
 from onewave.gpu.scratch import scratch
+from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.hopper.plan import Schedule, dealt
-from onewave.ops.attention.masks import Options
 
 CLOSED, TABLE, SORTED, QUEUE = 0, 1, 2, 3
-"""ORDER of gluon_kernel_impl."""
+"""ORDER of hopper/kernel.py."""
 _MOST_TABLES = 256
 _MOST_KEYS = 1 << 30
 _SLOTS_A_PROGRAM = 32
@@ -38,52 +38,39 @@ _recorded: dict[int, Tensor] = {}
 _looking = threading.Lock()
 
 
-def order_of(
-    plan: Schedule,
-    device: torch.device,
-    wanted: Options,
-    *,
-    num_queries: int,
-    num_keys: int,
-    shift: int,
-    starts_q: Tensor | None,
-    starts_k: Tensor | None,
-    longest: int,
-    queue: bool = False,
-) -> tuple[Tensor | None, int, int]:
+def order_of(plan: Schedule, call: AttentionCall, *, queue: bool = False) -> tuple[Tensor | None, int, int]:
     """The kernel's (order, ORDER, rounds) for a schedule; launches sort_slots where that sorts packed sequences.
 
     order: int32, [programs, rounds] positions of a table, or [slots] sorted slots and a 0. Its memory is the operator's
-    own. queue: sorted slots are taken by whoever is free, one after another, instead of in turns.
+    own. queue: sorted slots are taken by the next free program, one after another, instead of in turns.
     """
-    if plan.order == "table" and wanted.right is not None:
-        table = _table(plan, device, num_queries, num_keys, shift, wanted.left, wanted.right)
+    device, wanted, packed = call.q.device, call.options, call.packed
+    if plan.order == "table":
+        table = _table(plan, device)
         if table is not None:
             return table, TABLE, table.shape[1]
-    if plan.order == "sorted" and starts_q is not None and starts_k is not None:
+    if plan.order == "sorted" and packed is not None:
         order = scratch(device, plan.slots + 1, "order of tiles").view(torch.int32)
-        sequences = starts_q.shape[0] - 1
+        sequences = packed.num_sequences
         programs = -(-plan.slots // _SLOTS_A_PROGRAM)
         launch_kernel(
             sort_slots, (programs,),
-            order, starts_q, starts_k, sequences, sequences.bit_length() + 1, plan.slots, min(longest, num_queries),
+            order, *call.starts, sequences, sequences.bit_length() + 1, plan.slots,
+            min(packed.max_seqlen_q, plan.work.num_queries),
             min(wanted.left or 0, _MOST_KEYS), min(wanted.right or 0, _MOST_KEYS), BM=plan.rows, BN=plan.keys,
             TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,
             MINE=_SLOTS_A_PROGRAM, OTHERS=128, num_warps=4,
         )  # fmt: skip
         if queue:
-            return order, QUEUE, plan.slots * plan.heads
+            return order, QUEUE, plan.tiles
         return order, SORTED, plan.turns
     return None, CLOSED, plan.turns
 
 
-def _table(
-    plan: Schedule, device: torch.device, num_queries: int, num_keys: int, shift: int, left: int | None,
-    right: int,
-) -> Tensor | None:  # fmt: skip
-    key: _Key = (device, plan, num_queries, num_keys, shift, left, right)
+def _table(plan: Schedule, device: torch.device) -> Tensor | None:
     if device.type != "cuda":
-        return _host_table(plan, num_queries, num_keys, shift, left, right)
+        return _host_table(plan)
+    key: _Key = (device, plan)
     with _looking:
         if torch.cuda.is_current_stream_capturing():
             # Recording begins with a synchronisation, so what an earlier call made is there on every stream.
@@ -94,16 +81,15 @@ def _table(
         _tables.move_to_end(key)
         stream = torch.cuda.current_stream(device).cuda_stream
         if stream not in made:
-            pinned = _host_table(plan, num_queries, num_keys, shift, left, right).pin_memory()
+            pinned = _host_table(plan).pin_memory()
             made[stream] = (pinned.to(device, non_blocking=True), pinned)
         if len(_tables) > _MOST_TABLES:
             _tables.popitem(last=False)
         return made[stream][0]
 
 
-def _host_table(plan: Schedule, num_queries: int, num_keys: int, shift: int, left: int | None, right: int) -> Tensor:
-    rows = dealt(plan=plan, num_queries=num_queries, num_keys=num_keys, shift=shift, left=left, right=right)
-    return torch.tensor(rows, dtype=torch.int32, device="cpu")
+def _host_table(plan: Schedule) -> Tensor:
+    return torch.tensor(dealt(plan), dtype=torch.int32, device="cpu")
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Attention on few registers: launches mma_kernel_impl's kernel as plan.plan_on_mma lays it out."""
+"""Launch the m16n8k16 kernel, the one of few registers."""
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 # (Triton ships no type information.)
@@ -10,10 +10,9 @@ import math
 from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
-from onewave.ops.attention.masks import Options
+from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.mma.kernel import mma_kernel
-from onewave.ops.attention.mma.plan import mma_tile
-from onewave.ops.attention.triton.plan import AttentionPlan
+from onewave.ops.attention.plan import AttentionChoice
 
 _LOG2E = math.log2(math.e)
 _PIECE, _PIECE_BYTES = 8, 16
@@ -22,33 +21,18 @@ _MOST_KEYS = 1 << 30
 _ALL_REGISTERS = 255
 
 
-def attention(
-    out: Tensor,
-    lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    wanted: Options,
-    plan: AttentionPlan,
-    *,
-    sinks: Tensor | None = None,
-    starts_q: Tensor | None = None,
-    starts_k: Tensor | None = None,
-    longest: int = 0,
-) -> None:
-    """Write out (like q) and lse (float32 [B, H, Sq]); what op.attention has checked and planned.
-
-    starts_q, starts_k: int32 [sequences + 1]; then batch is 1 in q, k, v, out and lse, Sq, Sk count all tokens, and
-    rows beyond the first `longest` of a sequence are not written.
-    """
+def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
+    """Write and return the output, and call.lse."""
+    result = call.output()
+    out, lse, q, k, v = call.rows(result)
     if q.numel() == 0:
-        return
+        return result
     num_heads, num_queries, head_dim = q.shape[1:]
-    packed = starts_q is not None
+    wanted, packed, sinks, (starts_q, starts_k) = call.options, call.packed, call.dense_sinks, call.starts
     unit = _PIECE if all(_in_pieces(tensor) for tensor in (q, k, v, out)) else 1
     launch_kernel(
         mma_kernel,
-        (plan.programs,),
+        (choice.num_programs,),
         q,
         k,
         v,
@@ -64,23 +48,23 @@ def attention(
         *((0, 0, 0) if lse is None else lse.stride()),
         num_heads,
         num_heads // k.shape[1],
-        longest if packed else num_queries,
+        num_queries if packed is None else packed.max_seqlen_q,
         k.shape[2],
-        plan.tiles,
-        0 if packed else wanted.shift(num_queries, k.shape[2]),
+        choice.tiles,
+        wanted.shift(num_queries, k.shape[2]) if packed is None else 0,
         min(wanted.left or 0, _MOST_KEYS),
         min(wanted.right or 0, _MOST_KEYS),
         wanted.scale * _LOG2E,
         2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
         _LOG2E * (wanted.softcap or 1.0),
-        PACK=plan.packed_heads,
+        PACK=choice.packed_heads,
         HEAD_DIM=head_dim,
-        WIDTH=plan.width,
-        QUERIES=plan.block_m,
-        KEYS=plan.block_n,
-        WARPS=plan.num_warps,
+        WIDTH=choice.width,
+        QUERIES=choice.block_m,
+        KEYS=choice.block_n,
+        WARPS=choice.num_warps,
         UNIT=unit,
-        RAGGED=packed,
+        RAGGED=packed is not None,
         TOP_LEFT=wanted.top_left,
         LEFT=wanted.left is not None,
         RIGHT=wanted.right is not None,
@@ -89,15 +73,11 @@ def attention(
         # Folding scale into the exponent takes the max before scaling: only a positive scale keeps its place.
         FOLD=wanted.scale > 0 and wanted.softcap is None,
         LSE=lse is not None,
-        num_warps=plan.num_warps,
+        num_warps=choice.num_warps,
         # Copies element by element, through registers, would spill below.
-        maxnreg=_most_registers(head_dim, plan.block_m) if unit == _PIECE else _ALL_REGISTERS,
+        maxnreg=choice.max_registers if unit == _PIECE else _ALL_REGISTERS,
     )
-
-
-def _most_registers(head_dim: int, queries: int) -> int:
-    tiles = (mma_tile(head_dim), mma_tile(head_dim, narrow=True))
-    return next(tile.registers for tile in tiles if tile.queries == queries)
+    return result
 
 
 def _in_pieces(tensor: Tensor) -> bool:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onewave.ops.attention.plan import AttentionChoice, Facts
+from onewave.ops.choice import because
+
 _OLDEST, _NEWEST = (8, 0), (9, 0)
 
 
@@ -42,12 +45,45 @@ def mma_tile(head_dim: int, *, narrow: bool = False) -> MmaTile:
     return MmaTile(width, queries, keys, _WARPS, registers)
 
 
-def mma_refusal(capability: tuple[int, int], *, alibi: bool, bias: bool, missing: str | None = None) -> str | None:
-    """Why the kernel does not take a call, None if it does. missing: why Triton can't compile it, None if it can."""
-    if not _OLDEST <= capability <= _NEWEST:
-        return f"the m16n8k16 kernel is for sm_80 to sm_90, and this is sm_{capability[0]}{capability[1]}"
-    if missing is not None:
-        return f"the m16n8k16 kernel needs Triton 3.6's Gluon: {missing}"
-    if alibi or bias:
+def plan_mma(facts: Facts) -> AttentionChoice:
+    """Plan the kernel for a call that `mma_refusal` lets pass."""
+    head_dim, group = facts.head_dim, facts.group
+    wide = mma_tile(head_dim)
+    packed = group if facts.num_queries < wide.queries else 1
+    rows, heads = facts.num_queries * packed, facts.batch * (facts.num_kv_heads if packed > 1 else facts.num_heads)
+    # Wide tiles would leave SMs with less than two programs.
+    narrow = -(-rows // wide.queries) * heads < 2 * facts.device.num_sms
+    tile = mma_tile(head_dim, narrow=narrow)
+    tiles = -(-rows // tile.queries)
+    few = ", few registers and more programs" if narrow else ""
+    reasons = [
+        because("asked for"),
+        because("head_dim {}" if tile.width == head_dim else "head_dim {} as {}", head_dim, tile.width),
+        because("{} queries a tile{}", tile.queries, few),
+        because(
+            "at most {} registers a thread, {} KiB of shared memory for K and V", tile.registers,
+            tile.shared_bytes >> 10,
+        ),
+    ]  # fmt: skip
+    if packed > 1:
+        why = "{} heads of a group share a tile, since {} queries don't fill one"
+        reasons.append(because(why, group, facts.num_queries))
+    if facts.options.hides_keys:
+        reasons.append(because("tiles that no query sees are skipped"))
+    return AttentionChoice(
+        "mma", "mma.launch", "attention/mma/kernel.py: mma_kernel", tuple(reasons), tile.queries, tile.keys, tile.warps,
+        num_stages=1, width=tile.width, packed_heads=packed, tiles=tiles, num_programs=tiles * heads,
+        max_registers=tile.registers,
+    )  # fmt: skip
+
+
+def mma_refusal(facts: Facts) -> str | None:
+    """Why the kernel does not take a call, None if it does."""
+    major, minor = facts.capability
+    if not _OLDEST <= (major, minor) <= _NEWEST:
+        return f"the m16n8k16 kernel is for sm_80 to sm_90, and this is sm_{major}{minor}"
+    if facts.missing is not None:
+        return f"the m16n8k16 kernel needs Triton 3.6's Gluon: {facts.missing}"
+    if facts.alibi or facts.bias is not None:
         return "the m16n8k16 kernel has neither ALiBi nor bias"
     return None

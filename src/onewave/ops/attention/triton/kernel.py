@@ -26,24 +26,10 @@ head_dim 64 exp2.
 
 from __future__ import annotations
 
-import math
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from onewave.gpu.launch import launch_kernel
-from onewave.ops.attention.masks import Options
-from onewave.ops.attention.triton.plan import AttentionPlan
-
-_LOG2E = math.log2(math.e)
 _GREATEST = tl.constexpr(3.4028234663852886e38)
-_ALIGNED = 16
-_MOST_STRIDE = 1 << 40
-# A place plus a side stays inside 32 bits.
-_MOST_KEYS = 1 << 30
 
 
 @triton.jit
@@ -274,122 +260,3 @@ def attention_kernel(
         lse = tl.where(empty, float("-inf"), (best + tl.log2(total)) * 0.6931471805599453)
         lse_row = lse_ptr + wide_page * stride_lse[0] + row_head * stride_lse[1] + in_q * stride_lse[2]
         tl.store(lse_row, lse, mask=row_exists)
-
-
-def allows_descriptors(*tensors: Tensor) -> bool:
-    """Whether tensor descriptors can describe K and V: aligned, no stride of 0 (expanded), not empty."""
-    return all(
-        t.numel() > 0
-        and t.data_ptr() % _ALIGNED == 0
-        and all(
-            n == 1 or (0 < step * t.element_size() < _MOST_STRIDE and step * t.element_size() % _ALIGNED == 0)
-            for n, step in zip(t.shape[:-1], t.stride()[:-1], strict=True)
-        )
-        for t in tensors
-    )
-
-
-def attention(
-    out: Tensor,
-    lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    wanted: Options,
-    plan: AttentionPlan,
-    *,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    starts_q: Tensor | None = None,
-    starts_k: Tensor | None = None,
-    longest: int = 0,
-) -> None:
-    """Write out (like q) and lse (float32 [B, H, Sq]); what op.attention has checked and planned.
-
-    starts_q, starts_k: int32 [sequences + 1]; then batch is 1 in q, k, v, out and lse, and Sq, Sk count all tokens;
-    longest: rows of a sequence that are written at most.
-    """
-    if q.numel() == 0:
-        return
-    num_heads, num_queries, head_dim = q.shape[1:]
-    num_kv_heads, num_keys = k.shape[1:3]
-    ragged = starts_q is not None
-    shift = wanted.shift(num_queries, num_keys)
-    if wanted.right is not None and not ragged:
-        num_keys = min(num_keys, num_queries + shift + wanted.right)
-        k, v = k[:, :, :num_keys], v[:, :, :num_keys]
-    if plan.descriptors and wanted.left is not None and not ragged:
-        first = max(0, shift - min(wanted.left, _MOST_KEYS))
-        k, v = k[:, :, first:], v[:, :, first:]
-    sources = [_descriptor(x, plan.block_n, plan.width) for x in (k, v)] if plan.descriptors else [k, v]
-    full_bias = None if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
-    if full_bias is not None and full_bias.dtype is torch.bool:
-        full_bias = full_bias.view(torch.uint8)
-    is_bool = bias is not None and bias.dtype is torch.bool
-    slopes = alibi_slopes[None] if alibi_slopes is not None and alibi_slopes.ndim == 1 else alibi_slopes
-    launch_kernel(
-        attention_kernel,
-        (plan.programs,),
-        q,
-        *sources,
-        out,
-        lse,
-        sinks,
-        slopes,
-        full_bias,
-        starts_q,
-        starts_k,
-        q.stride()[:3],
-        k.stride()[:3],
-        v.stride()[:3],
-        out.stride()[:3],
-        (0, 0, 0) if lse is None else lse.stride(),
-        _broadcast_strides(slopes, 2),
-        _broadcast_strides(full_bias, 4),
-        num_heads,
-        num_heads // num_kv_heads,
-        longest if ragged else num_queries,
-        num_keys,
-        plan.tiles,
-        shift,
-        min(wanted.left or 0, _MOST_KEYS),
-        min(wanted.right or 0, _MOST_KEYS),
-        wanted.scale * _LOG2E,
-        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
-        _LOG2E * (wanted.softcap or 1.0),
-        PACK=plan.packed_heads,
-        HEAD_DIM=head_dim,
-        WIDTH=plan.width,
-        BLOCK_M=plan.block_m,
-        BLOCK_N=plan.block_n,
-        TMA=plan.descriptors,
-        RAGGED=ragged,
-        TOP_LEFT=wanted.top_left,
-        LEFT=wanted.left is not None,
-        RIGHT=wanted.right is not None,
-        SOFTCAP=wanted.softcap is not None,
-        SINKS=sinks is not None,
-        ALIBI=alibi_slopes is not None,
-        BIAS=0 if bias is None else 1 if is_bool else 2,
-        POSITIVE=wanted.scale > 0,
-        LSE=lse is not None,
-        TAIL=ragged or wanted.right is not None or num_keys % plan.block_n != 0,
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
-    )
-
-
-def _broadcast_strides(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
-    """Strides with 0 where an axis has one element."""
-    if tensor is None:
-        return (0,) * axes
-    return tuple(0 if n == 1 else step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _descriptor(tensor: Tensor, block_n: int, width: int) -> TensorDescriptor:
-    """Of [batch, heads, keys, head_dim] in tiles of one head's keys."""
-    # An axis of one element may have any stride; the descriptor wants an aligned one.
-    strides = [tensor.shape[3] if n == 1 else step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    strides[3] = 1
-    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, block_n, width])

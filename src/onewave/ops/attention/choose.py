@@ -1,0 +1,220 @@
+"""Which backend and kernel run a call of attention: see ops/choice.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import UnsupportedError
+from onewave.ops.attention.call import AttentionCall, Extras
+from onewave.ops.attention.checks import check, check_ranks, packing
+from onewave.ops.attention.hopper.choose import plan_hopper, refusal, rows_apart, undescribable, work_of
+from onewave.ops.attention.masks import options
+from onewave.ops.attention.mma.plan import mma_refusal, plan_mma
+from onewave.ops.attention.plan import AttentionChoice, Facts
+from onewave.ops.attention.triton.plan import plan_portable
+from onewave.ops.backends import load
+from onewave.ops.choice import Asked, because, empty_on_meta
+
+_FIRST_WITH_TMA = (9, 0)
+_LAUNCHERS = {"mma": "mma.launch", "auto": "hopper.launch", "gluon": "hopper.launch"}
+_OPTIONS = ("causal", "scale", "window", "softcap", "align")
+_KNOWN = {*_OPTIONS, "sinks", "alibi_slopes", "bias", "return_lse", "out", "descriptors", "backend"}
+_KNOWN_PACKED = {*_KNOWN, "sequences", "max_seqlen_q", "max_seqlen_k", "page_size"}
+
+
+def _torch(backend: str, why: str) -> AttentionChoice:
+    if backend == "torch":
+        return AttentionChoice("torch", "torch_impl", "attention: scaled_dot_product_attention", (because(why),))
+    return AttentionChoice("reference", "reference", "attention: float32 PyTorch", (because(why),))
+
+
+_ASKED = {backend: _torch(backend, "asked for") for backend in ("torch", "reference")}
+_WITH_BIAS = _torch("reference", "keys that a bias hides may hold NaN, which SDPA would spread")
+_WITH_EXTRAS = _torch("reference", "softcap, sinks, ALiBi and the LSE are beyond PyTorch's SDPA")
+_NO_ROWS = _torch("reference", "nothing to attend to")
+_MASKED = _torch("torch", "a mask is built only where the causal flag can't say it")
+_WHOLE = _torch("torch", "no mask is needed")
+
+
+def choose(call: AttentionCall) -> AttentionChoice:
+    """Return what runs. Raises UnsupportedError where an explicit backend does not take the call."""
+    if call.on_cpu or call.backend in _ASKED:
+        choice = _in_pytorch(call)
+        paged = call.packed is not None and call.packed.block_table is not None
+        return replace(choice, copies_pages=True) if paged else choice
+    facts = _facts(call)
+    if facts.page_size is None:
+        return _on_gpu(facts)
+    return _of_pages(facts, _facts_of_copy(call, facts))
+
+
+def _in_pytorch(call: AttentionCall) -> AttentionChoice:
+    """On a CPU, or where PyTorch is asked for."""
+    backend, bias, wanted = call.backend, call.extras.bias, call.options
+    if backend == "reference":
+        return _ASKED[backend]
+    num_keys = call.k.shape[2] if call.packed is None else call.packed.max_seqlen_k
+    beyond = (call.packed, call.lse, wanted.softcap, call.extras.sinks, call.extras.alibi_slopes)
+    extras = any(x is not None for x in beyond)
+    if backend == "torch":
+        says_bias = bias is None or bias.dtype is torch.bool or (bias.dtype is call.q.dtype and not wanted.hides_keys)
+        if extras or num_keys == 0 or call.q.numel() == 0 or not says_bias:
+            what = "softcap, sinks, ALiBi, LSE, packed or empty sequences, or a float bias beside a mask"
+            raise UnsupportedError(f"{call.name} (backend=torch)", got=what, next='Use backend="auto".')
+        return _ASKED[backend]
+    if backend != "auto":
+        raise UnsupportedError(f"{call.name} (backend={backend})", got="tensors on a CPU", next='Use backend="auto".')
+    if bias is not None:
+        return _WITH_BIAS
+    if extras:
+        return _WITH_EXTRAS
+    if num_keys == 0 or call.q.shape[-2] == 0:
+        return _NO_ROWS
+    return _MASKED if wanted.hides_keys else _WHOLE
+
+
+def _facts(call: AttentionCall) -> Facts:
+    q, k, v, packed, device = call.q, call.k, call.v, call.packed, call.device
+    if packed is None:
+        batch, num_heads, num_queries, head_dim = q.shape
+        num_kv_heads, num_keys = k.shape[1:3]
+        tokens = page_size = None
+    else:
+        tokens, num_heads, head_dim = q.shape
+        batch, num_queries, num_keys = packed.num_sequences, packed.max_seqlen_q, packed.max_seqlen_k
+        num_kv_heads = k.shape[-2]
+        page_size = None if packed.block_table is None else k.shape[1]
+    strides, keys_by_tma = None, k.numel() > 0
+    if device.capability is not None and device.capability >= _FIRST_WITH_TMA and call.backend != "mma":
+        others = (q,) if call.out is None else (q, call.out)
+        if page_size is None:
+            strides = undescribable(*others, k, v)
+            keys_by_tma &= strides is None or (rows_apart(k) and rows_apart(v))
+        else:
+            strides = undescribable(*others, pages=(k, v))
+    bias = call.extras.bias
+    missing = None if call.described is not None or call.backend == "triton" else _missing(_LAUNCHERS[call.backend])
+    return Facts(
+        call.name, call.backend, device, q.dtype, call.options, batch, num_heads, num_kv_heads, num_queries, num_keys,
+        head_dim, tokens, page_size, call.extras.alibi_slopes is not None, None if bias is None else bias.dtype,
+        strides, keys_by_tma, missing,
+    )  # fmt: skip
+
+
+def _facts_of_copy(call: AttentionCall, facts: Facts) -> Facts:
+    """The facts of a call whose pages are copied into rows."""
+    packed, k = call.packed, call.k
+    assert packed is not None
+    assert packed.block_table is not None
+    others = (call.q,) if call.out is None else (call.q, call.out)
+    longest = min(packed.max_seqlen_k, packed.block_table.shape[1] * k.shape[1])
+    some = packed.num_sequences * longest * len(k) > 0
+    return facts._replace(page_size=None, strides=undescribable(*others), keys_by_tma=some)
+
+
+@cache
+def _missing(module: str) -> str | None:
+    """Why a launcher can't be imported, None if it can."""
+    try:
+        load("attention", module)
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _on_gpu(facts: Facts) -> AttentionChoice:
+    backend, none = facts.backend, "attention: none"
+    refused = None if backend == "triton" else mma_refusal(facts) if backend == "mma" else refusal(facts)
+    if refused is not None and backend != "auto":
+        next = 'Use backend="auto" or "triton".'
+        raise UnsupportedError(f"{facts.name} (backend={backend})", got=refused, next=next)
+    if backend == "auto":
+        backend = "gluon" if refused is None else "triton"
+    if 0 in (facts.batch, facts.num_heads, facts.num_queries, facts.tokens):
+        return AttentionChoice(backend, "empty", none, (because("no queries: no launch"),))
+    if backend == "mma":
+        return plan_mma(facts)
+    if backend == "triton":
+        return plan_portable(facts, not_hopper=refused)
+    work = work_of(facts)
+    if work.num_keys <= 0 and work.sequences is None:
+        return AttentionChoice(backend, "empty", none, (because("no query sees a key: zeros are written"),))
+    return plan_hopper(facts, work)
+
+
+@lru_cache(maxsize=1024)
+def _of_pages(facts: Facts, copied: Facts) -> AttentionChoice:
+    """Pages: the Hopper kernel reads some sizes in place; other kernels read a copy."""
+    if facts.backend == "gluon" or (facts.backend == "auto" and refusal(facts) is None):
+        return _on_gpu(facts)
+    choice = _on_gpu(copied)
+    if not choice.num_programs:
+        return choice
+    why = because("pages of {} keys are copied first", facts.page_size)
+    return replace(choice, copies_pages=True, reasons=(*choice.reasons, why))
+
+
+def describe(asked: Asked) -> AttentionCall:
+    """A question: shapes of q and k, of v too where given.
+
+    descriptors=False: strides of k and v that TMA can't address. attention_varlen: as many `sequences`; page_size: of
+    its keys, where they lie in pages.
+    """
+    packed = asked.operator == "attention_varlen"
+    asked.allow(_KNOWN_PACKED if packed else _KNOWN)
+    rank = (3,) if packed else (4,)
+    q_shape, *key_shapes = asked.take(rank, rank, *(rank for _ in asked.shapes[2:3]))
+    q = empty_on_meta(q_shape, asked.dtype)
+    odd = asked.options.get("descriptors") is False
+    k, v = (_keys(shape, asked.dtype, odd) for shape in (key_shapes[0], key_shapes[-1]))
+    given: dict[str, Any] = {"causal": False, "scale": None, "window": None, "softcap": None, "align": "bottom-right"}
+    given |= asked.given(*_OPTIONS)
+    given["softcap"] = 1.0 if given["softcap"] is True else given["softcap"]
+    lengths = None
+    check_ranks(asked.operator, q, k, v, "tokens, heads, head_dim" if packed else "batch, heads, seq, head_dim")
+    if packed:
+        sequences, longest_q, longest_k = (
+            asked.number(name, default)
+            for name, default in (("sequences", 1), ("max_seqlen_q", len(q)), ("max_seqlen_k", len(k)))
+        )
+        pages = None
+        if (page_size := asked.options.get("page_size")) is not None:
+            k, v = (empty_on_meta((-(-len(t) // page_size), page_size, *t.shape[1:]), t.dtype) for t in (k, v))
+            table = empty_on_meta((sequences, -(-longest_k // page_size)), torch.int32)
+            pages = k, v, table
+        starts = empty_on_meta((sequences + 1,), torch.int32)
+        lengths = packing(asked.operator, (starts, starts), (longest_q, longest_k), pages=pages)
+    heads = q.shape[1]
+    sinks, slopes = (
+        empty_on_meta((heads,), torch.float32) if asked.has(name) else None for name in ("sinks", "alibi_slopes")
+    )
+    wanted = options(asked.operator, head_dim=q.shape[-1], **given)
+    backend = asked.options.get("backend", "auto")
+    lse = empty_on_meta(q.shape[:-1], torch.float32) if asked.options.get("return_lse") else None
+    extras = Extras(sinks, slopes, _bias(asked))
+    call = AttentionCall(q, k, v, extras, wanted, backend, lengths, lse=lse, described=asked.device)
+    check(call)
+    return call
+
+
+def _keys(shape: tuple[int, ...], dtype: torch.dtype, odd: bool) -> Tensor:
+    if not odd:
+        return empty_on_meta(shape, dtype)
+    return empty_on_meta((*shape[:-1], shape[-1] + 1), dtype)[..., : shape[-1]]
+
+
+def _bias(asked: Asked) -> Tensor | None:
+    """One of the dtype that the question names or has; of q's where it only says that there is one."""
+    bias = asked.options.get("bias")
+    if bias is None:
+        return None
+    kind: Any = getattr(bias, "dtype", bias)
+    if isinstance(kind, str):
+        kind = torch.bool if kind == "bool" else asked.dtype_of("bias", asked.dtype)
+    return empty_on_meta((1,), kind if isinstance(kind, torch.dtype) else asked.dtype)

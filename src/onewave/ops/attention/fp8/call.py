@@ -1,0 +1,131 @@
+"""A call of attention in float8, and what it accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.ops.attention.call import AttentionCall, Extras, Packed, empty_lse, like
+from onewave.ops.attention.checks import check_extras
+from onewave.ops.attention.masks import Options
+from onewave.ops.library import check_optional
+
+SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor v_scale, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, Tensor? sinks, float scale, SymInt? left, "
+    "SymInt? right, bool top_left, float? softcap, ScalarType out_dtype, str backend, bool with_lse"
+)
+_NAME = "attention_fp8"
+_OUTS = (torch.bfloat16, torch.float16)
+_BACKENDS = ("auto", "gluon", "reference")
+_MAX_HEAD_DIM, _STEP = 128, 16
+
+Scales = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Call(AttentionCall):
+    """An AttentionCall of float8_e4m3fn. scales: of q [heads], k and v [kv_heads], float32; None for 1.
+
+    with_lse: whether the LSE is asked for; lse is None until the call runs.
+    """
+
+    scales: Scales = field(default=(None, None, None), kw_only=True)
+    out_dtype: torch.dtype = field(default=torch.bfloat16, kw_only=True)
+    with_lse: bool = field(default=False, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """The operator, for errors."""
+        return _NAME
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All inputs."""
+        return self.q, self.k, self.v, *self.scales, *self.starts, self.extras.sinks
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """The registered operator's arguments, in SCHEMA's order; fp8_call goes back."""
+        packed = self.packed
+        lengths = (0, 0) if packed is None else (packed.max_seqlen_q, packed.max_seqlen_k)
+        rest = (*self.options.flat, self.out_dtype, self.backend, self.with_lse)
+        return self.q, self.k, self.v, *self.filled_scales(), *self.starts, *lengths, self.extras.sinks, *rest
+
+    def filled_scales(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scales as the kernel reads them: contiguous, ones where none are given."""
+        heads = (self.q.shape[1], self.k.shape[1], self.k.shape[1])
+        q, k, v = (
+            torch.ones(n, dtype=torch.float32, device=self.q.device) if scale is None else scale.contiguous()
+            for scale, n in zip(self.scales, heads, strict=True)
+        )
+        return q, k, v
+
+    def output(self) -> Tensor:
+        """Return a new tensor of out_dtype."""
+        return like(self.q, self.out_dtype)
+
+
+def fp8_call(*flat: Any, lse: Tensor | None = None) -> Fp8Call:
+    """Return the call that SCHEMA's arguments make."""
+    q, k, v, q_scale, k_scale, v_scale, starts_q, starts_k, longest_q, longest_k, sinks, *options = flat
+    *options, out_dtype, backend, with_lse = options
+    packed = None if starts_q is None else Packed(starts_q, starts_k, longest_q, longest_k)
+    return Fp8Call(
+        q, k, v, Extras(sinks), Options(*options), backend, packed, None, lse, scales=(q_scale, k_scale, v_scale),
+        out_dtype=out_dtype, with_lse=with_lse,
+    )  # fmt: skip
+
+
+def lse_of(q: Tensor, *, with_lse: bool) -> Tensor:
+    """Return an unwritten LSE, of no elements unless it is asked for."""
+    return empty_lse(q) if with_lse else torch.empty(0, dtype=torch.float32, device=q.device)
+
+
+def check(call: Fp8Call) -> None:
+    """Check a call whose ranks, packing and options are right. Raises ShapeError, UnsupportedError,
+    InvalidArgumentError."""
+    q, k, v, packed = call.q, call.k, call.v, call.packed
+    check_optional(_NAME, dict(zip(("q_scale", "k_scale", "v_scale"), call.scales, strict=True)))
+    if call.backend not in _BACKENDS:
+        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(call.backend), allowed=", ".join(_BACKENDS))
+    if call.out_dtype not in _OUTS:
+        raise UnsupportedError(f"{_NAME}: out_dtype", got=str(call.out_dtype), allowed="torch.bfloat16, torch.float16")
+    if k.shape != v.shape or k.shape[-1] != q.shape[-1] or (packed is None and k.shape[0] != q.shape[0]):
+        shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        raise ShapeError(f"{_NAME}: q, k, v", got=shapes, allowed="k and v of one shape, and batch and head_dim of q")
+    num_heads, num_kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[-1]
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        got = f"{num_heads} query heads, {num_kv_heads} KV heads"
+        raise ShapeError(f"{_NAME}: heads", got=got, allowed="a multiple of the KV heads")
+    if head_dim % _STEP or not 0 < head_dim <= _MAX_HEAD_DIM:
+        allowed = f"multiples of {_STEP} up to {_MAX_HEAD_DIM}"
+        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed=allowed, next="Use bfloat16.")
+    for label, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dtype is not torch.float8_e4m3fn:
+            raise UnsupportedError(f"{_NAME}: dtype of {label}", got=str(tensor.dtype), allowed="torch.float8_e4m3fn")
+        if tensor.device != q.device:
+            got = f"{q.device} and {tensor.device}"
+            raise UnsupportedError(f"{_NAME}: devices", got=got, allowed="one device for all tensors")
+        if tensor.stride(-1) != 1 and tensor.numel() > 0:
+            got = f"strides {tensor.stride()}"
+            raise ShapeError(f"{_NAME}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
+    heads = (num_heads, num_kv_heads, num_kv_heads)
+    for label, tensor, n in zip(("q", "k", "v"), call.scales, heads, strict=True):
+        if tensor is None:
+            continue
+        if tensor.shape != (n,) or tensor.dtype is not torch.float32 or tensor.device != q.device:
+            got = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            raise ShapeError(f"{_NAME}: {label}_scale", got=got, allowed=f"float32 [{n}] on {q.device}")
+    if not call.options.scale > 0:
+        raise InvalidArgumentError(f"{_NAME}: scale", got=str(call.options.scale), allowed="greater than 0")
+    for starts in call.starts:
+        if starts is not None and starts.device != q.device:
+            got = f"{q.device} and {starts.device}"
+            raise UnsupportedError(f"{_NAME}: devices", got=got, allowed="one device for all tensors")
+    batch = q.shape[0] if packed is None else packed.num_sequences
+    check_extras(_NAME, q, call.extras, batch=batch, scores=(0, 0))

@@ -1,0 +1,109 @@
+"""Launch the portable kernel."""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+# (Triton ships no type information.)
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from onewave.gpu.launch import launch_kernel
+from onewave.ops.attention.call import AttentionCall
+from onewave.ops.attention.plan import AttentionChoice
+from onewave.ops.attention.triton.kernel import attention_kernel
+
+_LOG2E = math.log2(math.e)
+# A place plus a side stays inside 32 bits.
+_MAX_KEYS = 1 << 30
+
+
+def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
+    """Write and return the output, and call.lse."""
+    result = call.output()
+    out, lse, q, k, v = call.rows(result)
+    if q.numel() == 0:
+        return result
+    num_heads, num_queries, head_dim = q.shape[1:]
+    num_kv_heads, num_keys = k.shape[1:3]
+    wanted, packed, sinks, (_, slopes, bias) = call.options, call.packed, call.dense_sinks, call.extras
+    ragged, shift = packed is not None, wanted.shift(num_queries, num_keys)
+    if wanted.right is not None and not ragged:
+        num_keys = min(num_keys, num_queries + shift + wanted.right)
+        k, v = k[:, :, :num_keys], v[:, :, :num_keys]
+    if choice.descriptors and wanted.left is not None and not ragged:
+        first = max(0, shift - min(wanted.left, _MAX_KEYS))
+        k, v = k[:, :, first:], v[:, :, first:]
+    is_bool = bias is not None and bias.dtype is torch.bool
+    if bias is not None:
+        bias = bias.view((1,) * (4 - bias.ndim) + bias.shape)
+        bias = bias.view(torch.uint8) if is_bool else bias
+    slopes = slopes[None] if slopes is not None and slopes.ndim == 1 else slopes
+    launch_kernel(
+        attention_kernel,
+        (choice.num_programs,),
+        q,
+        *((_descriptor(x, choice.block_n, choice.width) for x in (k, v)) if choice.descriptors else (k, v)),
+        out,
+        lse,
+        sinks,
+        slopes,
+        bias,
+        *call.starts,
+        q.stride()[:3],
+        k.stride()[:3],
+        v.stride()[:3],
+        out.stride()[:3],
+        (0, 0, 0) if lse is None else lse.stride(),
+        _broadcast_strides(slopes, 2),
+        _broadcast_strides(bias, 4),
+        num_heads,
+        num_heads // num_kv_heads,
+        num_queries if packed is None else packed.max_seqlen_q,
+        num_keys,
+        choice.tiles,
+        shift,
+        min(wanted.left or 0, _MAX_KEYS),
+        min(wanted.right or 0, _MAX_KEYS),
+        wanted.scale * _LOG2E,
+        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
+        _LOG2E * (wanted.softcap or 1.0),
+        PACK=choice.packed_heads,
+        HEAD_DIM=head_dim,
+        WIDTH=choice.width,
+        BLOCK_M=choice.block_m,
+        BLOCK_N=choice.block_n,
+        TMA=choice.descriptors,
+        RAGGED=ragged,
+        TOP_LEFT=wanted.top_left,
+        LEFT=wanted.left is not None,
+        RIGHT=wanted.right is not None,
+        SOFTCAP=wanted.softcap is not None,
+        SINKS=sinks is not None,
+        ALIBI=slopes is not None,
+        BIAS=0 if bias is None else 1 if is_bool else 2,
+        POSITIVE=wanted.scale > 0,
+        LSE=lse is not None,
+        TAIL=ragged or wanted.right is not None or num_keys % choice.block_n != 0,
+        num_warps=choice.num_warps,
+        num_stages=choice.num_stages,
+    )
+    return result
+
+
+def _broadcast_strides(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
+    """Strides with 0 where an axis has one element."""
+    if tensor is None:
+        return (0,) * axes
+    return tuple(0 if n == 1 else step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _descriptor(tensor: Tensor, block_n: int, width: int) -> TensorDescriptor:
+    """Of [batch, heads, keys, head_dim] in tiles of one head's keys."""
+    # An axis of one element may have any stride; the descriptor wants an aligned one.
+    strides = [tensor.shape[3] if n == 1 else step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    strides[3] = 1
+    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, block_n, width])
