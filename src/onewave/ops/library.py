@@ -23,7 +23,6 @@ from torch.autograd import forward_ad
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.base.settings import Settings
 
-
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 

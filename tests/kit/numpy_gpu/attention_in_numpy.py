@@ -25,6 +25,10 @@ from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
 
 from kit.device import pretend
+from kit.numpy_gpu import happens_before
+from kit.numpy_gpu.descriptor_rows import load, rows_of
+from kit.numpy_gpu.gluon_in_numpy import Array, Fault, Gluon, function, issue, wait_for, wrapped
+from kit.numpy_gpu.numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
 from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
 from onewave.ops.attention.fp8 import launch as fp8_impl
 from onewave.ops.attention.hopper import kernel as gluon_kernel_impl

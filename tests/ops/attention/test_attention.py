@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.attention_oracle import oracle, within_rule
 from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
 from onewave.ops.attention.call import like

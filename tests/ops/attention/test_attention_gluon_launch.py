@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kit.device import pretend
+from kit.numpy_gpu.descriptor_rows import load, rows_of
 from onewave.ops.attention.hopper import launch as gluon_impl
 from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
 from onewave.ops.attention.op import attention, attention_varlen

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.attention_oracle import oracle, within_rule
 from kit.device import H200
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.choose import choose

@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.attention_oracle import oracle, within_rule
+from kit.numpy_gpu import mma_in_numpy
+from kit.numpy_gpu.mma_launches import record
 from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.masks import Options
