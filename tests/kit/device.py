@@ -9,8 +9,6 @@ import pytest
 from onewave.base.device import Device
 from onewave.ops.choice import Call
 
-__all__ = ["H200", "pretend"]
-
 H200 = Device((9, 0), 132)
 
 
