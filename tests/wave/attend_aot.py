@@ -17,7 +17,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.wave.kernel.attend.attend import attend, attention_memory
 from onewave.wave.kernel.attend.combine import combine
-from onewave.wave.kernel.attend.layouts import few_words, warps_rows
+from onewave.wave.kernel.attend.layouts import mergeable_words, warps_rows
 from onewave.wave.kernel.attend.merge import poll_merged
 from onewave.wave.kernel.parameters import Channel, Constants, ExchangeSets, Output, Sequences, Site, Step
 from onewave.wave.plan.layout import POINTERS, STEP_WORDS
@@ -89,8 +89,8 @@ def merge_alone(first, lses, watch, out, batch, D: gl.constexpr, WORDS: gl.const
     word = gl.arange(0, COUNT, layout=gl.BlockedLayout([4], [32], [8], [0]))
     head = word // (D // 2)
     real = head + 1 < COUNT // (D // 2)
-    pointers = gl.where(real, (first + head * few_words(D) + word % (D // 2)).to(gl.int64), 0)
-    lses = gl.where(real & (batch > 1), (lses + head * few_words(D)).to(gl.int64), 0)
+    pointers = gl.where(real, (first + head * mergeable_words(D) + word % (D // 2)).to(gl.int64), 0)
+    lses = gl.where(real & (batch > 1), (lses + head * mergeable_words(D)).to(gl.int64), 0)
     c: gl.constexpr = constants(D, 1, 1, WORDS, 1, False, 0)
     words = poll_merged(pointers, lses, real, batch, Site(watch=watch, block=0, step=0), c)
     gl.store(out + word, words)

@@ -22,7 +22,7 @@ from ptx_in_numpy import Block, Program, plain
 from ptx_memories import Global
 
 from onewave.tiles.graph.builders import cuts
-from onewave.wave.plan.layout import FEW_KEYS, FEW_SPLITS, MOST_SPLITS, POINTERS, STEP_WORDS
+from onewave.wave.plan.layout import MAX_SPLITS, POINTERS, POLLED_KEYS, POLLED_SPLITS, STEP_WORDS
 from onewave.wave.plan.steps import Place, Word
 
 # D, heads a task has room for, norms of q and k, keys of a page (or 0), FEW; heads there are, keys, split, splits,
@@ -84,8 +84,8 @@ def normed(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
 def shared_out(cached: int, splits: int, *, few: bool) -> tuple[int, int]:
     """Splits that so many cached keys use, and keys a split; the last one has the new key besides."""
     used = 1 if cached <= 256 else min(splits, cuts(cached, 128))
-    if few and cached <= FEW_KEYS:
-        used = min(used, FEW_SPLITS)
+    if few and cached <= POLLED_KEYS:
+        used = min(used, POLLED_SPLITS)
     share = max(128, cuts(cuts(cached, used), 128) * 128)
     return max(1, cuts(cached, share)), share
 
@@ -135,7 +135,7 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         )
     record = np.zeros(STEP_WORDS, dtype=np.int32)
     record[[Word.TARGET, Word.WHOLE, Word.SLICE, Word.SPLITS, Word.WINDOW]] = (TARGET, WHOLE, split, splits, window)
-    record[Word.FEW] = FEW
+    record[Word.MERGEABLE] = FEW
     record[[Word.APPENDS, Word.HEADS, Word.K, Word.V]] = (1, heads, heads * half, (heads + 1) * half)
     ours, theirs = put(words, written=True), put(np.zeros_like(words), read=False, written=True)
     given = [put(record), ours, theirs]
@@ -166,8 +166,8 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         assert (after[TARGET:WHOLE] == -1).all()
         assert (cleared[WHOLE:][: heads * half] == -1).all()
     elif merges:
-        rows = [after[FEW:][: heads * MOST_SPLITS * (half + 1)].reshape(heads, -1)]
-        own, lses = np.arange(half) + split * half, MOST_SPLITS * half + split
+        rows = [after[FEW:][: heads * MAX_SPLITS * (half + 1)].reshape(heads, -1)]
+        own, lses = np.arange(half) + split * half, MAX_SPLITS * half + split
         found = np.ascontiguousarray(rows[0][:, own]).view(np.float16).astype(np.float64)
         assert np.abs(found - expected).max() < 1e-3 * max(1.0, np.abs(expected).max())
         assert np.abs(rows[0][:, lses].view(np.float32) - lse).max() < 1e-5
@@ -179,8 +179,8 @@ def test_compiled_attention_gives_the_splits_weighted_values_and_appends_the_new
         assert np.abs(found[:, dim:] - lse[:, None]).max() < 1e-5
         assert (after[WHOLE:] == -1).all()
     if merges:  # whichever way it was published, the other one's words too
-        rows = cleared[FEW:][: heads * MOST_SPLITS * (half + 1)].reshape(heads, -1)
-        mine = [*(np.arange(half) + split * half), MOST_SPLITS * half + split]
+        rows = cleared[FEW:][: heads * MAX_SPLITS * (half + 1)].reshape(heads, -1)
+        mine = [*(np.arange(half) + split * half), MAX_SPLITS * half + split]
         assert (rows[:, mine] == -1).all()
         assert not np.delete(rows, mine, axis=1).any()
         assert (cleared[WHOLE:][: heads * half] == (-1 if split == 0 else 0)).all()
@@ -237,20 +237,20 @@ def test_compiled_combination_merges_the_splits_that_a_sequence_uses_if_there_ar
     assert not cleared[: parts.size].any()
 
 
-@pytest.mark.parametrize("splits", [1, 2, FEW_SPLITS, FEW_SPLITS + 1, 13, MOST_SPLITS])
+@pytest.mark.parametrize("splits", [1, 2, POLLED_SPLITS, POLLED_SPLITS + 1, 13, MAX_SPLITS])
 @pytest.mark.parametrize("variant", FEWS)
 def test_compiled_merging_of_splits_weighs_them_by_their_sums(variant: tuple[str, int, int], splits: int) -> None:
     _, dim, words = variant
     report, memory, dice = compiled()[variant], Global(1 << 22), np.random.default_rng(2)
     heads = words * 256 // (dim // 2)
-    places = np.full((heads, MOST_SPLITS * (dim // 2 + 1)), -1, dtype=np.int32)
+    places = np.full((heads, MAX_SPLITS * (dim // 2 + 1)), -1, dtype=np.int32)
     values = dice.standard_normal((heads, splits, dim)).astype(np.float16)
     lses = 4 * dice.standard_normal((heads, splits)).astype(np.float32)
     places[:, : splits * dim // 2] = values.reshape(heads, -1).view(np.int32)
-    places[:, MOST_SPLITS * dim // 2 :][:, :splits] = lses.view(np.int32)
+    places[:, MAX_SPLITS * dim // 2 :][:, :splits] = lses.view(np.int32)
     first, out = memory.put(places), np.full(words * 256, -1, dtype=np.int32)
     made = memory.put(out, writable=True)
-    given = [first, first + MOST_SPLITS * dim * 2, memory.put(np.zeros(64, np.int32)), made, splits]
+    given = [first, first + MAX_SPLITS * dim * 2, memory.put(np.zeros(64, np.int32)), made, splits]
     program = Program(plain(report["ptx"]))
     given += [0] * (len(program.parameters) - len(given))
     arguments = {name: value for (_, name), value in zip(program.parameters, given, strict=True)}

@@ -23,7 +23,7 @@ from onewave.tiles.order.policies import plan
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
 from onewave.wave.plan.deal import Deal, fewest_workers
-from onewave.wave.plan.layout import MOST_SPLITS, TileShape, held_tiles, splits_of, tile_shape
+from onewave.wave.plan.layout import MAX_SPLITS, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.plan.program import WaveProgram, build_program
 from onewave.wave.plan.slices import NUM_SMS, passes, slices_of
@@ -124,13 +124,13 @@ def _tasks(config: ModelConfig, shape: TileShape, padded: int) -> int:
 def head_groups(config: ModelConfig, padded: int) -> HeadGroups:
     """Group query heads for the attention of `padded` sequences, and choose splits and merging tasks."""
     one = HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1)
-    splits = min(MOST_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
+    splits = min(MAX_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
     merged = 1
     while merged < one.size and padded * one.count * one.size // merged > _ATTENTION_TASKS:
         merged *= 2
     splits = 1 << (splits.bit_length() - 1)
     few = padded == 1 and splits > 1
-    return replace(one, splits=splits, merged=one.size if few else merged, few=few)
+    return replace(one, splits=splits, merged=one.size if few else merged, reader_merges=few)
 
 
 def _shape(config: ModelConfig, padded: int, weight_bytes: float = 2) -> TileShape:
@@ -246,7 +246,7 @@ def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: fl
     found = 0
     for window in config.layer_windows:
         keys = context + 1 if window is None else min(context + 1, window)
-        combines = not groups.few and splits_of(keys, groups.splits, few=False) > 1
+        combines = not groups.reader_merges and splits_of(keys, groups.splits, reader_merges=False) > 1
         found += 5 + combines + sliced
     return found
 
@@ -268,10 +268,10 @@ def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> di
         window = config.layer_windows[layer]
         attention = Attention(groups, layer, source, parts, attended, window)
         found[f"attend{layer}"] = attention
-        if not groups.few:
+        if not groups.reader_merges:
             found[f"combine{layer}"] = Combination(groups, parts, attended, window)
         # Every worker that merges splits reads all of them: faster than a hand-off for one sequence, slower for two.
-        merges = attention if groups.few else None
+        merges = attention if groups.reader_merges else None
         found[f"o{layer}"] = Operation(
             f"o{layer}", hidden, width, 1, attended, f"h{layer}", residual=True, embedded=first, merges=merges
         )

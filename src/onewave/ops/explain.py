@@ -34,7 +34,7 @@ from onewave.ops.merge_attention import choose as merge_attention
 from onewave.ops.question import DTYPES, SMS_OF_AN_H200, Explanation, Question, check_numbers, dtype_of, elsewhere
 from onewave.ops.rms_norm.op import rms_norm
 from onewave.ops.swiglu.op import swiglu
-from onewave.wave.plan.layout import MOST_BATCH
+from onewave.wave.plan.layout import MAX_ROWS
 
 Shape = Sequence[int]
 
@@ -181,9 +181,9 @@ def _ffn(question: Question) -> Explanation:
     sizes = (up[1], up[0], down[0], gated)
     known = table_lines(*sizes, dtype, card=question.card)
     if backend in ("wave", "chain", "streams"):
-        fits = suits and rows >= 1 and (backend != "wave" or rows <= MOST_BATCH)
+        fits = suits and rows >= 1 and (backend != "wave" or rows <= MAX_ROWS)
         if not fits:
-            allowed = f"1 to {MOST_BATCH} rows on sm_90" if backend == "wave" else "1 or more rows on sm_90"
+            allowed = f"1 to {MAX_ROWS} rows on sm_90" if backend == "wave" else "1 or more rows on sm_90"
             raise UnsupportedError(f"ffn (backend={backend})", got=question.text(), allowed=allowed)
     else:
         asked = backend == "auto" and suits and rows >= 1

@@ -109,7 +109,7 @@ class Step:
         weights = np.exp(scores - peak[:, None])
         part = np.concatenate((peak[:, None], weights.sum(axis=1)[:, None], weights @ values), axis=1)
         made = [part[first : first + groups.merged] for first in range(0, len(part), groups.merged)]
-        if groups.few and cache["split"] == 0:  # finished attention, which there is none of where there are more splits
+        if groups.reader_merges and cache["split"] == 0:  # finished attention; several splits make none
             made.append(np.full_like(part, np.nan))
         return [*made, part[:1, :1]] if cache["last"] else made
 
@@ -181,7 +181,7 @@ def with_places(reads: Tiles, step: Step) -> list[Any]:
     """Attention [heads, dim], unit by unit and part by part, as one row: as it was merged, or merged here where the
     splits come in front of it."""
     groups = step.groups
-    few = groups.count * groups.splits if groups.few else 0
+    few = groups.count * groups.splits if groups.reader_merges else 0
     tiles = few + sum(len(groups.parts_of(group)) for group in range(groups.count))
     whole = reads[few:tiles]
     if few:

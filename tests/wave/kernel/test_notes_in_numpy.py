@@ -24,7 +24,7 @@ from onewave.wave.kernel.records import (
     record_word,
     records_memory,
 )
-from onewave.wave.plan.layout import NOTES, POINTERS, STEP_WORDS, TOGETHER
+from onewave.wave.plan.layout import POINTERS, RECORDS_AHEAD, STEP_WORDS, TOGETHER
 
 
 @gluon.jit
@@ -64,7 +64,7 @@ def read(num_steps: int, ahead: int, *, places: bool, planted: Sequence[Fault] =
 
 
 @pytest.mark.parametrize("num_steps", range(12))
-@pytest.mark.parametrize("ahead", [1, NOTES])
+@pytest.mark.parametrize("ahead", [1, RECORDS_AHEAD])
 def test_every_step_finds_its_record_and_those_ahead(num_steps: int, ahead: int) -> None:
     steps = np.arange(num_steps)
     for places in (True, False):

@@ -72,5 +72,5 @@ def test_the_host_counts_as_the_kernel_does(splits: int, window: int, few: int) 
         "FEW": few,
     }
     launch(memory, 1, arguments, modules=(records_module, combine, sys.modules[__name__]), name="used")
-    expected = [splits_of(min(length, window or length), splits, few=few > 0) for length in LENGTHS]
+    expected = [splits_of(min(length, window or length), splits, reader_merges=few > 0) for length in LENGTHS]
     assert memory.get(out, (len(LENGTHS),)).tolist() == expected

@@ -211,7 +211,7 @@ def test_an_attention_step_is_announced_once_by_an_earlier_product_of_its_worker
 def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers: int, batch: int) -> None:
     """Of each lane's attention tasks, in turn: before which of its tiles, and whose keys; once for each task."""
     program = plan_decode(BASE, batch=batch, workers=workers).program
-    for worker, row in enumerate(program.visits.tolist()):
+    for worker, row in enumerate(program.key_tasks.tolist()):
         visits = [(stop, task) for stop, task in zip(row[0::2], row[1::2], strict=True) if stop != 2**31 - 1]
         assert row[2 * len(visits) :] == [2**31 - 1] * (len(row) - 2 * len(visits))
         assert len(row) - 2 * len(visits) >= 4, "the loader reads two visits ahead"
@@ -256,7 +256,7 @@ def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_
         int((products * program.steps[:, Word.BLOCKS] * [phase == "qkv0" for phase in program.phases])[lane].sum())
         for lane in lanes
     )
-    for worker, row in enumerate(program.easy.tolist()):
+    for worker, row in enumerate(program.slack.tolist()):
         runs = [(a, b) for a, b in zip(row[0::2], row[1::2], strict=True) if a != never]
         assert row[-2:] == [never, never]
         assert all(first <= last for first, last in runs)
@@ -273,7 +273,7 @@ def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_
                 own = int(step[Word.TILES] * step[Word.BLOCKS])
                 assert first == before - (min(earlier, everybodys) if everybodys <= short else 0)
                 full = before + min(held, own) + program.shape.ring + (own if own <= short else 0)
-                assert last + 1 == full - sooner(program.shape, merges=program.few_words > 0)
+                assert last + 1 == full - sooner(program.shape, merges=program.merged_words > 0)
             before += int(step[Word.TILES] * step[Word.BLOCKS]) if step[Word.KIND] < Kind.REDUCE_HIDDEN else 0
 
 

@@ -24,7 +24,7 @@ from onewave.ops.ffn import pack_ffn
 from onewave.ops.ffn.reference import ffn as two_products
 from onewave.ops.swiglu import swiglu
 from onewave.wave.launch.launch import runs_here
-from onewave.wave.plan.layout import MOST_BATCH
+from onewave.wave.plan.layout import MAX_ROWS
 
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = 512 << 20
@@ -205,7 +205,7 @@ def arrangements(
 ) -> list[Arrangement]:
     """Every way to compute the block on these operands, PRODUCTS last; the options as in measure_ffn."""
     x, _, _, gate = operands[0]
-    ways = [_wave(operands, order, policy, workers)] if len(x) <= MOST_BATCH else []
+    ways = [_wave(operands, order, policy, workers)] if len(x) <= MAX_ROWS else []
     ways += [_chain(operands, order, policy, streams) for streams in (False, True)]
     if gate is not None:
         ways.append(_side_by_side(operands))

@@ -18,7 +18,7 @@ from onewave.ops.library import check_tensors, is_watched, register
 from onewave.tiles.order.orders import ORDERS as TILE_ORDERS
 from onewave.tiles.order.policies import POLICIES
 from onewave.wave.launch.launch import runs_here
-from onewave.wave.plan.layout import MOST_BATCH
+from onewave.wave.plan.layout import MAX_ROWS
 
 if TYPE_CHECKING:
     from onewave.ops.ffn.wave.launch import PackedFFN
@@ -87,8 +87,8 @@ def pack_ffn(
     Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
     check_choices(activation, order, policy, "wave")
-    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_BATCH:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError("pack_ffn: batch", got=shown(batch), allowed=f"1 to {MOST_BATCH} rows")
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_ROWS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise InvalidArgumentError("pack_ffn: batch", got=shown(batch), allowed=f"1 to {MAX_ROWS} rows")
     _check_tensors(None, w_up, w_down, w_gate)
     if not runs_here(w_up.device) or w_up.dtype not in _DTYPES:
         raise _unsupported(f"{w_up.dtype} on {w_up.device}")
@@ -153,7 +153,7 @@ def check_sizes(columns: int, hidden: int, inner: int, down: Sequence[int]) -> N
 
 
 def _unsupported(got: str, backend: str = "wave") -> UnsupportedError:
-    rows = f"1 to {MOST_BATCH} rows" if backend == "wave" else "rows"
+    rows = f"1 to {MAX_ROWS} rows" if backend == "wave" else "rows"
     allowed = f"{rows} of bfloat16 or float16 on a card of compute capability 9.0"
     return UnsupportedError(f"ffn (backend={backend})", got=got, allowed=allowed, next='Use backend="torch".')
 
@@ -204,7 +204,7 @@ def _chosen(
     if backend in ("torch", "reference"):
         return "torch"
     here = runs_here(rows.device) and rows.dtype in _DTYPES
-    few = 1 <= len(rows) <= MOST_BATCH
+    few = 1 <= len(rows) <= MAX_ROWS
     if backend != "auto" and not (here and len(rows) >= 1 and (few or backend != "wave")):
         raise _unsupported(f"{len(rows)} rows of {rows.dtype} on {rows.device}", backend)
     wanted = backend

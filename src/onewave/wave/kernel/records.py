@@ -7,7 +7,8 @@ partition reads its few words from device memory: a hand-off hides those loads.
 Records come in groups of TOGETHER. Group n of a thread block lies in place n % GROUPS, which has its own mbarrier. The
 first GROUPS - 1 groups are requested before the partitions part. At the end of a group's first step, the exchange
 partition requests the group GROUPS - 1 further on. It replaces the group before, which nothing has read since that step
-began; a fence orders those reads before TMA's writes. So at any step the records of NOTES steps ahead are requested.
+began; a fence orders those reads before TMA's writes. So at any step the records of RECORDS_AHEAD steps ahead are
+requested.
 """
 # ruff: noqa: RET505, SIM108, RUF100
 # (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
@@ -98,7 +99,7 @@ def copy_next_records(records, step):
 
 @gluon.jit
 def record_of(step, records):
-    """Wait for a step's record: of the current step, or of up to NOTES steps ahead. Returns shared memory."""
+    """Wait for a step's record: of the current step, or of up to RECORDS_AHEAD steps ahead. Returns shared memory."""
     group = step // _TOGETHER
     mbarrier.wait(records.full.index(group % _GROUPS), (group // _GROUPS) & 1)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])

@@ -27,7 +27,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.plan.layout import FEW_SPLITS
+from onewave.wave.plan.layout import POLLED_SPLITS
 
 ABSENT = gl.constexpr(-1)
 """A word of all ones is data that has not come: no bf16, fp16 or fp32 result of ours is that NaN."""
@@ -122,11 +122,11 @@ def _splits_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
     """
     firsts = range(0, words, 4)
     # Packets: by the first of their words, and by split or part of the log2-sum-exp2s. q: wanted.
-    values = [(i, split) for i in firsts for split in range(FEW_SPLITS)]
-    lses = [(i, FEW_SPLITS + part) for i in firsts for part in (0, 1)]
+    values = [(i, split) for i in firsts for split in range(POLLED_SPLITS)]
+    lses = [(i, POLLED_SPLITS + part) for i in firsts for part in (0, 1)]
     number = {packet: at for at, packet in enumerate(values + lses)}
     first, lse, count, flag, record, step = range(10 * words, 16 * words, words)
-    bases = {(i, piece): (lse + i, 16 * (piece - FEW_SPLITS)) for i, piece in lses}
+    bases = {(i, piece): (lse + i, 16 * (piece - POLLED_SPLITS)) for i, piece in lses}
     bases |= {(i, split): (first + i, stride * split) for i, split in values}
 
     def names(i: int, piece: int) -> list[str]:
@@ -142,11 +142,11 @@ def _splits_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
 
     def none() -> list[str]:
         """Set unused splits' log2-sum-exp2 to -inf."""
-        places = {i: [*names(i, FEW_SPLITS), *names(i, FEW_SPLITS + 1)] for i in firsts}
+        places = {i: [*names(i, POLLED_SPLITS), *names(i, POLLED_SPLITS + 1)] for i in firsts}
         return [
             f"setp.le.s32 p, ${count + i}, {split}; @p mov.b32 {places[i][split]}, 0xff800000;"
             for i in firsts
-            for split in range(1, FEW_SPLITS)
+            for split in range(1, POLLED_SPLITS)
         ]
 
     def missing(packets: list[tuple[int, int]]) -> list[str]:
@@ -163,7 +163,7 @@ def _splits_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
     text += [f"setp.gt.s32 q{number[i, split]}, ${count + i}, {split};" for i, split in values]
     for i, part in lses:
         at = number[i, part]
-        text += [f"setp.gt.s32 q{at}, ${count + i}, {4 * (part - FEW_SPLITS)};"]
+        text += [f"setp.gt.s32 q{at}, ${count + i}, {4 * (part - POLLED_SPLITS)};"]
         text += [f"setp.ne.and.s64 q{at}, ${lse + i}, 0, q{at};"]
     text += [*load([*number]), *none()]
     if waits:

@@ -20,12 +20,12 @@ from onewave.wave.launch.boxes import keys_box, rows_box, streams_keys
 from onewave.wave.launch.checks import check_cache, check_sequences
 from onewave.wave.launch.state import LaunchState
 from onewave.wave.launch.watch import stalls
-from onewave.wave.plan.layout import TOGETHER
+from onewave.wave.plan.layout import POINTERS, TOGETHER
 from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.plan.pace import in_flight
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.resources import kernel_resources
-from onewave.wave.plan.steps import Place
+from onewave.wave.plan.steps import LaunchPlaces, Place, words_of
 from onewave.wave.weights.pack import WeightStream
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
@@ -109,7 +109,7 @@ class Wave:
         # Row 0 is `places`, the others are the steps.
         self._places, self._steps = self._records[0].view(torch.int64), self._records[1:]
         self._records_box = rows_box(self._records, TOGETHER, swizzle=0)
-        self._slack, self._tasks = (torch.from_numpy(words).to(device) for words in (program.easy, program.visits))
+        self._slack, self._tasks = (torch.from_numpy(words).to(device) for words in (program.slack, program.key_tasks))
         self._waits = torch.from_numpy(_padded(program.waits)).to(device)
         self._attention = attention
         if attention is None and scales is not None:
@@ -133,7 +133,7 @@ class Wave:
         torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
-        merges = self.program.few_words > 0
+        merges = self.program.merged_words > 0
         return {
             **self.program.constants,
             "ACT": ACTIVATIONS[activation],
@@ -189,18 +189,26 @@ class Wave:
         setup = self._attention
         assert setup is not None
         check_cache(k, v, setup.layers, setup.groups, dtype=setup.embedding.dtype, device=self.device)
-        pointers = {
-            Place.EMBEDDING: setup.embedding, Place.ROTARY: setup.rotary, Place.KEYS: k, Place.VALUES: v,
-            Place.RESIDUAL: self._residual, Place.BIASES: setup.biases, Place.Q_NORM: setup.q_norm,
-            Place.K_NORM: setup.k_norm, Place.STREAM: self._stream, Place.SCALES: self._scales, Place.TABLE: table,
-        }  # fmt: skip
-        words = [0] * len(self._places)
-        for place, tensor in pointers.items():
-            words[place] = 0 if tensor is None else tensor.data_ptr()
-        words[Place.LAYER_STRIDE : Place.HEAD_STRIDE + 1] = [k.stride(dim) // 2 for dim in range(3)]
         if table is not None:
             check_pages(k, v, table)
-            words[Place.TABLE_STRIDE] = table.stride(0)
+        layer_stride, slot_stride, head_stride = (k.stride(dim) // 2 for dim in range(3))
+        places = LaunchPlaces(
+            embedding=_address(setup.embedding),
+            rotary=_address(setup.rotary),
+            keys=_address(k),
+            values=_address(v),
+            residual=_address(self._residual),
+            biases=_address(setup.biases),
+            q_norm=_address(setup.q_norm),
+            k_norm=_address(setup.k_norm),
+            layer_stride=layer_stride,
+            slot_stride=slot_stride,
+            head_stride=head_stride,
+            stream=_address(self._stream),
+            scales=_address(self._scales),
+            table=_address(table),
+            table_stride=0 if table is None else table.stride(0),
+        )
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
         streams = table is None and streams_keys(k, self.program.shape)
         self._constants |= self._resources(paged=table is not None, streams=streams) | {"STREAMS": int(streams)}
@@ -210,7 +218,7 @@ class Wave:
         if self.device.type == "cuda":
             self._after_last()
         with torch.inference_mode():  # as it may have been made there
-            self._places.copy_(torch.tensor(words, dtype=torch.int64))
+            self._places.copy_(torch.from_numpy(words_of([places], POINTERS, np.int64)[0]))
 
     def _check(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> None:
         """Check a decode step's arguments and, in debug mode (ONEWAVE_DEBUG=1), the block table's entries in use.
@@ -330,8 +338,8 @@ class Wave:
             self._no_trace if trace is None else trace,
             *(sequences or (self._places,) * 3),
             self.program.workers * self.program.shape.tile_rows,
-            self.program.easy.shape[1],
-            self.program.visits.shape[1],
+            self.program.slack.shape[1],
+            self.program.key_tasks.shape[1],
             len(x if sequences is None else sequences[0]),
             x.stride(0) // 2,
             out.stride(0) * out.element_size() // 4,
@@ -364,6 +372,11 @@ class Wave:
             found,
             next="Its results are void; the next launch works.",
         )
+
+
+def _address(tensor: Tensor | None) -> int:
+    """Return a tensor's address; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _padded(words: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.int32]]:

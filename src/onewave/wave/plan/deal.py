@@ -243,7 +243,7 @@ class Deal:
         if fresh not in self.build.tensors:
             self.build.tensor(fresh, (units, 1), (1, 1), bytes_per_key)
         cached = self._cached(operation, unit // groups.count * groups.kv_heads + kv_head, split)
-        if groups.few:  # whole heads; split 0 also writes finished attention, for sequences of one split
+        if groups.reader_merges:  # whole heads; split 0 also writes finished attention, for sequences of one split
             if operation.target not in self.build.tensors:
                 self.build.tensor(operation.target, (units, groups.splits), (1, 1))
             writes: list[Tile] = [(operation.target, (unit, split))]
@@ -263,7 +263,7 @@ class Deal:
         """Cached keys of one split; 0 for a split that this context leaves unused."""
         groups = operation.groups
         cached = self.context if operation.window is None else min(self.context, operation.window - 1)
-        share = keys_per_split(cached + 1, groups.splits, few=groups.few)
+        share = keys_per_split(cached + 1, groups.splits, reader_merges=groups.reader_merges)
         return max(0, min(share, cached - split * share))
 
     def _cached(self, operation: Attention, kv_unit: int, split: int) -> tuple[Tile, ...]:

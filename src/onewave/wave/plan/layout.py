@@ -27,23 +27,23 @@ STEP_WORDS = 32
 """int32 words of a step record (steps.py)."""
 TOGETHER, GROUPS = 2, 4
 """Step records that TMA brings to shared memory at a time, and places there for so many groups (kernel/records.py)."""
-NOTES = (GROUPS - 2) * TOGETHER
+RECORDS_AHEAD = (GROUPS - 2) * TOGETHER
 """Steps ahead of the current one with their records in shared memory, at most."""
 POINTERS = STEP_WORDS // 2
 """int64 words of `places` (steps.LaunchPlaces)."""
-MOST_BATCH = 64
-MOST_SPLITS = 16
+MAX_ROWS = 64
+MAX_SPLITS = 16
 """Limit of splits of a sequence's keys, and their places where the reader of the attention merges them."""
-FEW_SPLITS = 8
+POLLED_SPLITS = 8
 """Splits that one poll of such a reader loads."""
-WHOLE_KEYS, SPLIT_KEYS = 256, 128
-"""Split policy, in cached keys. Up to WHOLE_KEYS one split is fastest: merging costs as much as 256 keys. Beyond that
-SPLIT_KEYS a split."""
+SINGLE_SPLIT_KEYS, SPLIT_KEYS = 256, 128
+"""Split policy, in cached keys. Up to SINGLE_SPLIT_KEYS one split is fastest: merging costs as much as 256 keys. Beyond
+that SPLIT_KEYS a split."""
 BLOCK_KEYS = 128
 """Keys that attention multiplies at a time, 16 a warp."""
-FEW_KEYS = 1024 * FEW_SPLITS
-"""Cached keys up to which FEW_SPLITS splits are faster than twice as many, where their reader merges them. Half as many
-workers then read keys, each of them faster, and the reader polls once."""
+POLLED_KEYS = 1024 * POLLED_SPLITS
+"""Cached keys up to which POLLED_SPLITS splits are faster than twice as many, where their reader merges them. Half as
+many workers then read keys, each of them faster, and the reader polls once."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
 # Shared memory of an sm_90 thread block, and what barriers, records and small buffers take of it.
@@ -147,8 +147,8 @@ def tile_shape(
     (0: no attention). columns: of the longest activations; the ring is as deep as they allow. weight_bytes, images: 2
     and 1, or for one-byte weights 1 and 1 or 2. Raises UnsupportedError.
     """
-    if not 1 <= batch <= MOST_BATCH:
-        raise UnsupportedError("wave: batch", got=str(batch), allowed=f"1 to {MOST_BATCH}")
+    if not 1 <= batch <= MAX_ROWS:
+        raise UnsupportedError("wave: batch", got=str(batch), allowed=f"1 to {MAX_ROWS}")
     padded = 1 << (batch - 1).bit_length()
     if rows is None:
         rows = _ROWS[padded]
@@ -182,27 +182,27 @@ def held_tiles(padded: int, head_dim: int, *, crowded: bool = False) -> int:
     return _HELD[head_dim > 64].get(padded, 0)
 
 
-def splits_of(keys: int, splits: int, *, few: bool) -> int:
+def splits_of(keys: int, splits: int, *, reader_merges: bool) -> int:
     """Count the splits that a sequence uses (combine.split_of_keys), at least 1.
 
-    keys: in sight, the new one among them. splits: of the group. few: whether the attention's reader merges splits.
+    keys: in sight, the new one among them. splits: of the group. reader_merges: as of HeadGroups.
     """
-    return max(-(-(keys - 1) // keys_per_split(keys, splits, few=few)), 1)
+    return max(-(-(keys - 1) // keys_per_split(keys, splits, reader_merges=reader_merges)), 1)
 
 
-def keys_per_split(keys: int, splits: int, *, few: bool) -> int:
+def keys_per_split(keys: int, splits: int, *, reader_merges: bool) -> int:
     """Cached keys of a full split, a multiple of BLOCK_KEYS; the last split that is used has the rest. Arguments as of
     splits_of."""
     cached = keys - 1
-    used = 1 if cached <= WHOLE_KEYS else min(splits, -(-cached // SPLIT_KEYS))
-    if few and cached <= FEW_KEYS:
-        used = min(used, FEW_SPLITS)
+    used = 1 if cached <= SINGLE_SPLIT_KEYS else min(splits, -(-cached // SPLIT_KEYS))
+    if reader_merges and cached <= POLLED_KEYS:
+        used = min(used, POLLED_SPLITS)
     return max(-(-cached // (BLOCK_KEYS * used)) * BLOCK_KEYS, BLOCK_KEYS)
 
 
-def few_head_words(head_dim: int) -> int:
+def mergeable_head_words(head_dim: int) -> int:
     """Return the words of one head's places for splits: 16-bit values of all, then a log2-sum-exp2 of each."""
-    return MOST_SPLITS * (head_dim // 2 + 1)
+    return MAX_SPLITS * (head_dim // 2 + 1)
 
 
 def group_of(padded: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from onewave.base.errors import UnsupportedError
 from onewave.tiles.graph.graph import Task
-from onewave.wave.plan.layout import TileShape, few_head_words
+from onewave.wave.plan.layout import TileShape, mergeable_head_words
 from onewave.wave.plan.operations import INPUT, AnyOperation, Attention, Combination, Operation
 from onewave.wave.plan.regions import Region
 from onewave.wave.plan.slices import slice_bounds
@@ -74,7 +74,7 @@ def _product(
     if operation.merges is not None:
         assert operation.slices == 1, "a product that merges splits loads whole rows"
         merging = {"splits": operation.merges.groups.splits, "window": operation.merges.window or 0}
-        merging["few"] = place[operation.merges.target].first
+        merging["mergeable"] = place[operation.merges.target].first
     source = None if operation.source == INPUT else place[operation.source]
     whole = Kind.HIDDEN if operation.target in place else Kind.OUT
     return ProductStep(
@@ -114,8 +114,9 @@ def _attend(operation: Attention, task: Task, place: Mapping[str, Region], sync:
     sequence, group = divmod(unit, groups.count)
     source, target, whole = (place[name] for name in (operation.source, operation.target, operation.combined))
     first_head, half, kv_head = groups.first_head(group), groups.head_dim // 2, group // groups.of_kv_head
-    if groups.few:
-        result = {"few": target.first + sequence * target.stride + first_head * few_head_words(groups.head_dim)}
+    if groups.reader_merges:
+        row = target.first + sequence * target.stride
+        result = {"mergeable": row + first_head * mergeable_head_words(groups.head_dim)}
     else:
         result = {"target": target.first + (unit * groups.splits + split) * groups.part_words}
     return AttendStep(

@@ -66,7 +66,7 @@ class HeadGroups:
     """Groups of query heads for attention: at most `size` (a power of two) heads of one KV head a task.
 
     splits: of a sequence's keys, a task each. merged: heads that one combining task takes, a power of two up to size.
-    few: the product that reads the attention merges the splits itself, which saves a hand-off.
+    reader_merges: the product that reads the attention merges the splits itself, which saves a hand-off.
     """
 
     heads: int
@@ -74,7 +74,7 @@ class HeadGroups:
     head_dim: int
     splits: int
     merged: int = 1
-    few: bool = False
+    reader_merges: bool = False
 
     @property
     def per_kv_head(self) -> int:
@@ -120,8 +120,8 @@ class Attention:
     """Attention of a layer, by splits. A task's index is (unit, 1, split), unit = sequence * groups + group.
 
     source: the projected q, k, v. target: the splits' results. combined: finished attention. Attention itself writes it
-    for a sequence of one split, the Combination for others, and nothing does where groups.few. window: keys in sight,
-    None for all.
+    for a sequence of one split, the Combination for others, and nothing does where groups.reader_merges. window: keys
+    in sight, None for all.
     """
 
     groups: HeadGroups

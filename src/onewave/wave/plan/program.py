@@ -20,7 +20,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.tiles.graph.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.order.schedule import Mode
 from onewave.tiles.proof.table import TaskTable
-from onewave.wave.plan.layout import NOTES, TileShape
+from onewave.wave.plan.layout import RECORDS_AHEAD, TileShape
 from onewave.wave.plan.lowering import step_of
 from onewave.wave.plan.operations import AnyOperation, Operation
 from onewave.wave.plan.pace import slack_runs, tiles_before_attention
@@ -36,12 +36,13 @@ class WaveProgram:
     """A launch's words, as arrays. Nothing in them depends on a device.
 
     steps: int32 [steps, STEP_WORDS], the step records (steps.py). lanes: int32 [workers, 4]: tiles, first row, first
-    step, steps. waits: int32 [n, 2], counter and value. totals: int32 [counters]. easy: int32 [workers, 2 n], the first
-    and the last tile of each run that has slack, then 2^31 - 1 four times. visits: int32 [workers, 2 n], two words for
-    each attention task (_visits; streamed.keys_of_task reads them), then likewise. stream: weight -> [tiles, 3] of (row
-    block, column tile, place), where place is a tile's number in the packed stream, below stream_tiles. set_words:
-    words of one set of the exchange. max_slices: of K. first_scale: weight -> the first of its rows' scales among
-    num_scales, for rounded and compact weights. names: each step's task. regions: the exchange's tensors.
+    step, steps. waits: int32 [n, 2], counter and value. totals: int32 [counters]. slack: int32 [workers, 2 n], the
+    first and the last tile of each run that has slack, then 2^31 - 1 four times. key_tasks: int32 [workers, 2 n], two
+    words for each attention task (_key_tasks; streamed.keys_of_task reads them), then likewise. stream: weight ->
+    [tiles, 3] of (row block, column tile, place), where place is a tile's number in the packed stream, below
+    stream_tiles. set_words: words of one set of the exchange. max_slices: of K. first_scale: weight -> the first of its
+    rows' scales among num_scales, for rounded and compact weights. names: each step's task. regions: the exchange's
+    tensors.
     """
 
     shape: TileShape
@@ -49,8 +50,8 @@ class WaveProgram:
     lanes: Words
     waits: Words
     totals: Words
-    easy: Words
-    visits: Words
+    slack: Words
+    key_tasks: Words
     stream: Mapping[str, Ints]
     stream_tiles: int
     set_words: int
@@ -81,12 +82,12 @@ class WaveProgram:
             "IMAGES": self.shape.images,
             "HELD": self.shape.held,
             "SPLITS": 1 << (self.max_slices - 1).bit_length(),
-            "FEW": self.few_words,
+            "FEW": self.merged_words,
             "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
         }
 
     @property
-    def few_words(self) -> int:
+    def merged_words(self) -> int:
         """Words a thread, of 256, of activations that are merged while they are loaded: 4 or 8 at a time; 0 where no
         product merges."""
         merging = (self.steps[:, Word.SPLITS] > 0) & (self.steps[:, Word.KIND] < Kind.ATTEND)
@@ -131,8 +132,8 @@ def build_program(
     workers = len(table.queues)
     lanes = np.zeros((workers, 4), dtype=np.int32)
     tiles: list[tuple[str, int, int, int, int]] = []  # (weight, row block, column tile, worker, place in its lane)
-    easy: list[list[int]] = []
-    visits: list[list[int]] = []
+    slack: list[list[int]] = []
+    key_tasks: list[list[int]] = []
     phases, lengths = tuple(task.phase for task in tasks), [len(queue) for queue in table.queues]
     shares = _shares(steps, lengths, phases)
     attended = tiles_before_attention(operations, shares)
@@ -141,10 +142,10 @@ def build_program(
         lane = [operations[task.name] for task in tasks[begin:end]]
         own = _tiles_of(lane, tasks[begin:end], shape)
         tiles += [(*tile, worker, count) for count, tile in enumerate(own)]
-        easy.append(slack_runs(lane, steps[begin:end], attended, shape))
+        slack.append(slack_runs(lane, steps[begin:end], attended, shape))
         lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
         _place_keys(steps, range(begin, end), shape)
-        visits.append(_visits(steps, range(begin, end)))
+        key_tasks.append(_key_tasks(steps, range(begin, end)))
         _mark_prefetches(steps, range(begin, end))
     _mark_ahead(steps, lanes, phases, shares, shape.ring)
     _check_hand_offs(graph, table, {region.name for region in regions})
@@ -154,8 +155,8 @@ def build_program(
         lanes=lanes,
         waits=np.array(waits, dtype=np.int32).reshape(-1, 2),
         totals=table.totals.astype(np.int32),
-        easy=_rows_of(easy),
-        visits=_rows_of(visits),
+        slack=_rows_of(slack),
+        key_tasks=_rows_of(key_tasks),
         stream=_stream(tiles, workers),
         stream_tiles=int(lanes[:, 0].max(initial=0)) * workers,
         set_words=max((-(-(region.first + region.words) // 32) * 32 for region in regions), default=0),
@@ -236,7 +237,7 @@ def _set_comes(steps: list[Step], waiting: list[int], tile: int) -> None:
     waiting.clear()
 
 
-def _visits(steps: Sequence[Step], lane: range) -> list[int]:
+def _key_tasks(steps: Sequence[Step], lane: range) -> list[int]:
     """Two words for each of a lane's attention steps: the tile before which its keys come, and how many layers it is
     behind the attention step before, if it goes over the same keys, or -1 less its number."""
     found: list[int] = []
@@ -268,7 +269,7 @@ def _mark_prefetches(steps: list[Step], lane: range) -> None:
             product = at
         elif isinstance(step, AttendStep) and product is not None:
             makes = cast("ProductStep", steps[product])
-            if not makes.prefetch and at - product <= NOTES:  # its record is in shared memory by then
+            if not makes.prefetch and at - product <= RECORDS_AHEAD:  # its record is in shared memory by then
                 steps[product] = replace(makes, prefetch=at - product)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onewave.base.errors import UnsupportedError
-from onewave.wave.plan.layout import TileShape, few_head_words
+from onewave.wave.plan.layout import TileShape, mergeable_head_words
 from onewave.wave.plan.operations import OUTPUT, AnyOperation, Combination, Operation
 
 
@@ -47,7 +47,7 @@ def _exchanged(operation: AnyOperation, batch: int) -> list[tuple[str, int, int]
     whole = groups.heads * groups.head_dim // 2
     if isinstance(operation, Combination):
         return [(operation.target, whole * batch, whole)]
-    if groups.few:
-        stride = groups.heads * few_head_words(groups.head_dim)
+    if groups.reader_merges:
+        stride = groups.heads * mergeable_head_words(groups.head_dim)
         return [(operation.target, stride * batch, stride), (operation.combined, whole * batch, whole)]
     return [(operation.target, groups.part_words * groups.splits * groups.count * batch, groups.part_words)]

@@ -90,10 +90,10 @@ class ProductStep(Step):
     kind: PARTIAL, HIDDEN or OUT. source: -1 for the caller's input. target_stride of partial sums: slices of K. blocks:
     row blocks, from first_block on. tiles: weight tiles a row block. chunks: loads of activations. first_column,
     columns: of the slice, in words of a sequence's row. flags: Flag bits. bias: 1 + its first value; 0 for none.
-    splits, window, few: of the attention that leaves its splits to this product, which merges them while it loads them:
-    how many there are (0 for no merging), keys in sight (0 for all), and their first word. prefetch: records from here
-    to an attention step, for which the product brings the first keys to L2; 0 for none. ahead, ahead_tiles: the lane's
-    tiles that it brings to L2. scales: the first of its rows' scales, of one-byte and compact weights.
+    splits, window, mergeable: of the attention that leaves its splits to this product, which merges them as it loads
+    them: how many there are (0 for no merging), keys in sight (0 for all), and their first word. prefetch: records from
+    here to an attention step, for which the product brings the first keys to L2; 0 for none. ahead, ahead_tiles: the
+    lane's tiles that it brings to L2. scales: the first of its rows' scales, of one-byte and compact weights.
     """
 
     blocks: int = at(1)
@@ -110,7 +110,7 @@ class ProductStep(Step):
     ahead: int = at(27)
     ahead_tiles: int = at(28)
     scales: int = at(29)
-    few: int = at(31)
+    mergeable: int = at(31)
 
     @property
     def weight_tiles(self) -> int:
@@ -138,7 +138,7 @@ class AttendStep(Step):
     before, if that goes over the same keys, else 0. comes: the lane's weight tile before which the keys come, where
     they are streamed. window: keys in sight; 0 for all. appends: whether the step writes the new key and value to the
     cache. heads: query heads of the group. whole: the first word of its finished attention, where one split holds the
-    sequence. few: the first word of its splits, where the reader merges them.
+    sequence. mergeable: the first word of its splits, where the reader merges them.
     """
 
     kind: int = at(0, Kind.ATTEND)
@@ -155,7 +155,7 @@ class AttendStep(Step):
     k: int = at(24)
     v: int = at(25)
     whole: int = at(30)
-    few: int = at(31)
+    mergeable: int = at(31)
 
     @property
     def keys(self) -> tuple[int, ...]:

@@ -32,12 +32,12 @@ from onewave.wave.kernel.words import (
     WORD_TARGET,
     WORD_WINDOW,
 )
-from onewave.wave.plan.layout import BLOCK_KEYS, FEW_KEYS, FEW_SPLITS, SPLIT_KEYS, WHOLE_KEYS
+from onewave.wave.plan.layout import BLOCK_KEYS, POLLED_KEYS, POLLED_SPLITS, SINGLE_SPLIT_KEYS, SPLIT_KEYS
 
-_WHOLE = gl.constexpr(WHOLE_KEYS)
+_WHOLE = gl.constexpr(SINGLE_SPLIT_KEYS)
 _SPLIT = gl.constexpr(SPLIT_KEYS)
-_FEW_KEYS = gl.constexpr(FEW_KEYS)
-_FEW = gl.constexpr(FEW_SPLITS)
+_POLLED_KEYS = gl.constexpr(POLLED_KEYS)
+_FEW = gl.constexpr(POLLED_SPLITS)
 _BLOCK = gl.constexpr(BLOCK_KEYS)
 
 
@@ -62,7 +62,7 @@ def split_of_keys(window, splits, length, FEW: gl.constexpr):
     count = length - 1 - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
     if FEW > 0:
-        used = gl.where(count <= _FEW_KEYS, gl.minimum(used, _FEW), used)
+        used = gl.where(count <= _POLLED_KEYS, gl.minimum(used, _FEW), used)
     share = gl.maximum(((count + used - 1) // used + (_BLOCK - 1)) // _BLOCK * _BLOCK, _BLOCK)
     return first_key, share, gl.maximum((count + share - 1) // share, 1)
 

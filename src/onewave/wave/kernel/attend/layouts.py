@@ -18,9 +18,9 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from onewave.wave.plan.layout import few_head_words
+from onewave.wave.plan.layout import mergeable_head_words
 
-few_words = gluon.constexpr_function(few_head_words)
+mergeable_words = gluon.constexpr_function(mergeable_head_words)
 
 
 @gluon.constexpr_function

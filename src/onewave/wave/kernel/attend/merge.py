@@ -1,7 +1,7 @@
 """Merge one sequence's attention splits on their way into shared memory, as a product step's activations.
 
 It spares the hand-off that a combining task would add between attention and the output projection (combine.py): every
-thread block reads all splits, 16-bit values with a log2-sum-exp2 a head and split, FEW_SPLITS at a time, and merges
+thread block reads all splits, 16-bit values with a log2-sum-exp2 a head and split, POLLED_SPLITS at a time, and merges
 them itself. Of a sequence with one split it reads the finished attention. Constexprs: kernel.py.
 """
 # ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
@@ -20,23 +20,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.wave.kernel.attend.combine import split_of_keys
-from onewave.wave.kernel.attend.layouts import few_words
+from onewave.wave.kernel.attend.layouts import mergeable_words
 from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import poll_splits
 from onewave.wave.kernel.widen.byte_values import raised
 from onewave.wave.kernel.words import (
     WORD_COLUMNS,
-    WORD_FEW,
+    WORD_MERGEABLE,
     WORD_SOURCE,
     WORD_SPLITS,
     WORD_TILES,
     WORD_WINDOW,
 )
-from onewave.wave.plan.layout import FEW_SPLITS, MOST_SPLITS
+from onewave.wave.plan.layout import MAX_SPLITS, POLLED_SPLITS
 
-_MOST = gl.constexpr(MOST_SPLITS)
-_FEW_SPLITS = gl.constexpr(FEW_SPLITS)
+_MOST = gl.constexpr(MAX_SPLITS)
+_POLLED_SPLITS = gl.constexpr(POLLED_SPLITS)
 
 
 @gluon.jit
@@ -55,7 +55,7 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
     current = step.sets.current
     first = record_word(record, WORD_SOURCE)
     columns = record_word(record, WORD_COLUMNS)
-    few = record_word(record, WORD_FEW)
+    few = record_word(record, WORD_MERGEABLE)
     word = gl.arange(0, OWN, layout=LINE)
     length = gl.load(step.sequences.positions).to(gl.int32) + 1
     window = record_word(record, WORD_WINDOW)
@@ -70,7 +70,7 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
             gl.thread_barrier()
             column = (chunk * (c.PC // T) + piece) * OWN + word
             real = column < columns
-            of_head = few + column // (D // 2) * few_words(D)
+            of_head = few + column // (D // 2) * mergeable_words(D)
             at = gl.where(used > 1, of_head + column % (D // 2), first + column)
             pointers = gl.where(real, (current + at).to(gl.int64), 0)
             lses = gl.where(real & (used > 1), (current + of_head + _MOST * (D // 2)).to(gl.int64), 0)
@@ -95,10 +95,10 @@ def poll_merged(pointers, lses, real, used, site, c):
     counts = gl.where(real, used, 0)
     parts = poll_splits(pointers, lses, counts, site, WAITS, FEW, D * 2)
     low, high, mass, top = merged_splits(parts, COUNT, c.DTYPE)
-    if used > _FEW_SPLITS:
-        pointers = gl.where(real, pointers + _FEW_SPLITS * D * 2, 0)
-        lses = gl.where(real, lses + _FEW_SPLITS * 4, 0)
-        parts = poll_splits(pointers, lses, counts - _FEW_SPLITS, site, WAITS, FEW, D * 2)
+    if used > _POLLED_SPLITS:
+        pointers = gl.where(real, pointers + _POLLED_SPLITS * D * 2, 0)
+        lses = gl.where(real, lses + _POLLED_SPLITS * 4, 0)
+        parts = poll_splits(pointers, lses, counts - _POLLED_SPLITS, site, WAITS, FEW, D * 2)
         more_low, more_high, more_mass, more_top = merged_splits(parts, COUNT, c.DTYPE)
         higher = gl.maximum(top, more_top)
         fade = gl.exp2(top - higher)

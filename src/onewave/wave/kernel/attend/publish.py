@@ -17,14 +17,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from onewave.wave.kernel.attend.combine import clear_words
-from onewave.wave.kernel.attend.layouts import few_words
+from onewave.wave.kernel.attend.layouts import mergeable_words
 from onewave.wave.kernel.finish import bits16, bits32
 from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import ABSENT
-from onewave.wave.kernel.words import WORD_FEW, WORD_HEADS, WORD_SLICE, WORD_TARGET, WORD_WHOLE
-from onewave.wave.plan.layout import MOST_SPLITS
+from onewave.wave.kernel.words import WORD_HEADS, WORD_MERGEABLE, WORD_SLICE, WORD_TARGET, WORD_WHOLE
+from onewave.wave.plan.layout import MAX_SPLITS
 
-_MOST = gl.constexpr(MOST_SPLITS)
+_MOST = gl.constexpr(MAX_SPLITS)
 
 
 @gluon.jit
@@ -58,13 +58,13 @@ def publish_mergeable(step, low, high, lse, c):
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))
     pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))
     split = record_word(step.record, WORD_SLICE)
-    first = record_word(step.record, WORD_FEW)
+    first = record_word(step.record, WORD_MERGEABLE)
     shown = (head < record_word(step.record, WORD_HEADS)) & (step.withheld == 0)
-    at = (head * few_words(D))[:, None] + pair[None, :]
+    at = (head * mergeable_words(D))[:, None] + pair[None, :]
     values = first + split * (D // 2)
     gl.store(gl.multiple_of(step.sets.current + values, 16) + at, words, mask=shown[:, None])
     gl.store(gl.multiple_of(step.sets.next + values, 16) + at, words | ABSENT, mask=shown[:, None])
-    at = first + _MOST * (D // 2) + split + head * few_words(D)
+    at = first + _MOST * (D // 2) + split + head * mergeable_words(D)
     gl.store(step.sets.current + at, bits32(gl.convert_layout(lse, gl.SliceLayout(1, LW))), mask=shown)
     gl.store(step.sets.next + at, head | ABSENT, mask=shown)
 
@@ -89,14 +89,14 @@ def clear_unused(step, splits, c):
         if splits <= 1:
             LINE: gl.constexpr = gl.BlockedLayout([4], [32], [c.XW], [0])
             heads = record_word(record, WORD_HEADS)
-            first = record_word(record, WORD_FEW)
+            first = record_word(record, WORD_MERGEABLE)
             word = gl.arange(0, c.XW * 128, layout=LINE)
             absent = gl.full([c.XW * 128], ABSENT, gl.int32, LINE)
             for begin in gl.static_range(0, c.GP * (D // 2), c.XW * 128):
                 head = (begin + word) // (D // 2)
-                at = head * few_words(D) + split * (D // 2) + word % (D // 2)
+                at = head * mergeable_words(D) + split * (D // 2) + word % (D // 2)
                 gl.store(gl.multiple_of(other + first, 16) + at, absent, mask=head < heads)
-            at = _MOST * (D // 2) + split + word * few_words(D)
+            at = _MOST * (D // 2) + split + word * mergeable_words(D)
             gl.store(other + first + at, absent, mask=word < heads)
 
 
