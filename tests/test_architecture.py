@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -45,6 +46,8 @@ KERNEL_LANGUAGES = {"triton", "numba", "llvmlite"}
 IMPLEMENTATIONS = {"gpu", "wave", "triton", "hopper", "fp8", "mma", "chain"}
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MAX_LINES, MAX_MODULES = 500, 15
+# What base holds for those above it that have torch.
+WITH_TORCH = {PACKAGE / "base" / "device.py", PACKAGE / "base" / "rounding.py"}
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def test_the_lab_and_the_tiles_need_no_torch():
     found = [
         f"{file.relative_to(PACKAGE)}:{imported.line}"
         for file in FILES
-        if file.relative_to(PACKAGE).parts[0] in ("base", "tiles", "lab") and file != PACKAGE / "base" / "device.py"
+        if file.relative_to(PACKAGE).parts[0] in ("base", "tiles", "lab") and file not in WITH_TORCH
         for imported in imports(ast.parse(file.read_text()), file)
         if imported.module.split(".")[0] == "torch"
     ]
@@ -256,6 +259,29 @@ def every(group):
 names = list(every(typer.main.get_command(app)))
 print(json.dumps([names, list(sys.modules)]))
 """
+
+
+CPU_RUN = """
+import json, sys
+from onewave import LLM, SamplingParams
+for quantization in (None, "int8"):
+    with LLM(sys.argv[1], load_format="dummy", device="cpu", quantization=quantization) as llm:
+        assert llm.generate([[3, 4]], SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids
+print(json.dumps(list(sys.modules)))
+"""
+
+
+def test_a_run_on_a_cpu_imports_neither_the_wave_nor_tiles(tmp_path: Path):
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "eos_token_id": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = subprocess.run([sys.executable, "-c", CPU_RUN, str(tmp_path)], capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    assert "onewave.engine.thread" in loaded
+    assert [name for name in loaded if re.match(r"onewave\.(wave|tiles)\b", name)] == []
 
 
 def test_no_command_loads_torch_before_it_needs_it():

@@ -15,10 +15,11 @@ from kit.models import plain_wave
 from kit.models.plain_wave import LOCATION, PlainWave, how, tokens_of
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError, OutOfReachError, UnsupportedError
+from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.llm import LLM
+from onewave.engine.load.load import load
+from onewave.engine.load.wave import load_wave
 from onewave.engine.options import choose_weight_format
-from onewave.engine.wave_decode import load_for, load_wave
-from onewave.wave.weights.formats import COMPACT, ROUNDINGS
 from onewave.weights.dummy import DummyStore
 
 BF16 = {"dtype": torch.bfloat16}
@@ -82,7 +83,7 @@ def test_weights_too_far_apart_stay_as_they_are_and_a_line_says_so(
     compiled: list[Any], far_apart: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = how(tmp_path, None, weight_format=COMPACT, **BF16)
-    model, wave = load_for("auto", LOCATION, BASE, given)
+    model, wave = load("auto", LOCATION, BASE, given)
     assert wave is not None
     assert wave.stream is not None
     assert wave.stream.weight_format is None
@@ -95,21 +96,21 @@ def test_weights_too_far_apart_stay_as_they_are_and_a_line_says_so(
 
 def test_asked_for_they_are_an_error(compiled: list[Any], far_apart: None, tmp_path: Path) -> None:
     given = how(tmp_path, None, weight_format=COMPACT, insists=True, **BF16)
-    for load in (partial(load_for, "auto"), load_wave):
+    for each in (partial(load, "auto"), load_wave):
         with pytest.raises(OutOfReachError, match=r"not finite, above 2\^95, or too far below .*\. Use compact=False"):
-            load(LOCATION, BASE, given)
+            each(LOCATION, BASE, given)
 
 
 def test_asked_for_they_are_not_left_to_another_path(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"decode wave: cpu has not compute capability 9\.0"):
-        load_for("auto", LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, insists=True, **BF16))
+        load("auto", LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, insists=True, **BF16))
 
 
 def test_the_bytes_that_a_step_reads_are_thirteen_bits_a_weight(compiled: list[Any], tmp_path: Path) -> None:
     from onewave.bench.engine.latency import decode_weight_bytes
 
     model, wave = load_wave(LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, **BF16))
-    plain, _ = load_for("eager", LOCATION, BASE, how(tmp_path, None, **BF16))
+    plain, _ = load("eager", LOCATION, BASE, how(tmp_path, None, **BF16))
     whole = decode_weight_bytes(plain.weights)
     found = decode_weight_bytes(model.weights, stream=wave.stream)
     matrices = 2 * 128 * (256 + 128 + 2 * 192 + 192) + 131 * 128

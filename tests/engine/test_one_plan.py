@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from kit.verify_table import verify_table
+from onewave.base.weight_formats import COMPACT, ROUNDINGS, WeightFormat
 from onewave.cli.main import run
-from onewave.engine import wave_decode
+from onewave.engine.load import wave as load_module
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program, program_path
-from onewave.engine.wave_decode import WaveLoad, load_wave
+from onewave.engine.load.wave import load_wave
 from onewave.models import decode_wave
 from onewave.models.config.read import find_config
 from onewave.models.llama_plan import plan_program, workers_for
@@ -22,7 +24,6 @@ from onewave.tiles.proof.table import TaskTable
 from onewave.wave.launch import launch
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.program_file import read_program, read_table
-from onewave.wave.weights.formats import COMPACT, ROUNDINGS, WeightFormat
 from onewave.weights.fetch.sources import ModelLocation
 
 FORMATS: dict[str, WeightFormat | None] = {"16-bit": None, "compact": COMPACT, **ROUNDINGS}
@@ -46,7 +47,7 @@ def sms(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(launch, "runs_here", lambda device: True)
     monkeypatch.setattr(launch, "co_resident", lambda device: 114)
     monkeypatch.setattr(
-        wave_decode,
+        load_module,
         "plan_and_compile",
         lambda config, how, workers: plan_program(
             config, batch=how.max_num_seqs, workers=workers, weight_bytes=how.weight_bytes
@@ -61,8 +62,8 @@ def written(model: str, batch: int, weight_format: str, sms: int, out: Path) -> 
     return read_program(out.read_bytes())
 
 
-def loaded_by(batch: int, weight_format: str, cache: Path) -> WaveLoad:
-    return WaveLoad(
+def loaded_by(batch: int, weight_format: str, cache: Path) -> LoadOptions:
+    return LoadOptions(
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
         max_num_seqs=batch,
@@ -99,7 +100,7 @@ def test_the_words_that_the_command_writes_are_the_words_that_the_engine_launche
     name = tiny if model == "tiny" else model
     by_command = written(name, batch, weight_format, sms, tmp_path / "step.npz")
     config, how = find_config(name), loaded_by(batch, weight_format, tmp_path)
-    planned = wave_decode._program(config, how)
+    planned = load_module._program(config, how)
     check_same(planned, by_command)
     workers = workers_for(config, batch=batch, available=sms, weight_bytes=how.weight_bytes)
     path = program_path(config, batch=batch, workers=workers, cache_dir=tmp_path, weight_bytes=how.weight_bytes)

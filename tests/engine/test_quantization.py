@@ -14,13 +14,14 @@ from kit.models import plain_wave
 from kit.models.plain_wave import LOCATION, PlainWave, how, tokens_of
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError
+from onewave.base.weight_formats import ROUNDINGS
 from onewave.engine.llm import LLM
 from onewave.engine.load import rounded
-from onewave.engine.wave_decode import load_for, load_wave
+from onewave.engine.load.load import load
+from onewave.engine.load.wave import load_wave
 from onewave.models.batch import Batch
 from onewave.models.llama_plan import plan_decode
 from onewave.ops.linear import linear
-from onewave.wave.weights.formats import ROUNDINGS
 from onewave.wave.weights.pack import StreamMatrix
 
 compiled = plain_wave.compiled  # a fixture
@@ -37,13 +38,13 @@ def test_a_wave_and_plain_operators_generate_the_same_of_the_same_rounded_weight
     assert made.stream.images.dtype is torch.uint8
     assert isinstance(model.weights.head, StreamMatrix)
     assert not caplog.records
-    plain, none = load_for("eager", LOCATION, BASE, how(tmp_path, name))
+    plain, none = load("eager", LOCATION, BASE, how(tmp_path, name))
     assert none is None
     assert isinstance(plain.weights.head, Tensor)
     (record,) = caplog.records
     assert record.getMessage() == f"{name} weights are kept in float16: only the wave holds them in one byte"
     assert tokens_of(model, wave) == tokens_of(plain, None)
-    assert tokens_of(plain, None) != tokens_of(load_for("eager", LOCATION, BASE, how(tmp_path, None))[0], None)
+    assert tokens_of(plain, None) != tokens_of(load("eager", LOCATION, BASE, how(tmp_path, None))[0], None)
 
 
 def test_a_program_for_bytes_is_none_for_16_bits_and_serves_both_roundings(compiled: list[Any], tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_a_program_for_bytes_is_none_for_16_bits_and_serves_both_roundings(compi
 
 
 def test_a_cpu_rounds_float32_weights_too(tmp_path: Path) -> None:
-    model, _ = load_for("eager", LOCATION, BASE, how(tmp_path, "int8", dtype=torch.float32))
+    model, _ = load("eager", LOCATION, BASE, how(tmp_path, "int8", dtype=torch.float32))
     values = linear(torch.eye(BASE.hidden_size), model.weights.layers[0].qkv).T
     steps = values / (values.abs().amax(1, keepdim=True) / 127)
     assert (steps - steps.round()).abs().max() < 1e-4
@@ -62,7 +63,7 @@ def test_a_cpu_rounds_float32_weights_too(tmp_path: Path) -> None:
 
 @BOTH
 def test_on_a_cpu_a_rounded_models_rows_do_not_see_their_batch(name: str, tmp_path: Path) -> None:
-    model, _ = load_for("eager", LOCATION, BASE, how(tmp_path, name, dtype=torch.float32))
+    model, _ = load("eager", LOCATION, BASE, how(tmp_path, name, dtype=torch.float32))
     kv = model.new_cache(num_slots=5, capacity=4)
     kv.k.zero_()
     kv.v.zero_()
@@ -81,7 +82,7 @@ def test_weights_that_leave_no_room_to_round_them_are_a_capacity_error(
 
     monkeypatch.setattr(rounded, "round_weights", full)
     with pytest.raises(CapacityError, match="weights of tiny: rounding them does not fit on cpu"):
-        load_for("eager", LOCATION, BASE, how(tmp_path, "int8"))
+        load("eager", LOCATION, BASE, how(tmp_path, "int8"))
 
 
 @BOTH
@@ -89,7 +90,7 @@ def test_the_bytes_that_a_step_reads_are_those_of_its_path(compiled: list[Any], 
     from onewave.bench.engine.latency import decode_weight_bytes
 
     model, _ = load_wave(LOCATION, BASE, how(tmp_path, name))
-    plain, _ = load_for("eager", LOCATION, BASE, how(tmp_path, name))
+    plain, _ = load("eager", LOCATION, BASE, how(tmp_path, name))
     whole = decode_weight_bytes(plain.weights)
     rows = 2 * (256 + 128 + 2 * 192 + 128) + 131
     matrices = 2 * 128 * (256 + 128 + 2 * 192 + 192) + 131 * 128

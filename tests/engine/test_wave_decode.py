@@ -14,18 +14,15 @@ from kit.models.tiny_decoders import BASE, in_float32, random_model
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.engine import Engine
 from onewave.engine.load import compile_wave as warm_wave
+from onewave.engine.load.load import load
 from onewave.engine.load.loading import ModelParts, load_model
+from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.self_check import self_check
+from onewave.engine.load.wave import load_wave
 from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
 from onewave.engine.runner import ModelRunner
-from onewave.engine.wave_decode import (
-    WaveDecoder,
-    WaveLoad,
-    load_for,
-    load_wave,
-    self_check,
-    unsuited,
-)
+from onewave.engine.wave_decode import WaveDecoder, unsuited
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models import decode_wave, llama_plan
 from onewave.models.batch import Batch
@@ -106,7 +103,7 @@ def test_an_unknown_path_is_refused_with_those_that_are_known() -> None:
         choose_decode("fast", enforce_eager=False, device=CPU)
 
 
-def how(tmp_path: Path, **changes: object) -> WaveLoad:
+def how(tmp_path: Path, **changes: object) -> LoadOptions:
     given: dict[str, object] = {
         "dtype": torch.float16,
         "device": CPU,
@@ -116,7 +113,7 @@ def how(tmp_path: Path, **changes: object) -> WaveLoad:
         "load_format": "dummy",
         **changes,
     }
-    return WaveLoad(**given)  # type: ignore[arg-type] # the fields' own types
+    return LoadOptions(**given)  # type: ignore[arg-type] # the fields' own types
 
 
 class PlainWave(PlainStep):
@@ -159,7 +156,9 @@ def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_
     assert made.batch == 3
     assert isinstance(model.weights.layers[0].qkv, StreamMatrix)
     assert model.weights.layers[0].qkv.stream is made.stream
-    plain = load_model(LOCATION, BASE, dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
+    plain = load_model(
+        LOCATION, BASE, LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
+    )
     found = []
     for network, step in ((model, wave), (plain, None)):
         runner = ModelRunner(network, max_num_seqs=3, max_model_len=64, wave=step)
@@ -228,10 +227,10 @@ def test_a_wave_that_fails_its_check_is_replaced_by_graphs_in_one_line_or_refuse
     monkeypatch.setattr(decode_wave, "DecodeWave", lambda *a, **k: PlainWave(*a, **k, broken="positions"))
     if path == "wave":
         with pytest.raises(UnsupportedError, match="self-check"):
-            load_for(path, LOCATION, BASE, how(tmp_path))
+            load(path, LOCATION, BASE, how(tmp_path))
         assert not caplog.records
         return
-    model, wave = load_for(path, LOCATION, BASE, how(tmp_path))
+    model, wave = load(path, LOCATION, BASE, how(tmp_path))
     assert wave is None
     assert isinstance(model.weights.layers[0].qkv, Tensor)
     (record,) = caplog.records
@@ -242,10 +241,10 @@ def test_a_wave_that_fails_its_check_is_replaced_by_graphs_in_one_line_or_refuse
 
 
 def test_a_card_that_does_not_suit_decodes_with_graphs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _, wave = load_for("auto", LOCATION, BASE, how(tmp_path))
+    _, wave = load("auto", LOCATION, BASE, how(tmp_path))
     assert wave is None
     assert "compute capability 9.0" in caplog.records[0].getMessage()
-    load_for("graph", LOCATION, BASE, how(tmp_path))
+    load("graph", LOCATION, BASE, how(tmp_path))
     assert len(caplog.records) == 1
 
 
@@ -257,7 +256,7 @@ def test_a_broken_checkpoint_is_no_reason_to_decode_otherwise(
 
     monkeypatch.setattr(ModelParts, "matrix", broken)
     with pytest.raises(WeightsError, match="cut short"):
-        load_for("auto", LOCATION, BASE, how(tmp_path))
+        load("auto", LOCATION, BASE, how(tmp_path))
 
 
 def test_what_does_not_suit_is_known_before_anything_is_loaded(card: list[str], tmp_path: Path) -> None:

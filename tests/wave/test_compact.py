@@ -12,12 +12,12 @@ from torch import Tensor
 
 from kit.numpy_gpu.numpy_memory import compact_numbers, listed_numbers, wrapped
 from kit.ptx.ptx_text import executed
+from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
 from onewave.wave.kernel.widen import compact_values
 from onewave.wave.kernel.words import boxes_of, tile_bytes
 from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TileShape, tile_shape
 from onewave.wave.weights.compact import MAX_BASE, bases_of, compact_images, restore_images, scales_of
-from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream
 
 CPU = torch.device("cpu")

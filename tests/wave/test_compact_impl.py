@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.compile_wave import compile_packing
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
 from onewave.wave.plan.layout import LIST_WORDS, TileShape
 from onewave.wave.weights import compact_impl
 from onewave.wave.weights.compact import bases_of, compact_images, scales_of
 from onewave.wave.weights.compact_impl import pack_compact, unpack_compact
-from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream
 from onewave.wave.weights.pack_impl import UnpackedRows
 

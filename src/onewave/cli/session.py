@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.settings import Settings
-from onewave.engine.arguments import check_arguments, needs_card
+from onewave.engine.arguments import EngineOptions
 from onewave.weights.fetch import sources
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ def open_llm(model: str, *, load_format: str = "auto", revision: str | None = No
     """
     began = time.perf_counter()
     progress = sys.stderr.isatty()
-    check_arguments(**options)
-    on_cards = ("device", "decode", "compact")
-    if not needs_card(**{name: options[name] for name in on_cards if name in options}):
+    asked = EngineOptions(load_format=load_format, revision=revision, **options)
+    if not asked.needs_gpu:
         _find(model, options.get("tokenizer"), load_format=load_format, revision=revision, progress=progress)
     from onewave.engine.llm import LLM
 

@@ -1,50 +1,61 @@
-"""The checks of LLM's arguments that need neither torch nor a model, so that they come before anything is fetched."""
+"""LLM's arguments and the checks that need neither torch nor a model, so that they come before anything is fetched."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.wave.weights.formats import find_rounding
+from onewave.base.weight_formats import find_rounding
 
 DECODE_PATHS = ("auto", "wave", "graph", "eager")
-_MOST_SEQUENCES = 65_536
+_MAX_SEQUENCES = 65_536
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def check_arguments(
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    max_model_len: int | None = None,
-    max_num_seqs: int = 1,
-    seed: int = 0,
-    tokenizer: str | os.PathLike[str] | None = None,
-    enforce_eager: bool = False,
-    decode: str = "auto",
-    keep_unpacked: bool | None = None,
-    quantization: str | None = None,
-    compact: bool | None = None,
-    progress: bool = False,
-) -> None:
-    """Refuse what no model and no machine could make right; LLM's docstring says what each means.
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What LLM is asked for beside the model, checked as far as that needs neither torch nor the model.
 
-    Raises InvalidArgumentError, UnsupportedError.
+    LLM's docstring says what each means. Raises InvalidArgumentError, UnsupportedError for what no model and no machine
+    could make right.
     """
-    find_rounding(quantization)
-    flag_or_none("keep_unpacked", keep_unpacked)
-    flag_or_none("compact", compact)
-    whole("max_num_seqs", max_num_seqs, 1, _MOST_SEQUENCES)
-    whole("seed", seed, 0, 2**64 - 1)
-    if max_model_len is not None:
-        whole("max_model_len", max_model_len, 2)
-    flag("enforce_eager", enforce_eager)
-    flag("progress", progress)
-    if tokenizer is not None:
-        check_place("tokenizer", tokenizer)
-    check_device(device)
-    check_decode(decode, enforce_eager=enforce_eager)
-    check_dtype(dtype)
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 8
+    seed: int = 0
+    load_format: str = "auto"
+    tokenizer: str | os.PathLike[str] | None = None
+    revision: str | None = None
+    enforce_eager: bool = False
+    decode: str = "auto"
+    keep_unpacked: bool | None = None
+    quantization: str | None = None
+    compact: bool | None = None
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        find_rounding(self.quantization)
+        flag_or_none("keep_unpacked", self.keep_unpacked)
+        flag_or_none("compact", self.compact)
+        whole("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQUENCES)
+        whole("seed", self.seed, 0, 2**64 - 1)
+        if self.max_model_len is not None:
+            whole("max_model_len", self.max_model_len, 2)
+        flag("enforce_eager", self.enforce_eager)
+        flag("progress", self.progress)
+        if self.tokenizer is not None:
+            check_place("tokenizer", self.tokenizer)
+        check_device(self.device)
+        check_decode(self.decode, enforce_eager=self.enforce_eager)
+        check_dtype(self.dtype)
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether they name what runs on a GPU alone, so that without one they are refused."""
+        return self.device.startswith("cuda") or self.decode in ("wave", "graph") or self.compact is True
 
 
 def check_place(name: str, place: str | os.PathLike[str]) -> None:
@@ -54,11 +65,6 @@ def check_place(name: str, place: str | os.PathLike[str]) -> None:
     if not isinstance(text, str) or not text.strip():
         allowed = "a directory, a *.gguf file, an alias, or a Hugging Face id"
         raise InvalidArgumentError(name, got=shown(place), allowed=allowed)
-
-
-def needs_card(*, device: str = "auto", decode: str = "auto", compact: bool | None = None) -> bool:
-    """Whether these checked arguments name what runs on a card alone, so that without one they are refused."""
-    return device.startswith("cuda") or decode in ("wave", "graph") or compact is True
 
 
 def check_decode(decode: str, *, enforce_eager: bool) -> None:

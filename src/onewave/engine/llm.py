@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from os import PathLike
 from queue import SimpleQueue
 from types import TracebackType
@@ -14,18 +13,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
-from onewave.engine.arguments import check_arguments, check_place, flag
+from onewave.base.weight_formats import COMPACT
+from onewave.engine.arguments import EngineOptions, check_place, flag
 from onewave.engine.engine import Engine
-from onewave.engine.load.ahead import compilers
+from onewave.engine.load.load import load, warm_up
 from onewave.engine.options import (
     check_compact,
     check_dtype_on,
     choose_decode,
     choose_device,
-    choose_dtype,
-    choose_max_model_len,
-    choose_weight_format,
     find_tokenizer,
+    resolve_load,
 )
 from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
@@ -33,9 +31,7 @@ from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_para
 from onewave.engine.request import Detokenizer, Request, RequestState
 from onewave.engine.runner import ModelRunner
 from onewave.engine.thread import EngineThread
-from onewave.engine.wave_decode import WaveLoad, load_for
 from onewave.models.config.read import load_config
-from onewave.wave.weights.formats import COMPACT
 from onewave.weights.fetch.sources import resolve
 
 if TYPE_CHECKING:
@@ -96,13 +92,15 @@ class LLM:
         progress: bool = False,
     ) -> None:
         check_place("model", model)
-        check_arguments(
+        asked = EngineOptions(
             dtype=dtype,
             device=device,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             seed=seed,
+            load_format=load_format,
             tokenizer=tokenizer,
+            revision=revision,
             enforce_eager=enforce_eager,
             decode=decode,
             keep_unpacked=keep_unpacked,
@@ -118,25 +116,12 @@ class LLM:
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
         self.name, self.quantization = location.name, quantization
         self.config: ModelConfig = load_config(location)
-        self.dtype = choose_dtype(dtype, self.config, self.device)
-        self.max_model_len = choose_max_model_len(max_model_len, self.config)
-        how = WaveLoad(
-            dtype=self.dtype,
-            device=self.device,
-            max_num_seqs=max_num_seqs,
-            max_model_len=self.max_model_len,
-            cache_dir=settings.cache_dir,
-            load_format=load_format,
-            seed=seed,
-            keep_unpacked=keep_unpacked,
-            weight_format=choose_weight_format(quantization, compact, dtype=self.dtype, decode=path),
-            insists=compact is True,
-            progress=progress,
-        )
+        options = resolve_load(asked, self.config, device=self.device, decode=path, settings=settings)
+        self.dtype, self.max_model_len = options.dtype, options.positions(self.config)
         # The tokenizer is built by another thread while the weights load.
-        with compilers(path, self.config, how) as pool, ThreadPoolExecutor(1) as thread:
+        with warm_up(path, self.config, options) as warm, ThreadPoolExecutor(1) as thread:
             loading = thread.submit(find_tokenizer, tokenizer, location, settings)
-            network, wave = load_for(path, location, self.config, replace(how, compilers=pool))
+            network, wave = load(path, location, self.config, warm)
             self._tokenizer, self._why_no_tokenizer = loading.result()
         self.runner = ModelRunner(
             network,

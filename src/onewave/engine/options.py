@@ -12,8 +12,9 @@ import torch
 from onewave.base.device import current_device
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
-from onewave.engine.arguments import DTYPES, check_decode, check_device, whole
-from onewave.wave.weights.formats import COMPACT, WeightFormat, find_rounding
+from onewave.base.weight_formats import COMPACT, WeightFormat, find_rounding
+from onewave.engine.arguments import DTYPES, EngineOptions, check_decode, check_device, whole
+from onewave.engine.load.options import LoadOptions
 from onewave.weights.fetch.sources import ModelLocation, resolve
 
 if TYPE_CHECKING:
@@ -22,6 +23,29 @@ if TYPE_CHECKING:
 
 _WAVE_PATHS = ("auto", "wave")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+
+
+def resolve_load(
+    asked: EngineOptions, config: ModelConfig, *, device: torch.device, decode: str, settings: Settings
+) -> LoadOptions:
+    """What the options mean for a model on a device. decode: of choose_decode.
+
+    Raises InvalidArgumentError, UnsupportedError.
+    """
+    dtype = choose_dtype(asked.dtype, config, device)
+    return LoadOptions(
+        dtype=dtype,
+        device=device,
+        max_num_seqs=asked.max_num_seqs,
+        max_model_len=choose_max_model_len(asked.max_model_len, config),
+        cache_dir=settings.cache_dir,
+        load_format=asked.load_format,
+        seed=asked.seed,
+        keep_unpacked=asked.keep_unpacked,
+        weight_format=choose_weight_format(asked.quantization, asked.compact, dtype=dtype, decode=decode),
+        insists=asked.compact is True,
+        progress=asked.progress,
+    )
 
 
 def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> str:

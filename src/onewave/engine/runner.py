@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
-from onewave.engine.wave_decode import WaveDecoder
 from onewave.gpu.scratch import recording_stream
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
+
+if TYPE_CHECKING:
+    from onewave.engine.wave_decode import WaveDecoder
 
 _SMALLEST_CAPACITY = 256
 # Up to this many rows a decode step costs what its weights cost to read, however many rows are real.

@@ -8,6 +8,7 @@ output projection, add + RMSNorm, gate/up projection, SwiGLU, down projection. F
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,9 +24,13 @@ from onewave.ops.embedding import embedding
 from onewave.ops.linear import LinearWeight, linear
 from onewave.ops.rms_norm import add_rms_norm, rms_norm
 from onewave.ops.swiglu import swiglu
-from onewave.wave.weights.pack import StreamMatrix
 
-MatrixWeight = LinearWeight | StreamMatrix
+if TYPE_CHECKING:
+    from onewave.wave.weights.pack import StreamMatrix
+
+    MatrixWeight = LinearWeight | StreamMatrix
+else:
+    MatrixWeight = LinearWeight  # a CPU never imports the wave
 """A projection: a tensor, packed rows for the CPU's kernels, or a matrix that lies in a wave's stream."""
 
 
@@ -169,7 +174,7 @@ def _product(
     x: Tensor, weight: MatrixWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """`linear`, with a matrix that lies in a stream unpacked first: all of it, or a very large one part by part."""
-    if not isinstance(weight, StreamMatrix):
+    if isinstance(weight, LinearWeight):
         return linear(x, weight, bias, out_dtype)
     out: Tensor | None = None
     for first, rows in weight.parts():

@@ -25,7 +25,7 @@ from onewave.cli.bench import wave as bench_wave
 from onewave.cli.bench.ffn import bench_ffn
 from onewave.cli.main import app
 from onewave.engine import options as engine_options
-from onewave.engine import wave_decode
+from onewave.engine.load import wave as load_module
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
@@ -152,7 +152,7 @@ def test_a_case_that_fails_takes_no_other_with_it(failure: Exception, monkeypatc
         (engine_options, "choose_device", lambda _: torch.device("cuda")),
         (engine_options, "check_dtype_on", lambda *_: None),
         (bench_wave, "make_current", lambda _: None),
-        (wave_decode, "load_streamed", lambda *_: loaded),
+        (load_module, "load_streamed", lambda *_: loaded),
     ):
         monkeypatch.setattr(place, name, instead)
     done = CliRunner().invoke(app, ["bench", "wave", "--batch-size", "1,8,2"])

@@ -27,6 +27,7 @@ from kit.models.tiny_models import (
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.load import loading
 from onewave.engine.load.loading import load_model
+from onewave.engine.load.options import LoadOptions
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
@@ -56,7 +57,9 @@ def dummy(name: str = "llama-3.2-1b", *, seed: int = 0, layers: int = 2) -> Llam
         intermediate_size=384,
     )
     return load_model(
-        location, config, dtype=torch.bfloat16, device=CPU, load_format="dummy", seed=seed, max_model_len=32
+        location,
+        config,
+        LoadOptions(dtype=torch.bfloat16, device=CPU, load_format="dummy", seed=seed, max_model_len=32),
     )
 
 
@@ -178,7 +181,9 @@ def test_a_checkpoint_can_lend_its_shape_to_dummy_weights(tmp_path: Path) -> Non
     save_checkpoint(tmp_path, config_of("llama"))
     location = ModelLocation("hf", tmp_path, "tiny")
     model = load_model(
-        location, load_config(location), dtype=torch.float32, device=CPU, load_format="dummy", max_model_len=32
+        location,
+        load_config(location),
+        LoadOptions(dtype=torch.float32, device=CPU, load_format="dummy", max_model_len=32),
     )
     assert not torch.equal(our_logits(model, tokens(5), [5]), our_logits(ours(tmp_path), tokens(5), [5]))
 
@@ -187,13 +192,13 @@ def test_what_can_not_be_loaded_is_refused(tmp_path: Path) -> None:
     location = ModelLocation("builtin", None, "llama-3.2-1b")
     config = load_config(location)
     with pytest.raises(InvalidArgumentError, match="Add `--load-format dummy`"):
-        load_model(location, config, dtype=torch.float32, device=CPU)
+        load_model(location, config, LoadOptions(dtype=torch.float32, device=CPU))
     with pytest.raises(InvalidArgumentError, match="load_format: 'pickle'; allowed: auto, dummy"):
-        load_model(location, config, dtype=torch.float32, device=CPU, load_format="pickle")
+        load_model(location, config, LoadOptions(dtype=torch.float32, device=CPU, load_format="pickle"))
     with pytest.raises(UnsupportedError, match=r"packed weights: torch\.bfloat16 on cpu"):
-        load_model(location, config, dtype=torch.bfloat16, device=CPU, packed=True)
+        load_model(location, config, LoadOptions(dtype=torch.bfloat16, device=CPU), packed=True)
     with pytest.raises(UnsupportedError, match=r"dtype of the weights: torch\.float64"):
-        load_model(location, config, dtype=torch.float64, device=CPU)
+        load_model(location, config, LoadOptions(dtype=torch.float64, device=CPU))
 
 
 def test_progress_goes_to_stderr_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -201,9 +206,9 @@ def test_progress_goes_to_stderr_alone(tmp_path: Path, capfd: pytest.CaptureFixt
     location = ModelLocation("hf", tmp_path, "tiny")
     config = load_config(location)
     capfd.readouterr()
-    load_model(location, config, dtype=torch.float32, device=CPU, progress=True, max_model_len=32)
+    load_model(location, config, LoadOptions(dtype=torch.float32, device=CPU, progress=True, max_model_len=32))
     assert capfd.readouterr().out == ""
-    load_model(location, config, dtype=torch.float32, device=CPU, max_model_len=32)
+    load_model(location, config, LoadOptions(dtype=torch.float32, device=CPU, max_model_len=32))
     assert capfd.readouterr() == ("", "")
 
 
@@ -229,5 +234,5 @@ def test_weights_that_take_more_memory_than_there_is_are_refused_before_they_are
     monkeypatch.setattr(loading, "available_bytes", lambda: wanted - 1)
     says = rf"weights of llama-3.2-1b: at least {wanted / 2**30:.1f} GiB on a CPU with .* left. Use a smaller model"
     with pytest.raises(CapacityError, match=says):
-        load_model(location, config, dtype=dtype, device=CPU, load_format="dummy", packed=packed)
+        load_model(location, config, LoadOptions(dtype=dtype, device=CPU, load_format="dummy"), packed=packed)
     assert not made

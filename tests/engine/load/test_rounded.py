@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, in_float32
+from onewave.base.weight_formats import ROUNDINGS, Rounding
 from onewave.engine.load.loading import load_model, open_parts
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.rounded import round_weights
 from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.models import llama_plan
@@ -17,7 +20,6 @@ from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.wave.weights.formats import ROUNDINGS, Rounding
 from onewave.weights.fetch.sources import ModelLocation
 
 CPU = torch.device("cpu")
@@ -30,8 +32,12 @@ FAMILIES = {
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=list(ROUNDINGS))
 
 
+def options(**more: Any) -> LoadOptions:
+    return LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64, **more)
+
+
 def plain_model(config: ModelConfig, rounding: Rounding | None) -> Llama:
-    found = load_model(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
+    found = load_model(LOCATION, config, options())
     if rounding is not None:
         found.weights = round_weights(found.weights, rounding)
     return found
@@ -39,10 +45,8 @@ def plain_model(config: ModelConfig, rounding: Rounding | None) -> Llama:
 
 def streamed(config: ModelConfig, rounding: Rounding) -> StreamedModel:
     program = plan_decode(config, batch=1, workers=3, weight_bytes=1).program
-    with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
-        return stream_model(
-            parts, config, program, dtype=torch.float16, device=CPU, max_model_len=64, weight_format=rounding
-        )
+    with open_parts(LOCATION, config, LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy")) as parts:
+        return stream_model(parts, config, program, options(weight_format=rounding))
 
 
 def logits(model: Llama) -> list[Tensor]:

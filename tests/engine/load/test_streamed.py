@@ -16,6 +16,7 @@ from kit.models.tiny_decoders import BASE, in_float32
 from onewave.base.errors import UnsupportedError
 from onewave.engine.load import streamed
 from onewave.engine.load.loading import ModelParts, load_model, open_parts
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
 from onewave.models import llama
 from onewave.models.batch import Batch
@@ -37,14 +38,18 @@ FAMILIES = {
 }
 
 
+def options() -> LoadOptions:
+    return LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
+
+
 def plain_model(config: ModelConfig) -> Llama:
-    return load_model(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
+    return load_model(LOCATION, config, options())
 
 
 def streamed_model(config: ModelConfig, wrap: Any = lambda parts: parts, **more: Any) -> StreamedModel:
     program: WaveProgram = plan_decode(config, batch=1, workers=3).program
-    with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
-        return stream_model(wrap(parts), config, program, dtype=torch.float16, device=CPU, max_model_len=64, **more)
+    with open_parts(LOCATION, config, LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy")) as parts:
+        return stream_model(wrap(parts), config, program, options(), **more)
 
 
 def folded(model: Llama) -> Llama:

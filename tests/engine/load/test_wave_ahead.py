@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,15 +19,16 @@ from torch import Tensor
 
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import UnsupportedError
+from onewave.base.weight_formats import ROUNDINGS
 from onewave.engine import llm
 from onewave.engine.load import ahead as wave_ahead
 from onewave.engine.load import compile_wave as warm_wave
 from onewave.engine.load.ahead import compilers, plan_and_compile
 from onewave.engine.load.loading import open_parts
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import program_path, save_program
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import stream_model
-from onewave.engine.wave_decode import WaveLoad
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models import llama, llama_plan
 from onewave.models.batch import Batch
@@ -36,7 +37,6 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch import launch
 from onewave.wave.weights import pack
-from onewave.wave.weights.formats import ROUNDINGS
 from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
@@ -51,9 +51,9 @@ FAMILIES = {
 }
 
 
-def how(tmp_path: Path, **changes: Any) -> WaveLoad:
+def how(tmp_path: Path, **changes: Any) -> LoadOptions:
     given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 3, "max_model_len": 400}
-    return WaveLoad(**given | {"cache_dir": tmp_path, "load_format": "dummy"} | changes)
+    return LoadOptions(**given | {"cache_dir": tmp_path, "load_format": "dummy"} | changes)
 
 
 class PlainWave:
@@ -140,9 +140,8 @@ def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
     monkeypatch.setattr(pack, "_PART_BYTES", 50 * 2 * config.hidden_size)  # the head in three parts
     load = how(tmp_path, weight_format=rounding, max_model_len=max_model_len)
     program = plan_decode(config, batch=3, workers=3, weight_bytes=load.weight_bytes).program
-    with open_parts(LOCATION, config, dtype=torch.float16, device=CPU, load_format="dummy") as parts:
-        more = {"dtype": load.dtype, "device": CPU, "max_model_len": max_model_len, "weight_format": rounding}
-        whole = stream_model(parts, config, program, **more).model
+    with open_parts(LOCATION, config, load) as parts:
+        whole = stream_model(parts, config, program, load).model
     nothing = wave_ahead._NoStep(config.vocab_size)
     later = calls_of(lambda: self_check(whole, nothing, 3), monkeypatch)
 
@@ -228,7 +227,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def enter(path: str, load: WaveLoad, config: ModelConfig = BASE) -> None:
+def enter(path: str, load: LoadOptions, config: ModelConfig = BASE) -> None:
     with compilers(path, config, load):
         pass
 
@@ -286,13 +285,13 @@ from pathlib import Path
 import torch
 from onewave.base.settings import Settings
 from onewave.engine.load import ahead as wave_ahead
-from onewave.engine.wave_decode import WaveLoad
+from onewave.engine.load.options import LoadOptions
 from onewave.models.config.read import load_config
 from onewave.weights.fetch.sources import resolve
 
 settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
-how = WaveLoad(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=1, max_model_len=64,
+how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=1, max_model_len=64,
                cache_dir=Path("nowhere"))
 wave_ahead.processes = nullcontext
 with wave_ahead.compilers("wave", config, how) as count:
@@ -307,17 +306,17 @@ def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(mon
     before, pool, seen = threading.active_count(), object(), list[Any]()
 
     @contextmanager
-    def noting(path: str, config: ModelConfig, load: WaveLoad) -> Any:
+    def noting(path: str, config: ModelConfig, options: LoadOptions) -> Any:
         assert threading.active_count() == before
-        yield pool
+        yield replace(options, compilers=cast("Any", pool))
         seen.append("ended")
 
-    def load_for(path: str, location: ModelLocation, config: ModelConfig, load: WaveLoad) -> Any:
-        seen.append(load.compilers)
+    def load(path: str, location: ModelLocation, config: ModelConfig, options: LoadOptions) -> Any:
+        seen.append(options.compilers)
         raise UnsupportedError("enough")
 
-    monkeypatch.setattr(llm, "compilers", noting)
-    monkeypatch.setattr(llm, "load_for", load_for)
+    monkeypatch.setattr(llm, "warm_up", noting)
+    monkeypatch.setattr(llm, "load", load)
     with pytest.raises(UnsupportedError, match="enough"):
         llm.LLM("llama-3.2-1b", load_format="dummy", device="cpu")
     assert seen == [pool]
@@ -330,7 +329,7 @@ import torch
 from onewave.models import llama_plan
 from onewave.base.settings import Settings
 from onewave.engine.load import ahead as wave_ahead
-from onewave.engine.wave_decode import WaveLoad
+from onewave.engine.load.options import LoadOptions
 from onewave.models.config.read import load_config
 from onewave.gpu.compile_pool import processes
 from onewave.weights.fetch.sources import resolve
@@ -348,7 +347,7 @@ settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
 with processes(3) as pool:
     assert pool is not None
-    how = WaveLoad(dtype=torch.bfloat16, device=torch.device("cpu"), max_num_seqs=1, max_model_len=64,
+    how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cpu"), max_num_seqs=1, max_model_len=64,
                    cache_dir=settings.cache_dir, compilers=pool)
     threading.Timer(0.5, interrupt).start()
     try:

@@ -15,6 +15,7 @@ from onewave import LLM, SamplingParams
 from onewave.base.errors import UnsupportedError
 from onewave.engine import wave_decode
 from onewave.engine.load.loading import load_model
+from onewave.engine.load.options import LoadOptions
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch.launch import runs_here
@@ -73,7 +74,9 @@ def test_the_cards_kernels_pack_and_unpack_as_plain_indexing_does(count: int) ->
     )
     location = ModelLocation("builtin", None, "tiny")
     for dtype in (torch.bfloat16, torch.float16):
-        model = load_model(location, config, dtype=dtype, device=CARD, load_format="dummy", max_model_len=64)
+        model = load_model(
+            location, config, LoadOptions(dtype=dtype, device=CARD, load_format="dummy", max_model_len=64)
+        )
         for batch in (1, 8, 16):
             program = plan_decode(config, batch=batch, workers=17).program
             weights = wave_weights(model)
@@ -91,7 +94,7 @@ def test_the_cards_kernels_pack_and_unpack_as_plain_indexing_does(count: int) ->
 def test_a_wave_that_is_wrong_is_named_and_replaced_by_graphs(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wave_decode, "_MOST_DIFFERENCE", -1.0)
+    monkeypatch.setattr(wave_decode, "_MAX_DIFFERENCE", -1.0)
     with pytest.raises(UnsupportedError, match="self-check"):
         llm(decode="wave")
     caplog.set_level(logging.WARNING)

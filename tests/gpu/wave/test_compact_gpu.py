@@ -3,6 +3,7 @@ text as of plain ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import torch
 
 from kit.operands.rounded_on_gpu import CAPACITY, held_and_tokens, step, two_layers
 from onewave.base.settings import Settings
+from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.loading import open_parts
+from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import StreamedModel, stream_model
-from onewave.engine.wave_decode import self_check
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama_plan import plan_decode
 from onewave.ops.ffn import op
 from onewave.wave.launch.launch import co_resident, runs_here
-from onewave.wave.weights.formats import COMPACT
 from onewave.weights.fetch.sources import resolve
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -33,10 +35,10 @@ def streamed(batch: int, workers: int, config: ModelConfig, *, compact: bool = T
     location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
     size = COMPACT.weight_bytes if compact else 2
     program = plan_decode(config, batch=batch, workers=workers, weight_bytes=size).program
-    with open_parts(location, config, dtype=torch.bfloat16, device=CARD, load_format="dummy") as parts:
+    options = LoadOptions(dtype=torch.bfloat16, device=CARD, load_format="dummy")
+    with open_parts(location, config, options) as parts:
         return stream_model(
-            parts, config, program, dtype=torch.bfloat16, device=CARD, max_model_len=CAPACITY,
-            weight_format=COMPACT if compact else None,
+            parts, config, program, replace(options, max_model_len=CAPACITY, weight_format=COMPACT if compact else None)
         )  # fmt: skip
 
 

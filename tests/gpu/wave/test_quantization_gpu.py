@@ -11,14 +11,15 @@ import triton.language as tl
 
 from kit.operands.rounded_on_gpu import CAPACITY, CARD, held_and_tokens, step, two_layers
 from onewave.base.settings import Settings
+from onewave.base.weight_formats import ROUNDINGS
 from onewave.engine.load.loading import open_parts
+from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import StreamedModel, stream_model
-from onewave.engine.wave_decode import self_check
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch.launch import co_resident, runs_here
-from onewave.wave.weights.formats import ROUNDINGS
 from onewave.weights.fetch.sources import resolve
 
 pytestmark = [
@@ -31,9 +32,10 @@ BOTH = pytest.mark.parametrize("name", ROUNDINGS)
 def streamed(name: str, batch: int, workers: int, config: ModelConfig, dtype: torch.dtype) -> StreamedModel:
     location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
     program = plan_decode(config, batch=batch, workers=workers, weight_bytes=1).program
-    with open_parts(location, config, dtype=dtype, device=CARD, load_format="dummy") as parts:
+    options = LoadOptions(dtype=dtype, device=CARD, load_format="dummy")
+    with open_parts(location, config, options) as parts:
         return stream_model(
-            parts, config, program, dtype=dtype, device=CARD, max_model_len=CAPACITY, weight_format=ROUNDINGS[name]
+            parts, config, program, replace(options, max_model_len=CAPACITY, weight_format=ROUNDINGS[name])
         )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kit.models.tiny_decoders import BASE, FAMILIES, random_model
 from kit.operands.wave_on_gpu import CAPACITY, CARD, copied, filled, on, on_card
 from onewave.base.errors import InvalidArgumentError, ShapeError
-from onewave.engine.wave_decode import self_check
+from onewave.engine.load.self_check import self_check
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig

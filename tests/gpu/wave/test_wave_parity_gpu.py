@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_models import VOCAB, config_of, oracle, save_checkpoint
-from onewave.engine.wave_decode import WaveLoad, load_streamed
+from onewave.base.weight_formats import COMPACT, WeightFormat
+from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.wave import load_streamed
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
 from onewave.models.decode_wave import DecodeWave
 from onewave.wave.launch.launch import runs_here
-from onewave.wave.weights.formats import COMPACT, WeightFormat
 from onewave.weights.fetch.sources import ModelLocation
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -80,7 +81,7 @@ def decoded(directory: Path, texts: list[Tensor], batch: int, weight_format: Wei
     """The wave's logits after each text, whose last tokens are fed `batch` sequences at a time."""
     location = ModelLocation("hf", directory, directory.name)
     config = load_config(location)
-    how = WaveLoad(
+    how = LoadOptions(
         dtype=torch.bfloat16,
         device=CARD,
         max_num_seqs=batch,

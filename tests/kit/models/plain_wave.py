@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.base.weight_formats import ROUNDINGS
 from onewave.engine.engine import Engine
 from onewave.engine.load import compile_wave as warm_wave
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.params import SamplingParams
 from onewave.engine.runner import ModelRunner
-from onewave.engine.wave_decode import WaveLoad
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models import decode_wave
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 from onewave.wave.launch import launch
-from onewave.wave.weights.formats import ROUNDINGS
 from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
@@ -29,10 +29,10 @@ CPU = torch.device("cpu")
 LOCATION = ModelLocation("builtin", None, "tiny")
 
 
-def how(tmp_path: Path, name: str | None, **changes: Any) -> WaveLoad:
+def how(tmp_path: Path, name: str | None, **changes: Any) -> LoadOptions:
     given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 2, "max_model_len": 64}
     rounding = None if name is None else ROUNDINGS[name]
-    return WaveLoad(**given | {"cache_dir": tmp_path, "load_format": "dummy", "weight_format": rounding} | changes)
+    return LoadOptions(**given | {"cache_dir": tmp_path, "load_format": "dummy", "weight_format": rounding} | changes)
 
 
 class PlainWave:

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from onewave.engine.load.loading import load_model
+from onewave.engine.load.options import LoadOptions
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
@@ -79,7 +80,8 @@ def oracle(directory: Path, dtype: torch.dtype = torch.float32, attention: str =
 def ours(path: Path, dtype: torch.dtype = torch.float32, *, packed: bool = False, device: torch.device = CPU) -> Llama:
     """Load a checkpoint with onewave: a GGUF file or a directory."""
     location = ModelLocation("hf" if path.is_dir() else "gguf", path, path.name)
-    return load_model(location, load_config(location), dtype=dtype, device=device, packed=packed, max_model_len=64)
+    options = LoadOptions(dtype=dtype, device=device, max_model_len=64)
+    return load_model(location, load_config(location), options, packed=packed)
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.wave.weights.formats import ROUNDINGS
+from onewave.base.weight_formats import ROUNDINGS
 from onewave.wave.weights.rounding import unpaired
 
 DTYPES: dict[torch.dtype, Any] = {torch.float16: np.float16, torch.bfloat16: ml_dtypes.bfloat16}

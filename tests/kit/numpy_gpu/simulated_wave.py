@@ -13,11 +13,11 @@ from kit.models.tiny_decoders import BASE, randn
 from kit.numpy_gpu.numpy_memory import DTYPES, Memory, Pointer
 from kit.numpy_gpu.numpy_tensor_maps import Boxes
 from kit.numpy_gpu.simulated_device import Bench, words
+from onewave.base.weight_formats import WeightFormat
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
-from onewave.wave.weights.formats import WeightFormat
 from onewave.wave.weights.pack import WeightStream
 
 CPU = torch.device("cpu")

@@ -16,6 +16,7 @@ from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
 from kit.numpy_gpu.simulated_device import words
 from kit.numpy_gpu.simulated_wave import LONG, Simulated
+from onewave.base.weight_formats import COMPACT
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
@@ -23,7 +24,6 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TILE_BYTES
 from onewave.wave.plan.steps import Word
-from onewave.wave.weights.formats import COMPACT
 
 CAPACITY = 1024
 WIDE = FAMILIES["head_dim 128"]

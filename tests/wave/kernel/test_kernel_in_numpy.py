@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from kit.numpy_gpu.simulated_device import Bench, words
+from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
 from onewave.wave.plan.steps import Place
-from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
 
 

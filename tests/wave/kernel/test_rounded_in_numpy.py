@@ -12,6 +12,7 @@ from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_m
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
 from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated
+from onewave.base.weight_formats import ROUNDINGS
 from onewave.engine.load.rounded import round_weights
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
@@ -20,7 +21,6 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.plan.steps import Word
-from onewave.wave.weights.formats import ROUNDINGS
 
 BIASED = FAMILIES["seven heads a KV head, biases"]
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))

@@ -14,14 +14,15 @@ from triton.experimental.gluon import language as gl
 
 from kit.ptx.ptx_text import executed
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.rounding import restore_rows, round_rows
+from onewave.base.weight_formats import ROUNDINGS, Rounding, find_rounding
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
 from onewave.wave.kernel.widen import byte_values
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
-from onewave.wave.weights.formats import ROUNDINGS, Rounding, find_rounding
 from onewave.wave.weights.pack import Weight, WeightStream
 from onewave.wave.weights.pack_impl import UnpackedRows, unpack_bytes
-from onewave.wave.weights.rounding import byte_images, paired, place_in_image, restore_rows, round_rows, unpaired
+from onewave.wave.weights.rounding import byte_images, paired, place_in_image, unpaired
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=str)

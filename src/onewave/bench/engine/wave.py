@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ModelError, UnsupportedError
+from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, time_calls
 from onewave.bench.engine.compiled_step import compiled_step
 from onewave.bench.engine.latency import decode_weight_bytes, kv_bytes_read
 from onewave.bench.ledger import Measurement
-from onewave.engine.wave_decode import self_check
+from onewave.engine.load.self_check import self_check
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import hand_offs, unsupported_because
 from onewave.tiles.sim.trace import Trace
-from onewave.wave.weights.formats import COMPACT, ROUNDINGS
 from onewave.wave.weights.pack import WeightStream
 
 

@@ -13,7 +13,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, print_table, show_status
-from onewave.engine.arguments import check_arguments, check_device
+from onewave.engine.arguments import EngineOptions, check_device
 from onewave.weights.fetch import sources
 from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
@@ -55,7 +55,7 @@ def startup(
         "quantization": quantization,
         "compact": compact,
     }
-    check_arguments(**given)
+    EngineOptions(**given)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.engine.startup import Job, measure_startup
     from onewave.engine.options import (

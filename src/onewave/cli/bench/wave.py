@@ -11,13 +11,13 @@ import typer
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, OutOfReachError, UnsupportedError
 from onewave.base.settings import Settings
+from onewave.base.weight_formats import find_rounding
 from onewave.cli import options
 from onewave.cli.bench.latency import numbers
 from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
 from onewave.cli.tiles.tables import write_text
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.wave.plan.layout import PAGES
-from onewave.wave.weights.formats import find_rounding
 from onewave.weights.fetch import sources
 
 if TYPE_CHECKING:
@@ -68,8 +68,9 @@ def wave(
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.wave import WaveCase, measure_wave
     from onewave.engine.load.loading import load_model
+    from onewave.engine.load.options import LoadOptions
+    from onewave.engine.load.wave import load_streamed
     from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format
-    from onewave.engine.wave_decode import WaveLoad, load_streamed
     from onewave.memory.shortage import is_out_of_memory
     from onewave.models.config.read import load_config
     from onewave.models.llama_plan import unsupported_because
@@ -100,26 +101,18 @@ def wave(
         for batch in batches:
             made = network = stream = None  # a stream is packed for its batch, and is the model's only copy
             weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
+            how = LoadOptions(
+                dtype=kind,
+                device=where,
+                max_num_seqs=batch,
+                max_model_len=max(most, 64),
+                cache_dir=settings.cache_dir,
+                load_format=chosen,
+                weight_format=weight_format,
+            )
             if weight_format is None:
-                plain = network = plain or load_model(
-                    location,
-                    config,
-                    dtype=kind,
-                    device=where,
-                    load_format=chosen,
-                    max_model_len=max(most, 64),
-                    progress=False,
-                )
+                plain = network = plain or load_model(location, config, how)
             else:
-                how = WaveLoad(
-                    dtype=kind,
-                    device=where,
-                    max_num_seqs=batch,
-                    max_model_len=max(most, 64),
-                    cache_dir=settings.cache_dir,
-                    load_format=chosen,
-                    weight_format=weight_format,
-                )
                 try:
                     made = load_streamed(location, config, how)
                 except OutOfReachError as error:

@@ -67,7 +67,7 @@ WeightFormat = Annotated[
 
 def weight_bytes_of(weight_format: str) -> float:
     """Bytes of a weight in the stream of that format. Raises InvalidArgumentError."""
-    from onewave.wave.weights.formats import WEIGHT_BYTES
+    from onewave.base.weight_formats import WEIGHT_BYTES
 
     if weight_format not in WEIGHT_BYTES:
         raise InvalidArgumentError("weight format", got=repr(weight_format[:40]), allowed=", ".join(WEIGHT_BYTES))

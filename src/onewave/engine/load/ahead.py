@@ -14,12 +14,12 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import OnewaveError
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import planned_before
 from onewave.engine.load.self_check import CHECKED_CAPACITY, checked_lengths, self_check
 from onewave.engine.sampler import compile_kernels
@@ -29,9 +29,6 @@ from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.ops.warm import side_by_side
 from onewave.wave.plan.program import WaveProgram
-
-if TYPE_CHECKING:
-    from onewave.engine.wave_decode import WaveLoad
 
 _log = logging.getLogger("onewave")
 # Planning, of the model and of one layer, the two kernels that take longest, and the others.
@@ -43,45 +40,45 @@ _LATER_MODULE = "onewave.wave.kernel.kernel"
 
 
 @contextmanager
-def compilers(path: str, config: ModelConfig, how: WaveLoad) -> Generator[ProcessPoolExecutor | None]:
+def compilers(path: str, config: ModelConfig, options: LoadOptions) -> Generator[ProcessPoolExecutor | None]:
     """Processes for a load on that decode path, which have to be there before it uses the card or a second thread.
     None where nothing is to be planned, as far as can be said without the card, and where there can't be any.
 
     On a card, what the first launch begins with begins here, behind the forks and beside the card's own start.
     """
     try:
-        wanted = _may_plan(path, config, how)
+        wanted = _may_plan(path, config, options)
         for module in _MODULES if wanted else ():
             import_module(module)
     except ImportError:  # then the wave doesn't run here, and loading says why
         wanted = False
     with processes(_PROCESSES if wanted else 0) as pool:
-        if how.device.type == "cuda":
+        if options.device.type == "cuda":
             begin_first_launch()
         yield pool
 
 
-def _may_plan(path: str, config: ModelConfig, how: WaveLoad) -> bool:
+def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
     from onewave.models.llama_plan import unsupported_because
 
-    batch = how.max_num_seqs
-    if path not in ("auto", "wave") or how.device.type != "cuda":
+    batch = options.max_num_seqs
+    if path not in ("auto", "wave") or options.device.type != "cuda":
         return False
     if unsupported_because(config, batch) is not None:
         return False
-    return not planned_before(config, batch=batch, cache_dir=how.cache_dir, weight_bytes=how.weight_bytes)
+    return not planned_before(config, batch=batch, cache_dir=options.cache_dir, weight_bytes=options.weight_bytes)
 
 
-def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WaveProgram:
-    """Plan a model's step for so many workers, and meanwhile compile its kernel, with how.compilers also what the
+def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) -> WaveProgram:
+    """Plan a model's step for so many workers, and meanwhile compile its kernel, with options.compilers also what the
     self-check and the sampler launch. What fails to compile is compiled when it is needed. Raises UnsupportedError."""
     from onewave.models.llama_plan import plan_program
 
-    job = partial(plan_program, config, batch=how.max_num_seqs, workers=workers, weight_bytes=how.weight_bytes)
-    pool = how.compilers
+    job = partial(plan_program, config, batch=options.max_num_seqs, workers=workers, weight_bytes=options.weight_bytes)
+    pool = options.compilers
     try:
         with compile_in(pool) as give_up, ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-            compiling = thread.submit(_compile, config, how)
+            compiling = thread.submit(_compile, config, options)
             try:
                 program = _done_by(pool, job)
                 wait([compiling])
@@ -90,7 +87,7 @@ def plan_and_compile(config: ModelConfig, how: WaveLoad, workers: int) -> WavePr
                 raise
             return program
     finally:
-        if pool is not None and how.device.type == "cuda":
+        if pool is not None and options.device.type == "cuda":
             torch.cuda.empty_cache()  # which has kept memory for the threads' streams
 
 
@@ -111,33 +108,31 @@ def _done_by(
         return job()
 
 
-def _compile(config: ModelConfig, how: WaveLoad) -> None:
+def _compile(config: ModelConfig, options: LoadOptions) -> None:
     from onewave.engine.load.compile_wave import compile_ahead
 
     try:
-        if how.compilers is None:
-            compile_ahead(
-                config, batch=how.max_num_seqs, dtype=how.dtype, device=how.device, weight_format=how.weight_format
-            )
+        if options.compilers is None:
+            compile_ahead(config, options)
         else:
-            launches = _launches(config, how)
-            side_by_side(launches, how.device, len(launches))
+            launches = _launches(config, options)
+            side_by_side(launches, options.device, len(launches))
     except Exception as error:
         # Whatever it was: it comes again, and is reported, where the load itself launches this.
         _log.debug("not everything is compiled ahead: %s: %s", type(error).__name__, error)
 
 
-def _launches(config: ModelConfig, how: WaveLoad) -> dict[str, Callable[[], object]]:
+def _launches(config: ModelConfig, options: LoadOptions) -> dict[str, Callable[[], object]]:
     """Launches of all that a load is going to launch, by name; each compiles for a while. Prompts' attention, which
     takes longest, is the first, and waits for nothing."""
     from onewave.engine.load.compile_wave import AttentionSketch
 
-    sequences, device = how.max_num_seqs, how.device
-    lengths = checked_lengths(how.max_model_len, sequences)
+    sequences, device = options.max_num_seqs, options.device
+    lengths = checked_lengths(options.positions(config), sequences)
     prompts = [Batch.prefill([(slot, [0] * length, 0)], device) for slot, length in enumerate(lengths)]
     zeros, positions = torch.zeros(sequences, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
     step = Batch.decode(zeros, positions, torch.arange(sequences, device=device))
-    attention = AttentionSketch(config, dtype=how.dtype, device=device)
+    attention = AttentionSketch(config, dtype=options.dtype, device=device)
     cache = attention.new_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the launches have streams of their own
@@ -145,20 +140,18 @@ def _launches(config: ModelConfig, how: WaveLoad) -> dict[str, Callable[[], obje
         "attention of prompts": partial(attention.attend, cache, *prompts),
         "attention of a step": partial(attention.attend, cache, step),
         "sampler": partial(compile_kernels, config.vocab_size, device),
-        "what takes matrices from a stream": partial(_launch_on_a_stream, config, how),
+        "what takes matrices from a stream": partial(_launch_on_a_stream, config, options),
     }
 
 
-def _launch_on_a_stream(config: ModelConfig, how: WaveLoad) -> None:
+def _launch_on_a_stream(config: ModelConfig, options: LoadOptions) -> None:
     from onewave.engine.load import compile_wave as warm_wave
 
-    sequences, device = how.max_num_seqs, how.device
+    sequences, device = options.max_num_seqs, options.device
     # Planned elsewhere, as the thread that asks for prompts' attention wants Python's lock.
-    stream = warm_wave.blank_stream(
-        config, batch=sequences, dtype=how.dtype, device=device, weight_format=how.weight_format,
-        planned=partial(_done_by, how.compilers, meanwhile=partial(import_module, _LATER_MODULE)),
-    )  # fmt: skip
-    model = warm_wave.PlainSketch(config, stream, max_model_len=min(how.max_model_len, CHECKED_CAPACITY))
+    planned = partial(_done_by, options.compilers, meanwhile=partial(import_module, _LATER_MODULE))
+    stream = warm_wave.blank_stream(config, options, planned=planned)
+    model = warm_wave.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     launches: dict[str, Callable[[], object]] = {

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from onewave.base.weight_formats import Rounding, WeightFormat
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import layer_matrices
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
@@ -24,7 +26,6 @@ from onewave.models.llama_plan import plan_program
 from onewave.wave.plan.layout import BLOCK_KEYS
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.steps import Word
-from onewave.wave.weights.formats import Rounding, WeightFormat
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 
 _WORDS = 64
@@ -117,39 +118,35 @@ def _first_layer(config: ModelConfig) -> ModelConfig:
 
 
 @torch.inference_mode()
-def compile_ahead(
-    config: ModelConfig,
-    *,
-    batch: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    weight_format: WeightFormat | None = None,
-) -> None:
+def compile_ahead(config: ModelConfig, options: LoadOptions) -> None:
     """Compile the kernel of a model's decode step and launch it once on zeros, and what packs matrices for it. Raises
     UnsupportedError."""
-    with torch.cuda.device(device):
-        stream = blank_stream(config, batch=batch, dtype=dtype, device=device, weight_format=weight_format)
-        compile_step(config, stream, batch=batch)
+    with torch.cuda.device(options.device):
+        stream = blank_stream(config, options)
+        compile_step(config, stream, batch=options.max_num_seqs)
         compile_packing(stream)
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize(options.device)
 
 
 def blank_stream(
     config: ModelConfig,
+    options: LoadOptions,
     *,
-    batch: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    weight_format: WeightFormat | None = None,
     planned: Callable[[Callable[[], WaveProgram]], WaveProgram] = lambda plan: plan(),
 ) -> WeightStream:
     """A stream for one layer of the model in which there is nothing but zeros, in next to no memory. planned: makes the
     plan, here or in another process."""
     from onewave.wave.launch.launch import co_resident
 
-    width = dtype.itemsize if weight_format is None else weight_format.weight_bytes
-    plan = partial(plan_program, one_layer(config), batch=batch, workers=co_resident(device), weight_bytes=width)
-    return _NoWeights(planned(plan), dtype, device, weight_format)
+    workers = co_resident(options.device)
+    plan = partial(
+        plan_program,
+        one_layer(config),
+        batch=options.max_num_seqs,
+        workers=workers,
+        weight_bytes=options.weight_bytes,
+    )
+    return _NoWeights(planned(plan), options.dtype, options.device, options.weight_format)
 
 
 @torch.inference_mode()

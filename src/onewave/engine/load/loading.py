@@ -23,6 +23,7 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError, shown
 from onewave.base.quantized import QuantizedRows
+from onewave.engine.load.options import LoadOptions
 from onewave.memory.host import available_bytes
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.config.model_config import ModelConfig
@@ -42,50 +43,29 @@ _MAX_THREADS = 8
 _MATRICES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
 
-def load_model(
-    location: ModelLocation,
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    load_format: str = "auto",
-    seed: int = 0,
-    progress: bool = False,
-    packed: bool = False,
-    max_model_len: int | None = None,
-) -> Llama:
+def load_model(location: ModelLocation, config: ModelConfig, options: LoadOptions, *, packed: bool = False) -> Llama:
     """Load a model's weights, or with load_format="dummy" make up random ones of its shape.
 
-    config: what `load_config` returned. dtype: bf16|fp16|fp32 of weights and activations. packed: keep every matrix
-    tiled in the checkpoint's number format where the CPU kernels read it, else in float32 (float32 on the CPU only).
-    max_model_len: positions to hold rotary angles for; the model's own context length by default.
-    progress: draw a bar on stderr.
+    config: what `load_config` returned. packed: keep every matrix tiled in the checkpoint's number format where the CPU
+    kernels read it, else in float32 (float32 on the CPU only).
     Raises WeightsError naming file and tensor, UnsupportedError, InvalidArgumentError, CapacityError.
     """
-    with open_parts(
-        location, config, dtype=dtype, device=device, load_format=load_format, seed=seed, packed=packed
-    ) as parts:
-        weights = _build(parts, config, progress=progress)
-        return Llama(config, weights, max_model_len=config.max_position if max_model_len is None else max_model_len)
+    with open_parts(location, config, options, packed=packed) as parts:
+        weights = _build(parts, config, progress=options.progress)
+        return Llama(config, weights, max_model_len=options.positions(config))
 
 
 @contextmanager
 def open_parts(
-    location: ModelLocation,
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    load_format: str = "auto",
-    seed: int = 0,
-    packed: bool = False,
+    location: ModelLocation, config: ModelConfig, options: LoadOptions, *, packed: bool = False
 ) -> Generator[ModelParts]:
     """Open a checkpoint whose parts are then built one by one. Arguments and errors as of `load_model`."""
+    dtype, device = options.dtype, options.device
     if dtype not in _DTYPES:
         raise UnsupportedError("dtype of the weights", got=str(dtype), allowed=", ".join(map(str, _DTYPES)))
     if packed and (dtype is not torch.float32 or device.type != "cpu"):
         raise UnsupportedError("packed weights", got=f"{dtype} on {device}", allowed="torch.float32 on cpu")
-    store, layout = _open(location, config, dtype, device, load_format, seed)
+    store, layout = _open(location, config, options)
     try:
         check_tensors(store, config, layout)
         if device.type == "cpu":
@@ -102,16 +82,15 @@ def open_parts(
         store.close()
 
 
-def _open(
-    location: ModelLocation, config: ModelConfig, dtype: torch.dtype, device: torch.device, load_format: str, seed: int
-) -> tuple[WeightStore, Layout]:
+def _open(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[WeightStore, Layout]:
     """Open the checkpoint by its kind; only that kind's reader is imported."""
+    load_format = options.load_format
     if load_format not in LOAD_FORMATS:
         raise InvalidArgumentError("load_format", got=shown(load_format), allowed=", ".join(LOAD_FORMATS))
     if load_format == "dummy":
         from onewave.weights.dummy import DummyStore
 
-        return DummyStore(expected_shapes(config, HF), dtype, seed, device), HF
+        return DummyStore(expected_shapes(config, HF), options.dtype, options.seed, options.device), HF
     if location.path is None or location.kind == "builtin":
         raise InvalidArgumentError(
             f"model {location.name}", got="a configuration without weights", next="Add `--load-format dummy`."

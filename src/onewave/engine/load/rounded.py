@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
+from onewave.base.rounding import restore_rows, round_rows
+from onewave.base.weight_formats import Rounding
 from onewave.models.llama import LayerWeights, LlamaWeights, MatrixWeight
 from onewave.ops.linear import pack_dense
-from onewave.wave.weights.formats import Rounding
-from onewave.wave.weights.rounding import restore_rows, round_rows
 
 # Of float32 rows that are rounded together.
 _WORKING_BYTES = 64 << 20

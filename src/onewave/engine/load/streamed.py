@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import OutOfReachError, UnsupportedError
+from onewave.base.weight_formats import Rounding
 from onewave.engine.load.loading import ModelParts
+from onewave.engine.load.options import LoadOptions
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
 from onewave.wave.plan.program import WaveProgram
-from onewave.wave.weights.formats import Rounding, WeightFormat
 from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
 
 # Beyond this, threads only wait for the same disk.
@@ -56,21 +57,19 @@ def stream_model(
     parts: ModelParts,
     config: ModelConfig,
     program: WaveProgram,
+    options: LoadOptions,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
-    weight_format: WeightFormat | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> StreamedModel:
     """Load a model straight into a program's stream.
 
-    dtype: bf16|fp16. weight_format: of the matrices, of a program for it. report: told the bytes packed so
-    far. On the device there are never more than the weights, the stream's padding, the head of a model whose tables are
-    tied a second time, and at most 1 GiB beside (an untied head may alone be more). Raises WeightsError,
-    UnsupportedError, CapacityError.
+    program: planned for the options' weight format. dtype: bf16|fp16. report: told the bytes packed so far.
+    The device never holds more than the weights, the stream's padding, the head of a model whose tables are tied a
+    second time, and at most 1 GiB beside (an untied head may alone be more). Raises WeightsError, UnsupportedError,
+    CapacityError.
     """
-    return _Packer(parts, config, WeightStream(program, dtype, device, weight_format), report).run(max_model_len)
+    stream = WeightStream(program, options.dtype, options.device, options.weight_format)
+    return _Packer(parts, config, stream, report).run(options.positions(config))
 
 
 class _Packer:

@@ -11,14 +11,8 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.ffn import reference
-from onewave.ops.ffn.chain.plan import BANDS, band_rows
 from onewave.ops.ffn.measured import fastest
-from onewave.ops.ffn.wave.plan import DATA, ORDERS
 from onewave.ops.library import check_tensors, is_watched, register
-from onewave.tiles.order.orders import ORDERS as TILE_ORDERS
-from onewave.tiles.order.policies import POLICIES
-from onewave.wave.launch.launch import runs_here
-from onewave.wave.plan.layout import MAX_ROWS
 
 if TYPE_CHECKING:
     from onewave.ops.ffn.wave.launch import PackedFFN
@@ -77,7 +71,7 @@ def pack_ffn(
     batch: int = 1,
     activation: str | None = "silu",
     order: str = "row",
-    policy: str = DATA,
+    policy: str = "data",
     workers: int | None = None,
 ) -> PackedFFN:
     """Pack a block's weights for calls with up to `batch` rows; the originals may go afterwards.
@@ -86,11 +80,13 @@ def pack_ffn(
     any number gives the same bits. The rest as in ffn. Call the result with x [rows, hidden].
     Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
+    from onewave.wave.plan.layout import MAX_ROWS
+
     check_choices(activation, order, policy, "wave")
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_ROWS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise InvalidArgumentError("pack_ffn: batch", got=shown(batch), allowed=f"1 to {MAX_ROWS} rows")
     _check_tensors(None, w_up, w_down, w_gate)
-    if not runs_here(w_up.device) or w_up.dtype not in _DTYPES:
+    if not _runs_on(w_up.device) or w_up.dtype not in _DTYPES:
         raise _unsupported(f"{w_up.dtype} on {w_up.device}")
     from onewave.ops.ffn.wave.launch import pack
 
@@ -98,8 +94,23 @@ def pack_ffn(
     return pack(w_up, w_down, w_gate, batch=batch, activation=activation, order=order, policy=policy, workers=workers)
 
 
+def _runs_on(device: torch.device) -> bool:
+    """Whether the backends of one launch run there. A CPU never imports them."""
+    if device.type != "cuda":
+        return False
+    from onewave.wave.launch.launch import runs_here
+
+    return runs_here(device)
+
+
+@lru_cache
 def _known(backend: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Orders and policies that a backend takes."""
+    from onewave.ops.ffn.chain.plan import BANDS
+    from onewave.ops.ffn.wave.plan import DATA, ORDERS
+    from onewave.tiles.order.orders import ORDERS as TILE_ORDERS
+    from onewave.tiles.order.policies import POLICIES
+
     few, many = ("auto", *ORDERS), ("auto", *BANDS, "half_row", *TILE_ORDERS)
     if backend == "wave":
         return few, ("auto", DATA, *POLICIES)
@@ -110,6 +121,8 @@ def _known(backend: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def check_choices(activation: str | None, order: str, policy: str, backend: str) -> None:
     """Raises InvalidArgumentError for what no backend, or not the one named, knows."""
+    from onewave.ops.ffn.chain.plan import band_rows
+
     orders, policies = _known(backend)
     name = _order_name(backend, order) if isinstance(order, str) else order  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     for what, value, got, allowed in (
@@ -153,6 +166,8 @@ def check_sizes(columns: int, hidden: int, inner: int, down: Sequence[int]) -> N
 
 
 def _unsupported(got: str, backend: str = "wave") -> UnsupportedError:
+    from onewave.wave.plan.layout import MAX_ROWS
+
     rows = f"1 to {MAX_ROWS} rows" if backend == "wave" else "rows"
     allowed = f"{rows} of bfloat16 or float16 on a card of compute capability 9.0"
     return UnsupportedError(f"ffn (backend={backend})", got=got, allowed=allowed, next='Use backend="torch".')
@@ -187,6 +202,8 @@ def _ffn(
 
 def of_the_wave(order: str, policy: str) -> tuple[str, str]:
     """The wave's own order and policy in the place of "auto"."""
+    from onewave.ops.ffn.wave.plan import DATA
+
     return "row" if order == "auto" else order, DATA if policy == "auto" else policy
 
 
@@ -203,7 +220,9 @@ def _chosen(
     """The backend that runs: "wave", "chain", "streams" or "torch". Raises UnsupportedError if one must but can't."""
     if backend in ("torch", "reference"):
         return "torch"
-    here = runs_here(rows.device) and rows.dtype in _DTYPES
+    from onewave.wave.plan.layout import MAX_ROWS
+
+    here = _runs_on(rows.device) and rows.dtype in _DTYPES
     few = 1 <= len(rows) <= MAX_ROWS
     if backend != "auto" and not (here and len(rows) >= 1 and (few or backend != "wave")):
         raise _unsupported(f"{len(rows)} rows of {rows.dtype} on {rows.device}", backend)

@@ -13,13 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onewave.base.errors import UnsupportedError
+from onewave.base.weight_formats import COMPACT_BYTES
 
 TILE_VALUES = 8192
 """Values of operand A [64, 128]."""
 TILE_BYTES = 2 * TILE_VALUES
 """Bytes of a tile of 16-bit weights."""
-COMPACT_BYTES = 1.625
-"""Bytes of a bfloat16 weight in thirteen bits (compact.py)."""
 LIST_WORDS = 32
 """Words of the list beside each tile of compact weights, of numbers that thirteen bits do not reach. TMA wants its
 destination in shared memory aligned to as much."""

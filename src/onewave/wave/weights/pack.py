@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
+from onewave.base.rounding import restore_rows, round_rows
+from onewave.base.weight_formats import COMPACT, Rounding, WeightFormat
 from onewave.wave.plan.layout import LIST_WORDS, TILE_BYTES, TILE_VALUES, TileShape
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.compact import bases_of, compact_images, restore_images, scales_of
-from onewave.wave.weights.formats import COMPACT, Rounding, WeightFormat
-from onewave.wave.weights.rounding import byte_images, place_in_image, restore_rows, round_rows, unpaired
+from onewave.wave.weights.rounding import byte_images, place_in_image, unpaired
 
 # Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
 _WORKING_BYTES = 256 << 20

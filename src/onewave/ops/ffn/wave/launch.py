@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.wave.plan import DATA, FFNPlan, FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
 from onewave.ops.library import check_tensors, refuse_grad
 from onewave.wave.launch.launch import Wave, co_resident
-from onewave.wave.weights.formats import COMPACT
 from onewave.wave.weights.pack import Weight, WeightStream
 
 # Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.

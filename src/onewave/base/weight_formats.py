@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onewave.base.errors import InvalidArgumentError, shown
-from onewave.wave.plan.layout import COMPACT_BYTES
+
+COMPACT_BYTES = 1.625
+"""Bytes of a bfloat16 weight in thirteen bits (wave/weights/compact.py)."""
 
 
 @dataclass(frozen=True)

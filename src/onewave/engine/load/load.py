@@ -1,0 +1,104 @@
+"""Loading a model, in two functions: `warm_up` begins what needs no weights, `load` does the rest.
+
+A load on the wave's path: processes fork (warm_up); the step's program is planned, or read from the cache, while
+kernels compile; the checkpoint's parts are packed into the program's stream; one step is checked against the plain
+operators. Other paths build plain matrices. A CPU imports nothing of the wave.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from onewave.base.errors import CapacityError, ModelError, OnewaveError
+from onewave.engine.load.loading import load_model
+from onewave.engine.load.options import LoadOptions
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama import Llama
+from onewave.weights.fetch.sources import ModelLocation
+
+if TYPE_CHECKING:
+    from onewave.engine.wave_decode import WaveDecoder
+
+_log = logging.getLogger("onewave")
+_WAVE_PATHS = ("auto", "wave")
+
+
+@contextmanager
+def warm_up(decode: str, config: ModelConfig, options: LoadOptions) -> Generator[LoadOptions]:
+    """Begin what a load for that decode path does beside the weights; yield the options to load with.
+
+    Before the process uses the GPU or a second thread: it may fork, and its children plan and compile.
+    """
+    if options.device.type != "cuda":
+        yield options
+        return
+    from onewave.engine.load.ahead import compilers
+
+    with compilers(decode, config, options) as pool:
+        yield replace(options, compilers=pool)
+
+
+def load(
+    decode: str, location: ModelLocation, config: ModelConfig, options: LoadOptions
+) -> tuple[Llama, WaveDecoder | None]:
+    """Load a model for a decode path: with wave or auto for the wave, and with auto otherwise where that fails.
+
+    Then one line is logged that says why. Raises what load_model raises, and for wave what load_wave does.
+    """
+    reason: str | None = None
+    if decode == "auto" and options.insists:
+        decode = "wave"  # nothing else keeps such weights
+    if decode in _WAVE_PATHS:
+        from onewave.engine.load.wave import load_wave
+        from onewave.engine.wave_decode import unsuited
+
+        if decode == "auto":
+            reason = unsuited(config, options.dtype, options.device, options.max_num_seqs)
+        if reason is None:
+            try:
+                return load_wave(location, config, options)
+            except Exception as error:
+                # Whatever it was: after a compiler's error too the GPU decodes well with graphs. Not after a broken
+                # file.
+                if decode == "wave" or isinstance(error, ModelError):
+                    raise
+                reason = in_short(error)
+            gc.collect()  # what the failed load held goes before the weights come again
+        _log.warning("decoding with CUDA graphs, not as one wave: %s", reason)
+    return _load_plain(location, config, options), None
+
+
+def in_short(error: Exception) -> str:
+    """One line about an error."""
+    if isinstance(error, OnewaveError):
+        return error.what if error.got is None else f"{error.what}: {error.got}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> Llama:
+    rounding = options.rounding
+    tiled = options.device.type == "cpu" and options.dtype is torch.float32
+    found = load_model(location, config, options, packed=tiled and rounding is None)
+    if rounding is not None:
+        from onewave.engine.load.rounded import round_weights, tile_weights
+
+        name = str(options.dtype).removeprefix("torch.")
+        _log.warning("%s weights are kept in %s: only the wave holds them in one byte", rounding.name, name)
+        try:
+            found.weights = round_weights(found.weights, rounding)
+            if tiled:
+                found.weights = tile_weights(found.weights)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"weights of {location.name}",
+                got=f"rounding them does not fit on {options.device}",
+                next="Use a smaller model or dtype.",
+            ) from error
+    return found

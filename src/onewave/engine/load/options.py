@@ -1,0 +1,57 @@
+"""How a model is loaded: what travels from LLM through every loader."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from onewave.base.settings import Settings
+from onewave.base.weight_formats import Rounding, WeightFormat
+from onewave.models.config.model_config import ModelConfig
+
+
+def _default_cache_dir() -> Path:
+    return Settings.from_env().cache_dir
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded.
+
+    dtype: bf16|fp16|fp32 of weights and activations. max_num_seqs: rows of a decode step. max_model_len: positions with
+    rotary angles; None: the model's own. cache_dir: of finished programs. seed: of dummy weights.
+    keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory,
+    and never rounded ones, which are there to save memory.
+    weight_format: of the matrices; None: as they are. insists: on that format; otherwise weights that it can't hold
+    stay as they are. progress: draw a bar on stderr. compilers: the processes that `warm_up` has begun.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    max_num_seqs: int = 1
+    max_model_len: int | None = None
+    cache_dir: Path = field(default_factory=_default_cache_dir)
+    load_format: str = "auto"
+    seed: int = 0
+    keep_unpacked: bool | None = None
+    weight_format: WeightFormat | None = None
+    insists: bool = False
+    progress: bool = False
+    compilers: ProcessPoolExecutor | None = None
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight in the stream."""
+        return self.dtype.itemsize if self.weight_format is None else self.weight_format.weight_bytes
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """The weight format, if it rounds."""
+        return self.weight_format if isinstance(self.weight_format, Rounding) else None
+
+    def positions(self, config: ModelConfig) -> int:
+        """Positions with rotary angles."""
+        return config.max_position if self.max_model_len is None else self.max_model_len

@@ -1,0 +1,100 @@
+"""Loading a model for the wave: plan or read its program, pack its weights into the program's stream, check a step."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+
+from onewave.base.errors import OutOfReachError
+from onewave.engine.load.ahead import plan_and_compile
+from onewave.engine.load.load import in_short
+from onewave.engine.load.loading import open_parts
+from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.plan_cache import load_program, program_path, save_program
+from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
+from onewave.engine.wave_decode import WaveDecoder, check_suited
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import workers_for
+from onewave.wave.launch import launch
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.pack import WeightStream
+from onewave.weights.fetch.progress import byte_progress
+from onewave.weights.fetch.sources import ModelLocation
+
+_log = logging.getLogger("onewave")
+
+
+def load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[Llama, WaveDecoder]:
+    """Load a model's weights straight into the stream of its decode step, and check a step.
+
+    Raises what load_model and WaveDecoder raise.
+    """
+    check_suited(config, options.dtype, options.device, options.max_num_seqs)
+    # Kernels are launched on the current device, which need not be the model's.
+    with torch.cuda.device(options.device) if options.device.type == "cuda" else nullcontext():
+        try:
+            return _load_wave(location, config, options)
+        except OutOfReachError as error:
+            if options.insists:
+                raise
+            _log.warning("weights are not compact: %s", in_short(error))
+        gc.collect()
+        return _load_wave(location, config, replace(options, weight_format=None))
+
+
+def load_streamed(
+    location: ModelLocation,
+    config: ModelConfig,
+    options: LoadOptions,
+    report: Callable[[int], None] = lambda done: None,
+) -> StreamedModel:
+    """Load a model's weights into the stream of its decode step, on the current device. report: told the bytes packed.
+
+    Raises what load_model raises.
+    """
+    program = _program(config, options)
+    with open_parts(location, config, options) as parts:
+        return stream_model(parts, config, program, options, report=report)
+
+
+def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[Llama, WaveDecoder]:
+    total = _matrix_bytes(config, options.weight_bytes)
+    with byte_progress("Packing for one wave", total, enabled=options.progress) as report:
+        made = load_streamed(location, config, options, report)
+        wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
+    keep = options.keep_unpacked
+    if keep or (keep is None and options.rounding is None and _has_room(made.stream)):
+        made.stream.keep()
+    return made.model, wave
+
+
+def _has_room(stream: WeightStream) -> bool:
+    """Whether all matrices, unpacked, would take at most half of the memory that is free now."""
+    if stream.device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(stream.device)
+    free += torch.cuda.memory_reserved(stream.device) - torch.cuda.memory_allocated(stream.device)
+    return 2 * stream.unpacked_bytes <= free
+
+
+def _program(config: ModelConfig, options: LoadOptions) -> WaveProgram:
+    """The step's program, from the cache; where it is not there, kernels compile while it is planned."""
+    batch, width = options.max_num_seqs, options.weight_bytes
+    workers = workers_for(config, batch=batch, available=launch.co_resident(options.device), weight_bytes=width)
+    path = program_path(config, batch=batch, workers=workers, cache_dir=options.cache_dir, weight_bytes=width)
+    found = load_program(path)
+    if found is None:
+        found = plan_and_compile(config, options, workers)
+        save_program(found, path)
+    return found
+
+
+def _matrix_bytes(config: ModelConfig, weight_bytes: float) -> int:
+    layer = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
+    return int((config.num_layers * layer + config.vocab_size * config.hidden_size) * weight_bytes)
