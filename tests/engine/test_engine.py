@@ -18,6 +18,7 @@ from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
+from onewave.models.batch import StepRows
 from onewave.ops.sampling import reference, stream_key
 
 PROMPT = [5, 9, 33]
@@ -358,7 +359,7 @@ class InstantRunner:
     def prefill(self, slot: int, token_ids: object, *, all_logits: bool = False) -> torch.Tensor:
         return self.logits
 
-    def decode(self, slots: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def decode(self, rows: StepRows) -> torch.Tensor:
         return self.logits
 
 

@@ -64,7 +64,7 @@ def test_threads_get_an_error_not_an_empty_answer(monkeypatch: pytest.MonkeyPatc
     started = threading.Barrier(3)
     found: dict[int, Any] = {}
     # When all three run together.
-    fail_once(monkeypatch, llm, "decode", RuntimeError("boom"), lambda slots, *_: len(slots) == 3)
+    fail_once(monkeypatch, llm, "decode", RuntimeError("boom"), lambda rows: rows.num_rows == 3)
 
     def work(i: int) -> None:
         started.wait()

@@ -11,6 +11,7 @@ import torch
 from onewave.base.errors import CapacityError
 from onewave.engine.runner import ModelRunner
 from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import StepRows
 
 CPU = torch.device("cpu")
 
@@ -108,6 +109,6 @@ def test_a_wave_whose_binding_was_interrupted_is_bound_before_its_next_step() ->
         made.reserve(300)
     one = torch.zeros(1, dtype=torch.int64)
     made.reserve(300)
-    made.decode(one, one, one)
-    made.decode(one, one, one)
+    made.decode(StepRows(one, one, one))
+    made.decode(StepRows(one, one, one))
     assert [None if kv is None else kv.capacity for kv in wave.read] == [512, 512]

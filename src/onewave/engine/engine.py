@@ -36,6 +36,7 @@ from onewave.engine.request import Detokenizer, Request, RequestState, Sample
 from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
 from onewave.memory.shortage import is_out_of_memory
+from onewave.models.batch import StepRows
 from onewave.ops.sampling import TokenLogprobs, stream_key, token_logprobs
 
 # Room made at once for a request without max_tokens; more is made as it grows.
@@ -63,8 +64,8 @@ class Runner(Protocol):
         CapacityError, with which no other sequence is harmed."""
         ...
 
-    def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Feed one token a row (int64 [rows] each). Returns float32 [rows, vocab], valid until the next call."""
+    def decode(self, rows: StepRows) -> Tensor:
+        """Feed one token a row. Returns float32 [rows, vocab], valid until the next call."""
         ...
 
     def check(self) -> None:
@@ -96,9 +97,9 @@ class _Rows:
     step: int = 0
 
     @property
-    def positions(self) -> Tensor:
-        """Of the next step, int64 [rows] on the device."""
-        return self.coming[self.step, : len(self.samples)]
+    def next(self) -> StepRows:
+        """The next step's rows."""
+        return StepRows(self.token_ids, self.coming[self.step, : len(self.samples)], self.slots)
 
     def advance(self) -> None:
         """Note that a step was launched."""
@@ -327,7 +328,7 @@ class Engine:
             longest = max(rows.samples, key=lambda sample: len(sample.request.prompt_token_ids) + sample.launched)
             self.abort(longest.request, without_frames(error))
             return self._decode()
-        logits = self._runner.decode(rows.slots, rows.token_ids, rows.positions)
+        logits = self._runner.decode(rows.next)
         sampled = rows.plan(logits)
         rows.token_ids = sampled.tokens
         rows.advance()

@@ -13,7 +13,7 @@ from onewave.base.errors import CapacityError
 from onewave.gpu.scratch import recording_stream
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.memory.shortage import is_out_of_memory
-from onewave.models.batch import Batch
+from onewave.models.batch import Batch, StepRows
 from onewave.models.llama import Llama
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ class _DecodeGraph:
     """One captured decode step of a fixed number of rows, with the buffers it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
+    rows: StepRows
     logits: Tensor
 
 
@@ -137,35 +135,32 @@ class ModelRunner:
         return self.prefill(slot, token_ids, all_logits=all_logits)
 
     @torch.inference_mode()
-    def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Feed one token a row.
+    def decode(self, rows: StepRows) -> Tensor:
+        """Feed one token a row, at positions that lie within what was reserved.
 
-        All three are int64 [rows] on the device; positions[i] is the cache index token_ids[i] is written to, and every
-        position lies within what was reserved. Returns float32 [rows, vocab], valid until the next call.
+        Returns float32 [rows, vocab], valid until the next call.
         """
         assert self._kv is not None, "reserve() comes first"
-        rows = len(slots)
+        count = rows.num_rows
         if self._wave is not None:
             self._bind_wave()
-            return self._wave.step(token_ids, positions, slots)
-        if not self._on_cuda and rows > 1 and self.model.dtype is not torch.float32:
-            # PyTorch adds several rows' 16-bit products up in another order than one's: a row would see its batch.
-            inputs = (token_ids, positions, slots)
-            each = [Batch.decode(*(tensor[row : row + 1] for tensor in inputs)) for row in range(rows)]
-            return torch.cat([self.model.forward(batch, self._kv) for batch in each])
+            return self._wave.step(rows)
+        if not self._on_cuda and count > 1 and self.model.dtype is not torch.float32:
+            # PyTorch sums 16-bit products of several rows in another order than one row's: not batch-invariant.
+            return torch.cat([self.model.forward(Batch.decode(*row), self._kv) for row in rows.each()])
         if not self._use_graphs:
-            batch = self._filled(token_ids, positions, slots) if self._on_cuda else (token_ids, positions, slots)
-            return self.model.forward(Batch.decode(*batch), self._kv)[:rows]
-        step = self._graph_for(rows)
-        if self._bound is None or self._bound[0] is not step or self._bound[1] is not slots:
-            step.slots.fill_(self._spare_slot)
-            step.positions.zero_()
-            step.slots[:rows].copy_(slots)
-            self._bound = (step, slots)
-        step.token_ids[:rows].copy_(token_ids)
-        step.positions[:rows].copy_(positions)
+            batch = Batch.decode(*(self._filled(rows) if self._on_cuda else rows))
+            return self.model.forward(batch, self._kv)[:count]
+        step = self._graph_for(count)
+        if self._bound is None or self._bound[0] is not step or self._bound[1] is not rows.slots:
+            step.rows.slots.fill_(self._spare_slot)
+            step.rows.positions.zero_()
+            step.rows.slots[:count].copy_(rows.slots)
+            self._bound = (step, rows.slots)
+        step.rows.token_ids[:count].copy_(rows.token_ids)
+        step.rows.positions[:count].copy_(rows.positions)
         step.graph.replay()
-        return step.logits[:rows]
+        return step.logits[:count]
 
     def check(self) -> None:
         """Raise WaveStalled if a launch of the wave has stalled, as far as the host knows; the next one works."""
@@ -176,14 +171,11 @@ class ModelRunner:
         """Rows a decode step of `rows` sequences is run with."""
         return _power_of_two(max(rows, min(self.max_num_seqs, _FREE_ROWS)))
 
-    def _filled(self, token_ids: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        idle = self._size(len(slots)) - len(slots)
-        zeros = token_ids.new_zeros(idle)
-        return (
-            torch.cat((token_ids, zeros)),
-            torch.cat((positions, zeros)),
-            torch.cat((slots, zeros + self._spare_slot)),
-        )
+    def _filled(self, rows: StepRows) -> StepRows:
+        idle = self._size(rows.num_rows) - rows.num_rows
+        zeros = rows.token_ids.new_zeros(idle)
+        more = StepRows(zeros, zeros, zeros + self._spare_slot)
+        return StepRows(*(torch.cat(pair) for pair in zip(rows, more, strict=True)))
 
     def _graph_for(self, rows: int) -> _DecodeGraph:
         size = self._size(rows)
@@ -196,7 +188,8 @@ class ModelRunner:
         assert self._kv is not None
         token_ids, positions = (torch.zeros(size, dtype=torch.int64, device=self.device) for _ in range(2))
         slots = torch.full_like(token_ids, self._spare_slot)
-        batch = Batch.decode(token_ids, positions, slots)
+        rows = StepRows(token_ids, positions, slots)
+        batch = Batch.decode(*rows)
         stream = recording_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -204,9 +197,10 @@ class ModelRunner:
             self.model.forward(batch, self._kv)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        # Other threads, a stream's reader for one, may use the GPU meanwhile.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             logits = self.model.forward(batch, self._kv)
-        return _DecodeGraph(graph, token_ids, positions, slots, logits)
+        return _DecodeGraph(graph, rows, logits)
 
 
 def _power_of_two(n: int) -> int:

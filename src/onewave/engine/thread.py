@@ -141,7 +141,7 @@ def _serve(inbox: _Inbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[None]:
     del engine
     with nullcontext() if stream is None else torch.cuda.stream(stream):
         job = inbox.get()
-        while not isinstance(job, SimpleQueue):
+        while callable(job):
             try:
                 job()
             except Exception:  # of a posted one, for which nobody waits

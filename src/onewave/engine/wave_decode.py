@@ -13,6 +13,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.base.weight_formats import Rounding
 from onewave.engine.load.self_check import self_check
 from onewave.memory.kv_cache import StaticKVCache
+from onewave.models.batch import StepRows
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.wave.weights.pack import WeightStream
@@ -63,9 +64,9 @@ class WaveDecoder:
         """Give back memory that only makes prefill faster; whether there was any."""
         return self._stream is not None and self._stream.release()
 
-    def step(self, token_ids: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        """Feed one token a row, int64 [rows] each. Returns float32 logits [rows, vocab]. Raises WaveStalled."""
-        return self._wave(token_ids, positions, slots)
+    def step(self, rows: StepRows) -> Tensor:
+        """Feed one token a row. Returns float32 logits [rows, vocab]. Raises WaveStalled."""
+        return self._wave(*rows)
 
 
 def unsuited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> str | None:

@@ -5,9 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class StepRows(NamedTuple):
+    """One token of each sequence in a decode step: int64 [rows] each, on the model's device.
+
+    Row i feeds token_ids[i], which is written to the cache at [slots[i], :, positions[i]].
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in the step."""
+        return len(self.slots)
+
+    def each(self) -> list[StepRows]:
+        """The rows as steps of one row."""
+        return [StepRows(*(part[row : row + 1] for part in self)) for row in range(self.num_rows)]
 
 
 class Phase(Enum):
@@ -58,5 +79,5 @@ class Batch:
 
     @classmethod
     def decode(cls, token_ids: Tensor, positions: Tensor, slots: Tensor) -> Batch:
-        """One token a row; all three are [rows] int64 on the device."""
+        """One token a row, as in StepRows."""
         return cls(Phase.DECODE, token_ids, positions, slots)

@@ -12,6 +12,7 @@ from torch import Tensor
 from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
+from onewave.models.batch import StepRows
 from onewave.ops.sampling import reference, uniforms
 
 VOCAB = 61
@@ -67,21 +68,21 @@ class FakeRunner:
             self.stalls_at = -1
             raise WaveStalled("wave stalled", [])
 
-    def decode(self, slots: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+    def decode(self, rows: StepRows) -> Tensor:
         if self.fail_at_decode is not None:
             failure, self.fail_at_decode = self.fail_at_decode, None
             raise failure
         if self._last is not None:
             self._last.fill_(torch.nan)  # logits are valid until the next decode only
-        rows: list[np.ndarray] = []
-        assert len(set(slots.tolist())) == len(slots)
-        for slot, token, position in zip(slots.tolist(), token_ids.tolist(), positions.tolist(), strict=True):
+        logits: list[np.ndarray] = []
+        assert len(set(rows.slots.tolist())) == rows.num_rows
+        for token, position, slot in zip(*(part.tolist() for part in rows), strict=True):
             assert len(self.cache[slot]) == position < self.reserved
             assert 0 <= token < VOCAB
             self.cache[slot].append(token)
-            rows.append(hash_logits(self.cache[slot]))
-        self.batch_sizes.append(len(rows))
-        self._last = torch.from_numpy(np.stack(rows))
+            logits.append(hash_logits(self.cache[slot]))
+        self.batch_sizes.append(rows.num_rows)
+        self._last = torch.from_numpy(np.stack(logits))
         return self._last
 
 
