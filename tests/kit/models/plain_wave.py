@@ -61,7 +61,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(launch, "runs_here", lambda device: True)
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)
     monkeypatch.setattr(decode_wave, "DecodeWave", PlainWave)
-    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *given, weight_format, **named: seen.append(weight_format))
+    monkeypatch.setattr(warm_wave, "compile_ahead", lambda config, options: seen.append(options.weight_format))
     monkeypatch.setattr(PlainWave, "made", [])
     return seen
 
