@@ -8,8 +8,6 @@ mask wherever the kernels can do without: None means causal (bottom-right) or, f
 everything; a bool tensor of shape [0, window] means causal with a sliding window. Whatever else transformers asks for
 (padding, packed sequences, chunks, image blocks) is its own bool mask [batch, 1, queries, keys].
 """
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# (transformers is only partly annotated.)
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from torch import Tensor
 
 try:
     from transformers import MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
+    from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function  # pyright: ignore[reportUnknownVariableType]
 except ImportError as error:
     raise ImportError(
         f"onewave.compat.transformers needs transformers 5.0 or newer: {error}. Run `pip install 'transformers>=5'`."
@@ -39,8 +37,8 @@ NAME = "onewave"
 
 def register() -> None:
     """Make attn_implementation="onewave" known; importing this module does it."""
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, attention_mask)
+    AttentionInterface.register(NAME, attention_forward)  # pyright: ignore[reportUnknownMemberType]
+    AttentionMaskInterface.register(NAME, attention_mask)  # pyright: ignore[reportUnknownMemberType]
 
 
 def attention_mask(
@@ -169,7 +167,7 @@ def _sliding_window(mask_function: Callable[..., Any]) -> int | None:
     """
     if torch.compiler.is_compiling():
         return None  # which can't look into closures
-    known = sliding_window_causal_mask_function(1)
+    known = sliding_window_causal_mask_function(1)  # pyright: ignore[reportUnknownVariableType]
     if getattr(mask_function, "__code__", None) is not known.__code__:
         return None
     parts = _closed_over(mask_function)

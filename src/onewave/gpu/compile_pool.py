@@ -1,7 +1,4 @@
 """Compiling Triton's kernels in processes of their own: its compiler holds Python's lock for most of the time."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -9,9 +9,6 @@ it, and waiting for it is waiting for all. `after_last` lets the next one in aft
 kernels two or more ahead would take places and gain nothing. (A wave, which has a place on every SM, lets it in before
 it waits itself.)
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

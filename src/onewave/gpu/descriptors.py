@@ -3,9 +3,6 @@
 An axis of a descriptor has one stride, and its bounds are the tensor's. Packed sequences, whose rows end where the next
 sequence's begin, get two axes more: see attention/gluon_kernel_impl.py.
 """
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

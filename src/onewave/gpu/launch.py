@@ -4,9 +4,6 @@ Triton binds a call's arguments by name, looks at each for what the kernel is co
 in text, at every launch: tens of microseconds, more than many of these kernels run. `launch_kernel` makes a shorter key
 of the same properties and goes straight to the kernel that Triton compiled for it before.
 """
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -5,9 +5,6 @@ itself gives it. Which binary belongs to which launch is told by a digest of all
 arguments' types, constants, options, what is changed in the PTX, Triton's version and its assembler's. What differs in
 any of them compiles as ever, and so does everything once Triton is asked for more than its usual compilation.
 """
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

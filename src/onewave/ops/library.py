@@ -5,8 +5,6 @@ torch.export see one node with known shapes. The dispatcher costs microseconds a
 of times; plain eager inference therefore calls the implementation directly, and only calls that something watches
 (a compiler, a tensor subclass, autograd) take the registered way.
 """
-# pyright: reportUnknownMemberType=false
-# (torch.library is only partly annotated.)
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def register(
     Outputs may alias no input. Backward through an operator raises UnsupportedError when it is asked for, not before.
     """
     operator = torch.library.custom_op(f"onewave::{name}", function, mutates_args=tuple(mutates), schema=schema)
-    operator.register_fake(fake)
+    operator.register_fake(fake)  # pyright: ignore[reportUnknownMemberType]
 
     def refuse(ctx: object, *grads: object) -> None:
         raise UnsupportedError(f"{name}: backward", allowed="forward only", next="Run it under torch.no_grad().")
@@ -56,9 +54,9 @@ def register(
             next = "Call it on the whole batch, or once for each."
             raise UnsupportedError(f"{name}: torch.vmap", got="a tensor to be written to", next=next)
 
-        operator.register_vmap(refuse_vmap)
+        operator.register_vmap(refuse_vmap)  # pyright: ignore[reportUnknownMemberType]
     else:
-        operator.register_autograd(refuse)
+        operator.register_autograd(refuse)  # pyright: ignore[reportUnknownMemberType]
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
@@ -70,7 +68,7 @@ def is_watched(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or _len_torch_dispatch_stack():
         return True
-    if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage] (asking each tensor takes microseconds)
+    if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType] (asking each tensor takes microseconds)
         _refuse_tangents(tensors)
     if peek_interpreter_stack():
         _refuse_gradients(tensors)
@@ -97,7 +95,7 @@ def is_readable(*tensors: Tensor | None) -> bool:
 
 
 def _refuse_tangents(tensors: Iterable[Tensor | None]) -> None:
-    if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):  # pyright: ignore[reportUnknownMemberType]
         raise UnsupportedError(
             "forward-mode differentiation", got="a tensor with a tangent", next="Pass the tensor without it, detached."
         )

@@ -5,8 +5,6 @@ masked and torch.compile meets one graph of fixed shapes. Weights and angles are
 values are tensors of their own, which the compiler writes in place (of a layer of one large tensor it makes a copy a
 step). Kernels are tuned by coordinate descent. The residual stream has the model's dtype, as in most PyTorch code.
 """
-# pyright: reportUnknownMemberType=false
-# (torch.compile is only partly annotated.)
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def compiled_step(
     options: dict[str, str | int | bool | Callable[..., object]] = {}
     if backend == "inductor":
         options["coordinate_descent_tuning"] = True
-    return torch.compile(step, fullgraph=True, dynamic=False, backend=backend, options=options or None)
+    return torch.compile(step, fullgraph=True, dynamic=False, backend=backend, options=options or None)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _dense(matrix: object) -> Tensor:

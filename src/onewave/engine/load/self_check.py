@@ -1,8 +1,5 @@
 """What a wave has to pass before it is used: its steps beside those of plain operators and of other launches."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# (tolist and torch.linalg are only partly annotated.)
-
 from __future__ import annotations
 
 import math
@@ -45,7 +42,7 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
     """
     lengths = checked_lengths(model.max_model_len, sequences)
     dice = torch.Generator().manual_seed(0)
-    prompts: list[list[int]] = [torch.randint(model.config.vocab_size, (n,), generator=dice).tolist() for n in lengths]
+    prompts: list[list[int]] = [torch.randint(model.config.vocab_size, (n,), generator=dice).tolist() for n in lengths]  # pyright: ignore[reportUnknownMemberType]
     ours, theirs = (model.new_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY) for _ in range(2))
     for slot, prompt in enumerate(prompts):
         model.forward(Batch.prefill([(slot, prompt, 0)], model.device), theirs)
@@ -66,5 +63,5 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    size = float(torch.linalg.vector_norm(b))
-    return float(torch.linalg.vector_norm(a - b)) / max(size, 1e-9)
+    size = float(torch.linalg.vector_norm(b))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    return float(torch.linalg.vector_norm(a - b)) / max(size, 1e-9)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]

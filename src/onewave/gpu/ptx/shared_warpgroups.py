@@ -17,8 +17,6 @@ point is its own.
 A kernel asks for the pass by reading its number from the register `onewave_warpgroup`, which only this module declares.
 Without the pass the kernel does not assemble.
 """
-# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false, reportUnknownMemberType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """append_kv on the CPU in float32: tokens over threads, one head after another."""
-# pyright: basic
 
 from __future__ import annotations
 

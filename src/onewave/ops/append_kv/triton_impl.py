@@ -4,10 +4,6 @@ Heads are numbered as they lie in qkv: queries, keys, values. A program holds on
 rotary partner is loaded a second time from L1 instead of being shuffled across threads. Roofline: the bytes of qkv,
 read once, and of q, k and v, written once.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

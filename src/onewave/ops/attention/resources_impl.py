@@ -1,7 +1,4 @@
 """What the attention kernels take of an SM: all are compiled ahead of time, for cards that need not be here."""
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -24,17 +21,19 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from onewave.base.device import H200_SMS, Device
 from onewave.base.errors import UnsupportedError
 from onewave.gpu.launch import without_collection
-from onewave.ops.attention.fp8.kernel import fp8_kernel
+from onewave.ops.attention.fp8.kernel import fp8_kernel  # pyright: ignore[reportUnknownVariableType]
 from onewave.ops.attention.fp8.plan import FP8_TILE, WARPGROUPS
-from onewave.ops.attention.hopper.kernel import attention_kernel as hopper_kernel
+from onewave.ops.attention.hopper.kernel import attention_kernel as hopper_kernel  # pyright: ignore[reportUnknownVariableType]
 from onewave.ops.attention.hopper.plan import columns_of, config, knows_limit
 from onewave.ops.attention.masks import Options
-from onewave.ops.attention.mma.kernel import mma_kernel
+from onewave.ops.attention.mma.kernel import mma_kernel  # pyright: ignore[reportUnknownVariableType]
 from onewave.ops.attention.mma.plan import mma_tile
 from onewave.ops.attention.plan import Facts
-from onewave.ops.attention.triton.kernel import attention_kernel as portable_kernel
+from onewave.ops.attention.triton.kernel import attention_kernel as portable_kernel  # pyright: ignore[reportUnknownVariableType]
 from onewave.ops.attention.triton.plan import plan_portable
 
+# Kernels, whose type nobody knows.
+_HOPPER, _FP8, _PORTABLE, _MMA = cast("list[Any]", [hopper_kernel, fp8_kernel, portable_kernel, mma_kernel])
 _ALIGNED = [["tt.divisibility", 16]]
 # Of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.
 _REGISTERS, _THREADS, _PROGRAMS, _WARP = 64 << 10, 2048, 32, 32
@@ -97,13 +96,13 @@ def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
     for name, box in (("q", [64, columns]), ("out", [64, columns]), ("k", keys), ("v", keys)):
         types[name] = f"tensordesc<{dtype}{[1] * (rank - 2) + box},{layout!r}>"
     _check_compiler()
-    names = hopper_kernel.arg_names
+    names: list[str] = _HOPPER.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     hints = {(at,): _ALIGNED for at, name in enumerate(names) if signature[name].startswith("*")}
     fixed = {(names.index(name),): value for name, value in constants.items()}
     # The loader's warp is padded to a warpgroup.
     threads = 128 * (constants["WARPGROUPS"] + 1)
-    return _compiled("Hopper's", GluonASTSource(hopper_kernel, signature, fixed, hints), 90, threads, num_warps=4)
+    return _compiled("Hopper's", GluonASTSource(_HOPPER, signature, fixed, hints), 90, threads, num_warps=4)
 
 
 def fp8(dtype: str = "bf16", **given: Any) -> Resources:
@@ -127,13 +126,11 @@ def fp8(dtype: str = "bf16", **given: Any) -> Resources:
         "out": f"tensordesc<{dtype}{[*outer, 64, columns]},{wide!r}>",
     }
     _check_compiler()
-    names = fp8_kernel.arg_names
+    names: list[str] = _FP8.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     hints = {(at,): _ALIGNED for at, name in enumerate(names) if signature[name].startswith("*")}
     fixed = {(names.index(name),): value for name, value in constants.items()}
-    return _compiled(
-        "fp8", GluonASTSource(fp8_kernel, signature, fixed, hints), 90, 128 * (WARPGROUPS + 1), num_warps=4
-    )
+    return _compiled("fp8", GluonASTSource(_FP8, signature, fixed, hints), 90, 128 * (WARPGROUPS + 1), num_warps=4)
 
 
 def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) -> Resources:
@@ -159,7 +156,7 @@ def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: 
     types |= {"bias_ptr": "*u8"} if constants["BIAS"] else {}
     types |= dict.fromkeys(("starts_q_ptr", "starts_k_ptr"), "*i32") if constants["RAGGED"] else {}
     _check_compiler()
-    names = portable_kernel.arg_names
+    names: list[str] = _PORTABLE.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     fixed = {(at,): constants.get(name) for at, name in enumerate(names) if name not in types}
     hints: dict[tuple[int, ...], Any] = {}
@@ -168,7 +165,7 @@ def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: 
             hints |= {(at, axis): _ALIGNED for axis in range(3)}
         elif str(types.get(name, "")).startswith("*"):
             hints[(at,)] = _ALIGNED
-    source = ASTSource(portable_kernel, signature, fixed, hints)
+    source = ASTSource(_PORTABLE, signature, fixed, hints)
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
     return _compiled("portable", source, capability, plan.num_warps * _WARP, **options)
 
@@ -191,13 +188,13 @@ def mma(
     types |= dict.fromkeys(("starts_q_ptr", "starts_k_ptr"), "*i32")
     types |= dict.fromkeys(("scale_log2", "inner", "outer"), "fp32")
     _check_compiler()
-    names = mma_kernel.arg_names
+    names: list[str] = _MMA.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     # A tensor whose rows are not whole pieces may itself begin anywhere.
     aligned = [name for name in names if str(signature[name]).startswith("*") and constants["UNIT"] > 1]
     hints = {(names.index(name),): _ALIGNED for name in aligned}
     fixed = {(names.index(name),): value for name, value in constants.items()}
-    source = GluonASTSource(mma_kernel, signature, fixed, hints)
+    source = GluonASTSource(_MMA, signature, fixed, hints)
     options = {"num_warps": constants["WARPS"], "maxnreg": registers or tile.registers}
     name = f"mma x {constants['QUERIES']}"
     return _compiled(name, source, capability, constants["WARPS"] * _WARP, **options)
@@ -214,7 +211,7 @@ def _compiled(kernel: str, source: ASTSource, capability: int, threads: int, **o
         # What a first call waits for, not what a cache holds.
         knobs.compilation.always_compile = True
         begun = time.perf_counter()
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, _WARP), options=options)
+        compiled = cast("Any", triton).compile(source, target=GPUTarget("cuda", capability, _WARP), options=options)
         seconds = time.perf_counter() - begun
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -5,9 +5,6 @@ Kernels take addresses as integers because unpacking an array argument costs mor
 Numba inlines what stands here into cached kernels and doesn't notice when it changes: after an edit,
 `find src -name '*.nb[ci]' -delete`.
 """
-# pyright: basic
-# pyright: reportCallIssue=false, reportPrivateImportUsage=false
-# (Numba ships no type information.)
 
 from __future__ import annotations
 

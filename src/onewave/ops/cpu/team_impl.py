@@ -11,9 +11,6 @@ mix up two jobs. A job's kernel and arguments are written before its ticket and 
 
 Workers spin between jobs for a few milliseconds, then leave compiled code and sleep until the next job wakes them.
 """
-# pyright: basic
-# pyright: reportCallIssue=false, reportPrivateImportUsage=false
-# (Numba and llvmlite ship no type information.)
 
 from __future__ import annotations
 

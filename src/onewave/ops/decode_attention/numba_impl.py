@@ -3,7 +3,6 @@
 A pair walks its keys in order: scores into a small buffer, their maximum, exponentials, then the weighted sum of
 values. The walk is the same whoever shares the batch, and so are its bits.
 """
-# pyright: basic
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.ops.cpu.math_impl import doubles, exp, floats, integers
+from onewave.ops.cpu.math_impl import doubles, exp, floats, integers  # pyright: ignore[reportUnknownVariableType]
 from onewave.ops.cpu.team_impl import kernel, run
 
 _MOST_KEYS = 1 << 30
@@ -20,7 +19,7 @@ _MAX_SERIAL_KEYS = 64
 
 
 @kernel
-def _pairs(table_at, first_pair, last_pair):
+def _pairs(table_at: int, first_pair: int, last_pair: int) -> None:
     table = integers(table_at, 19)
     q_at, k_at, v_at, slots_at, seq_lens_at, out_at = table[1], table[2], table[3], table[4], table[5], table[6]
     rows = table[7]

@@ -9,9 +9,6 @@ with it. Roofline: the bytes of the weights, read once for up to four tokens.
 The inner loop is built as LLVM IR because no array language says "16 lanes, unpack, fused multiply-add" without losing
 it on the way; LLVM maps the 16-lane vectors to AVX-512, two AVX2 or four NEON registers.
 """
-# pyright: basic
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
-# (Numba and llvmlite ship no type information.)
 
 from __future__ import annotations
 

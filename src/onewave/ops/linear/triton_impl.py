@@ -7,10 +7,6 @@ the weights are the tall operand of the tensor-core product and the tokens, padd
 serves the output head, whose logits it keeps in float32. In both a row of W is finished by one program, in one order:
 nothing is summed across programs.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """What `masked_multihead_attention` means, in plain PyTorch, one row at a time."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# (PyTorch annotates tolist() in part.)
-
 from __future__ import annotations
 
 import torch
@@ -53,8 +50,8 @@ def masked_multihead_attention(
         q, k = rotate(q, rotary, interleaved=interleaved), rotate(k, rotary, interleaved=interleaved)
     q, k, v = (part.to(cache_v.dtype) for part in (q, k, v))
     keys = key_rows(cache_k)
-    done: list[bool] = [False] * len(q) if finished is None else finished.tolist()
-    histories: list[int] = seq_lens.tolist()
+    done: list[bool] = [False] * len(q) if finished is None else finished.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    histories: list[int] = seq_lens.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     for row, history in enumerate(histories):
         if history < 0 or done[row]:
             continue

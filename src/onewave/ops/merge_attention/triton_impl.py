@@ -5,10 +5,6 @@ so far, the sum of weights and the weighted sum of outputs in registers (float32
 Parts come as a short tuple of tensors, each of which may hold several along its first axis: a list of tensors is a
 tuple of ones, a stacked tensor one tuple entry. So neither needs a copy. Bound: memory, each partial read once.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """RMSNorm on the CPU in float32: rows over threads, each row twice through the first-level cache."""
-# pyright: basic
 
 from __future__ import annotations
 

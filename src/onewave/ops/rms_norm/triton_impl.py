@@ -1,8 +1,4 @@
 """RMSNorm in Triton: one program a row, the row in registers, one pass over memory."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

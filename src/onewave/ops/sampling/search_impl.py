@@ -4,10 +4,6 @@ A row of logits is cut among thread blocks, all of them on the GPU at once. They
 in rounds of one exchange (rounds_impl.py), then for the token (draw_impl.py). Weights are whole numbers, so tokens are
 those of op.py's sort. Bound: the exchanges, some ten of them.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportUntypedFunctionDecorator=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

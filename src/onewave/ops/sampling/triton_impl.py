@@ -6,10 +6,6 @@ number, ordered as logits are in its high word and falling with its index in its
 first of equals. A draw: see op.py; sums of whole numbers, the same in any order. Bound: the launches' own time; the
 logits come from the second-level cache, where the step that made them left them.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -5,10 +5,6 @@ neighbouring blocks. Every thread of a program's 8 warps has BLOCK / 1024 indepe
 first addition, its partial sums stay in registers, and a program writes one number at its end. Nothing is read twice,
 so blocks leave the caches first. Bound: memory alone.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """SwiGLU on the CPU in float32: rows over threads."""
-# pyright: basic
 
 from __future__ import annotations
 

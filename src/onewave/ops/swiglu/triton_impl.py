@@ -1,8 +1,4 @@
 """SwiGLU in Triton: elementwise, one program a piece of a row."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

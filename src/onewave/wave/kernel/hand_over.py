@@ -2,13 +2,6 @@
 
 The channel has two places of G row blocks: the next group is multiplied while one is published. Constexprs: kernel.py.
 """
-# ruff: noqa: RET505
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingParameterType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportMissingTypeStubs=false
-# pyright: reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false, reportIndexIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

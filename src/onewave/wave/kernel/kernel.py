@@ -15,7 +15,7 @@ memory       what lives there
 registers    multiply: sums of G row blocks, HELD weight tiles, or operand A of widened weights. exchange: one step's
              activations or results; attention's queries, scores and sums.
 shared       ring of S weight tiles; XS chunks of activations; two places of finished row blocks; four groups of step
-             records; attention's queries and maxima. They fill the SM, so it holds one thread block.
+             records; attention's queries and maxima. Filled once: one thread block an SM.
 L2           exchange sets, counters, step records, the next keys. Weight loads are evict-first, so all this stays.
 device       weights (read once), KV cache, residual stream.
 
@@ -62,14 +62,6 @@ PAGE         keys of a KV block (16 to 256, a power of two; 0: one run of rows a
 STREAMS      whether cached keys come through the ring (0, 1)
 MULTIPLIERS  multiply partitions (1, 2)
 """
-# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false, reportPossiblyUnboundVariable=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -5,14 +5,6 @@ queues in front of L2 stay short. A tile that has slack waits for the tile just 
 for activations. Where a launch STREAMS, cached keys and values come between the weight tiles (attend/streamed.py).
 Constexprs: kernel.py.
 """
-# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false, reportPossiblyUnboundVariable=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

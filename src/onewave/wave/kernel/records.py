@@ -10,13 +10,6 @@ partition requests the group GROUPS - 1 further on. It replaces the group before
 began; a fence orders those reads before TMA's writes. So at any step the records of RECORDS_AHEAD steps ahead are
 requested.
 """
-# ruff: noqa: RET505, SIM108, RUF100
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -14,13 +14,6 @@ STRIDE     from split to split [bytes] (64, 128, 256)
 WAITS      whether absent words are polled for (False, True)
 BYTES      of a prefetch (a multiple of 16)
 """
-# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportUnusedVariable=false, reportReturnType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -5,9 +5,6 @@ part of the kernel's source, and compiles it anew when one changes. WORD_<FIELD>
 WORD_FIRST_BLOCK is `first_block`). PLACE_<FIELD>: a field of LaunchPlaces. KIND_<NAME>, FLAG_<NAME>: what stands in a
 record's `kind` and `flags`.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUntypedFunctionDecorator=false
-# pyright: reportMissingTypeStubs=false, reportMissingParameterType=false, reportUnknownParameterType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

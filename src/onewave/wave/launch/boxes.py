@@ -1,7 +1,4 @@
 """TMA descriptors of a launch of the wave kernel."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

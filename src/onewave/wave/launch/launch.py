@@ -1,7 +1,4 @@
 """Launch the wave kernel: its buffers and grid, and the error for a launch that stalls."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportIndexIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """The buffers that launches of one wave on one CUDA stream share."""
-# pyright: reportUnknownMemberType=false
-# (torch.from_numpy is only partly annotated.)
 
 from __future__ import annotations
 

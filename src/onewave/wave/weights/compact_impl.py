@@ -17,11 +17,6 @@ GAIN       whether columns are multiplied by a gain (False, True)
 PAIRED     whether two neighbouring values are one aligned word everywhere (False, True)
 PART       pairs of a row that its program loads at a time
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -6,9 +6,6 @@ One-byte weights (rounding.py) are rounded when packed, after their gain, and de
 weights (compact.py) take thirteen bits each and unpack without loss.
 """
 
-# pyright: reportUnknownMemberType=false
-# (torch.from_numpy and tolist are only partly annotated.)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping

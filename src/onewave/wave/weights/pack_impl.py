@@ -12,10 +12,6 @@ PART       values of a program
 FORMAT     one-byte format (1: int8, 2: fp8 e4m3)
 IMAGES     operands A [64, 128] in a tile (1, 2)
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -25,13 +25,6 @@ three, and nothing holds them in step; each lets go by the key tiles that none o
 from one step to the next (such a one would be taken apart into bytes). Bound: power and a warp's latencies. See
 docs/log/float8-attention.md. Source: Shah et al. 2024, arXiv:2407.08608.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
-# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
-# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
 """Launch the float8 kernel: turn the values, describe tensors to TMA."""
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportCallIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -40,15 +40,6 @@ descriptors of five axes whose third bound is the end of the sequence: address =
 with x = 2^30 - length + row and y = first row + length, by wrapping of 64-bit addresses; so row `length` is out of
 bounds wherever the sequence lies. Bound: the tensor cores. Source: Shah et al. 2024, arXiv:2407.08608.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
-# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
-# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# pyright: reportPossiblyUnboundVariable=false
-# ruff: noqa: SIM102, SIM108
-# (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
 

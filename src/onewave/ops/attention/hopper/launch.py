@@ -1,7 +1,4 @@
 """Launch the Hopper kernel: describe tensors to TMA, deal tiles as the Choice's Schedule says."""
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -8,14 +8,6 @@ may hold NaN too, and no descriptor ends on both sides: in the one tile of value
 warp waits for the copy and writes zeros over them before it hands the tile on. (Of keys only the scores of such rows
 are spoilt, and those are masked.)
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
-# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
-# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# ruff: noqa: SIM102
-# (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
 

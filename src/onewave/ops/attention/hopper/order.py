@@ -4,10 +4,6 @@ A table is made once a shape and stream and kept: it travels through pinned memo
 CUDA graph is recorded, one that an eager call made before is taken; without one the closed form serves. Who takes a
 tile changes no bit.
 """
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportMissingParameterType=false
-# pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
 """How a warpgroup of gluon_kernel_impl begins a tile, ends it and hands its output over."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
-# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
-# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

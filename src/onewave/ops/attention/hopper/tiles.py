@@ -1,12 +1,4 @@
 """What the partitions of gluon_kernel_impl share: the problem, the order of its tiles, and places in its tensors."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
-# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
-# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# ruff: noqa: SIM108
-# (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 
 # No deferred annotations: an aggregate reads the types of its fields.

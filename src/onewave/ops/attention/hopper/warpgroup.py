@@ -1,11 +1,4 @@
 """What the warpgroups of Hopper's attention kernels are to each other: their numbers, turns, votes, and one code."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
-# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
-# pyright: reportConstantRedefinition=false, reportReturnType=false, reportAssignmentType=false
-# (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
 

@@ -21,13 +21,6 @@ row's bits depend on is head_dim alone. Masked scores are -inf; masks are comput
 of the tile sees is not read but zero. Bound: the tensor cores and the shared memory that feeds them. Source: Dao 2023,
 arXiv:2307.08691, for the online softmax.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportPrivateUsage=false
-# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportUntypedFunctionDecorator=false, reportReturnType=false
-# pyright: reportAssignmentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
 """Launch the m16n8k16 kernel, the one of few registers."""
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -18,11 +18,6 @@ and the subtraction of the max are one fused multiply-add. Masked scores are -in
 subtracts 0 instead. P is rounded to the inputs' dtype for the second product, as V has it. Bound: the tensor cores; at
 head_dim 64 exp2.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-# pyright: reportOptionalMemberAccess=false, reportOperatorIssue=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
-# (Triton ships no type information; absent tensors are None in a kernel and are tested by constants.)
 
 from __future__ import annotations
 

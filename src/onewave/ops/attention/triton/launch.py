@@ -1,7 +1,4 @@
 """Launch the portable kernel."""
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -22,13 +22,6 @@ hold: their scores are masked, and their values replaced by zeros in the tiles w
 Roofline: the bytes of keys and values, each read once.
 """
 # (What is decided by a constant must stay a statement of its own.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
-# pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false, reportOperatorIssue=false
-# pyright: reportFunctionMemberAccess=false, reportPossiblyUnboundVariable=false
-# (Triton ships no type information.)
 
 # No deferred annotations: an aggregate reads the types of its fields.
 
@@ -64,7 +57,7 @@ def consume(c):
     """The four warps that work: see the top of this file."""
     if c.ROWS == 1:
         early_row, early_length, early = early_part(c)
-    if c.PAGING == 0:  # noqa: SIM102 (see above)
+    if c.PAGING == 0:
         if c.head_dim >= 64:
             if c.ROWS > 1:
                 early_row, early_length, early = early_part(c)

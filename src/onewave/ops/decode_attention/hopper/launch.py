@@ -1,7 +1,4 @@
 """Launches stream_impl's kernel: describes a cache's keys and values to TMA, and says how many programs share them."""
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

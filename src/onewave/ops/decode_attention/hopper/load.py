@@ -8,13 +8,6 @@ Where keys lie one after another and nothing is fused, the first tiles are guess
 for the launch before, and asked for right behind it. When the real ones have come they are kept or, if those differ,
 waited for and asked for anew (settle). The workers wait for that verdict: `sure`.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
-# pyright: reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false, reportOperatorIssue=false
-# pyright: reportFunctionMemberAccess=false, reportPossiblyUnboundVariable=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
@@ -166,7 +159,7 @@ def load_tiles(c):
         block = row
         if c.PAGING == 1:
             block = gl.load(c.table + row.to(gl.int64) * c.stride_table).to(gl.int32)
-        if c.GUESSES:  # noqa: SIM102 (see the top of stream_impl)
+        if c.GUESSES:
             if row == first_row:
                 if c.ROWS > 1:
                     right = (early_row == row) & (early_begin == begin) & (early_end == end)
@@ -201,7 +194,7 @@ def load_tiles(c):
                 fetch(c, c.v_tiles, block, kv_head, key, c.v_ring.index(slot), c.v_full.index(slot))
             issued += 1
             slot, phase = next_place(slot, phase, c.STAGES)
-    if c.GUESSES:  # noqa: SIM102 (see the top of stream_impl)
+    if c.GUESSES:
         if first_row > last_row:
             # No row, so nobody waits; but what was guessed must have come before the program ends.
             settle(c, gl.to_tensor(False), guessed)

@@ -4,11 +4,6 @@ What a partial result weighs, and what is kept of those before it, follows from 
 of every thread all of them one after another. Maxima have no order to keep, and the folds then are the same: the bits
 are those of `fold`.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
 """All that the partitions of stream_impl share of a call."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportPrivateUsage=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportOperatorIssue=false
-# pyright: reportFunctionMemberAccess=false, reportUntypedFunctionDecorator=false, reportUntypedClassDecorator=false
-# (Triton ships no type information.)
 
 # No deferred annotations: an aggregate reads the types of its fields.
 
@@ -199,7 +193,7 @@ def early_part(c):
         row = gl.to_tensor(0)
         length = length_of(c, row, True, True)
         return row, length, part_of_only_row(c, length)
-    else:  # noqa: RET505 - one of the two is compiled
+    else:
         row, last_row, row_at, share_begin, share_end = own_share(c, EARLY=True)
         length = length_of(c, row, row <= last_row, True)
         return row, length, part_here(c, row_at, length, share_begin, share_end)

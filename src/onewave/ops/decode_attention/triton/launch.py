@@ -1,7 +1,4 @@
 """Launches the split-KV kernel for decode attention and for masked multi-head attention."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
 """What becomes of a row's partial results, in Triton: their merge, and the finished row."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

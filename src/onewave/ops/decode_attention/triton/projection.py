@@ -1,9 +1,4 @@
 """Reading the fused projection of masked multi-head attention: dequantised, biased, rotated, in Triton."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
@@ -98,6 +93,6 @@ def row_loads(
         cos = tl.load(angles, mask=turns & in_head, other=1.0)
         sin = tl.load(angles + half, mask=turns & in_head, other=0.0)
         return q, q_other, k, k_other, v, first, cos, sin
-    else:  # noqa: RET505 - one of the two is compiled
+    else:
         q_at = row64 * stride_q_row + head.to(tl.int64) * stride_q_head + query.to(tl.int64) * stride_q_query
         return tl.load(q_ptr + q_at[:, None] + dim[None, :], mask=inside, other=0.0)

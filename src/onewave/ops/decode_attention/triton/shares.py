@@ -1,9 +1,4 @@
 """Which keys a program of the split-KV kernel works on, in Triton, and asking for them before they are needed."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportIndexIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

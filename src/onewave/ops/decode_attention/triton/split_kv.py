@@ -24,11 +24,6 @@ them, since a load that waited for the row's length would come too late.
 
 Roofline: the bytes of keys and values, each read once.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
@@ -265,7 +260,7 @@ def split_kv_kernel(
         # Sums stay apart for each key of the tile: adding over keys crosses warps, and once at the end is enough.
         sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for start in tl.range(begin, end, BLOCK_N, num_stages=NUM_STAGES):
-            if PDL:  # noqa: SIM102 - the first is known when compiling
+            if PDL:
                 if (row == last_row) & (start + TRIGGER >= end):
                     cuda.gdc_launch_dependents()
             if AHEAD > 0:

@@ -30,14 +30,6 @@ it has its own sum: the same bits every run, and one hand-over whatever the numb
 Bound: the tensor cores from some hundred rows on, the weights' bytes below. Source of the row semaphores: Jangda et al.
 2024 (cuSync), arXiv:2305.13450.
 """
-# ruff: noqa: SIM102, RUF059
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false, reportPrivateUsage=false
-# pyright: reportUntypedFunctionDecorator=false
-# (Triton ships no type information; what is decided by a constant must stay a statement of its own.)
 
 from __future__ import annotations
 

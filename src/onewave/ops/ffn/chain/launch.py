@@ -1,7 +1,4 @@
 """Launches of the kernel for many rows: as one launch, or as two that run side by side on two streams."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportIndexIssue=false, reportCallIssue=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

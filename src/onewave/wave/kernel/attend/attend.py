@@ -17,14 +17,6 @@ The new key is no warp's, so 512 cached keys make two splits of two rounds, not 
 and is finished here. combine.py merges splits; with FEW > 0 they are published in 16 bits and merged by product steps
 (merge.py). Constexprs: kernel.py.
 """
-# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

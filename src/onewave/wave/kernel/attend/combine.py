@@ -5,14 +5,6 @@ sequence's length. Tasks that find no keys clear the words of the other splits, 
 one split needs no merge: its attend task publishes the result, which spares a hand-off. With FEW > 0 product steps
 merge the splits (merge.py), and combine has nothing to do. Constexprs: kernel.py.
 """
-# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -6,10 +6,6 @@ bytes a lane. The order of the inner index is free, so keys are loaded the secon
 (attend.inner_order).
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUntypedFunctionDecorator=false, reportUnknownArgumentType=false
-# (Triton ships no type information.)
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -4,14 +4,6 @@ It spares the hand-off that a combining task would add between attention and the
 thread block reads all splits, 16-bit values with a log2-sum-exp2 a head and split, POLLED_SPLITS at a time, and merges
 them itself. Of a sequence with one split it reads the finished attention. Constexprs: kernel.py.
 """
-# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -6,12 +6,6 @@ mantissa, e4m3's exponent keeps its bias. All are too small by one power of two;
 bfloat16 activations are multiplied by 2^64 first (`raised`): products of activations from 2^-57 on are then normal
 float32 numbers, and stay finite for activations below 2^64.
 """
-# ruff: noqa: RET505, SIM300
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportConstantRedefinition=false, reportArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 

@@ -5,10 +5,6 @@ A weight keeps its sign, seven bits of mantissa and five bits of its exponent's 
 that a mask extracts it, and in the three-bit gaps a part of one of the three other pairs. All numbers are too small by
 a power of two of the row, which its scale corrects.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportConstantRedefinition=false, reportArgumentType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
@@ -67,7 +63,7 @@ def compact_numbers(words, last):
     words: a tuple of three times four, each twice along that axis, as `last`. Pair (k * 2 + i) * 2 + j is of row
     r + 8 j and columns 16 k + 8 i + 2 t and the next, in thread 4 r + t of a warp.
     """
-    return gl.inline_asm_elementwise(_COMPACT, _OF_WORDS, words + (last,), dtype=_NUMBERS, is_pure=True, pack=2)  # noqa: RUF005
+    return gl.inline_asm_elementwise(_COMPACT, _OF_WORDS, words + (last,), dtype=_NUMBERS, is_pure=True, pack=2)
 
 
 @gluon.jit

@@ -12,14 +12,6 @@ than attention leaves, and gains nothing where they are left (docs/log/weight-fo
 Order, for each tile: its full barrier; loads and products, half an image at a time; a fence and a barrier; its empty
 barrier. Roofline: the rate at which one warpgroup widens and multiplies, beside the memory's. Constexprs: kernel.py.
 """
-# ruff: noqa: RET505, SIM102, SIM108, RUF059, RUF005, B007, RUF100
-# (A branch on a constant is taken when the kernel is compiled, so both of its sides stand as they are.)
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportUnusedVariable=false, reportReturnType=false
-# (Triton ships no type information.)
 
 from __future__ import annotations
 
