@@ -15,7 +15,7 @@ memory       what lives there
 registers    multiply: sums of G row blocks, HELD weight tiles, or operand A of widened weights. exchange: one step's
              activations or results; attention's queries, scores and sums.
 shared       ring of S weight tiles; XS chunks of activations; two places of finished row blocks; four groups of step
-             records; attention's queries and maxima. Filled once: one thread block an SM.
+             records; attention's queries and maxima. They fill the SM, so it holds one thread block.
 L2           exchange sets, counters, step records, the next keys. Weight loads are evict-first, so all this stays.
 device       weights (read once), KV cache, residual stream.
 

@@ -72,7 +72,7 @@ class Records(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """The launch's sequences. tokens, positions, slots: pointers to int64 [batch]; null where D is 0."""
+    """The launch's sequences. tokens, positions, slots: pointers to int64 [batch], unused where D is 0."""
 
     tokens: Any
     positions: Any
