@@ -331,7 +331,7 @@ def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> No
     with pytest.raises(InvalidArgumentError, match="prompt token id"):
         llm.generate([huge])
     if not torch.cuda.is_available():
-        with pytest.raises(UnsupportedError, match="'cuda', but PyTorch finds no CUDA card"):
+        with pytest.raises(UnsupportedError, match="'cuda', but PyTorch finds no CUDA GPU"):
             LLM(checkpoint, device="cuda")
     card = torch.device("cuda", 0)
     with pytest.raises(UnsupportedError, match="float32 on cuda:0"):

@@ -24,7 +24,7 @@ from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams
 from onewave.engine import request as request_module
 from onewave.engine import thread as thread_module
 from onewave.engine.engine import Engine
-from onewave.engine.request import Sample
+from onewave.engine.request import Reader, Sample
 from onewave.engine.thread import EngineThread
 
 CONFIG = {
@@ -132,7 +132,7 @@ def test_what_a_reader_may_see_never_holds_a_stop_string(monkeypatch: pytest.Mon
     text = "".join(PIECES[token] for token in free.samples[0].token_ids)
     stop = text[6:9]
     engine, shown = make_engine(FakeRunner()), list[str]()
-    request = engine.add(None, [3], replace(asked, stop=[stop]), streaming=True)
+    request = engine.add(None, [3], replace(asked, stop=[stop]), Reader(streaming=True))
     real, told = request_module.find_stop, list[Any]()
     monkeypatch.setattr(request, "updates", SimpleNamespace(put=told.append))
 

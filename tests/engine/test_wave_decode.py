@@ -92,7 +92,7 @@ def test_auto_is_left_to_the_model_on_a_card_and_eager_on_a_cpu() -> None:
 def test_a_path_that_is_asked_for_is_taken_or_refused_never_replaced(path: str) -> None:
     assert choose_decode(path, enforce_eager=False, device=CARD) == path
     if path != "eager":
-        with pytest.raises(UnsupportedError, match="CUDA card"):
+        with pytest.raises(UnsupportedError, match="CUDA GPU"):
             choose_decode(path, enforce_eager=False, device=CPU)
         with pytest.raises(InvalidArgumentError, match="enforce_eager"):
             choose_decode(path, enforce_eager=True, device=CARD)

@@ -76,7 +76,7 @@ def check_decode(decode: str, *, enforce_eager: bool) -> None:
 
 
 def check_device(name: str) -> None:
-    """Raises UnsupportedError unless it is auto, cpu, cuda or cuda:N; whether there is such a card only torch knows."""
+    """Raises UnsupportedError unless it is auto, cpu, cuda or cuda:N; only torch knows whether there is such a GPU."""
     kind, colon, index = name.partition(":") if isinstance(name, str) else ("", "", "")  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     numbered = kind == "cuda" and index.isascii() and index.isdecimal() and len(index) < 5
     if kind not in ("auto", "cpu", "cuda") or (colon and not numbered):

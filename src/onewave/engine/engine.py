@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Protocol
 from weakref import WeakSet
 
@@ -32,7 +31,7 @@ from onewave.engine.failures import own_copy, without_frames
 from onewave.engine.host_copies import HostLogprobs, to_list, to_pinned
 from onewave.engine.output import Logprob, Logprobs
 from onewave.engine.params import SamplingParams
-from onewave.engine.request import Detokenizer, Request, RequestState, Sample
+from onewave.engine.request import Detokenizer, Ends, Reader, Request, Sample
 from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
 from onewave.memory.shortage import is_out_of_memory
@@ -41,7 +40,7 @@ from onewave.ops.sampling import TokenLogprobs, stream_key, token_logprobs
 
 # Room made at once for a request without max_tokens; more is made as it grows.
 _FIRST_ROOM = 256
-# Steps whose positions lie on the device before they are launched.
+# Steps ahead of the launched ones for which positions lie on the device.
 _STEPS_AHEAD = 64
 # Rows of prompt logits turned into log-probabilities at a time: [64, 128k] float32 is 32 MiB.
 _LOGPROB_CHUNK = 64
@@ -102,7 +101,7 @@ class _Rows:
         return StepRows(self.token_ids, self.coming[self.step, : len(self.samples)], self.slots)
 
     def advance(self) -> None:
-        """Note that a step was launched."""
+        """Go on to the step after a launched one."""
         self.longest += 1
         self.left -= 1
         self.step += 1
@@ -119,7 +118,7 @@ def _coming(positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A launched step whose tokens the host has not read: copies under way to host memory, done when `ready` is.
+    """A launched step with tokens that the host has not read: copies under way to host memory, done when `ready` is.
     source: what is copied, which has to live as long."""
 
     samples: list[Sample]
@@ -153,7 +152,7 @@ class Engine:
         self._seed = seed
         self._num_requests = 0
         self._scheduler: Scheduler[Sample] = Scheduler(runner.max_num_seqs)
-        # Those that have not ended, and of those that have whatever somebody still holds.
+        # Requests that have not ended, and ended ones that a caller still holds.
         self._live: WeakSet[Request] = WeakSet()
         self._sampler = Sampler(num_slots=runner.max_num_seqs, vocab_size=runner.vocab_size, device=runner.device)
         self._on_cuda = runner.device.type == "cuda"
@@ -178,13 +177,9 @@ class Engine:
         prompt: str | None,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
-        *,
-        streaming: bool = False,
-        updates: SimpleQueue[RequestState | None] | None = None,
+        reader: Reader | None = None,
     ) -> Request:
-        """Queue a request whose prompt is not empty and shorter than max_model_len. Raises CapacityError.
-
-        streaming, updates: as of Request."""
+        """Queue a request. Its prompt is not empty, and shorter than max_model_len. Raises CapacityError."""
         room = self._runner.max_model_len - len(prompt_token_ids)
         assert 0 < room < self._runner.max_model_len
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
@@ -201,10 +196,8 @@ class Engine:
             prompt_token_ids,
             params,
             keys=[stream_key(*base, i) for i in range(params.n)],
-            end_ids=frozenset((*params.stop_ids, *(() if params.ignore_eos else self._eos_token_ids))),
-            max_new_tokens=limit,
-            streaming=streaming,
-            updates=updates,
+            ends=Ends(frozenset((*params.stop_ids, *(() if params.ignore_eos else self._eos_token_ids))), limit),
+            reader=reader,
             make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
         )
         self._live.add(request)
@@ -252,7 +245,7 @@ class Engine:
 
     def abort(self, request: Request, failure: BaseException | None = None) -> None:
         """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. failure: the
-        reason, where nobody asked for it."""
+        reason, where its caller did not ask for it."""
         for sample in request.samples:
             if not sample.finished:
                 request.failure = failure
@@ -290,11 +283,11 @@ class Engine:
         self._read(0)
 
     def _run_prompt(self, slot: int, sample: Sample) -> Sampled:
-        """The token behind a prompt; notes what is asked about the prompt itself."""
+        """Return the token after a prompt; keep what is asked about the prompt itself."""
         request = sample.request
         params, prompt = request.params, request.prompt_token_ids
         # Surplus steps of the slot's last owner may still be queued and write entries. They run before this prefill
-        # on the same stream, and a sequence reads no entry that it has not written itself: nobody sees the leftover.
+        # on the same stream, and a sequence reads no entry that it has not written itself: the leftover is never read.
         wanted = params.prompt_logprobs if request.prompt_logprobs is None else None
         logits = self._runner.prefill(slot, prompt, all_logits=wanted is not None)
         try:
@@ -324,7 +317,7 @@ class Engine:
         try:
             self._runner.reserve(rows.longest)
         except CapacityError as error:
-            # It ends who needs the most, and the others go on.
+            # It ends the row that needs the most, and the others go on.
             longest = max(rows.samples, key=lambda sample: len(sample.request.prompt_token_ids) + sample.launched)
             self.abort(longest.request, without_frames(error))
             return self._decode()
@@ -400,7 +393,7 @@ class Engine:
             step = self._in_flight.popleft()
             if step.ready is not None:
                 step.ready.synchronize()
-            self._runner.check()  # before anybody sees a token of a launch that gave up
+            self._runner.check()  # before a reader sees a token of a launch that gave up
             logprobs = None if step.sampled.logprobs is None else HostLogprobs(step.sampled.logprobs)
             self._note_tokens(step.samples, to_list(step.sampled.tokens), logprobs)
 
@@ -424,7 +417,7 @@ class Engine:
                 self._changed.add(request)
 
     def _token_entry(self, logprobs: HostLogprobs, row: int, token_id: int, wanted: int) -> tuple[float, Logprobs]:
-        """One position's log-probabilities: the token itself, then the `wanted` likeliest (-1: all)."""
+        """One position's log-probabilities: the token itself, then the `wanted` most probable ones (-1: all)."""
         text = self._token_text or _no_text
         own = logprobs.sampled[row]
         entries: Logprobs = {token_id: Logprob(own, logprobs.rank[row], text(token_id))}

@@ -1,7 +1,7 @@
-"""The error of a step that ended a request, for the caller who waits in another thread.
+"""The error of a step that ended a request, for its caller in another thread.
 
 The error as it was raised is never kept: the frames of its traceback hold what the step worked on, for as long as
-somebody holds a request and does not look.
+a caller holds a request and does not look.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from os import PathLike
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +27,7 @@ from onewave.engine.options import (
 from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
-from onewave.engine.request import Detokenizer, Request, RequestState
+from onewave.engine.request import Detokenizer, Reader, Request
 from onewave.engine.runner import ModelRunner
 from onewave.engine.thread import EngineThread
 from onewave.models.config.read import load_config
@@ -301,13 +300,13 @@ class LLM:
 
     def _run(self, jobs: list[_Job], show_progress: bool) -> list[RequestOutput]:
         requests: list[Request] = []
-        updates: SimpleQueue[RequestState | None] = SimpleQueue()
+        reader = Reader()
         with _progress_bar(len(jobs), show_progress) as show:
             try:
-                self._add(jobs, requests, updates, streaming=False)
+                self._add(jobs, requests, reader)
                 for done in range(len(jobs)):
                     show(done)
-                    self._thread.wait(updates)
+                    self._thread.wait(reader.updates)
                     _raise_failures(requests)
                 show(len(jobs))
             finally:
@@ -316,29 +315,22 @@ class LLM:
 
     def _stream(self, job: _Job) -> Iterator[RequestOutput]:
         requests: list[Request] = []
-        updates: SimpleQueue[RequestState | None] = SimpleQueue()
+        reader = Reader(streaming=True)
         try:
-            self._add([job], requests, updates, streaming=True)
-            while (state := self._thread.wait(updates)) is not None:
+            self._add([job], requests, reader)
+            while (state := self._thread.wait(reader.updates)) is not None:
                 yield requests[0].output(state)
             _raise_failures(requests)
             yield requests[0].output()
         finally:
             self._abort(requests, 1)
 
-    def _add(
-        self,
-        jobs: list[_Job],
-        requests: list[Request],
-        updates: SimpleQueue[RequestState | None],
-        *,
-        streaming: bool,
-    ) -> None:
+    def _add(self, jobs: list[_Job], requests: list[Request], reader: Reader) -> None:
         """Begin all requests, between the same two steps."""
 
         def add() -> None:
             for job in jobs:
-                requests.append(self._open_engine().add(*job, streaming=streaming, updates=updates))
+                requests.append(self._open_engine().add(*job, reader))
 
         self._thread.call(add)
 
@@ -387,7 +379,7 @@ def _template_arguments(template: str | None, variables: Mapping[str, Any] | Non
 
 
 def _raise_failures(requests: Sequence[Request]) -> None:
-    """Raise what ended a request that nobody asked to end: a copy, as what is raised holds the frames that hold the
+    """Raise what ended a request that its caller did not end: a copy, as what is raised holds the frames that hold the
     request."""
     for request in requests:
         if request.failure is not None:

@@ -51,19 +51,19 @@ def resolve_load(
 def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> str:
     """auto | wave | graph | eager from what was asked for; only auto depends on the device.
 
-    auto stays auto on a card, where the model decides between wave and graph, and is eager on a CPU.
+    auto stays auto on a GPU, where the model decides between wave and graph, and is eager on a CPU.
     Raises InvalidArgumentError, UnsupportedError.
     """
     check_decode(decode, enforce_eager=enforce_eager)
     if decode == "auto":
         return "eager" if enforce_eager or device.type != "cuda" else "auto"
     if decode != "eager" and device.type != "cuda":
-        raise UnsupportedError(f"decode {decode}", got=str(device), allowed="a CUDA card", next='Use decode="eager".')
+        raise UnsupportedError(f"decode {decode}", got=str(device), allowed="a CUDA GPU", next='Use decode="eager".')
     return decode
 
 
 def choose_device(name: str) -> torch.device:
-    """auto | cpu | cuda | cuda:N. Raises UnsupportedError for anything else and for a card that is not there."""
+    """auto | cpu | cuda | cuda:N. Raises UnsupportedError for anything else and for a GPU that is not there."""
     check_device(name)
     kind, _, index = name.partition(":")
     if name == "auto":
@@ -71,7 +71,7 @@ def choose_device(name: str) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UnsupportedError("device", got=f"{name!r}, but PyTorch finds no CUDA card", next='Use device="cpu".')
+        raise UnsupportedError("device", got=f"{name!r}, but PyTorch finds no CUDA GPU", next='Use device="cpu".')
     number = int(index) if index else current_device()
     if number >= torch.cuda.device_count():
         raise UnsupportedError("device", got=shown(name), allowed=f"cuda:0..cuda:{torch.cuda.device_count() - 1}")
@@ -79,7 +79,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def check_dtype_on(name: str, device: torch.device) -> None:
-    """Raises UnsupportedError for float32 on a card, where operators compute from 16 bits."""
+    """Raises UnsupportedError for float32 on a GPU, where operators compute from 16 bits."""
     if name == "float32" and device.type != "cpu":
         raise UnsupportedError("dtype", got=f"float32 on {device}", allowed="bfloat16 or float16; float32 on a CPU")
 
@@ -118,9 +118,9 @@ def choose_weight_format(
 
 
 def choose_operand_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype in which operators are called on their own; auto is bfloat16 on a card and float32 on a CPU.
+    """The dtype in which operators are called on their own; auto is bfloat16 on a GPU and float32 on a CPU.
 
-    Raises UnsupportedError for float32 on a card.
+    Raises UnsupportedError for float32 on a GPU.
     """
     check_dtype_on(name, device)
     if name != "auto":
@@ -157,7 +157,7 @@ def find_tokenizer(
     from onewave.engine.text.tokenizer import load_tokenizer
 
     if named is not None:
-        path = Path(os.path.expanduser(named))  # leaves a user whom nobody knows as it is
+        path = Path(os.path.expanduser(named))  # leaves an unknown user's ~name as it is
         if os.path.isdir(path):
             return load_tokenizer(ModelLocation("hf", path, path.name)), None
         return load_tokenizer(resolve(named, settings, load_format="dummy", progress=False)), None

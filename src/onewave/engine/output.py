@@ -17,7 +17,7 @@ class Logprob:
     decoded_token: str
 
 
-# The sampled (or prompt) token first, then the likeliest ones, best first.
+# The sampled (or prompt) token first, then those of the highest probabilities, in descending order.
 Logprobs = dict[int, Logprob]
 
 

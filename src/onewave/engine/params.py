@@ -12,9 +12,9 @@ from typing import Any, cast
 from onewave.base.errors import InvalidArgumentError, shown
 
 # What logits and their factors are computed in: float32; and the largest whole number that PyTorch holds.
-_LARGEST, _SMALLEST, _MOST = 3.4028234663852886e38, 1.1754943508222875e-38, 2**63 - 1
-_MOST_DIGITS = 20  # more than it has
-_MOST_COMPLETIONS = 16384
+_LARGEST, _SMALLEST, _MAX = 3.4028234663852886e38, 1.1754943508222875e-38, 2**63 - 1
+_MAX_DIGITS = 20  # more than it has
+_MAX_SAMPLES = 16384
 # Beyond any logit, and still finite once a temperature has divided it.
 _LARGEST_BIAS = 1e30
 # Below this a division by the temperature says nothing that argmax does not (vLLM's _SAMPLING_EPS).
@@ -66,13 +66,13 @@ class SamplingParams:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("n", _whole("n", self.n, 1, _MOST_COMPLETIONS))
+        put("n", _whole("n", self.n, 1, _MAX_SAMPLES))
         if self.max_tokens is not None:
-            put("max_tokens", _whole("max_tokens", self.max_tokens, 1, _MOST, note=", or None"))
-        put("min_tokens", _whole("min_tokens", self.min_tokens, 0, _MOST))
+            put("max_tokens", _whole("max_tokens", self.max_tokens, 1, _MAX, extra=", or None"))
+        put("min_tokens", _whole("min_tokens", self.min_tokens, 0, _MAX))
         from_0 = "a finite number from 0, in float32"
         put("temperature", _number("temperature", self.temperature, 0.0, _LARGEST, from_0))
-        put("top_k", _whole("top_k", self.top_k, -1, _MOST, note=" (-1 and 0: off)"))
+        put("top_k", _whole("top_k", self.top_k, -1, _MAX, extra=" (-1 and 0: off)"))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "a number above 0, up to 1", open_low=True))
         put("min_p", _number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1"))
         normal = "a finite number above 0, in float32"
@@ -84,14 +84,14 @@ class SamplingParams:
             put(name, _number(name, getattr(self, name), -2.0, 2.0, "a number from -2 to 2"))
         put("logit_bias", _biases(self.logit_bias))
         if self.seed is not None:
-            seed = _whole("seed", self.seed, -1, 2**64 - 1, note=", or None")
+            seed = _whole("seed", self.seed, -1, 2**64 - 1, extra=", or None")
             put("seed", None if seed == -1 else seed)
         put("stop", _stops(self.stop))
         put("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:
-                put(name, _whole(name, count, -1, _MOST, note=" (-1: the whole vocabulary), or None"))
+                put(name, _whole(name, count, -1, _MAX, extra=" (-1: the whole vocabulary), or None"))
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(name, got=shown(getattr(self, name)), allowed="True or False")
@@ -120,7 +120,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, without chance."""
+        """Whether the greedy (argmax) token is taken."""
         return self.temperature < GREEDY_BELOW
 
     @property
@@ -139,13 +139,13 @@ class SamplingParams:
         return cast("tuple[int, ...]", self.stop_token_ids)
 
 
-def _whole(name: str, value: object, low: int, high: int | None = None, *, note: str = "") -> int:
+def _whole(name: str, value: object, low: int, high: int | None = None, *, extra: str = "") -> int:
     if not isinstance(value, bool) and isinstance(value, Integral):
         number = int(value)
         if number >= low and (high is None or number <= high):
             return number
     span = f"from {low}" if high is None else f"from {low} to {high}"
-    raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}{note}")
+    raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}{extra}")
 
 
 def _number(name: str, value: object, low: float, high: float, allowed: str, *, open_low: bool = False) -> float:
@@ -182,7 +182,7 @@ def _stops(value: object) -> tuple[str, ...]:
 def _ids(name: str, value: object) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(_whole(name, item, 0, _MOST, note=" in a list") for item in _items(name, value, "a list of token ids"))
+    return tuple(_whole(name, item, 0, _MAX, extra=" in a list") for item in _items(name, value, "a list of token ids"))
 
 
 def _biases(value: object) -> dict[int, float] | None:
@@ -192,8 +192,8 @@ def _biases(value: object) -> dict[int, float] | None:
         raise InvalidArgumentError("logit_bias", got=shown(value), allowed="a mapping from token id to a finite number")
     biases: dict[int, float] = {}
     for key, bias in cast("Mapping[object, object]", value).items():
-        token_id = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < _MOST_DIGITS else key
-        token_id = _whole("logit_bias token id", token_id, 0, _MOST)
+        token_id = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < _MAX_DIGITS else key
+        token_id = _whole("logit_bias token id", token_id, 0, _MAX)
         finite = "a finite number, in float32"
         number = _number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
         if token_id in biases:

@@ -111,7 +111,7 @@ def _list(name: str, value: object) -> list[object]:
     if hasattr(value, "tolist"):  # of an array or a tensor; one without axes is a number then
         try:
             value = cast("Any", value).tolist()
-        except Exception as error:  # whose tensor it is nobody knows: sparse, nested, without data
+        except Exception as error:  # any library's tensor: sparse, nested, without data
             raise InvalidArgumentError(name, got=type(value).__name__, allowed=allowed) from error
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         raise InvalidArgumentError(name, got=type(cast("object", value)).__name__, allowed=allowed)

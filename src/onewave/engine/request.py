@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -29,7 +30,7 @@ class Detokenizer(Protocol):
 
 
 class SampleState(NamedTuple):
-    """How far a sample had come after some step, and how much of its text nobody takes back: both only grow."""
+    """A sample's progress after a step, and how much of its text is final: both only grow."""
 
     num_tokens: int
     num_shown: int
@@ -44,6 +45,17 @@ class RequestState(NamedTuple):
     samples: list[SampleState]
     finished: bool
     at: float
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What a caller wants to be told about its requests, which may share one.
+
+    updates: gets None when a request has ended; streaming: and a state after each step before that.
+    """
+
+    streaming: bool = False
+    updates: SimpleQueue[RequestState | None] = field(default_factory=SimpleQueue["RequestState | None"])
 
 
 class Sample:
@@ -77,7 +89,7 @@ class Sample:
         """Take the next token; may end the sample."""
         ids, request = self.token_ids, self.request
         ids.append(token_id)
-        # Before min_tokens only if nothing but ends could be drawn: they do not end anything yet.
+        # Before min_tokens an end is sampled only where every other token is banned: it does not end the sample yet.
         if token_id in request.end_ids and len(ids) > request.params.min_tokens:
             self.stop_reason = token_id if token_id in request.params.stop_ids else None
             keep = request.params.include_stop_str_in_output
@@ -105,7 +117,7 @@ class Sample:
         """End without another token."""
         if self.finish_reason is None:
             if not self._follows_text:
-                # Whatever a tokenizer raises: who aborts wants the slot back.
+                # Whatever a tokenizer raises: an abort has to free the slot.
                 with suppress(Exception):
                     self._push(self.token_ids, last=True)
             self.finish_reason = "abort"
@@ -151,14 +163,20 @@ class Sample:
             self.finish_reason, self.stop_reason = "stop", stop
 
 
+@dataclass(frozen=True)
+class Ends:
+    """What ends a sample: token_ids (EOS unless ignored, and stop tokens), or max_new_tokens, which is what max_tokens
+    and max_model_len leave."""
+
+    token_ids: frozenset[int]
+    max_new_tokens: int
+
+
 class Request:
     """A prompt, its parameters and its samples.
 
-    end_ids: token ids that end a sample (EOS unless ignored, and stop tokens). max_new_tokens: what max_tokens and
-    max_model_len leave. keys: the random stream of each sample. streaming: someone reads the text as it grows.
-    failure: what ended the request, where that was neither its tokens nor its caller.
-    updates: for its reader: a state after each step that leaves a streaming request running, and None once it has
-    ended. Requests may share a queue. A reader in another thread looks at the rest only when None has come.
+    keys: the random stream of each sample. failure: what ended the request, where that was neither its tokens nor its
+    caller. A reader in another thread looks at a request only when None has come to its updates.
     """
 
     def __init__(
@@ -169,22 +187,19 @@ class Request:
         params: SamplingParams,
         *,
         keys: Sequence[int],
-        end_ids: frozenset[int],
-        max_new_tokens: int,
-        streaming: bool = False,
-        updates: SimpleQueue[RequestState | None] | None = None,
+        ends: Ends,
+        reader: Reader | None = None,
         make_detokenizer: Callable[[], Detokenizer] | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = list(prompt_token_ids)
         self.params = params
-        self.end_ids = end_ids
-        self.max_new_tokens = max_new_tokens
-        self.streaming = streaming
+        self.end_ids, self.max_new_tokens = ends.token_ids, ends.max_new_tokens
+        reader = reader or Reader()
+        self.streaming, self.updates = reader.streaming, reader.updates
         self.prompt_logprobs: list[Logprobs | None] | None = None
         self.failure: BaseException | None = None
-        self.updates: SimpleQueue[RequestState | None] = SimpleQueue() if updates is None else updates
         self.samples = [
             Sample(self, i, key, make_detokenizer() if make_detokenizer else None) for i, key in enumerate(keys)
         ]
@@ -194,7 +209,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether the last sample has ended and all is noted about it."""
+        """Whether the last sample has ended and the request's times are taken."""
         return self._finished is not None
 
     def note_first_token(self) -> None:

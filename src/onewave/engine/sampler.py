@@ -57,7 +57,7 @@ class Sampler:
             compile_kernels(vocab_size, device)
 
     def begin(self, slot: int, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Forget what the slot's last owner saw and note the new prompt."""
+        """Forget what the slot's last owner saw and keep the new prompt."""
         if not params.has_penalties:
             return
         in_prompt, counts = self.seen()
@@ -79,18 +79,18 @@ class Sampler:
 
 
 def compile_kernels(vocab_size: int, device: torch.device) -> None:
-    """Choose three tokens of nothing, so that no request waits for what chooses them to be compiled."""
+    """Sample from zeros, so that no request waits for the sampling kernels to be compiled."""
     logits, uniform = torch.zeros(1, vocab_size, device=device), torch.zeros(1, dtype=torch.float64, device=device)
     with torch.cuda.device(device):
         greedy(logits)
-        with suppress(ShapeError):  # too large a vocabulary to draw from: then a request that asks for it hears so
+        with suppress(ShapeError):  # too large a vocabulary to sample from: a request that asks for it is refused
             for top_p in (1.0, 0.9):
-                drawn = RowParameters.build(temperature=[1.0], top_k=[0], top_p=[top_p], min_p=[0.0], device=device)
-                sample(logits, uniform, drawn)
+                sampled = RowParameters.build(temperature=[1.0], top_k=[0], top_p=[top_p], min_p=[0.0], device=device)
+                sample(logits, uniform, sampled)
 
 
 class SamplingPlan:
-    """Samples one fixed set of rows, step after step. Order: bias, bans, penalties, then the draw, as in vLLM."""
+    """Samples one fixed set of rows, step after step. Order: bias, bans, penalties, then sampling, as in vLLM."""
 
     def __init__(self, sampler: Sampler, rows: Sequence[SamplerRow]) -> None:
         self._sampler, self._rows = sampler, rows

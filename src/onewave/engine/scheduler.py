@@ -1,4 +1,4 @@
-"""Who runs next and in which slot: plain Python, no torch."""
+"""The order in which samples run, and their slots: plain Python, no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The one thread that makes an engine's steps. Callers send it jobs and sleep until their requests have news.
 
 A caller adds its requests with `call` and then waits for their updates; the thread steps as long as a request runs and
-does jobs between two steps. Whatever passes between threads goes through a SimpleQueue, whose put and get are single
+does jobs between two steps. Whatever passes between threads goes through a SimpleQueue: its put and get are single
 calls into C. Ctrl-C leaves none half done, as it may a Condition, which is Python code. And put never waits: the
 garbage collector may close a stream anywhere, in the middle of this thread's own step too.
 """
@@ -144,7 +144,7 @@ def _serve(inbox: _Inbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[None]:
         while callable(job):
             try:
                 job()
-            except Exception:  # of a posted one, for which nobody waits
+            except Exception:  # of a posted one: no caller waits for it
                 _log.exception("a job between two steps failed")
             engine = engine_of()
             if engine is not None:
@@ -162,7 +162,7 @@ def _step(engine: Engine) -> None:
     except BaseException as error:
         # The requests that it ended have copies for their callers.
         _log.debug("a step failed: %s", type(error).__name__)
-    # Only now: whoever is told finds that the frames of the failed step, and what they held, are gone.
+    # Only now: a reader that is told finds that the frames of the failed step, and what they held, are gone.
     engine.tell_readers()
 
 

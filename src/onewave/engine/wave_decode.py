@@ -30,7 +30,7 @@ class WaveDecoder:
 
     stream: where the model's matrices are packed for it; None packs them here, beside the plain ones. However many
     sequences a step has, it runs through the program for max_num_seqs: its bits do not depend on their number.
-    Raises UnsupportedError when the card or the model does not suit the wave, or when the self-check fails.
+    Raises UnsupportedError when the GPU or the model does not suit the wave, or when the self-check fails.
     """
 
     def __init__(self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None):

@@ -129,7 +129,7 @@ class Llama:
         own = self._logits(None if update is None else update[last], residual[last])
         if not all_logits:
             return own
-        # A product of many rows may round differently: what is drawn must not depend on who asks about the prompt.
+        # A product of many rows may round differently: what is sampled must not depend on a question about the prompt.
         logits = self._logits(update, residual)
         logits[last] = own
         return logits

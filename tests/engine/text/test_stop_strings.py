@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kit.models.fake_model import PIECES, FakeRunner, expected_tokens, make_engine, run_all
 from onewave.engine.params import SamplingParams
+from onewave.engine.request import Reader
 from onewave.engine.text.stop_strings import find_stop, num_held_back
 from onewave.ops.sampling import stream_key
 
@@ -49,7 +50,7 @@ def test_a_stream_never_takes_text_back_and_ends_where_the_whole_text_says(
         stop=stops, seed=seed, max_tokens=25, min_tokens=min_tokens, ignore_eos=True, include_stop_str_in_output=include
     )
     engine = make_engine(FakeRunner(run_ahead=run_ahead))
-    streamed = engine.add(None, PROMPT, params, streaming=True)
+    streamed = engine.add(None, PROMPT, params, Reader(streaming=True))
     quiet = engine.add(None, PROMPT, params)
     shown = [streamed.output().outputs[0]]
     while engine.has_work:

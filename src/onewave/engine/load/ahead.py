@@ -41,10 +41,10 @@ _LATER_MODULE = "onewave.wave.kernel.kernel"
 
 @contextmanager
 def compilers(path: str, config: ModelConfig, options: LoadOptions) -> Generator[ProcessPoolExecutor | None]:
-    """Processes for a load on that decode path, which have to be there before it uses the card or a second thread.
-    None where nothing is to be planned, as far as can be said without the card, and where there can't be any.
+    """Processes for a load on that decode path, which have to be there before it uses the GPU or a second thread.
+    None where nothing is to be planned, as far as can be said without the GPU, and where there can't be any.
 
-    On a card, what the first launch begins with begins here, behind the forks and beside the card's own start.
+    On a GPU, what the first launch begins with begins here, after the forks and beside the GPU's own start.
     """
     try:
         wanted = _may_plan(path, config, options)

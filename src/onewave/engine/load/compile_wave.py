@@ -33,7 +33,7 @@ _CAPACITY = BLOCK_KEYS  # for which keys come through the ring, as they will
 
 
 def one_layer(config: ModelConfig) -> ModelConfig:
-    """A model of one layer and a few words whose decode step is compiled as the whole model's."""
+    """Return a model of one layer and a few words; its decode step is compiled as the whole model's."""
     return replace(_first_layer(config), vocab_size=_WORDS)
 
 
@@ -90,7 +90,7 @@ class AttentionSketch(Llama):
 
 
 class PlainSketch(Llama):
-    """One layer of zeros for what plain operators launch on a whole model whose matrices lie in a stream, but for
+    """One layer of zeros, for what plain operators launch on a whole model with matrices in a stream, but for
     attention: its kernel takes longest to compile, and all else follows it (AttentionSketch launches it)."""
 
     def __init__(self, config: ModelConfig, stream: WeightStream, *, max_model_len: int):

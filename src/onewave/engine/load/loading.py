@@ -59,7 +59,7 @@ def load_model(location: ModelLocation, config: ModelConfig, options: LoadOption
 def open_parts(
     location: ModelLocation, config: ModelConfig, options: LoadOptions, *, packed: bool = False
 ) -> Generator[ModelParts]:
-    """Open a checkpoint whose parts are then built one by one. Arguments and errors as of `load_model`."""
+    """Open a checkpoint; its parts are then built one by one. Arguments and errors as of `load_model`."""
     dtype, device = options.dtype, options.device
     if dtype not in _DTYPES:
         raise UnsupportedError("dtype of the weights", got=str(dtype), allowed=", ".join(map(str, _DTYPES)))
@@ -205,7 +205,7 @@ class ModelParts:
         return self._matrix(self._tables[:1])
 
     def head(self) -> LinearWeight:
-        """Build the head of a model whose tables are not tied."""
+        """Build the head of a model without tied tables."""
         return self._matrix([self._layout.head])
 
     @property
@@ -252,7 +252,7 @@ class ModelParts:
             if order is not None:
                 tensor = tensor[torch.as_tensor(order, device=tensor.device)]
             if len(names) == 1 and tensor.is_cuda and tensor.device == self._device and tensor.dtype is kind:
-                return tensor  # made up on the card for us alone: a copy would take its room twice
+                return tensor  # made on the GPU for us alone: a copy would take its room twice
             if out is None:
                 height = sum(shape[0] for shape in shapes)
                 out = torch.empty((height, *shapes[0][1:]), dtype=kind, device=self._device)

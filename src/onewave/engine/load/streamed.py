@@ -1,6 +1,6 @@
-"""A model whose matrices lie in a wave's stream and nowhere else.
+"""A model with its matrices in a wave's stream and nowhere else.
 
-Loading builds one matrix after the other, packs it and lets it go, so that a card never holds the weights twice. What
+Loading builds one matrix after the other, packs it and lets it go, so that a GPU never holds the weights twice. What
 runs plain operators (prefill, the log-probabilities of a prompt) gets matrices unpacked into a buffer that the next
 one reuses. The gains of the norms before qkv, gate_up and the head are multiplied into these matrices and rounded with
 them, in plain operators as in the wave: both compute with the same weights.
@@ -64,8 +64,8 @@ def stream_model(
     """Load a model straight into a program's stream.
 
     program: planned for the options' weight format. dtype: bf16|fp16. report: told the bytes packed so far.
-    The device never holds more than the weights, the stream's padding, the head of a model whose tables are tied a
-    second time, and at most 1 GiB beside (an untied head may alone be more). Raises WeightsError, UnsupportedError,
+    The device never holds more than the weights, the stream's padding, the head of a model with tied tables a second
+    time, and at most 1 GiB beside (an untied head may alone be more). Raises WeightsError, UnsupportedError,
     CapacityError.
     """
     stream = WeightStream(program, options.dtype, options.device, options.weight_format)

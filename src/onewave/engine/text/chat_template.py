@@ -389,7 +389,7 @@ def _content_in(tree: nodes.Template) -> Callable[[nodes.Node | None], bool]:
 
 def _reads_content_parts(tree: nodes.Template, is_content: Callable[[nodes.Node | None], bool]) -> bool:
     """Whether a template looks inside a message's content instead of taking it for a string: it loops over it, or takes
-    a field of its first part. (Who only asks for its type writes nothing of a list, or writes it as Python does.)"""
+    a field of its first part. (A template that only asks for its type writes nothing of a list, or its repr.)"""
     fields = [*tree.find_all(nodes.Getattr), *tree.find_all(nodes.Getitem)]
     firsts = [field.node for field in fields if isinstance(field.node, nodes.Getitem)]
     return any(is_content(loop.iter) for loop in tree.find_all(nodes.For)) or any(

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# A tokenizer whose decoder we can't read as bytes gets re-decoded over a window. UTF-8 spends at most four tokens on
-# a character; a window that still ends in U+FFFD after this many holds bytes that will never be completed.
+# A decoder that we can't read as bytes decodes a window again. UTF-8 spends at most four tokens on a character; a
+# window that still ends in U+FFFD after this many holds bytes that will never be completed.
 MAX_HELD_TOKENS = 8
 
 

@@ -62,10 +62,10 @@ class PreTokenizer:
 
 # Of characters: real ones end at a few hundred, and every way to split one in two is looked at.
 _LONGEST_TOKEN = 4096
-# Of a sentencepiece vocabulary, whose merges grow with the square of a token's length where every prefix is a token.
+# Limits of a sentencepiece vocabulary: merges grow with the square of a token's length if every prefix is a token.
 # 256,000 tokens of five characters that split everywhere make a million merges of five million characters.
-_MOST_MERGES = 4_000_000
-_MOST_MERGE_CHARACTERS = 64_000_000
+_MAX_MERGES = 4_000_000
+_MAX_MERGE_CHARACTERS = 64_000_000
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MODERN_WORDS = (  # %s: how many digits make a word
@@ -289,11 +289,11 @@ def _sentencepiece_backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary,
         cuts = [cut for cut in range(1, len(token)) if token[:cut] in normal and token[cut:] in normal]
         merges += [(token[:cut], token[cut:]) for cut in cuts]
         characters += len(cuts) * len(token)
-        if len(merges) > _MOST_MERGES or characters > _MOST_MERGE_CHARACTERS:
+        if len(merges) > _MAX_MERGES or characters > _MAX_MERGE_CHARACTERS:
             raise TokenizerError(
                 f"{origin}: tokenizer.ggml.tokens",
                 got=f"{len(merges):,} ways and more to split tokens in two, of {characters:,} characters",
-                allowed=f"{_MOST_MERGES:,} ways, of {_MOST_MERGE_CHARACTERS:,} characters",
+                allowed=f"{_MAX_MERGES:,} ways, of {_MAX_MERGE_CHARACTERS:,} characters",
                 next="The vocabulary is damaged; fetch the file again.",
             )
     unknown = _special_id(metadata, vocabulary, "unknown", 0)

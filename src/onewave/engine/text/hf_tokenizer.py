@@ -23,7 +23,7 @@ def hf_tokenizer_parts(directory: Path) -> TokenizerParts:
     """Read tokenizer.json and the small files beside it.
 
     tokenizer.json: the pipeline, used as it is. tokenizer_config.json, special_tokens_map.json: the named special
-    tokens; added_tokens_decoder, whose flags count before tokenizer.json's (as in transformers), though a token that
+    tokens; added_tokens_decoder; its flags count before tokenizer.json's (as in transformers), though a token that
     either calls special is a control token; add_bos_token and add_eos_token, asked only where tokenizer.json has no
     post-processor (transformers 5 lets that file decide, too); chat_template as a string or a list of named ones.
     chat_template.jinja and additional_chat_templates/*.jinja override those. generation_config.json (else config.json):

@@ -49,8 +49,8 @@ class PieceTable(dict[int, bytes]):
     """id -> bytes, worked out when first asked for; an id without a token is no bytes.
 
     spelling: how the vocabulary writes bytes. strip_first_space: whether one space at the very start of a text
-    belongs to the encoding (sentencepiece's space prefix) and not to the text. verbatim: ids whose token text is the
-    text itself.
+    belongs to the encoding (sentencepiece's space prefix) and not to the text. verbatim: ids with a
+    token text that is the text itself.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class Tokenizer:
         if hasattr(ids, "tolist"):  # of an array or a tensor; one without axes is a number then
             try:
                 ids = cast("Any", ids).tolist()
-            except Exception as error:  # whose tensor it is nobody knows: sparse, nested, without data
+            except Exception as error:  # any library's tensor: sparse, nested, without data
                 raise InvalidArgumentError("token ids", got=type(ids).__name__, allowed=allowed) from error
         if isinstance(ids, (str, bytes, bytearray, Mapping)) or not isinstance(ids, Iterable):
             raise InvalidArgumentError("token ids", got=shown(cast("object", ids)), allowed=allowed)

@@ -26,7 +26,7 @@ def from_hf(
 ) -> ModelConfig:
     """Describe the model of a parsed config.json.
 
-    generation_config: the parsed generation_config.json, whose bos and eos ids count before config.json's.
+    generation_config: the parsed generation_config.json; its bos and eos ids count before config.json's.
     source, generation_source: the files' names for messages. What a family's transformers code ignores is ignored here,
     and what transformers assumes for an absent key is assumed here, except for sizes, which must be there.
     Raises ConfigError naming file and key; UnsupportedError for an architecture, RoPE type, activation, dtype or
