@@ -42,5 +42,5 @@ def tile_bytes(FORMAT, IMAGES) -> int:
 
 @gluon.constexpr_function
 def boxes_of(FORMAT) -> int:
-    """Places of the ring that a tile takes: three of compact weights, whose words come in threes (compact.py)."""
+    """Boxes of the ring that a tile takes: three for compact weights, one a plane of words (compact.py)."""
     return 3 if FORMAT == 3 else 1
