@@ -56,9 +56,27 @@ def test_what_was_simulated_is_fitted_to_the_same_costs_and_compares_as_equal(tm
     assert compared.exit_code == 0
 
 
+def test_longer_contexts_take_longer_and_smaller_weights_less(small: list[str]) -> None:
+    def found(*arguments: str) -> float:
+        return json.loads(predict(*small, "--batch-size", "2", *arguments, "--json"))["predicted_ms"]
+
+    times = [found("--context", keys) for keys in ("0", "20000", "200000")]
+    assert times == sorted(set(times))
+    by_format = [found("--weight-format", name) for name in ("int8", "compact", "16-bit")]
+    assert by_format == sorted(set(by_format))
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["--bandwidth", "3"], ["--save", "x.json"], ["--source", "x"], ["--costs", "missing.json"], ["--fit", "x.json"]],
+    [
+        ["--weight-format", "int3"],
+        ["--context", "-1"],
+        ["--bandwidth", "3"],
+        ["--save", "x.json"],
+        ["--source", "x"],
+        ["--costs", "missing.json"],
+        ["--fit", "x.json"],
+    ],
 )
 def test_options_that_make_no_sense_are_refused(small: list[str], arguments: list[str]) -> None:
     with pytest.raises(InvalidArgumentError, match="allowed"):
