@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from onewave.ops.decode_attention.triton.launch import MOST_REGISTERS
-from onewave.ops.decode_attention.triton.plan import plan_decode
+from onewave.ops.decode_attention.triton.plan import DecodeSizes, plan_decode
 from onewave.ops.decode_attention.triton.split_kv import split_kv_kernel
 
 FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True}
@@ -70,10 +70,9 @@ def report(
     **given: Any,
 ) -> dict[str, Any]:
     """aligned: what head_dim and all strides of the cache are multiples of: 16, 8 or 1. mask: its dtype."""
-    plan = plan_decode(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, num_queries=num_queries, head_dim=head_dim, capacity=capacity,
-        kv_itemsize=2 if cache == "bf16" else 1, split_size=None, windowed=False, in_pieces=aligned > 1,
-    )  # fmt: skip
+    item = 2 if cache == "bf16" else 1
+    sizes = DecodeSizes(num_heads, num_kv_heads, num_queries, head_dim, capacity, item, in_pieces=aligned > 1)
+    plan = plan_decode(sizes)
     # As launch has it: of a program that may have several rows, found without pages.
     several = capability >= 90 and rows > 1 and not given.get("MANY") and given.get("PAGING", 0) < 2
     flags = (

@@ -26,7 +26,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from onewave.ops.decode_attention.hopper.kernel import stream_kernel
 from onewave.ops.decode_attention.hopper.plan import stream_tile
-from onewave.ops.decode_attention.triton.plan import plan_decode
+from onewave.ops.decode_attention.triton.plan import DecodeSizes, plan_decode
 
 FUSED = {"FUSED": True, "HAS_MASK": True, "HAS_BIAS": True, "HAS_SHIFT": True, "HAS_SMOOTH": True, "HAS_FINISHED": True}
 CASES: dict[str, dict[str, Any]] = {
@@ -49,10 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def report(name: str, rows: int = 16, head_dim: int = 128, num_queries: int = 1, **given: Any) -> dict[str, Any]:
-    plan = plan_decode(
-        num_heads=32, num_kv_heads=8, num_queries=num_queries, head_dim=head_dim, capacity=4096, kv_itemsize=2,
-        split_size=None, windowed=False,
-    )  # fmt: skip
+    plan = plan_decode(DecodeSizes(32, 8, num_queries, head_dim, capacity=4096, kv_itemsize=2))
     tile = stream_tile(rows, 4096, 16)
     flags = (
         "HAS_SOFTCAP", "HAS_SINKS", "HAS_MASK", "HAS_LSE", "FUSED", "HAS_FINISHED", "HAS_BIAS", "HAS_QKV_SCALE",

@@ -16,9 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops import library
 from onewave.ops.append_kv import append_kv, op
+from onewave.ops.append_kv.call import AppendCall
+from onewave.ops.append_kv.choose import choose
 from onewave.ops.kv_layout import pack_k, unpack_k
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,7 +40,8 @@ def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def run(engine: str, *args: Any, rotary_style: str = "neox", **options: Any) -> Tensor:
     name = "reference" if engine == "reference" else "triton_impl"
     options = {"bias": None, "q_norm": None, "k_norm": None, "eps": 1e-6, **options}
-    return op.load("append_kv", name).append_kv(*args, interleaved=rotary_style == "interleaved", **options)
+    call = AppendCall(*args, interleaved=rotary_style == "interleaved", **options, described=Device((8, 9), 1))
+    return op.load("append_kv", name).run(call, choose(call))
 
 
 def test_the_queries_never_lie_in_what_was_projected() -> None:

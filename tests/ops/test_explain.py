@@ -12,10 +12,14 @@ import pytest
 import torch
 
 from onewave import ops
+from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops.decode_attention.call import DecodeCall
+from onewave.ops.decode_attention.choose import choose
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.explain import explain
-from onewave.ops.linear import op as linear_op
+from onewave.ops.linear.choose import LinearCall
+from onewave.ops.linear.choose import choose as choose_linear
 from onewave.ops.linear.op import linear
 from onewave.ops.merge_attention.op import merge_attention
 from onewave.ops.rms_norm.op import rms_norm
@@ -135,12 +139,10 @@ def test_the_grid_and_the_split_of_a_decode_step_are_the_launchs(monkeypatch, le
             return lambda *arguments, **constants: seen.setdefault("launch", (grid, constants))
 
     monkeypatch.setattr(triton_impl, "split_kv_kernel", Kernel())
-    monkeypatch.setattr(triton_impl, "num_sms", lambda _: 132)
     q, cache = torch.zeros(Q).half(), torch.zeros(2, 2, length, 64).half()
-    triton_impl.decode_attention(
-        torch.empty_like(q), None, q, cache, cache, torch.tensor([length, 1]), block_table=None, k_scale=None,
-        v_scale=None, scale=None, window=None, softcap=None, sinks=None, split_size=split_size,
-    )  # fmt: skip
+    on_h200: dict[str, Any] = {"backend": "triton", "described": Device((9, 0), 132)}
+    call = DecodeCall(q, cache, cache, torch.tensor([length, 1]), split_size=split_size, **on_h200)
+    triton_impl.run(call, choose(call))
     answer = explain("decode_attention", Q, cache.shape, device="cuda:sm_90", dtype="fp16", split_size=split_size)
     grid, constants = seen["launch"]
     assert answer.programs is not None
@@ -157,11 +159,10 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
     for tokens in (1, 2, 64, 65):
         for out in (torch.bfloat16, torch.float32):
             x, weight = torch.zeros(tokens, 32, dtype=torch.bfloat16), torch.zeros(8, 32, dtype=torch.bfloat16)
-            from onewave.ops.linear import triton_impl
-
             answer = explain(linear, x.shape, weight.shape, device="cuda", out_dtype=str(out).removeprefix("torch."))
-            assert (answer.backend == "triton") == triton_impl.suits(x, weight, out)
-    assert linear_op.linear is linear
+            on_gpu = LinearCall(x, weight, out_dtype=out, described=Device((9, 0), 132))
+            assert answer.kernel == choose_linear(on_gpu).kernel
+            assert (answer.backend == "triton") == (tokens == 1 or (tokens <= 64 and out is torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,12 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
         (("swiglu", (2, 7)), {"device": "cpu"}, ShapeError, "an even length"),
         (("ffn", *FFN), {"device": "cpu", "dtype": torch.float64}, UnsupportedError, "float32 on a CPU"),
         (("ffn", *FFN), {"device": "cpu", "dtype": "fp8"}, UnsupportedError, "float32 on a CPU"),
-        (("ffn", *FFN), {"device": "cuda:sm_90", "dtype": "fp32"}, UnsupportedError, "float32 on a card"),
+        (
+            ("ffn", *FFN),
+            {"device": "cuda:sm_90", "dtype": "fp32"},
+            UnsupportedError,
+            "dtype: torch.float32; allowed: bf",
+        ),
         (("ffn", *FFN), {"device": "cpu", "backend": None}, InvalidArgumentError, "backend: None"),
         (("rms_norm", (-1, 2)), {}, ShapeError, "whole numbers from 0"),
         (("ffn", (2, 60), (128, 60), (64, 128)), {}, ShapeError, "multiples of 64"),
@@ -213,7 +219,7 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
             ("decode_attention", Q, CACHE),
             {"device": "cuda:sm_90", "dtype": "fp32"},
             UnsupportedError,
-            "float32 on a card",
+            "dtype of q: torch.float32; allowed: float16, bfloat16",
         ),
         (("decode_attention", Q, CACHE), {"device": "cuda:sm_80", "kv_dtype": "fp8"}, UnsupportedError, "sm_89"),
         (("masked_multihead_attention", (2, 12, 64), CACHE), {"backend": "cpu"}, InvalidArgumentError, "reference"),

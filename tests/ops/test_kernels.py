@@ -3,11 +3,16 @@
 The interpreter miscomputes bf16, so fp16 stands for both 16-bit types there; a card runs bf16 too.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.ops.append_kv import reference as append_kv_reference
+from onewave.ops.linear.choose import LinearCall, TileChoice
+from onewave.ops.linear.choose import choose as choose_linear
 from onewave.ops.rms_norm import reference as rms_norm_reference
 from onewave.ops.swiglu import reference as swiglu_reference
 
@@ -132,6 +137,8 @@ def test_append_kv_kernel_equals_the_reference(
     heads: int, kv_heads: int, head_dim: int, rotary_dim: int, bias: bool, norms: bool, dtype: torch.dtype
 ) -> None:
     from onewave.ops.append_kv import triton_impl
+    from onewave.ops.append_kv.call import AppendCall
+    from onewave.ops.append_kv.choose import choose
 
     tokens, slots, capacity = 3, 4, 7
     width = (heads + 2 * kv_heads) * head_dim
@@ -158,9 +165,23 @@ def test_append_kv_kernel_equals_the_reference(
 
     exact = run(append_kv_reference.append_kv, exactly=True)
     baseline = run(append_kv_reference.append_kv, exactly=False)
-    for out, right, plain in zip(run(triton_impl.append_kv, exactly=False), exact, baseline, strict=True):
+
+    def launched(*tensors: Any, **options: Any) -> Tensor:
+        call = AppendCall(*tensors, **options, described=Device((9, 0), 1))
+        return triton_impl.run(call, choose(call))
+
+    for out, right, plain in zip(run(launched, exactly=False), exact, baseline, strict=True):
         assert torch.equal(out.isnan(), right.isnan())
         assert close(out.nan_to_num(), right.nan_to_num(), plain.nan_to_num())
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    """One of linear's kernels, those for several tokens also where PyTorch's matmul would be chosen."""
+    from onewave.ops.linear import triton_impl
+
+    call = LinearCall(x, weight, bias, out_dtype, described=Device((9, 0), 1))
+    choice = choose_linear(call)
+    return triton_impl.run(call, choice if choice.backend == "triton" else TileChoice("triton", "", "", ()))
 
 
 @pytest.mark.parametrize("dtype", LOW_DTYPES)
@@ -171,36 +192,32 @@ def test_append_kv_kernel_equals_the_reference(
 def test_linear_kernels_equal_torch_and_ignore_the_other_tokens(
     tokens: int, rows: int, cols: int, bias: bool, dtype: torch.dtype
 ) -> None:
-    from onewave.ops.linear import triton_impl
-
     x, weight = randn(tokens, cols, dtype=dtype), randn(rows, cols, dtype=dtype, seed=1)
     offset = randn(rows, dtype=dtype, seed=2) if bias else None
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
     baseline = torch.nn.functional.linear(x, weight, offset)
     for out_dtype in (dtype, torch.float32):
-        out = triton_impl.linear(x, weight, offset, out_dtype)
+        out = product(x, weight, offset, out_dtype)
         assert out.dtype is out_dtype
         assert close(out, exact, baseline)
     others_changed = torch.cat((x[:1], -x[1:]))
-    assert torch.equal(
-        triton_impl.linear(others_changed, weight, offset, dtype)[0], triton_impl.linear(x, weight, offset, dtype)[0]
-    )
+    assert torch.equal(product(others_changed, weight, offset, dtype)[0], product(x, weight, offset, dtype)[0])
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_every_second_number_of_a_bias_is_a_bias(tokens: int) -> None:
-    from onewave.ops.linear import triton_impl
-
     x, weight = randn(tokens, 64, dtype=torch.float16), randn(32, 64, dtype=torch.float16, seed=1)
     bias = randn(64, dtype=torch.float16, seed=2)[::2]
-    expected = triton_impl.linear(x, weight, bias.contiguous(), torch.float32)
-    assert torch.equal(triton_impl.linear(x, weight, bias, torch.float32), expected)
+    expected = product(x, weight, bias.contiguous(), torch.float32)
+    assert torch.equal(product(x, weight, bias, torch.float32), expected)
 
 
 def test_no_token_is_left_to_pytorch() -> None:
-    from onewave.ops.linear import triton_impl
+    def module(tokens: int, out_dtype: torch.dtype) -> str:
+        x = randn(tokens, 64, dtype=torch.float16)
+        return choose_linear(LinearCall(x, weight, None, out_dtype, described=Device((9, 0), 1))).module
 
     weight = randn(5, 64, dtype=torch.float16)
     for out_dtype in (torch.float16, torch.float32):
-        assert not triton_impl.suits(randn(0, 64, dtype=torch.float16), weight, out_dtype)
-    assert triton_impl.suits(randn(2, 64, dtype=torch.float16), weight, torch.float32)
+        assert module(0, out_dtype) == "torch_impl"
+    assert module(2, torch.float32) == "triton_impl"

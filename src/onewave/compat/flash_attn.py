@@ -27,8 +27,8 @@ from onewave.ops.attention.checks import SMALLEST_HEAD_DIM, check_extras, check_
 from onewave.ops.attention.masks import check_switch, is_finite, is_whole
 from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.decode_attention.call import MAX_QUERIES
 from onewave.ops.decode_attention.op import decode_attention
-from onewave.ops.decode_attention.triton.plan import MAX_QUERIES
 from onewave.ops.library import check_optional, check_tensors, checks_contents, is_readable, is_watched, register
 
 Window = tuple[int, int]

@@ -29,8 +29,8 @@ except ImportError as error:
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.checks import SMALLEST_HEAD_DIM
 from onewave.ops.attention.op import attention
+from onewave.ops.decode_attention.call import MAX_QUERIES
 from onewave.ops.decode_attention.op import decode_attention
-from onewave.ops.decode_attention.triton.plan import MAX_QUERIES
 
 NAME = "onewave"
 

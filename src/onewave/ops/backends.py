@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 
+def module_for(dtype: torch.dtype, *, on_gpu: bool, on_cpu: bool) -> str:
+    """Return the name of the module that runs an operator of one kernel a device."""
+    return "triton_impl" if on_gpu else "numba_impl" if on_cpu and dtype is torch.float32 else "reference"
+
+
 def implementation(operator: str, x: Tensor) -> ModuleType:
     """Return the module that runs `operator` (a folder of ops) on x's device and dtype."""
-    if x.is_cuda:
-        return load(operator, "triton_impl")
-    return load(operator, "numba_impl" if x.dtype is torch.float32 and x.is_cpu else "reference")
+    return load(operator, module_for(x.dtype, on_gpu=x.is_cuda, on_cpu=x.is_cpu))
 
 
 @cache

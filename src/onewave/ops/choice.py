@@ -85,6 +85,11 @@ class Call:
         """Whether a CPU runs the call. It asks for no capability, so a compiler can trace it."""
         return self.first.device.type == "cpu" if self.described is None else self.described.capability is None
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU runs the call; tensors that are shapes alone (on meta) lie on none."""
+        return self.first.is_cuda if self.described is None else self.described.capability is not None
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -97,6 +102,11 @@ class Choice:
     module: str
     kernel: str
     reasons: tuple[Reason, ...]
+
+    @property
+    def why(self) -> tuple[Reason, ...]:
+        """The reasons, and those that take a plan to say."""
+        return self.reasons
 
     @property
     def tile(self) -> str | None:

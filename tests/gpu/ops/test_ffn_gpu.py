@@ -11,7 +11,7 @@ from torch import Tensor
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn, pack_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.ops.ffn.wave.launch import PackedFFN, pack
+from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 from onewave.wave.launch.launch import co_resident, runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -110,9 +110,9 @@ def test_a_thousand_runs_give_the_same_bits(rows: int) -> None:
 def test_ten_thousand_launches_under_random_delays_give_the_right_bits(rows: int, order: str, inner: int) -> None:
     x, up, down, gate = operands(rows, 256, inner, 128)
     right = finished(pack_ffn(up, down, w_gate=gate, batch=rows), x)
-    options = {"activation": "silu", "order": order, "policy": "data", "workers": 16}
-    packed = pack(up, down, gate, batch=rows, delays=True, **options)
-    plain = finished(pack(up, down, gate, batch=rows, **options), x)
+    packing = Packing(rows, "silu", order, "data", workers=16)
+    packed = PackedFFN(up, down, gate, packing, delays=True)
+    plain = finished(PackedFFN(up, down, gate, packing), x)
     assert_close(right, (x, up, down, gate), "silu")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(10_000):

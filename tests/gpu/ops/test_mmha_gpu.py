@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.decode_calls import masked_in_torch
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv import append_kv
 from onewave.ops.append_kv.reference import append_kv as append_kv_in_torch
@@ -15,7 +16,6 @@ from onewave.ops.decode_attention import decode_attention
 from onewave.ops.decode_attention.reference import decode_attention as decode_attention_in_torch
 from onewave.ops.kv_layout import pack_k, unpack_k
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
-from onewave.ops.masked_multihead_attention.reference import masked_multihead_attention as in_torch
 
 pytestmark = pytest.mark.gpu
 HISTORIES = [0, 1, 127, 128, 129, 4096, 2047]
@@ -58,10 +58,7 @@ class Case:
         """The reference computing with everything in `dtype`: (out, k, v)."""
         out = torch.zeros(len(HISTORIES), self.heads, self.qkv.shape[2], dtype=dtype, device="cuda")
         k, v = self.k.to(dtype), self.v.to(dtype)
-        in_torch(
-            out, self.qkv.to(dtype), k, v, self.seq_lens, finished=None, interleaved=False, qkv_out_scale=None,
-            out_scale=None, half_away=False, max_bound=127.0, min_bound=-127.0, scale=None, **self.options,
-        )  # fmt: skip
+        masked_in_torch(out, self.qkv.to(dtype), k, v, self.seq_lens, **self.options)
         return out, k, v
 
     def in_low_precision(self) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit import decode_calls
 from kit.numpy_gpu.mmha_model import mmha_in_numpy
+from onewave.ops.choice import Choice
 from onewave.ops.kv_layout import pack_k, unpack_k
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
+from onewave.ops.masked_multihead_attention.call import MaskedCall
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ENGINES = ["reference", "kernel"]
@@ -36,16 +40,12 @@ def kernel(qkv: Tensor, cache_k: Tensor, cache_v: Tensor, seq_lens: Tensor, **op
         return masked_multihead_attention(qkv, cache_k, cache_v, seq_lens, backend="triton", **options)
     from onewave.ops.masked_multihead_attention import op
 
+    def launched(call: MaskedCall, _: Choice) -> None:
+        decode = replace(call.decode, described=decode_calls.DEVICE, backend="triton")
+        decode_calls.launch.run(decode, decode_calls.choose(decode))
+
     with pytest.MonkeyPatch.context() as patch:
-        triton = op.load("masked_multihead_attention", "triton_impl")
-        steps = options.get("steps_per_block", 128)
-
-        class Kernel:
-            @staticmethod
-            def masked_multihead_attention(*args: Any, **kwargs: Any) -> None:
-                triton.masked_multihead_attention(*args, steps_per_block=steps, **kwargs)
-
-        patch.setattr(op, "load", lambda *_: Kernel)
+        patch.setattr(op, "load", lambda *_: SimpleNamespace(run=launched))
         return masked_multihead_attention(qkv, cache_k, cache_v, seq_lens, **options)
 
 

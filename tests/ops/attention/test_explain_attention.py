@@ -125,7 +125,7 @@ def test_the_backend_named_for_a_cpu_is_the_one_that_runs(monkeypatch, name, sha
 @pytest.mark.parametrize(
     ("question", "options", "error", "says"),
     [
-        (("append_kv", (2, 96), KV), {"dtype": "fp32"}, UnsupportedError, "float32 on a card"),
+        (("append_kv", (2, 96), KV), {"dtype": "fp32"}, UnsupportedError, "float32 on cuda"),
         (("append_kv", (2, 96), KV), {"dtype": "int8"}, UnsupportedError, "dtype: torch.int8"),
         (("append_kv", (2, 42), (2, 2, 8, 7)), {}, UnsupportedError, "head_dim: 7"),
         (("append_kv", (2, 96), KV), {"backend": "cpu"}, UnsupportedError, "backend=cpu"),
@@ -140,9 +140,14 @@ def test_the_backend_named_for_a_cpu_is_the_one_that_runs(monkeypatch, name, sha
             ("masked_multihead_attention", (2, 6, 16), KV),
             {"dtype": "fp32", "backend": "reference"},
             UnsupportedError,
-            "float32 on a card",
+            "float32 on cuda",
         ),
-        (("decode_attention", Q, KV), {"dtype": torch.float64, "kv_dtype": "int8"}, UnsupportedError, "float64 on"),
+        (
+            ("decode_attention", Q, KV),
+            {"dtype": torch.float64, "kv_dtype": "int8"},
+            UnsupportedError,
+            "q: torch.float64",
+        ),
         (("attention_varlen", (6, 3, 20), (6, 3, 20)), {}, UnsupportedError, "head_dim: 20"),
         (("attention", Q, KV), {"dtype": "fp32", "backend": "reference"}, UnsupportedError, "float16, bfloat16"),
         (("attention", Q, KV), {"backend": "torch", "bias": True, "causal": True}, UnsupportedError, "float bias"),

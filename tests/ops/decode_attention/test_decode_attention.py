@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.decode_calls import attend
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.decode_attention import decode_attention, op
 from onewave.ops.decode_attention.reference import decode_attention as reference
-from onewave.ops.decode_attention.triton.plan import DecodePlan, plan_decode
+from onewave.ops.decode_attention.triton.plan import DecodePlan, DecodeSizes, plan_decode
 
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if torch.cuda.is_available() else [])]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,13 +79,9 @@ def random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The Triton kernel, wherever it runs."""
-    from onewave.ops.decode_attention.triton import launch as triton_impl
-
     out = options.pop("out", torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device))
     lse = torch.full(q.shape[:3], float("nan"), device=q.device)
-    names = ("block_table", "k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
-    triton_impl.decode_attention(out, lse, q, k, v, seq_lens, **{name: options.get(name) for name in names})
-    return out, lse
+    return attend(q, k, v, seq_lens, out=out, lse=lse, **options)
 
 
 @pytest.mark.parametrize("dtype", LOW_DTYPES)
@@ -388,17 +385,7 @@ def test_debug_mode_names_lengths_and_blocks_that_do_not_exist(monkeypatch: pyte
 
 def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:
     plans = [
-        plan_decode(
-            num_heads=32,
-            num_kv_heads=8,
-            num_queries=1,
-            head_dim=128,
-            capacity=capacity,
-            kv_itemsize=2,
-            split_size=None,
-            windowed=False,
-        )
-        for capacity in (64, 4096, 131072)
+        plan_decode(DecodeSizes(32, 8, 1, 128, capacity=capacity, kv_itemsize=2)) for capacity in (64, 4096, 131072)
     ]
     assert [plan.max_splits for plan in plans] == [1, 16, 64]
     assert len({(plan.smallest, plan.doublings, plan.target, plan.block_n) for plan in plans}) == 1

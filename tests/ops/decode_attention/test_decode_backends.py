@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from kit.attention_oracle import within_rule
+from kit.decode_calls import attend
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.append_kv import append_kv
-from onewave.ops.decode_attention import decode_attention
+from onewave.ops.decode_attention import choose, decode_attention
 from onewave.ops.decode_attention.reference import decode_attention as reference
 from onewave.ops.decode_attention.triton import launch as triton_impl
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
@@ -92,11 +93,7 @@ def launched(
     *operands: Tensor, block_table: Tensor | None = None, backend: str = "triton", **given: Any
 ) -> tuple[Tensor, Tensor]:
     """The Triton kernel, interpreted."""
-    names = ("k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
-    out, lse = torch.full_like(operands[0], 7.0), torch.full(operands[0].shape[:3], 7.0)
-    options = {name: given.get(name) for name in names}
-    triton_impl.decode_attention(out, lse, *operands, block_table=block_table, backend=backend, **options)
-    return out, lse
+    return attend(*operands, block_table=block_table, backend=backend, **given)
 
 
 def test_no_kernel_is_left_to_choose_where_it_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +107,9 @@ def test_no_kernel_is_left_to_choose_where_it_rounds(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(triton_impl, "launch_kernel", launch)
     monkeypatch.setattr(triton_impl, "load", lambda *_: stream)
     launched(*case(dtype=torch.float16))
-    monkeypatch.setattr(triton_impl, "refusal", lambda *_, **__: None)
+    monkeypatch.setattr(choose, "load", lambda *_: stream)
+    monkeypatch.setattr(choose, "refusal", lambda *_, **__: None)
+    monkeypatch.setattr(choose, "_chosen", {})
     launched(*case(dtype=torch.float16), backend="gluon")
     assert fused == [False, False]
 

@@ -11,10 +11,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from kit.decode_calls import attend
+from onewave.ops.decode_attention import choose
 from onewave.ops.decode_attention.reference import decode_attention as reference
 from onewave.ops.decode_attention.triton import launch as triton_impl
 from onewave.ops.decode_attention.triton import plan
-from onewave.ops.decode_attention.triton.plan import DecodePlan, plan_decode
+from onewave.ops.decode_attention.triton.plan import DecodePlan, DecodeSizes, plan_decode
 from onewave.ops.kv_layout import pack_k
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter runs where there is no card")
@@ -27,10 +29,7 @@ def randn(*shape: int, seed: int) -> Tensor:
 
 def run(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], **options: Any) -> Tensor:
     out = torch.full_like(q, float("nan"))
-    names = ("block_table", "k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
-    given = {name: options.get(name) for name in names}
-    triton_impl.decode_attention(out, None, q, k, v, torch.tensor(lengths, dtype=torch.int32), **given)
-    return out
+    return attend(q, k, v, torch.tensor(lengths, dtype=torch.int32), out=out, lse=None, **options)[0]
 
 
 class Asked:
@@ -174,6 +173,7 @@ def test_more_rows_than_are_looked_at_are_a_share_each_and_take_no_scratch(monke
     k, v = (randn(len(lengths), 1, 768, 32, seed=seed) for seed in (1, 2))
     q = randn(len(lengths), 2, 1, 32, seed=0)
     few = run(q, k, v, lengths)
+    monkeypatch.setattr(choose, "_chosen", {})
     for module in (triton_impl, plan):
         monkeypatch.setattr(module, "MOST_ROWS_LOOKED_AT", 4)
     monkeypatch.setattr(triton_impl, "counters", None)
@@ -183,14 +183,8 @@ def test_more_rows_than_are_looked_at_are_a_share_each_and_take_no_scratch(monke
 
 @pytest.mark.parametrize(("steps", "keys"), [(128, 256), (64, 256), (100, 256), (512, 512), (4097, 8192)])
 def test_a_long_row_of_masked_attention_takes_several_blocks_together(steps: int, keys: int) -> None:
-    cut = plan_decode(
-        num_heads=32, num_kv_heads=8, num_queries=1, head_dim=128, capacity=4096, kv_itemsize=2, split_size=None,
-        windowed=False, smallest_split=steps,
-    )  # fmt: skip
-    size = cut.smallest
-    while size < cut.smallest << cut.doublings and size * cut.target < 4096:
-        size *= 2
-    assert size == keys
+    cut = plan_decode(DecodeSizes(32, 8, 1, 128, capacity=4096, kv_itemsize=2, smallest_split=steps))
+    assert cut.split_of(4096) == keys
     assert cut.max_splits * cut.block_n <= 4096
 
 

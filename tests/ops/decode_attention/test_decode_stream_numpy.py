@@ -16,9 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit import decode_calls
+from kit.decode_calls import attend_masked, masked_in_torch
 from kit.numpy_gpu.gluon_in_numpy import Boxes, Fault, Memory, Pointer, launch
 from kit.numpy_gpu.happens_before import Race, partition
+from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
+from onewave.ops.decode_attention import choose
 from onewave.ops.decode_attention.hopper import kernel as stream_impl
 from onewave.ops.decode_attention.hopper import launch as gluon_impl
 from onewave.ops.decode_attention.hopper import load as stream_load_impl
@@ -29,8 +33,6 @@ from onewave.ops.decode_attention.triton import launch as triton_impl
 from onewave.ops.decode_attention.triton import merge as merge_impl
 from onewave.ops.decode_attention.triton import projection as projection_impl
 from onewave.ops.decode_attention.triton import shares as shares_impl
-from onewave.ops.masked_multihead_attention.reference import masked_multihead_attention as in_torch
-from onewave.ops.masked_multihead_attention.triton_impl import masked_multihead_attention as in_triton
 
 MODULES = (
     merge_impl, projection_impl, shares_impl, stream_parts_impl, stream_load_impl, stream_merge_impl, stream_impl,
@@ -38,6 +40,8 @@ MODULES = (
 OPTIONS = {"num_warps", "maxnreg", "launch_pdl", "enable_fp_fusion"}
 
 
+# So that several programs have a row, and one program several rows.
+H200 = Device((9, 0), 6)
 NO_OPTIONS: dict[str, Any] = dict.fromkeys(
     ("bias", "src_mask", "finished", "rotary", "qkv_out_scale", "out_shift", "out_smooth", "out_scale", "scale")
 ) | {"interleaved": False, "half_away": False, "max_bound": 127.0, "min_bound": -127.0}
@@ -120,18 +124,11 @@ class Card:
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
     monkeypatch.setattr(gluon_impl, "stream_kernel", card)
-    monkeypatch.setattr(triton_impl, "capability", lambda device: (9, 0))
-    # So that several programs have a row, and one program several rows.
-    monkeypatch.setattr(gluon_impl, "num_sms", lambda device: 6)
     return card
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    out, lse = torch.full_like(q, 7.0), torch.full(q.shape[:3], 7.0)
-    names = ("block_table", "k_scale", "v_scale", "scale", "window", "softcap", "sinks", "split_size")
-    given = {name: options.get(name) for name in names}
-    triton_impl.launch(out, lse, q, k, v, lengths, fused=None, backend=options.get("backend", "gluon"), **given)
-    return out, lse
+    return decode_calls.attend(q, k, v, lengths, device=H200, **{"backend": "gluon"} | options)
 
 
 def case(lengths: list[int], heads: int = 4, dim: int = 64, queries: int = 1, capacity: int = 520) -> Any:
@@ -210,8 +207,9 @@ def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(card: Card, mon
 
     portable = Portable()
     monkeypatch.setattr(triton_impl, "split_kv_kernel", portable)
-    monkeypatch.setattr(triton_impl, "load", load)
-    monkeypatch.setattr(triton_impl, "_without_gluon", triton_impl._without_gluon.__wrapped__)
+    monkeypatch.setattr(choose, "load", load)
+    monkeypatch.setattr(choose, "_chosen", {})
+    monkeypatch.setattr(choose, "_without_gluon", choose._without_gluon.__wrapped__)
     attend(*case([3]), backend="auto")
     assert len(portable.launches) == 1
     with pytest.raises(UnsupportedError, match=r"needs Triton 3.6's Gluon: no module named gluon"):
@@ -369,8 +367,8 @@ def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], 
     dtype = torch.int8 if options["out_scale"] else torch.float16
     outs = [torch.full((6, 4, 64), 7, dtype=dtype) for _ in range(2)]
     card.lengths_before = torch.tensor([0, 521, 1 << 30, -5, 300, 64], dtype=torch.int32)
-    in_triton(outs[0], qkv, *caches[0], lengths, steps_per_block=128, backend="gluon", **options)
-    in_torch(outs[1], qkv, *caches[1], lengths, **options)
+    attend_masked(outs[0], qkv, *caches[0], lengths, device=H200, backend="gluon", **options)
+    masked_in_torch(outs[1], qkv, *caches[1], lengths, **options)
     if dtype is torch.int8:
         assert (outs[0].int() - outs[1].int()).abs().max() <= 1
     else:
@@ -399,8 +397,8 @@ def masked(length: int, **given: Any) -> None:
     _, k, v, lengths = case([length], dim=128, capacity=576)
     qkv, options = randn(1, 8, 128, seed=4), NO_OPTIONS | given
     found, right = ([torch.full((1, 4, 128), 7, dtype=torch.float16), k.clone(), v.clone()] for _ in range(2))
-    in_triton(found[0], qkv, *found[1:], lengths, steps_per_block=128, backend="gluon", **options)
-    in_torch(right[0], qkv, *right[1:], lengths, **options)
+    attend_masked(found[0], qkv, *found[1:], lengths, device=H200, backend="gluon", **options)
+    masked_in_torch(right[0], qkv, *right[1:], lengths, **options)
     for one, other in zip(found, right, strict=True):
         torch.testing.assert_close(one, other, atol=4e-3, rtol=4e-3, equal_nan=True)
 

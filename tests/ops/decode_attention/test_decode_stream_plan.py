@@ -10,24 +10,20 @@ import torch
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.decode_attention.hopper.plan import StreamCall, refusal, stream_tile, undescribable
-from onewave.ops.decode_attention.triton.plan import plan_decode
+from onewave.ops.decode_attention.triton.plan import DecodeSizes, plan_decode
 from onewave.ops.explain import explain
 
-CALL = StreamCall((9, 0), 16, "bfloat16", "bfloat16", packed=False, block_size=4096, paged=False)
+CALL = StreamCall((9, 0), 16, torch.bfloat16, torch.bfloat16, packed=False, block_size=4096, paged=False)
 
 
 def plan(**changes: Any) -> Any:
-    sizes: dict[str, Any] = {
-        "num_heads": 32, "num_kv_heads": 8, "num_queries": 1, "head_dim": 128, "capacity": 4096, "kv_itemsize": 2,
-        "split_size": None, "windowed": False,
-    }  # fmt: skip
-    return plan_decode(**sizes | changes)
+    return plan_decode(DecodeSizes(32, 8, 1, 128, capacity=4096, kv_itemsize=2)._replace(**changes))
 
 
 def test_plain_and_paged_rows_are_taken() -> None:
     assert refusal(CALL, plan()) is None
     assert refusal(CALL, plan(head_dim=64)) is None
-    assert refusal(replace(CALL, dtype="float16", kv_dtype="float16"), plan(head_dim=80)) is None
+    assert refusal(replace(CALL, dtype=torch.float16, kv_dtype=torch.float16), plan(head_dim=80)) is None
     for size in (8, 16, 32, 64, 128, 256):
         assert refusal(replace(CALL, block_size=size, paged=True), plan()) is None
 
@@ -37,7 +33,7 @@ def test_plain_and_paged_rows_are_taken() -> None:
     [
         ({"capability": (8, 0)}, {}, "sm_80: needs sm_90"),
         ({"capability": (10, 0)}, {}, "sm_100: needs sm_90"),
-        ({"kv_dtype": "int8"}, {"kv_itemsize": 1}, "a cache in int8"),
+        ({"kv_dtype": torch.int8}, {"kv_itemsize": 1}, "a cache in int8"),
         ({"packed": True}, {}, "packed keys"),
         ({"scaled": True}, {}, "scales of keys and values"),
         ({}, {"head_dim": 256}, "head_dim padded to 256"),

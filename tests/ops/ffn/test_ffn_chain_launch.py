@@ -14,10 +14,12 @@ from triton.experimental.gluon import language as gl
 
 from kit.numpy_gpu.gluon_in_numpy import Matrix, Memory, launch
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled
+from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.chain import kernel as chain_kernel_impl
 from onewave.ops.ffn.chain import launch as chain_impl
 from onewave.ops.ffn.chain.launch import Chain
 from onewave.ops.ffn.chain.plan import ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.choose import ChainChoice
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.wave.kernel import finish
 
@@ -111,6 +113,22 @@ def assert_close(found: Tensor, given: tuple[Tensor, Tensor, Tensor, Tensor | No
     assert (found.double() - expected).abs().max() < 3e-3 * expected.abs().max()
 
 
+def asked_for(*operands: Any) -> tuple[FFNCall, ChainChoice]:
+    """x, w_up, w_down, w_gate, activation, order, policy, streams as a call and what was chosen for it."""
+    *given, order, policy, streams = operands
+    name = "streams" if streams else "chain"
+    call = FFNCall(*given, order, policy)
+    return call, ChainChoice(name, "", "", (), ChainSizes(len(call.x), *call.block), order, policy, 4)
+
+
+def run(*operands: Any) -> Tensor:
+    return chain_impl.run(*asked_for(*operands))
+
+
+def is_ready(*operands: Any) -> bool:
+    return chain_impl.is_ready(*asked_for(*operands))
+
+
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_call_launches_what_computes_the_block(monkeypatch: pytest.MonkeyPatch, streams: bool, gated: bool) -> None:
@@ -118,7 +136,7 @@ def test_a_call_launches_what_computes_the_block(monkeypatch: pytest.MonkeyPatch
     for rows in (130, 128, 1, 130):
         x, up, down, gate = operands(rows)
         given = (x, up, down, gate if gated else None)
-        found = chain_impl.ffn(*given, "silu", "rows:1", "tile", streams)
+        found = run(*given, "silu", "rows:1", "tile", streams)
         assert_close(found, given, "silu")
     ours = [(name, blocks) for name, blocks, _ in device.launches[:3]]
     if streams:
@@ -133,36 +151,36 @@ def test_two_streams_compute_the_block_in_half_rows(monkeypatch: pytest.MonkeyPa
     Device(monkeypatch)
     for rows in (130, 1):
         given = operands(rows)
-        assert_close(chain_impl.ffn(*given, "silu", "half_row", "auto", True), given, "silu")
+        assert_close(run(*given, "silu", "half_row", "auto", True), given, "silu")
 
 
 def test_a_graph_may_be_recorded_once_plan_and_buffers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch)
     x, up, down, gate = operands(130)
     asked = ("silu", "rows:1", "tile", False)
-    assert not chain_impl.is_ready(x, up, down, gate, *asked)
-    chain_impl.ffn(x, up, down, gate, *asked)
+    assert not is_ready(x, up, down, gate, *asked)
+    run(x, up, down, gate, *asked)
     # As many blocks of rows: the same plan.
-    assert chain_impl.is_ready(x[:129], up, down, gate, *asked)
-    assert not chain_impl.is_ready(x[:128], up, down, gate, *asked)
-    assert not chain_impl.is_ready(x, up, down, None, *asked)
-    monkeypatch.setattr(chain_impl, "_MOST_KEPT", 1)
-    chain_impl.ffn(x[:1], up, down, gate, *asked)
-    assert not chain_impl.is_ready(x, up, down, gate, *asked)
+    assert is_ready(x[:129], up, down, gate, *asked)
+    assert not is_ready(x[:128], up, down, gate, *asked)
+    assert not is_ready(x, up, down, None, *asked)
+    monkeypatch.setattr(chain_impl, "_MAX_KEPT", 1)
+    run(x[:1], up, down, gate, *asked)
+    assert not is_ready(x, up, down, gate, *asked)
 
 
 def test_the_oldest_plan_goes_when_what_was_launched_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch)
     x, up, down, gate = operands(130)
     asked = ("silu", "rows:1", "tile", False)
-    chain_impl.ffn(x, up, down, gate, *asked)
+    run(x, up, down, gate, *asked)
     waited: list[tuple[object, int]] = []
-    monkeypatch.setattr(chain_impl, "_MOST_KEPT", 1)
+    monkeypatch.setattr(chain_impl, "_MAX_KEPT", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append((device, len(chain_impl._kept))))
-    chain_impl.ffn(x[:128], up, down, gate, *asked)
+    run(x[:128], up, down, gate, *asked)
     assert (x.device, 2) in waited  # while both were there
-    assert chain_impl.is_ready(x[:128], up, down, gate, *asked)
-    assert not chain_impl.is_ready(x, up, down, gate, *asked)
+    assert is_ready(x[:128], up, down, gate, *asked)
+    assert not is_ready(x, up, down, gate, *asked)
 
 
 def test_slices_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 from kit.paths import ROOT
+from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
+from onewave.ops import choice
 from onewave.ops.explain import explain
-from onewave.ops.ffn import ffn, op
+from onewave.ops.ffn import choose, ffn
 from onewave.ops.ffn import measured as table
+from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.chain import launch as chain_impl
+from onewave.ops.ffn.choose import ChainChoice
 from onewave.ops.ffn.measured import MARGIN, MEASURED, Measured, fastest
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.wave import launch as wave_impl
@@ -128,16 +132,15 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: tuple[Measured, ...] = TABLE):
         self.ran: list[str] = []
         self.capturing, self.free = False, 1 << 30
-        op._looked_up.cache_clear()
+        choose._chosen.cache_clear()
         monkeypatch.setattr(table, "MEASURED", rows)
-        monkeypatch.setattr(op, "runs_here", lambda device: True)
+        monkeypatch.setattr(choice, "device_of", lambda device: Device((9, 0), 4, "card"))
         monkeypatch.setattr(wave_impl, "co_resident", lambda device: 4)
         monkeypatch.setattr(wave_impl, "_kept", OrderedDict())
         monkeypatch.setattr(wave_impl, "PackedFFN", self.pack)
-        monkeypatch.setattr(chain_impl, "ffn", self.chain)
+        monkeypatch.setattr(chain_impl, "run", self.chain)
         monkeypatch.setattr(chain_impl, "is_ready", lambda *given: False)
         for name, value in {
-            "get_device_name": lambda device: "card",
             "is_current_stream_capturing": lambda: self.capturing,
             "mem_get_info": lambda device: (self.free, 1 << 40),
             "memory_reserved": lambda device: 0,
@@ -156,9 +159,9 @@ class Card:
         call.waves = (SimpleNamespace(device=w_up.device),)
         return call
 
-    def chain(self, x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None, *choices: Any) -> Tensor:
-        self.ran.append("streams" if choices[-1] else "chain")
-        return x.new_zeros(len(x), len(down))
+    def chain(self, call: FFNCall, taken: ChainChoice) -> Tensor:
+        self.ran.append("streams" if taken.streams else "chain")
+        return call.x.new_zeros(len(call.x), len(call.w_down))
 
     def took(self) -> str:
         """What ran since it was last asked, products being none of ours."""
@@ -169,7 +172,7 @@ class Card:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield Card(monkeypatch)
-    op._looked_up.cache_clear()
+    choose._chosen.cache_clear()
 
 
 def block(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -218,13 +221,13 @@ def test_auto_and_explain_take_products_for_rows_that_an_order_has_no_plan_for(
     card: Card, gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "MEASURED", MEASURED)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(wave_impl, "co_resident", lambda device: 132)
+    monkeypatch.setattr(choice, "device_of", lambda device: Device((9, 0), 132, "NVIDIA H200"))
     up, down = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((14336, 4096), (4096, 14336)))
     for count, expected in ((8, "wave"), (9, "torch"), (32, "torch")):
         x = up.new_empty(count, 4096)
-        assert op._chosen(x, up, down, up if gated else None, "silu", "auto", "auto", "auto") == "wave"
-        assert op._chosen(x, up, down, up if gated else None, "silu", "sm_local", "auto", "auto") == expected
+        for order, backend in (("auto", "wave"), ("sm_local", expected)):
+            call = FFNCall(x, up, down, up if gated else None, order=order)
+            assert choose.settled(call, choose.choose(call)).backend == backend
         shapes = (x.shape, up.shape, down.shape)
         answer = explain("ffn", *shapes, device="cuda:sm_90", order="sm_local", gated=gated)
         assert answer.backend == expected

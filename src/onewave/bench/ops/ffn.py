@@ -21,6 +21,7 @@ from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, recorded, time_in_rounds
 from onewave.bench.ledger import Measurement
 from onewave.ops.ffn import pack_ffn
+from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.reference import ffn as two_products
 from onewave.ops.swiglu import swiglu
 from onewave.wave.launch.launch import runs_here
@@ -240,8 +241,7 @@ def _wave(operands: list[Operands], order: str, policy: str, workers: int | None
 def _chain(operands: list[Operands], order: str, policy: str, streams: bool) -> Arrangement:
     from onewave.ops.ffn.chain.launch import chain
 
-    x, up, down, gate = operands[0]
-    made = chain(x, up, down, gate, order=order, policy=policy, streams=streams)
+    made = chain(FFNCall(*operands[0], order=order, policy=policy), streams=streams)
     plan = made.plan
     cut = f", K in {plan.tile.splits}" if plan.tile.splits > 1 else ""
     name = (

@@ -6,37 +6,28 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.ops.append_kv.call import AppendCall
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_apart, check_optional, check_tensors
 
 _NAME = "append_kv"
-APPEND_BACKENDS = ("auto", "triton", "cpu", "reference")
+_BACKENDS = ("auto", "triton", "cpu", "reference")
 _CUDA_DTYPES = (torch.bfloat16, torch.float16)
 _CPU_DTYPES = (*_CUDA_DTYPES, torch.float32, torch.float64)
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _QUANTISED = (torch.int8, torch.float8_e4m3fn)
 
 
-def check_arguments(
-    qkv: Tensor,
-    rotary: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    num_heads: int,
-    bias: Tensor | None,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    rotary_style: str,
-    block_table: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    backend: str,
-) -> None:
-    """Raises ShapeError, UnsupportedError, InvalidArgumentError."""
+def check(call: AppendCall, rotary_style: str) -> None:
+    """Raises ShapeError, UnsupportedError, InvalidArgumentError. rotary_style: as the caller gave it."""
+    qkv, rotary, k_cache, v_cache, slots, positions = (
+        call.qkv, call.rotary, call.k_cache, call.v_cache, call.slots, call.positions
+    )  # fmt: skip
+    bias, q_norm, k_norm = call.vectors
+    num_heads, eps, block_table, k_scale, v_scale = (
+        call.num_heads, call.eps, call.block_table, call.k_scale, call.v_scale
+    )  # fmt: skip
     vectors = {"bias": bias, "q_norm": q_norm, "k_norm": k_norm, "k_scale": k_scale, "v_scale": v_scale}
     check_optional(_NAME, vectors | {"rotary": rotary, "block_table": block_table})
     check_tensors(_NAME, qkv=qkv, k_cache=k_cache, v_cache=v_cache, slots=slots, positions=positions)
@@ -44,7 +35,7 @@ def check_arguments(
         raise InvalidArgumentError(f"{_NAME}: num_heads", got=shown(num_heads), allowed="a whole number")
     if not is_finite(eps) or eps < 0:
         raise InvalidArgumentError(f"{_NAME}: eps", got=shown(eps), allowed="a finite number, at least 0")
-    options = (("rotary_style", rotary_style, ("neox", "interleaved")), ("backend", backend, APPEND_BACKENDS))
+    options = (("rotary_style", rotary_style, ("neox", "interleaved")), ("backend", call.backend, _BACKENDS))
     for name, value, choices in options:
         if value not in choices:
             raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=" or ".join(map(repr, choices)))
@@ -69,7 +60,7 @@ def check_arguments(
         cache_shape(_NAME, k_cache, v_cache, block_table, rows)
         if block_table is not None and block_size == 0 and tokens:
             raise ShapeError(f"{_NAME}: block_size", got="0", allowed="at least 1, with block_table")
-    _check_heads(qkv, k_cache, num_heads, num_kv_heads, head_dim)
+    _check_heads(call)
     if slots.shape != (tokens,) or positions.shape != (tokens,):
         got = f"{tuple(slots.shape)}, {tuple(positions.shape)}"
         raise ShapeError(f"{_NAME}: slots, positions", got=got, allowed=f"[{tokens}] each")
@@ -84,11 +75,14 @@ def check_arguments(
     for other in (rotary, k_cache, v_cache, slots, positions, bias, q_norm, k_norm, block_table, k_scale, v_scale):
         if other is not None and other.device != qkv.device:
             raise UnsupportedError(f"{_NAME}: devices", got=f"{qkv.device} and {other.device}", allowed="one device")
-    if backend in ("triton", "cpu") and qkv.is_cuda != (backend == "triton"):
-        raise UnsupportedError(f"{_NAME} (backend={backend})", got=str(qkv.device), next='Use backend="auto".')
+    if call.backend in ("triton", "cpu") and call.on_gpu != (call.backend == "triton"):
+        got = str(qkv.device) if call.described is None else call.described.text
+        raise UnsupportedError(f"{_NAME} (backend={call.backend})", got=got, next='Use backend="auto".')
 
 
-def _check_heads(qkv: Tensor, k_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+def _check_heads(call: AppendCall) -> None:
+    qkv, k_cache, num_heads = call.qkv, call.k_cache, call.num_heads
+    num_kv_heads, head_dim = call.v_cache.shape[1], call.v_cache.shape[3]
     width = (num_heads + 2 * num_kv_heads) * head_dim
     if qkv.shape[1] != width or num_heads <= 0 or not num_kv_heads or num_heads % num_kv_heads:
         raise ShapeError(
@@ -98,8 +92,8 @@ def _check_heads(qkv: Tensor, k_cache: Tensor, num_heads: int, num_kv_heads: int
         )
     if head_dim % 8 or not 8 <= head_dim <= 256:
         raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 up to 256")
-    if qkv.dtype not in (_CUDA_DTYPES if qkv.is_cuda else _CPU_DTYPES):
-        got = f"{qkv.dtype} on {qkv.device.type}"
+    if qkv.dtype not in (_CUDA_DTYPES if call.on_gpu else _CPU_DTYPES):
+        got = f"{qkv.dtype} on {qkv.device.type if call.described is None else call.described.text}"
         raise UnsupportedError(f"{_NAME}: dtype", got=got, allowed="bfloat16, float16 (float32 on a CPU)")
     if k_cache.dtype is not qkv.dtype and k_cache.dtype not in _QUANTISED:
         raise UnsupportedError(
@@ -130,8 +124,9 @@ def _check_vector(name: str, tensor: Tensor, length: int, k_cache: Tensor) -> No
         )
 
 
-def check_contents(slots: Tensor, positions: Tensor, v_cache: Tensor, block_table: Tensor | None) -> None:
+def check_contents(call: AppendCall) -> None:
     """Read slots, positions and blocks back and check them. Raises InvalidArgumentError. Waits for the device."""
+    slots, positions, v_cache, block_table = call.slots, call.positions, call.v_cache, call.block_table
     taken = positions >= 0
     rows, places = slots[taken].long(), positions[taken].long()
     if not len(rows):

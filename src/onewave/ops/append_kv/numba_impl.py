@@ -6,8 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onewave.ops.append_kv.call import AppendCall
+from onewave.ops.choice import Choice
 from onewave.ops.cpu.math_impl import doubles, floats, integers
-from onewave.ops.cpu.team_impl import kernel, run
+from onewave.ops.cpu.team_impl import kernel
+from onewave.ops.cpu.team_impl import run as run_on_team
 
 
 @kernel
@@ -64,28 +67,17 @@ def _tokens(table_at, first, last):
                 out[i] = x[i]
 
 
-def append_kv(
-    qkv: Tensor,
-    rotary: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    num_heads: int,
-    bias: Tensor | None,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-) -> Tensor:
-    """See op.append_kv; float32, plain caches, half-split rotation, int64 slots and positions.
+def run(call: AppendCall, choice: Choice) -> Tensor:
+    """Return q; float32, plain caches, half-split rotation, int64 slots and positions.
 
     qkv is scratch afterwards: bias and norm are applied in place.
     """
+    k_cache, num_heads, (bias, q_norm, k_norm) = call.k_cache, call.num_heads, call.vectors
     num_slots, num_kv_heads, capacity, head_dim = k_cache.shape
     stride_slot, stride_head, _, _ = k_cache.stride()
-    qkv, rotary = qkv.contiguous(), rotary.contiguous()
-    slots, positions = slots.contiguous(), positions.contiguous()
+    assert call.rotary is not None
+    qkv, rotary = call.qkv.contiguous(), call.rotary.contiguous()
+    slots, positions = call.slots.contiguous(), call.positions.contiguous()
     tokens = qkv.shape[0]
     q = torch.empty((tokens, num_heads, head_dim), dtype=torch.float32)
     addresses = (
@@ -96,10 +88,10 @@ def append_kv(
         rotary.data_ptr(),
         q.data_ptr(),
         k_cache.data_ptr(),
-        v_cache.data_ptr(),
+        call.v_cache.data_ptr(),
         slots.data_ptr(),
         positions.data_ptr(),
     )
     sizes = (num_heads, num_kv_heads, head_dim, rotary.shape[1] // 2, stride_slot, stride_head, num_slots, capacity)
-    run(_tokens, tokens, (*addresses, *sizes), eps, alone=tokens < 16)
+    run_on_team(_tokens, tokens, (*addresses, *sizes), call.eps, alone=tokens < 16)
     return q

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from onewave.ops.append_kv.call import AppendCall
+from onewave.ops.choice import Choice
 from onewave.ops.kv_layout import key_rows
 from onewave.ops.rms_norm.reference import rms_norm
 
@@ -30,25 +34,19 @@ def rotate(x: Tensor, rotary: Tensor, *, interleaved: bool = False) -> Tensor:
     return torch.cat((joined, rest), dim=-1).to(x.dtype)
 
 
-def append_kv(
-    qkv: Tensor,
-    rotary: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    num_heads: int,
-    bias: Tensor | None = None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-    interleaved: bool = False,
-    block_table: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> Tensor:
+def append_kv(*operands: Any, **options: Any) -> Tensor:
+    """Return the queries of an AppendCall of these operands and options; see run."""
+    return _append(AppendCall(*operands, **options))
+
+
+def run(call: AppendCall, choice: Choice) -> Tensor:
     """Split, add bias, normalise, rotate, write K and V where they have a place; return the queries."""
+    return _append(call)
+
+
+def _append(call: AppendCall) -> Tensor:
+    (qkv, rotary, k_cache, v_cache, slots, positions, num_heads, bias, q_norm, k_norm, eps, interleaved, block_table,
+     k_scale, v_scale, _) = call.flat  # fmt: skip
     num_blocks, num_kv_heads, block_size, head_dim = v_cache.shape
     if bias is not None:
         qkv = (qkv + bias).to(qkv.dtype)

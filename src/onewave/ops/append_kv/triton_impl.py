@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.base.device import capability
-from onewave.base.errors import UnsupportedError
 from onewave.gpu.dependent_launch import after_last, dependent_launch
 from onewave.gpu.launch import launch_kernel
+from onewave.ops.append_kv.call import AppendCall
+from onewave.ops.append_kv.choose import AppendChoice
 
 # How a number becomes the cache's: as it is, int8, float8_e4m3fn.
 _CAST, _INT8, _FLOAT8 = 0, 1, 2
@@ -143,33 +143,16 @@ def append_kv_kernel(
             tl.store(target, turned.to(k_ptr.dtype.element_ty), mask=written)
 
 
-def append_kv(
-    qkv: Tensor,
-    rotary: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
-    num_heads: int,
-    bias: Tensor | None,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    interleaved: bool = False,
-    block_table: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> Tensor:
-    """See op.append_kv."""
+def run(call: AppendCall, choice: AppendChoice) -> Tensor:
+    """Launch the kernel; return q."""
+    (qkv, rotary, k_cache, v_cache, slots, positions, num_heads, bias, q_norm, k_norm, eps, interleaved, block_table,
+     k_scale, v_scale, _) = call.flat  # fmt: skip
     num_kv_heads, block_size, head_dim = v_cache.shape[1:]
     tokens = qkv.shape[0]
     q = torch.empty((tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens == 0:
         return q
     kind = {torch.int8: _INT8, torch.float8_e4m3fn: _FLOAT8}.get(k_cache.dtype, _CAST)
-    if kind == _FLOAT8 and k_cache.is_cuda and capability(k_cache.device) < (8, 9):
-        raise UnsupportedError("append_kv: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
     packed = k_cache.ndim == 5
     angles = qkv if rotary is None else rotary.contiguous()
 
@@ -177,7 +160,7 @@ def append_kv(
         return qkv if tensor is None else tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
     table = given(block_table)
-    launch_kernel(append_kv_kernel, (tokens, num_heads + 2 * num_kv_heads),
+    launch_kernel(append_kv_kernel, (choice.num_tokens, choice.num_heads),
         qkv.contiguous(), given(bias), given(q_norm), given(k_norm), angles, q, k_cache, v_cache,
         slots.contiguous(), positions.contiguous(), table, given(k_scale), given(v_scale),
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(3 if packed else 2),

@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onewave.ops.choice import Choice
 from onewave.ops.cpu.math_impl import doubles, exp, floats, integers  # pyright: ignore[reportUnknownVariableType]
-from onewave.ops.cpu.team_impl import kernel, run
+from onewave.ops.cpu.team_impl import kernel
+from onewave.ops.cpu.team_impl import run as run_on_team
+from onewave.ops.decode_attention.call import DecodeCall
 
 _MOST_KEYS = 1 << 30
 # A single row this short is done before a second thread would have woken up.
@@ -70,6 +73,14 @@ def _pairs(table_at: int, first_pair: int, last_pair: int) -> None:
                 out[d] += weight * values[j * head_dim + d]
 
 
+def run(call: DecodeCall, choice: Choice) -> tuple[Tensor, None]:
+    """Return (out, None)."""
+    out = call.output()
+    given = (call.q, call.k_cache, call.v_cache, call.seq_lens, call.block_table)
+    decode_attention(out, *given, window=call.window, scale=call.scale)
+    return out, None
+
+
 def decode_attention(
     out: Tensor,
     q: Tensor,
@@ -94,7 +105,7 @@ def decode_attention(
     visible = _MOST_KEYS if window is None else min(int(window), _MOST_KEYS)
     alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
     factor = head_dim**-0.5 if scale is None else float(scale)
-    run(
+    run_on_team(
         _pairs,
         rows * num_heads,
         (*(t.data_ptr() for t in addresses), *sizes, visible, k_cache.shape[2], k_cache.shape[0]),

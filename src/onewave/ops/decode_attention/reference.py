@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from onewave.ops.decode_attention.caches import cached_rows
+from onewave.ops.choice import Choice
+from onewave.ops.decode_attention.caches import cached_rows, check_lengths
+from onewave.ops.decode_attention.call import DecodeCall
 from onewave.ops.library import outside_autocast
 
 
-@outside_autocast
-def decode_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    seq_lens: Tensor,
-    *,
-    block_table: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Each row over its own keys, in q's dtype with the softmax in at least float32; reads seq_lens on the host.
+def run(call: DecodeCall, choice: Choice) -> tuple[Tensor, Tensor | None]:
+    """Return (out, lse); a row of negative length is left as it is."""
+    seq_lens, v_cache = call.seq_lens, call.v_cache
+    if call.on_cpu:  # where reading costs little
+        check_lengths(
+            "decode_attention", seq_lens, call.capacity, call.block_table, v_cache.shape[0], v_cache.shape[2],
+            call.visible,
+        )  # fmt: skip
+    # 16-bit products would round scores, which PyTorch's own attention does not.
+    exact = call.q.to(torch.promote_types(call.q.dtype, torch.float32))
+    result, result_lse = _over_own_keys(exact, call)
+    out, lse = call.output(), call.new_lse() if call.wants_lse and call.lse is None else call.lse
+    kept = (seq_lens >= 0)[:, None, None]
+    out.copy_(torch.where(kept[..., None], result, out))
+    if lse is not None:
+        lse.copy_(torch.where(kept, result_lse, lse))
+    return out, lse
 
-    See op.decode_attention for shapes; q is [rows, heads, queries, head_dim]. Returns (out, lse).
-    """
+
+def decode_attention(*operands: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of a DecodeCall of q, k_cache, v_cache, seq_lens and options, in q's dtype."""
+    return _over_own_keys(operands[0], DecodeCall(*operands, **options))
+
+
+@outside_autocast
+def _over_own_keys(q: Tensor, call: DecodeCall) -> tuple[Tensor, Tensor]:
+    """Each row over its own keys, in q's dtype with the softmax in at least float32; reads seq_lens on the host."""
+    k_cache, v_cache, seq_lens, block_table = call.k_cache, call.v_cache, call.seq_lens, call.block_table
+    k_scale, v_scale, sinks = call.k_scale, call.v_scale, call.sinks
+    scale, window, softcap = call.scale, call.window, call.softcap
     rows, num_heads, num_queries, head_dim = q.shape
     num_kv_heads = v_cache.shape[1]
     exact = torch.promote_types(q.dtype, torch.float32)

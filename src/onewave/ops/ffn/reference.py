@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from onewave.ops.choice import Choice
+from onewave.ops.ffn.call import FFNCall
 from onewave.ops.library import outside_autocast
+
+
+def run(call: FFNCall, choice: Choice) -> Tensor:
+    """Return [rows, out]."""
+    return ffn(call.x, call.w_up, call.w_down, call.w_gate, call.activation)
 
 
 @outside_autocast

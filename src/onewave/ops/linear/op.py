@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError, shown
-from onewave.ops.backends import implementation
+from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, outside_autocast, refuse_grad, register
+from onewave.ops.linear.choose import LinearCall, choose
 from onewave.ops.linear.packed import PackedWeight
 
 LinearWeight = Tensor | PackedWeight
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# Of a 16-bit weight that a CPU makes float32 at a time.
-_ROWS_AT_ONCE = 4096
 
 
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -44,7 +42,7 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
             got = f"{bias.dtype} on {bias.device}"
             raise UnsupportedError("linear with packed weights: bias", got=got, allowed="a float dtype on cpu")
         refuse_grad("linear with packed weights", x, bias)
-        out: Tensor = implementation("linear", x).linear(x, weight)
+        out: Tensor = load("linear", "numba_impl").linear(x, weight)
         if bias is not None:
             out += bias
         return out if out_dtype is None else out.to(out_dtype)
@@ -61,22 +59,9 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
 
 @outside_autocast
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    if x.is_cuda:
-        kernels = implementation("linear", x)
-        if kernels.suits(x, weight, out_dtype or x.dtype):
-            return kernels.linear(x, weight, bias, out_dtype or x.dtype)
-    if out_dtype is not torch.float32 or x.dtype.itemsize > 2:
-        return F.linear(x, weight, bias).to(out_dtype or x.dtype)
-    # Not rounded to 16 bits on the way.
-    if x.is_cuda:
-        out = torch.mm(x, weight.t(), out_dtype=torch.float32)
-        return out if bias is None else out.add_(bias)
-    wide = x.float()
-    out = wide.new_empty((len(x), len(weight)))
-    for first in range(0, len(weight), _ROWS_AT_ONCE):
-        rows = slice(first, first + _ROWS_AT_ONCE)
-        out[:, rows] = F.linear(wide, weight[rows].float())
-    return out if bias is None else out.add_(bias)
+    call = LinearCall(x, weight, bias, out_dtype)
+    choice = choose(call)
+    return load("linear", choice.module).run(call, choice)
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor
 from onewave.base.device import num_sms
 from onewave.gpu.dependent_launch import after_last, dependent_launch, has_dependent_launch
 from onewave.gpu.launch import launch_kernel
+from onewave.ops.linear.choose import LinearCall, RowsChoice, TileChoice
 
-_MAX_TILE_TOKENS = 64
 # A program's request ahead, and how many programs an SM make one: 8 MiB on an H200, what memory delivers during a norm.
 # Half of them have a place before the wait. Asking for whole rows, or in every program, was slower than not at all.
 _AHEAD_BYTES, _ASKING = 4096, 16
@@ -114,63 +114,30 @@ def tile_kernel(
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(row < rows)[:, None] & (token < tokens)[None, :])
 
 
-def suits(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> bool:
-    """Whether a kernel of this file takes the product; PyTorch's matmul is the better one for the rest."""
-    if x.dtype not in (torch.bfloat16, torch.float16) or not weight.is_contiguous():
-        return False
-    return x.shape[0] == 1 or (out_dtype != x.dtype and 1 < x.shape[0] <= _MAX_TILE_TOKENS)
-
-
 def _may_ask_ahead(weight: Tensor) -> bool:
     """Whether there is a time before the wait, and something to ask for: rows that begin at multiples of 16 bytes."""
     row_bytes = weight.shape[1] * weight.element_size()
     return has_dependent_launch(weight) and row_bytes > 0 and weight.data_ptr() % 16 == 0 and row_bytes % 16 == 0
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-    """See op.linear. x: [1 <= tokens <= 64, cols]."""
+def run(call: LinearCall, choice: RowsChoice | TileChoice) -> Tensor:
+    """Launch the kernel that was chosen; return [tokens, rows] in out_dtype."""
+    x, weight, bias = call.x.contiguous(), call.weight, call.bias
     tokens, (rows, cols) = x.shape[0], weight.shape
-    out = torch.empty((tokens, rows), dtype=out_dtype, device=x.device)
-    x, bias_or_any = x.contiguous(), weight if bias is None else bias.contiguous()
-    if tokens == 1:
-        # Fastest of 4 tilings on the shapes of Llama-3.2-1B and 3.1-8B.
-        block_n, block_k = (4, 1024) if cols <= 2048 else (2, 2048)
+    out = torch.empty((tokens, rows), dtype=call.out_dtype or x.dtype, device=x.device)
+    given = (x, weight, weight if bias is None else bias.contiguous(), out)
+    constants = {"HAS_BIAS": bias is not None, "BLOCK_N": choice.block_n, "BLOCK_K": choice.block_k}
+    pdl = dependent_launch(out)
+    if isinstance(choice, RowsChoice):
+        ahead = _ASKING * num_sms(x.device) if _may_ask_ahead(weight) else 0
         launch_kernel(
-            row_kernel,
-            (triton.cdiv(rows, block_n),),
-            x,
-            weight,
-            bias_or_any,
-            out,
-            rows,
-            cols,
-            HAS_BIAS=bias is not None,
-            BLOCK_N=block_n,
-            BLOCK_K=block_k,
-            AHEAD=_ASKING * num_sms(x.device) if _may_ask_ahead(weight) else 0,
-            AHEAD_BYTES=_AHEAD_BYTES,
-            num_warps=4,
-            **dependent_launch(out),
-        )
-        return out
-    block_n = block_k = 128
-    launch_kernel(
-        tile_kernel,
-        (triton.cdiv(rows, block_n),),
-        x,
-        weight,
-        bias_or_any,
-        out,
-        tokens,
-        rows,
-        cols,
-        HAS_BIAS=bias is not None,
-        BLOCK_T=max(16, triton.next_power_of_2(tokens)),
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        EVEN=cols % block_k == 0,
-        num_warps=8,
-        num_stages=3,
-        **dependent_launch(out),
-    )
+            row_kernel, (choice.num_programs,), *given, rows, cols, **constants, AHEAD=ahead, AHEAD_BYTES=_AHEAD_BYTES,
+            num_warps=choice.num_warps, **pdl,
+        )  # fmt: skip
+    else:
+        launch_kernel(
+            tile_kernel, (triton.cdiv(rows, choice.block_n),), *given, tokens, rows, cols, **constants,
+            BLOCK_T=max(16, triton.next_power_of_2(tokens)), EVEN=cols % choice.block_k == 0,
+            num_warps=choice.num_warps, num_stages=choice.num_stages, **pdl,
+        )  # fmt: skip
     return out

@@ -9,8 +9,10 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_apart, check_optional, check_tensors, shares_elements
+from onewave.ops.masked_multihead_attention.call import MaskedCall
 
 _NAME = "masked_multihead_attention"
+_BACKENDS = ("auto", "gluon", "triton", "reference")
 _CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _CUDA_DTYPES = (torch.float16, torch.bfloat16)
 # Of biases, scales and masks: float8 is neither promoted nor read everywhere.
@@ -18,71 +20,62 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _FLOAT_NAMES = "bfloat16, float16, float32, float64"
 
 
-def check_arguments(
-    qkv: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    seq_lens: Tensor,
-    *,
-    bias: Tensor | None,
-    src_mask: Tensor | None,
-    finished: Tensor | None,
-    rotary: Tensor | None,
-    qkv_out_scale: Tensor | None,
-    out_shift: Tensor | None,
-    out_smooth: Tensor | None,
-    out_scale: float | None,
-    max_bound: float,
-    min_bound: float,
-    steps_per_block: int,
-    scale: float | None,
-    dtype: torch.dtype | None,
-    out: Tensor | None,
-) -> tuple[int, torch.dtype]:
-    """Check everything that needs no reading of tensors. Returns (query heads, the result's dtype).
-
-    Raises ShapeError, UnsupportedError, InvalidArgumentError.
-    """
-    optional = {
-        "bias": bias, "src_mask": src_mask, "finished": finished, "rotary": rotary, "qkv_out_scale": qkv_out_scale,
-        "out_shift": out_shift, "out_smooth": out_smooth, "out": out,
-    }  # fmt: skip
+def check_tensors_of(qkv: Tensor, tensors: dict[str, Tensor], optional: dict[str, Tensor | None]) -> None:
+    """Check what is a tensor and where. Raises InvalidArgumentError, UnsupportedError."""
     check_optional(_NAME, optional)
-    check_tensors(_NAME, qkv=qkv, cache_k=cache_k, cache_v=cache_v, seq_lens=seq_lens)
-    others = (cache_k, cache_v, seq_lens, bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth, out)
-    for other in others:
+    check_tensors(_NAME, qkv=qkv, **tensors)
+    for other in (*tensors.values(), *optional.values()):
         if other is not None and other.device != qkv.device:
             raise UnsupportedError(f"{_NAME}: devices", got=f"{qkv.device} and {other.device}", allowed="one device")
+
+
+def as_heads(qkv: Tensor, cache_k: Tensor, cache_v: Tensor) -> Tensor:
+    """Return qkv as [rows, W, head_dim]. Raises ShapeError, UnsupportedError for a cache that it does not go with."""
     if qkv.ndim not in (2, 3, 4) or (qkv.ndim == 4 and qkv.shape[1] != 1):
         allowed = "[rows, W, head_dim], [rows, 1, W, head_dim] or [rows, W * head_dim]"
         raise ShapeError(f"{_NAME}: qkv", got=str(tuple(qkv.shape)), allowed=allowed)
-    rows = qkv.shape[0]
-    shape = cache_shape(_NAME, cache_k, cache_v, None, rows)
+    shape = cache_shape(_NAME, cache_k, cache_v, None, qkv.shape[0])
     check_apart(f"{_NAME}: cache_k", cache_k)
     check_apart(f"{_NAME}: cache_v", cache_v)
-    num_heads = _num_heads(qkv, shape.num_kv_heads, shape.head_dim)
-    _check_dtypes(qkv, cache_v, qkv_out_scale)
-    width = num_heads + 2 * shape.num_kv_heads
+    width = _num_heads(qkv, shape.num_kv_heads, shape.head_dim) + 2 * shape.num_kv_heads
+    return qkv[:, 0] if qkv.ndim == 4 else qkv.reshape(len(qkv), width, shape.head_dim) if qkv.ndim == 2 else qkv
+
+
+def check(call: MaskedCall) -> None:
+    """Check everything that needs no reading of tensors. Raises ShapeError, UnsupportedError, InvalidArgumentError."""
+    rows, width, head_dim = call.qkv.shape
+    seq_lens, fused, num_heads = call.seq_lens, call.fused, call.num_heads
+    _check_dtypes(call)
     if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
         got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
         raise ShapeError(f"{_NAME}: seq_lens", got=got, allowed=f"int32 or int64 [{rows}]")
+    finished = fused.finished
     if finished is not None and (finished.shape != (rows,) or finished.dtype is not torch.bool):
         got = f"{finished.dtype} {tuple(finished.shape)}"
         raise ShapeError(f"{_NAME}: finished", got=got, allowed=f"bool [{rows}]")
     for name, tensor, heads in (
-        ("bias", bias, width),
-        ("qkv_out_scale", qkv_out_scale, width),
-        ("out_shift", out_shift, num_heads),
-        ("out_smooth", out_smooth, num_heads),
+        ("bias", fused.bias, width),
+        ("qkv_out_scale", fused.qkv_out_scale, width),
+        ("out_shift", fused.out_shift, num_heads),
+        ("out_smooth", fused.out_smooth, num_heads),
     ):
         if tensor is not None:
-            _check_channels(name, tensor, (heads, shape.head_dim))
-    if src_mask is not None:
-        _check_mask(src_mask, rows, num_heads)
-    if rotary is not None:
-        _check_rotary(rotary, rows, shape.head_dim)
-    _check_numbers(out_scale, max_bound, min_bound, steps_per_block, scale)
-    return num_heads, _result_dtype(qkv, cache_v, num_heads, out_scale, dtype, out)
+            _check_channels(name, tensor, (heads, head_dim))
+    if fused.src_mask is not None:
+        _check_mask(fused.src_mask, rows, num_heads)
+    if fused.rotary is not None:
+        _check_rotary(fused.rotary, rows, head_dim)
+    _check_numbers(call)
+
+
+def check_backend(call: MaskedCall) -> None:
+    """Raise InvalidArgumentError, UnsupportedError."""
+    backend = call.backend
+    if backend not in _BACKENDS:
+        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(_BACKENDS))
+    if backend in ("gluon", "triton") and not call.on_gpu:
+        where = str(call.qkv.device) if call.described is None else call.described.text
+        raise UnsupportedError(f"{_NAME} (backend={backend})", got=where, allowed="cuda", next='Use backend="auto".')
 
 
 def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
@@ -101,11 +94,13 @@ def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
     return num_heads
 
 
-def _check_dtypes(qkv: Tensor, cache_v: Tensor, qkv_out_scale: Tensor | None) -> None:
-    allowed = _CUDA_DTYPES if qkv.is_cuda else _CPU_DTYPES
+def _check_dtypes(call: MaskedCall) -> None:
+    qkv, cache_v, qkv_out_scale = call.qkv, call.cache_v, call.fused.qkv_out_scale
+    allowed = _CUDA_DTYPES if call.on_gpu else _CPU_DTYPES
     if cache_v.dtype not in allowed:
         names = ", ".join(str(kind).removeprefix("torch.") for kind in allowed)
-        raise UnsupportedError(f"{_NAME}: cache dtype", got=f"{cache_v.dtype} on {qkv.device.type}", allowed=names)
+        where = qkv.device.type if call.described is None else call.described.text
+        raise UnsupportedError(f"{_NAME}: cache dtype", got=f"{cache_v.dtype} on {where}", allowed=names)
     if qkv.dtype not in (cache_v.dtype, torch.int32):
         raise UnsupportedError(
             f"{_NAME}: dtype of qkv", got=str(qkv.dtype), allowed=f"{cache_v.dtype} as the cache, int32"
@@ -146,40 +141,31 @@ def _check_rotary(rotary: Tensor, rows: int, head_dim: int) -> None:
         raise UnsupportedError(f"{_NAME}: dtype of rotary", got=str(rotary.dtype), allowed="float32")
 
 
-def _check_numbers(
-    out_scale: float | None, max_bound: float, min_bound: float, steps_per_block: int, scale: float | None
-) -> None:
-    for name, number in (("scale", scale), ("out_scale", out_scale)):
+def _check_numbers(call: MaskedCall) -> None:
+    out_scale, low, high = call.fused.out_scale, call.fused.min_bound, call.fused.max_bound
+    for name, number in (("scale", call.scale), ("out_scale", out_scale)):
         if number is not None and not is_finite(number):
             raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(number), allowed="a finite number, or None")
-    if not (is_finite(min_bound) and is_finite(max_bound) and -128 <= min_bound <= max_bound <= 127):
-        raise InvalidArgumentError(
-            f"{_NAME}: quant_min_bound, quant_max_bound",
-            got=f"{min_bound!r}, {max_bound!r}",
-            allowed="in order within int8",
-        )
-    if not is_whole(steps_per_block) or steps_per_block <= 0:
-        allowed = "a whole number greater than 0"
-        raise InvalidArgumentError(f"{_NAME}: steps_per_block", got=shown(steps_per_block), allowed=allowed)
+    if not (is_finite(low) and is_finite(high) and -128 <= low <= high <= 127):
+        what = f"{_NAME}: quant_min_bound, quant_max_bound"
+        raise InvalidArgumentError(what, got=f"{low!r}, {high!r}", allowed="in order within int8")
+    if not is_whole(call.steps_per_block) or call.steps_per_block <= 0:
+        got, allowed = shown(call.steps_per_block), "a whole number greater than 0"
+        raise InvalidArgumentError(f"{_NAME}: steps_per_block", got=got, allowed=allowed)
     if out_scale is not None and not out_scale > 0:
         raise InvalidArgumentError(f"{_NAME}: out_scale", got=str(out_scale), allowed="greater than 0, or None")
 
 
-def _result_dtype(
-    qkv: Tensor,
-    cache_v: Tensor,
-    num_heads: int,
-    out_scale: float | None,
-    dtype: torch.dtype | None,
-    out: Tensor | None,
-) -> torch.dtype:
-    wanted = torch.int8 if out_scale is not None else dtype or (cache_v.dtype if out is None else out.dtype)
+def result_dtype(call: MaskedCall, given: Tensor, dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:
+    """Return the result's dtype, and check out. given: qkv as the caller has it."""
+    out_scale, head_dim = call.fused.out_scale, call.cache_v.shape[3]
+    wanted = torch.int8 if out_scale is not None else dtype or (call.cache_v.dtype if out is None else out.dtype)
     if (out_scale is None and wanted not in _CPU_DTYPES) or dtype not in (None, wanted):
         got = f"{dtype or wanted} with out_scale {out_scale}"
         raise UnsupportedError(f"{_NAME}: dtype", got=got, allowed="int8 with out_scale, a float dtype without")
     if out is not None:
-        head_dim = cache_v.shape[3]
-        right = (*qkv.shape[:-2], num_heads, head_dim) if qkv.ndim > 2 else (qkv.shape[0], num_heads * head_dim)
+        heads = call.num_heads
+        right = (*given.shape[:-2], heads, head_dim) if given.ndim > 2 else (given.shape[0], heads * head_dim)
         if tuple(out.shape) != right or out.dtype is not wanted or out.stride(-1) != 1 or shares_elements(out):
             raise ShapeError(
                 f"{_NAME}: out",
@@ -189,12 +175,13 @@ def _result_dtype(
     return wanted
 
 
-def check_lengths(seq_lens: Tensor, finished: Tensor | None, capacity: int, src_mask: Tensor | None) -> None:
+def check_lengths(call: MaskedCall) -> None:
     """Read the lengths on the host: every row that takes part has room for its token and a mask that reaches it.
 
     Raises InvalidArgumentError. Waits for the device.
     """
-    lengths = seq_lens if finished is None else seq_lens.masked_fill(finished, -1)
+    finished, src_mask, capacity = call.fused.finished, call.fused.src_mask, call.cache_v.shape[2]
+    lengths = call.seq_lens if finished is None else call.seq_lens.masked_fill(finished, -1)
     longest = int(lengths.max()) if lengths.numel() else -1
     if longest >= capacity:
         allowed = f"less than {capacity}, the cache's capacity"

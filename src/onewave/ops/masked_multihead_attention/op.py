@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.ops.attention.masks import as_whole
 from onewave.ops.backends import load
+from onewave.ops.decode_attention.call import Projection
 from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
-from onewave.ops.masked_multihead_attention.checks import check_arguments, check_lengths
+from onewave.ops.masked_multihead_attention.call import SCHEMA, MaskedCall, masked_call
+from onewave.ops.masked_multihead_attention.checks import (
+    as_heads,
+    check,
+    check_backend,
+    check_lengths,
+    check_tensors_of,
+    result_dtype,
+)
+from onewave.ops.masked_multihead_attention.choose import choose, switches
 
 _NAME = "masked_multihead_attention"
-_ROUNDINGS = {"half_even": False, "half_away": True}
-_STYLES = {"neox": False, "interleaved": True}
-MMHA_BACKENDS = ("auto", "gluon", "triton", "reference")
 
 
 def masked_multihead_attention(
@@ -72,159 +80,81 @@ def masked_multihead_attention(
     cache's dtype once, after the rotation, the result once. ONEWAVE_DEBUG=1 checks the lengths on a GPU, too.
     Raises ShapeError, UnsupportedError, InvalidArgumentError. Source: NVIDIA FasterTransformer's decoder attention.
     """
-    half_away, interleaved = (
-        _choice("quant_round", quant_round, _ROUNDINGS),
-        _choice("rotary_style", rotary_style, _STYLES),
-    )
-    heads, result_dtype = check_arguments(
-        qkv, cache_k, cache_v, seq_lens, bias=bias, src_mask=src_mask, finished=finished, rotary=rotary,
-        qkv_out_scale=qkv_out_scale, out_shift=out_shift, out_smooth=out_smooth, out_scale=out_scale,
-        max_bound=quant_max_bound, min_bound=quant_min_bound, steps_per_block=steps_per_block, scale=scale,
-        dtype=dtype, out=out,
+    half_away, interleaved = switches(quant_round, rotary_style)
+    optional = {
+        "bias": bias, "src_mask": src_mask, "finished": finished, "rotary": rotary, "qkv_out_scale": qkv_out_scale,
+        "out_shift": out_shift, "out_smooth": out_smooth, "out": out,
+    }  # fmt: skip
+    check_tensors_of(qkv, {"cache_k": cache_k, "cache_v": cache_v, "seq_lens": seq_lens}, optional)
+    x = as_heads(qkv, cache_k, cache_v)
+    call = MaskedCall(
+        x, cache_k, cache_v, seq_lens,
+        Projection(
+            bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth, interleaved, out_scale, half_away,
+            quant_max_bound, quant_min_bound,
+        ),
+        steps_per_block, scale, backend,
     )  # fmt: skip
-    _check_backend(backend, qkv)
-    head_dim = cache_v.shape[3]
-    # [rows, W, head_dim]; the result's view of the same form is made alike.
-    x = (
-        qkv[:, 0]
-        if qkv.ndim == 4
-        else qkv.reshape(len(qkv), heads + 2 * cache_v.shape[1], head_dim)
-        if qkv.ndim == 2
-        else qkv
-    )
-    tensors = (x, cache_k, cache_v, seq_lens, bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth)
-    # NumPy's numbers, too, and whole ones of any size.
-    out_scale, scale = (x if x is None else float(x) for x in (out_scale, scale))
-    bounds, steps_per_block = (float(quant_max_bound), float(quant_min_bound)), as_whole(steps_per_block, 1 << 30)
-    options = (interleaved, out_scale, half_away, *bounds, steps_per_block, scale, backend)
-    watched = is_watched(*tensors, out)
+    check(call)
+    kind = result_dtype(call, qkv, dtype, out)
+    check_backend(call)
+    heads, head_dim = call.num_heads, cache_v.shape[3]
+    watched = is_watched(*call.tensors, out)
     if not watched and checks_contents():
-        check_lengths(seq_lens, finished, cache_v.shape[2], src_mask)
+        check_lengths(call)
     if out is not None:
-        refuse_grad(f"{_NAME}: out=", *tensors, out)
-        target = out[:, 0] if out.ndim == 4 else out.view(len(out), heads, head_dim) if out.ndim == 2 else out
-        (torch.ops.onewave.masked_multihead_attention_out if watched else _run)(target, *tensors, *options)
-        return out
-    if watched:
-        result = torch.ops.onewave.masked_multihead_attention(*tensors[:4], result_dtype, *tensors[4:], *options)
+        refuse_grad(f"{_NAME}: out=", *call.tensors, out)
+        result = out[:, 0] if out.ndim == 4 else out.view(len(out), heads, head_dim) if out.ndim == 2 else out
+    elif watched:
+        result = None
     else:
         make = torch.empty if finished is None else torch.zeros
-        result = make((x.shape[0], heads, head_dim), dtype=result_dtype, device=x.device)
-        _run(result, *tensors, *options)
+        result = make((x.shape[0], heads, head_dim), dtype=kind, device=x.device)
+    call = _with_plain_numbers(call, result)
+    result = _registered(call, kind) if watched else _run(call)
+    if out is not None:
+        return out
     return result[:, None] if qkv.ndim == 4 else result.flatten(1) if qkv.ndim == 2 else result
 
 
-def _choice(name: str, value: str, choices: dict[str, bool]) -> bool:
-    if not isinstance(value, str) or value not in choices:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=" or ".join(map(repr, choices)))
-    return choices[value]
+def _with_plain_numbers(call: MaskedCall, out: Tensor | None) -> MaskedCall:
+    """The call that writes out, with Python's numbers: options may be NumPy's, and whole ones of any size."""
+    fused = call.fused
+    numbers = (fused.out_scale, call.scale)
+    out_scale, scale = (x if x is None else float(x) for x in numbers)
+    fused = fused._replace(out_scale=out_scale, max_bound=float(fused.max_bound), min_bound=float(fused.min_bound))
+    steps = as_whole(call.steps_per_block, 1 << 30)
+    return MaskedCall(call.qkv, call.cache_k, call.cache_v, call.seq_lens, fused, steps, scale, call.backend, out)
 
 
-def _check_backend(backend: str, qkv: Tensor) -> None:
-    if backend not in MMHA_BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(MMHA_BACKENDS))
-    if backend in ("gluon", "triton") and not qkv.is_cuda:
-        raise UnsupportedError(
-            f"{_NAME} (backend={backend})", got=str(qkv.device), allowed="cuda", next='Use backend="auto".'
-        )
+def _run(call: MaskedCall) -> Tensor:
+    """Write call.out and the cache with the implementation for the tensors' device."""
+    assert call.out is not None
+    choice = choose(call)
+    if choice.backend == "reference":
+        load(_NAME, choice.module).run(call, choice)
+    else:  # decode attention's kernels, their prologue and epilogue switched on
+        load("decode_attention", choice.module).run(call.decode, choice)
+    return call.out
 
 
-def _run(
-    out: Tensor,
-    qkv: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    seq_lens: Tensor,
-    bias: Tensor | None,
-    src_mask: Tensor | None,
-    finished: Tensor | None,
-    rotary: Tensor | None,
-    qkv_out_scale: Tensor | None,
-    out_shift: Tensor | None,
-    out_smooth: Tensor | None,
-    interleaved: bool,
-    out_scale: float | None,
-    half_away: bool,
-    max_bound: float,
-    min_bound: float,
-    steps_per_block: int,
-    scale: float | None,
-    backend: str,
-) -> None:
-    """Write out [rows, heads, head_dim] and the cache with the implementation for the tensors' device."""
-    use_triton = backend in ("gluon", "triton") or (backend == "auto" and qkv.is_cuda)
-    if not use_triton:
-        # The reference reads lengths on the host in any case, and must not write half a batch before it fails.
-        check_lengths(seq_lens, finished, cache_v.shape[2], src_mask)
-    load(_NAME, "triton_impl" if use_triton else "reference").masked_multihead_attention(
-        out, qkv, cache_k, cache_v, seq_lens, bias=bias, src_mask=src_mask, finished=finished, rotary=rotary,
-        interleaved=interleaved, qkv_out_scale=qkv_out_scale, out_shift=out_shift, out_smooth=out_smooth,
-        out_scale=out_scale, half_away=half_away, max_bound=max_bound, min_bound=min_bound, scale=scale,
-        **({"steps_per_block": steps_per_block, "backend": backend} if use_triton else {}),
-    )  # fmt: skip
+def _registered(call: MaskedCall, dtype: torch.dtype) -> Tensor:
+    operands = (call.qkv, call.cache_k, call.cache_v, call.seq_lens)
+    if call.out is None:
+        return torch.ops.onewave.masked_multihead_attention(*operands, dtype, *call.flat)
+    torch.ops.onewave.masked_multihead_attention_out(call.out, *operands, *call.flat)
+    return call.out
 
 
-def _library_out(
-    out: Tensor,
-    qkv: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    seq_lens: Tensor,
-    bias: Tensor | None,
-    src_mask: Tensor | None,
-    finished: Tensor | None,
-    rotary: Tensor | None,
-    qkv_out_scale: Tensor | None,
-    out_shift: Tensor | None,
-    out_smooth: Tensor | None,
-    interleaved: bool = False,
-    out_scale: float | None = None,
-    half_away: bool = False,
-    max_bound: float = 127.0,
-    min_bound: float = -127.0,
-    steps_per_block: int = 128,
-    scale: float | None = None,
-    backend: str = "auto",
-) -> None:
-    _run(
-        out, qkv, cache_k, cache_v, seq_lens, bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth,
-        interleaved, out_scale, half_away, max_bound, min_bound, steps_per_block, scale, backend,
-    )  # fmt: skip
+def _library_out(out: Tensor, *flat: Any) -> None:
+    _run(masked_call(*flat, out=out))
 
 
-def _library(
-    qkv: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    seq_lens: Tensor,
-    dtype: torch.dtype,
-    bias: Tensor | None,
-    src_mask: Tensor | None,
-    finished: Tensor | None,
-    rotary: Tensor | None,
-    qkv_out_scale: Tensor | None,
-    out_shift: Tensor | None,
-    out_smooth: Tensor | None,
-    interleaved: bool = False,
-    out_scale: float | None = None,
-    half_away: bool = False,
-    max_bound: float = 127.0,
-    min_bound: float = -127.0,
-    steps_per_block: int = 128,
-    scale: float | None = None,
-    backend: str = "auto",
-) -> Tensor:
+def _library(qkv: Tensor, cache_k: Tensor, cache_v: Tensor, seq_lens: Tensor, dtype: torch.dtype, *flat: Any) -> Tensor:
     # Zeros, because skipped rows are not written.
     out = torch.zeros_like(_fake(qkv, cache_k, cache_v, seq_lens, dtype))
-    _run(
-        out, qkv, cache_k, cache_v, seq_lens, bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth,
-        interleaved, out_scale, half_away, max_bound, min_bound, steps_per_block, scale, backend,
-    )  # fmt: skip
+    _library_out(out, qkv, cache_k, cache_v, seq_lens, *flat)
     return out
-
-
-def _fake_out(*_: object, **__: object) -> None:
-    return None
 
 
 def _fake(
@@ -234,5 +164,7 @@ def _fake(
     return torch.empty((qkv.shape[0], heads, cache_v.shape[3]), dtype=dtype, device=qkv.device)
 
 
-register(f"{_NAME}_out", _library_out, _fake_out, mutates=("out", "cache_k", "cache_v"))
-register(_NAME, _library, _fake, mutates=("cache_k", "cache_v"))
+_OUT = f"(Tensor(a0!) out, Tensor qkv, Tensor(a2!) cache_k, Tensor(a3!) cache_v, Tensor seq_lens, {SCHEMA}) -> ()"
+_NEW = f"(Tensor qkv, Tensor(a1!) cache_k, Tensor(a2!) cache_v, Tensor seq_lens, ScalarType dtype, {SCHEMA}) -> Tensor"
+register(f"{_NAME}_out", _library_out, lambda *_: None, schema=_OUT, mutates=("out", "cache_k", "cache_v"))
+register(_NAME, _library, _fake, schema=_NEW, mutates=("cache_k", "cache_v"))

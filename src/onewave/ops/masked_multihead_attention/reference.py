@@ -6,39 +6,33 @@ import torch
 from torch import Tensor
 
 from onewave.ops.append_kv.reference import rotate
+from onewave.ops.choice import Choice
 from onewave.ops.kv_layout import key_rows
 from onewave.ops.library import outside_autocast
+from onewave.ops.masked_multihead_attention.call import MaskedCall
+from onewave.ops.masked_multihead_attention.checks import check_lengths
+
+
+def run(call: MaskedCall, choice: Choice) -> None:
+    """Write call.out and append to the cache."""
+    # The lengths are read in any case, and half a batch must not be written before a wrong one is found.
+    check_lengths(call)
+    assert call.out is not None
+    masked_multihead_attention(call.out, call)
 
 
 @outside_autocast
-def masked_multihead_attention(
-    out: Tensor,
-    qkv: Tensor,
-    cache_k: Tensor,
-    cache_v: Tensor,
-    seq_lens: Tensor,
-    *,
-    bias: Tensor | None,
-    src_mask: Tensor | None,
-    finished: Tensor | None,
-    rotary: Tensor | None,
-    interleaved: bool,
-    qkv_out_scale: Tensor | None,
-    out_shift: Tensor | None,
-    out_smooth: Tensor | None,
-    out_scale: float | None,
-    half_away: bool,
-    max_bound: float,
-    min_bound: float,
-    scale: float | None,
-) -> None:
-    """Write out [rows, heads, head_dim] and append to the cache; qkv is [rows, heads + 2 * kv_heads, head_dim].
+def masked_multihead_attention(out: Tensor, call: MaskedCall) -> None:
+    """Write out [rows, heads, head_dim] and append to the cache; see op.masked_multihead_attention.
 
-    See op.masked_multihead_attention. All arithmetic is in float32 (float64 for a float64 cache); q, k and v are
-    rounded to the cache's dtype once, after bias and rotation, and the output once. Reads seq_lens on the host.
+    All arithmetic is in float32 (float64 for a float64 cache); q, k and v are rounded to the cache's dtype once, after
+    bias and rotation, and the output once. Reads seq_lens on the host.
     """
+    qkv, cache_k, cache_v, seq_lens, scale = call.qkv, call.cache_k, call.cache_v, call.seq_lens, call.scale
+    fused = call.fused
+    bias, src_mask, finished, rotary, qkv_out_scale, out_shift, out_smooth = fused[:7]
     num_kv_heads, head_dim = cache_v.shape[1], cache_v.shape[3]
-    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    num_heads = call.num_heads
     exact = torch.promote_types(cache_v.dtype, torch.float32)
     x = qkv.to(exact).contiguous()  # a product sums in another order where its rows lie apart
     if qkv_out_scale is not None:
@@ -47,7 +41,7 @@ def masked_multihead_attention(
         x = x + bias.to(exact)
     q, k, v = torch.split(x, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if rotary is not None:
-        q, k = rotate(q, rotary, interleaved=interleaved), rotate(k, rotary, interleaved=interleaved)
+        q, k = rotate(q, rotary, interleaved=fused.interleaved), rotate(k, rotary, interleaved=fused.interleaved)
     q, k, v = (part.to(cache_v.dtype) for part in (q, k, v))
     keys = key_rows(cache_k)
     done: list[bool] = [False] * len(q) if finished is None else finished.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -70,8 +64,8 @@ def masked_multihead_attention(
             mixed = mixed + out_shift.to(exact)
         if out_smooth is not None:
             mixed = mixed * out_smooth.to(exact)
-        if out_scale is not None:
-            mixed = quantise(mixed, out_scale, max_bound, min_bound, half_away=half_away)
+        if fused.out_scale is not None:
+            mixed = quantise(mixed, fused.out_scale, fused.max_bound, fused.min_bound, half_away=fused.half_away)
         out[row] = mixed.to(out.dtype)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from onewave.gpu.dependent_launch import after_last, dependent_launch
 from onewave.gpu.launch import launch_kernel
+from onewave.ops.rms_norm.choose import tile_of
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Ten
     rows = x.numel() // hidden
     if rows == 0:
         return
-    block = triton.next_power_of_2(hidden)
+    block, num_warps = tile_of(hidden)
     launch_kernel(
         rms_norm_kernel,
         (rows,),
@@ -67,6 +68,6 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Ten
         eps,
         ADD=add,
         BLOCK=block,
-        num_warps=8 if block >= 2048 else 4,
+        num_warps=num_warps,
         **dependent_launch(out),
     )

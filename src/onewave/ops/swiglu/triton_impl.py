@@ -9,8 +9,7 @@ from torch import Tensor
 
 from onewave.gpu.dependent_launch import after_last, dependent_launch
 from onewave.gpu.launch import launch_kernel
-
-_BLOCK = 512
+from onewave.ops.swiglu.choose import BLOCK, NUM_WARPS
 
 
 @triton.jit
@@ -32,6 +31,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     rows = out.numel() // max(1, width)
     if rows:
-        grid = (rows, triton.cdiv(width, _BLOCK))
-        launch_kernel(swiglu_kernel, grid, gate_up, out, width, BLOCK=_BLOCK, num_warps=4, **dependent_launch(out))
+        grid = (rows, triton.cdiv(width, BLOCK))
+        launch_kernel(
+            swiglu_kernel, grid, gate_up, out, width, BLOCK=BLOCK, num_warps=NUM_WARPS, **dependent_launch(out)
+        )
     return out

@@ -1,40 +1,37 @@
-"""Launches stream_impl's kernel: describes a cache's keys and values to TMA, and says how many programs share them."""
+"""Launches Hopper's decode kernel: describes a cache's keys and values to TMA."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from onewave.base.device import num_sms
 from onewave.gpu.descriptors import describe
 from onewave.gpu.launch import launch_kernel
+from onewave.ops.decode_attention.call import DecodeCall
+from onewave.ops.decode_attention.choose import DecodeChoice
 from onewave.ops.decode_attention.hopper.kernel import stream_kernel
 from onewave.ops.decode_attention.hopper.plan import stream_tile
-from onewave.ops.decode_attention.triton.plan import DecodePlan
 
 # Columns in which swizzled shared memory repeats.
 _ACROSS = 64
 
 
-def launch_stream(
-    plan: DecodePlan, rows: int, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None, arguments: dict[str, Any]
-) -> None:
-    """Run the kernel on what stream_plan.refusal allows. arguments: those that split_kv_kernel has, too, by name."""
+def launch_stream(call: DecodeCall, choice: DecodeChoice, arguments: dict[str, Any]) -> None:
+    """Run the kernel on what hopper.plan.refusal allows. arguments: those that split_kv_kernel has, too, by name."""
+    plan, k, v, table = choice.plan, call.k_cache, call.v_cache, call.block_table
     paging, page = 0, 0
-    if block_table is not None and block_table.shape[1] == 1:
+    if table is not None and table.shape[1] == 1:
         paging = 1
-    elif block_table is not None and v_cache.shape[2] % plan.block_n == 0:
+    elif table is not None and v.shape[2] % plan.block_n == 0:
         paging = 2
-    elif block_table is not None:
-        paging, page = 3, v_cache.shape[2]
-    shares = plan.shares(rows, num_sms(k_cache.device))
-    tile = stream_tile(rows, arguments["capacity"], shares)
+    elif table is not None:
+        paging, page = 3, v.shape[2]
+    shares = choice.num_shares
+    tile = stream_tile(choice.rows, choice.capacity, shares)
     box = (page, _ACROSS) if page else (plan.block_n, plan.block_d)
-    launch_kernel(stream_kernel, (shares, k_cache.shape[1]),
-        describe(k_cache, *box), describe(v_cache, *box), **arguments, k=k_cache, v=v_cache,
-        stride_k_block=k_cache.stride(0), stride_k_head=k_cache.stride(1), stride_k_key=k_cache.stride(2),
-        stride_v_block=v_cache.stride(0), stride_v_head=v_cache.stride(1), stride_v_key=v_cache.stride(2),
+    launch_kernel(stream_kernel, (shares, k.shape[1]),
+        describe(k, *box), describe(v, *box), **arguments, k=k, v=v,
+        stride_k_block=k.stride(0), stride_k_head=k.stride(1), stride_k_key=k.stride(2),
+        stride_v_block=v.stride(0), stride_v_head=v.stride(1), stride_v_key=v.stride(2),
         PAGING=paging, PAGE=page, STAGES=tile.stages, FLIGHT=tile.flight, LOADER=tile.loader,
         num_warps=4, maxnreg=tile.registers, launch_pdl=True,
     )  # fmt: skip

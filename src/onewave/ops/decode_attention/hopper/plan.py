@@ -1,16 +1,17 @@
-"""What Hopper's decode kernel (stream_impl) takes, and how much it keeps under way: plain arithmetic on shapes."""
+"""What Hopper's decode kernel takes, and how much it keeps under way: plain arithmetic on shapes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from onewave.ops.decode_attention.triton.plan import MOST_ROWS_LOOKED_AT, DecodePlan
 
 _ALIGNED_BYTES = 16
 _MOST_STRIDE = 1 << 39
-_DTYPES = ("float16", "bfloat16")
+_DTYPES = (torch.float16, torch.bfloat16)
 _HEAD_DIMS = (64, 128)
 # TMA's boxes of pages have whole rows of the 128-byte pattern in which shared memory repeats.
 _SMALLEST_PAGE = 8
@@ -22,7 +23,7 @@ _LOADER = ((64, 40), (128, 48), (MOST_ROWS_LOOKED_AT, 72))
 
 @dataclass(frozen=True)
 class StreamCall:
-    """What decides. dtype, kv_dtype: of the queries and of the cache, without "torch."; packed: K's layout.
+    """What decides. dtype, kv_dtype: of the queries and of the cache; packed: K's layout.
 
     block_size: keys of a block, and paged: whether a row has several. scaled: whether keys and values have scales.
     strides: why TMA can't address the cache.
@@ -30,8 +31,8 @@ class StreamCall:
 
     capability: tuple[int, int]
     rows: int
-    dtype: str
-    kv_dtype: str
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
     packed: bool
     block_size: int
     paged: bool
@@ -61,11 +62,12 @@ def stream_tile(rows: int, capacity: int, shares: int) -> StreamTile:
 
 
 def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
-    """Why stream_impl does not take a call, None if it does."""
+    """Return why the kernel does not take a call, None if it does."""
     if call.capability[0] != 9:
         return f"sm_{call.capability[0]}{call.capability[1]}: needs sm_90"
     if call.dtype not in _DTYPES or call.kv_dtype != call.dtype:
-        return f"queries in {call.dtype} and a cache in {call.kv_dtype}: needs both in the same 16 bits"
+        names = (str(dtype).removeprefix("torch.") for dtype in (call.dtype, call.kv_dtype))
+        return "queries in {} and a cache in {}: needs both in the same 16 bits".format(*names)
     if call.scaled:
         return "scales of keys and values: takes none"
     if call.packed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-MAX_QUERIES = 8
 # Rows whose lengths a program looks at to find its share; with more of them each row is one.
 MOST_ROWS_LOOKED_AT = 256
 # Programs that one row should give the card: about one for every SM of a large one.
@@ -21,6 +21,25 @@ _MERGED_AT_ONCE = 8192
 _MERGED, _MERGED_BY_TRITON = 32, 16
 # More query rows would spill; with a head_dim above 128 more than 8.
 _LARGEST_TILE = 32
+
+
+class DecodeSizes(NamedTuple):
+    """What a plan depends on. capacity: keys that a row can have; kv_itemsize: bytes of a cached element.
+
+    split_size: keys of every split, rounded up to whole tiles. smallest_split: of a short row's, to a power of two.
+    in_pieces: whether the cache's strides are multiples of 8 elements, so that 8 at least are copied at once.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    num_queries: int
+    head_dim: int
+    capacity: int
+    kv_itemsize: int
+    split_size: int | None = None
+    windowed: bool = False
+    smallest_split: int | None = None
+    in_pieces: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,41 +87,20 @@ class DecodePlan:
         """The kernels' ROWS: the length of their list of rows."""
         return _power_of_two(min(rows, MOST_ROWS_LOOKED_AT))
 
-    @property
-    def why(self) -> str:
-        """The reasons, one sentence."""
+    def split_of(self, length: int) -> int:
+        """Keys of a split of a row of so many."""
         if self.split:
-            rule = f"splits of {self.split} keys as asked"
-        else:
-            largest = self.smallest << self.doublings
-            rule = f"splits of {self.smallest} to {largest} keys, the smallest that gives a row at most {self.target}"
-        return (
-            f"{rule}; {self.block_h} query rows share each key, in a tile of {self.block_m}x{self.block_n}; "
-            "the keys of all rows are shared evenly among the programs; where several had splits of one row, the last "
-            "to finish merges them in order"
-        )
+            return self.split
+        doublings = range(self.doublings)
+        fits = (self.smallest << n for n in doublings if -(-length // (self.smallest << n)) <= self.target)
+        return next(fits, self.smallest << self.doublings)
 
 
 @lru_cache(maxsize=4096)
-def plan_decode(
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    num_queries: int,
-    head_dim: int,
-    capacity: int,
-    kv_itemsize: int,
-    split_size: int | None,
-    windowed: bool,
-    smallest_split: int | None = None,
-    in_pieces: bool = True,
-) -> DecodePlan:
-    """Plan for sequences of at most `capacity` keys. kv_itemsize: bytes of a cached element.
-
-    split_size: keys of every split, rounded up to whole tiles. smallest_split: of a short row's, to a power of two.
-    in_pieces: whether the cache's strides are multiples of 8 elements, so that 8 at least are copied at once.
-    """
-    tile_rows = num_heads // num_kv_heads * num_queries
+def plan_decode(sizes: DecodeSizes) -> DecodePlan:
+    """Plan for sequences of at most `capacity` keys."""
+    num_kv_heads, head_dim, capacity, split_size = sizes.num_kv_heads, sizes.head_dim, sizes.capacity, sizes.split_size
+    tile_rows = sizes.num_heads // num_kv_heads * sizes.num_queries
     block_d = max(16, _power_of_two(head_dim))
     block_m = min(_LARGEST_TILE if block_d <= 128 else 8, max(8, _power_of_two(tile_rows)))
     tiles = -(-tile_rows // block_m)
@@ -111,13 +109,13 @@ def plan_decode(
     tile = 128 if block_d <= 64 else 64
     # Loads of single elements would take more registers than there are: ptxas 12.8 has read what it had not yet spilt
     # (docs/log/correctness.md).
-    block_n = tile if in_pieces else 16
-    smallest = max(tile, _power_of_two(smallest_split or _SMALLEST_SPLIT))
+    block_n = tile if sizes.in_pieces else 16
+    smallest = max(tile, _power_of_two(sizes.smallest_split or _SMALLEST_SPLIT))
     doublings = max(0, (_LARGEST_SPLIT // smallest).bit_length() - 1)
     if split_size is None:
         largest = smallest << doublings
         max_splits = min(-(-capacity // smallest), max(target, -(-capacity // largest)))
-        max_splits += windowed  # a window may begin inside a split
+        max_splits += sizes.windowed  # a window may begin inside a split
     else:
         # A program goes from one split to the next, so a tile must not lie in two.
         split_size = -(-split_size // tile) * tile
@@ -138,10 +136,10 @@ def plan_decode(
         # Never 8 with wgmma, which tiles of more than 8 rows use: Triton 3.6 waits for one warpgroup's only.
         num_warps=8 if block_d > 128 else 4,
         # More bytes under way make every load wait longer: more stages were slower (docs/log/decode-attention.md).
-        num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * kv_itemsize))) if in_pieces else 1,
+        num_stages=max(2, min(4, (128 << 10) // (2 * block_n * block_d * sizes.kv_itemsize))) if sizes.in_pieces else 1,
         num_kv_heads=num_kv_heads,
         # Tiles of many query rows multiply longer than they load, and have no registers to spare.
-        ahead=_BYTES_AHEAD // (2 * block_d * kv_itemsize) // block_n * block_n if block_m <= 8 else 0,
+        ahead=_BYTES_AHEAD // (2 * block_d * sizes.kv_itemsize) // block_n * block_n if block_m <= 8 else 0,
         # With its last loads under way a program leaves the memory to whoever comes next.
         trigger=4 * block_n,
     )

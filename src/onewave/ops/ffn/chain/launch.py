@@ -15,8 +15,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled, shown
 from onewave.gpu.launch import launch_kernel
+from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.chain.kernel import chain_kernel, started_kernel
 from onewave.ops.ffn.chain.plan import ChainPlan, ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.choose import ChainChoice
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.launch.launch import ACTIVATIONS, POLLS, co_resident, runs_here
@@ -25,9 +27,9 @@ from onewave.wave.launch.watch import HEADER_WORDS, RECORD_WORDS, watch_words
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the card is doing.
 _PATIENT_POLLS = 1 << 23
 _ROWS = 128
-# Plans and buffers kept for ffn(): a few hundred KiB each, more only with slices of K. What a CUDA graph has recorded
+# Plans and buffers kept for run(): a few hundred KiB each, more only with slices of K. What a CUDA graph has recorded
 # is kept beside them, for good: nobody says when the graph is gone.
-_MOST_KEPT = 32
+_MAX_KEPT = 32
 
 
 @dataclass
@@ -303,7 +305,7 @@ def _chain(asked: _Question) -> Chain:
                 tile=asked.tile,
             )
             made = _kept[asked] = Chain(plan, asked.device, asked.dtype, activation=asked.activation)
-            while len(_kept) > _MOST_KEPT:
+            while len(_kept) > _MAX_KEPT:
                 oldest = next(iter(_kept))
                 torch.cuda.synchronize(oldest.device)  # a launch on another stream may still read what goes
                 del _kept[oldest]
@@ -313,63 +315,24 @@ def _chain(asked: _Question) -> Chain:
     return made
 
 
-def _asked(
-    x: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    w_gate: Tensor | None,
-    activation: str | None,
-    order: str,
-    policy: str,
-    streams: bool,
-    tile: ChainTile | None = None,
-) -> _Question:
+def _asked(call: FFNCall, *, streams: bool, tile: ChainTile | None = None) -> _Question:
     # The plan knows rows by the tile; what is beyond the last one, TMA leaves out.
+    x = call.x
     rows = 64 if len(x) <= 64 else cuts(len(x), _ROWS) * _ROWS
-    sizes = ChainSizes(rows, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
-    return _Question(sizes, x.device, x.dtype, activation, order, policy, streams, co_resident(x.device), tile)
+    options = (call.activation, call.order, call.policy, streams, co_resident(x.device), tile)
+    return _Question(ChainSizes(rows, *call.block), x.device, x.dtype, *options)
 
 
-def chain(
-    x: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    w_gate: Tensor | None = None,
-    *,
-    activation: str | None = "silu",
-    order: str = "auto",
-    policy: str = "auto",
-    streams: bool = False,
-    tile: ChainTile | None = None,
-) -> Chain:
-    """The Chain for these tensors' sizes, kept from call to call. x: [rows, hidden]; the rest as op.ffn."""
-    return _chain(_asked(x, w_up, w_down, w_gate, activation, order, policy, streams, tile))
+def chain(call: FFNCall, *, streams: bool = False, tile: ChainTile | None = None) -> Chain:
+    """Return the Chain for a call's sizes, kept from call to call."""
+    return _chain(_asked(call, streams=streams, tile=tile))
 
 
-def is_ready(
-    x: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    w_gate: Tensor | None,
-    activation: str | None,
-    order: str,
-    policy: str,
-    streams: bool,
-) -> bool:
-    """Whether ffn() would find its plan and buffers made, so that it may be recorded into a CUDA graph."""
-    return _asked(x, w_up, w_down, w_gate, activation, order, policy, streams) in _kept
+def is_ready(call: FFNCall, choice: ChainChoice) -> bool:
+    """Return whether run() would find its plan and buffers made, so that it may be recorded into a CUDA graph."""
+    return _asked(call, streams=choice.streams) in _kept
 
 
-def ffn(
-    x: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    w_gate: Tensor | None,
-    activation: str | None,
-    order: str,
-    policy: str,
-    streams: bool,
-) -> Tensor:
-    """See op.ffn. x: [rows, hidden]. Plans at the first call with a number of row blocks."""
-    made = chain(x, w_up, w_down, w_gate, activation=activation, order=order, policy=policy, streams=streams)
-    return made(x, w_up, w_down, w_gate)
+def run(call: FFNCall, choice: ChainChoice) -> Tensor:
+    """Return [rows, out]. Plans at the first call with a number of row blocks."""
+    return chain(call, streams=choice.streams)(call.x, call.w_up, call.w_down, call.w_gate)

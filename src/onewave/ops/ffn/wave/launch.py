@@ -7,31 +7,33 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.base.weight_formats import COMPACT
-from onewave.ops.ffn.wave.plan import DATA, FFNPlan, FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
+from onewave.ops.ffn.call import FFNCall
+from onewave.ops.ffn.choose import WaveChoice
+from onewave.ops.ffn.wave.plan import DATA, FFNPlan, FFNSizes, keeps_compact, plan_ffn, workers_for
 from onewave.ops.library import check_tensors, refuse_grad
 from onewave.wave.launch.launch import Wave, co_resident
 from onewave.wave.weights.pack import Weight, WeightStream
 
-# Packed copies kept for ffn()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.
+# Packed copies kept for run()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.
 # What a CUDA graph has recorded is kept beside them, for good: nobody says when the graph is gone.
-_MOST_KEPT = 6
+_MAX_KEPT = 6
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """What a packed copy was made for."""
+class Packing(NamedTuple):
+    """What a packed copy is made for: batches of up to `batch` rows; workers: None for plan.workers_for's."""
 
     batch: int
     activation: str | None
     order: str
     policy: str
-    workers: int | None
+    workers: int | None = None
 
 
 class PackedFFN:
@@ -42,24 +44,24 @@ class PackedFFN:
     lie, of each launch. weight_bytes: what its launches read of them.
     """
 
-    def __init__(self, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, choice: _Choice, *, delays: bool = False):
-        padded = 1 << (choice.batch - 1).bit_length()
+    def __init__(self, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, packing: Packing, *, delays: bool = False):
+        padded = 1 << (packing.batch - 1).bit_length()
         sizes = FFNSizes(padded, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
-        self.batch = choice.batch
+        self.batch = packing.batch
         (self._inner, self._hidden), self._out = w_up.shape, w_down.shape[0]
         self._kind = (w_up.dtype, w_up.device)
         both = (w_up,) if w_gate is None else (w_gate, w_up)
         weights = {"up": Weight(both), "down": Weight((w_down,))}
-        self.compact = keeps_compact(w_up.dtype, padded, choice.order, choice.policy)
-        self.plan, streams = _packed(sizes, choice, weights, w_up, compact=self.compact)
+        self.compact = keeps_compact(w_up.dtype, padded, packing.order, packing.policy)
+        self.plan, streams = _packed(sizes, packing, weights, w_up, compact=self.compact)
         if self.compact and not bool(streams[0].reached):
             self.compact = False
             del streams  # before others come
-            self.plan, streams = _packed(sizes, choice, weights, w_up, compact=False)
+            self.plan, streams = _packed(sizes, packing, weights, w_up, compact=False)
         self.streams = tuple(streams)
         self.weight_bytes = sum(stream.nbytes for stream in streams)
         self.waves = tuple(
-            Wave(stream, activation=choice.activation, counters=choice.policy != DATA, delays=delays)
+            Wave(stream, activation=packing.activation, counters=packing.policy != DATA, delays=delays)
             for stream in streams
         )
 
@@ -91,34 +93,18 @@ class PackedFFN:
 
 
 def _packed(
-    sizes: FFNSizes, choice: _Choice, weights: dict[str, Weight], like: Tensor, *, compact: bool
+    sizes: FFNSizes, packing: Packing, weights: dict[str, Weight], like: Tensor, *, compact: bool
 ) -> tuple[FFNPlan, list[WeightStream]]:
-    workers = choice.workers
+    workers = packing.workers
     if workers is None:
-        workers = workers_for(sizes, order=choice.order, available=co_resident(like.device), compact=compact)
-    plan = plan_ffn(sizes, workers=workers, order=choice.order, policy=choice.policy, compact=compact)
+        workers = workers_for(sizes, order=packing.order, available=co_resident(like.device), compact=compact)
+    plan = plan_ffn(sizes, workers=workers, order=packing.order, policy=packing.policy, compact=compact)
     streams: list[WeightStream] = []
     for program in plan.programs:
         streams.append(WeightStream(program, like.dtype, like.device, COMPACT if compact else None))
         for name in streams[-1].names:
             streams[-1].put(name, weights[name])
     return plan, streams
-
-
-def pack(
-    w_up: Tensor,
-    w_down: Tensor,
-    w_gate: Tensor | None,
-    *,
-    batch: int,
-    activation: str | None,
-    order: str,
-    policy: str,
-    workers: int | None,
-    delays: bool = False,
-) -> PackedFFN:
-    """Pack for batches of up to `batch` rows; workers: blocks of the launch, by default as plan.workers_for says."""
-    return PackedFFN(w_up, w_down, w_gate, _Choice(batch, activation, order, policy, workers), delays=delays)
 
 
 @dataclass(frozen=True)
@@ -142,65 +128,40 @@ _recorded: set[PackedFFN] = set()
 _lock = threading.RLock()
 
 
-def _there(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-    return tuple(tensor for tensor in tensors if tensor is not None)
-
-
 def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
     # Inference tensors count no versions: who writes to them has to call for another packed copy.
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
-def _key(tensors: tuple[Tensor, ...], choice: _Choice) -> tuple[object, ...]:
-    return (*((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors), choice)
+def _key(call: FFNCall, choice: WaveChoice) -> tuple[object, ...]:
+    packing = Packing(choice.sizes.batch, call.activation, choice.order, choice.policy)
+    return (*((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in call.weights), packing)
 
 
-def _choice(x: Tensor, activation: str | None, order: str, policy: str) -> _Choice:
-    batch = 1 << (len(x) - 1).bit_length()
-    return _Choice(batch, activation, order, policy, None)
+def is_ready(call: FFNCall, choice: WaveChoice) -> bool:
+    """Return whether run() would find the weights packed, so that it may be recorded into a CUDA graph."""
+    kept = _kept.get(_key(call, choice))
+    return kept is not None and kept.holds(call.weights)
 
 
-def is_packed(
-    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
-) -> bool:
-    """Whether ffn() would find these weights packed for x's rows."""
-    tensors = _there(w_up, w_down, w_gate)
-    kept = _kept.get(_key(tensors, _choice(x, activation, order, policy)))
-    return kept is not None and kept.holds(tensors)
-
-
-def has_room(
-    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
-) -> bool:
-    """Whether ffn() may pack these weights, or has, for a caller that asked for no packing.
+def has_room(call: FFNCall, choice: WaveChoice) -> bool:
+    """Return whether run() may pack the weights, or has, for a caller that asked for no packing.
 
     No copy that is in use may be dropped for it: a model of many blocks must not pack one after the other at every
     step. The copy takes at most half of the device's free memory, and the weights tell when they are written to.
     """
-    if is_packed(x, w_up, w_down, w_gate, activation, order, policy):
+    if is_ready(call, choice):
         return True
-    tensors = _there(w_up, w_down, w_gate)
-    if torch.cuda.is_current_stream_capturing() or any(tensor.is_inference() for tensor in tensors):
+    if torch.cuda.is_current_stream_capturing() or any(tensor.is_inference() for tensor in call.weights):
         return False
     with _lock:
         _drop_dead()
         # A copy of weights that were written to since takes the place of the old one.
-        if _key(tensors, _choice(x, activation, order, policy)) not in _kept and len(_kept) >= _MOST_KEPT:
+        if _key(call, choice) not in _kept and len(_kept) >= _MAX_KEPT:
             return False
-    free, _ = torch.cuda.mem_get_info(x.device)
-    free += torch.cuda.memory_reserved(x.device) - torch.cuda.memory_allocated(x.device)
-    return 2 * sum(tensor.nbytes for tensor in tensors) <= free
-
-
-def is_planned(
-    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
-) -> bool:
-    """Whether there is a plan for x's rows in this order and policy; it is the one that ffn() packs for."""
-    batch = _choice(x, activation, order, policy).batch
-    sizes = FFNSizes(batch, w_up.shape[1], w_up.shape[0], w_down.shape[0], w_gate is not None)
-    compact = keeps_compact(w_up.dtype, batch, order, policy)
-    workers = workers_for(sizes, order=order, available=co_resident(x.device), compact=compact)
-    return has_plan(sizes, workers=workers, order=order, policy=policy, compact=compact)
+    free, _ = torch.cuda.mem_get_info(call.x.device)
+    free += torch.cuda.memory_reserved(call.x.device) - torch.cuda.memory_allocated(call.x.device)
+    return 2 * sum(tensor.nbytes for tensor in call.weights) <= free
 
 
 def _drop(keys: Iterable[tuple[object, ...]]) -> None:
@@ -215,22 +176,20 @@ def _drop_dead() -> None:
     _drop([key for key, kept in _kept.items() if not kept.is_alive])
 
 
-def ffn(
-    x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, activation: str | None, order: str, policy: str
-) -> Tensor:
-    """See op.ffn. x: [rows, hidden]. Packs the weights at the first call with them and keeps the packed copy."""
-    tensors = _there(w_up, w_down, w_gate)
-    choice = _choice(x, activation, order, policy)
-    key = _key(tensors, choice)
+def run(call: FFNCall, choice: WaveChoice) -> Tensor:
+    """Return [rows, out]. Packs the weights at the first call with them and keeps the packed copy."""
+    weights, key = call.weights, _key(call, choice)
     with _lock:
         kept = _kept.get(key)
-        if kept is None or not kept.holds(tensors):
+        if kept is None or not kept.holds(weights):
             _drop_dead()
             _drop([key] if key in _kept else [])
-            refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
-            kept = _kept[key] = _Kept(PackedFFN(w_up, w_down, w_gate, choice), refs, _versions(tensors))
-            _drop([*_kept][: max(0, len(_kept) - _MOST_KEPT)])  # the oldest
+            refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in weights)
+            packing = Packing(choice.sizes.batch, call.activation, choice.order, choice.policy)
+            made = PackedFFN(call.w_up, call.w_down, call.w_gate, packing)
+            kept = _kept[key] = _Kept(made, refs, _versions(weights))
+            _drop([*_kept][: max(0, len(_kept) - _MAX_KEPT)])  # the oldest
         _kept.move_to_end(key)
         if torch.cuda.is_current_stream_capturing():
             _recorded.add(kept.packed)
-    return kept.packed(x)
+    return kept.packed(call.x)

@@ -1,0 +1,65 @@
+"""What runs a call of masked multi-head attention: decode attention's kernels on a GPU, PyTorch elsewhere."""
+
+from __future__ import annotations
+
+import torch
+
+from onewave.base.errors import InvalidArgumentError, shown
+from onewave.ops.choice import Asked, Choice, because, empty_on_meta
+from onewave.ops.decode_attention.call import Projection
+from onewave.ops.decode_attention.choose import caches_of, row_keys_of
+from onewave.ops.decode_attention.choose import choose as choose_decode
+from onewave.ops.masked_multihead_attention.call import MaskedCall
+from onewave.ops.masked_multihead_attention.checks import as_heads, check, check_backend, result_dtype
+
+_REFERENCE = "masked_multihead_attention/reference.py"
+_ROUNDINGS = {"half_even": False, "half_away": True}
+_STYLES = {"neox": False, "interleaved": True}
+
+
+def choose(call: MaskedCall) -> Choice:
+    """Return what runs; see ops/choice.py. On a GPU: decode attention's choice for call.decode."""
+    if call.on_gpu and call.backend != "reference":
+        return choose_decode(call.decode)
+    why = "asked for" if call.backend == "reference" else "no other implementation for a CPU"
+    return Choice("reference", "reference", _REFERENCE, (because(why),))
+
+
+def switches(quant_round: str, rotary_style: str) -> tuple[bool, bool]:
+    """Return whether to round half away from zero, and whether pairs are interleaved. Raises InvalidArgumentError."""
+    half_away = _switch("quant_round", quant_round, _ROUNDINGS)
+    return half_away, _switch("rotary_style", rotary_style, _STYLES)
+
+
+def _switch(name: str, value: str, choices: dict[str, bool]) -> bool:
+    if not isinstance(value, str) or value not in choices:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        what, allowed = f"masked_multihead_attention: {name}", " or ".join(map(repr, choices))
+        raise InvalidArgumentError(what, got=shown(value), allowed=allowed)
+    return choices[value]
+
+
+def describe(asked: Asked) -> MaskedCall:
+    """A question: qkv, cache_k. A scaled projection is one in int32, with a cache in the dtype that was named."""
+    qkv, cache = asked.take((2, 3, 4), (4, 5))
+    kv_dtype, scaled = asked.dtype_of("kv_dtype", asked.dtype), asked.has("qkv_out_scale")
+    options = asked.options
+    half_away, interleaved = switches(options.get("quant_round", "half_even"), options.get("rotary_style", "neox"))
+    given = empty_on_meta(qkv, torch.int32 if scaled else asked.dtype)
+    keys, values = caches_of(cache, kv_dtype)
+    x = as_heads(given, keys, values)
+    out_scale = options.get("out_scale")
+    fused = Projection(
+        bias=None, src_mask=None, finished=None, rotary=None,
+        qkv_out_scale=empty_on_meta(x.shape[1:], torch.float32) if scaled else None, out_shift=None, out_smooth=None,
+        interleaved=interleaved, out_scale=1.0 if out_scale is True else out_scale, half_away=half_away,
+        max_bound=options.get("quant_max_bound", 127.0), min_bound=options.get("quant_min_bound", -127.0),
+    )  # fmt: skip
+    lengths = empty_on_meta(qkv[:1], torch.int32)
+    call = MaskedCall(
+        x, keys, values, lengths, fused, **asked.given("steps_per_block", "scale", "backend"),
+        row_keys=row_keys_of(asked), described=asked.device,
+    )  # fmt: skip
+    check(call)
+    result_dtype(call, given, options.get("dtype"), None)
+    check_backend(call)
+    return call
