@@ -25,6 +25,7 @@ from onewave.ops.attention.fp8 import choose as attention_fp8
 from onewave.ops.attention.masks import is_whole
 from onewave.ops.choice import DTYPES, Asked, Choice
 from onewave.ops.decode_attention import choose as decode_attention
+from onewave.ops.ffn import choose as ffn
 from onewave.ops.linear import choose as linear
 from onewave.ops.masked_multihead_attention import choose as masked
 from onewave.ops.merge_attention import choose as merge_attention
