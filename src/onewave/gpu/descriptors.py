@@ -1,7 +1,7 @@
 """Descriptions of tensors for TMA, as Gluon kernels take them.
 
 An axis of a descriptor has one stride, and its bounds are the tensor's. Packed sequences, whose rows end where the next
-sequence's begin, get two axes more: see attention/gluon_kernel_impl.py.
+sequence's begin, get two axes more: see attention/hopper/kernel.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-# Bounds of a packed sequence's descriptor: see attention/gluon_kernel_impl.py.
+# Bounds of a packed sequence's descriptor: see attention/hopper/kernel.py.
 _RAGGED_END, RAGGED_ANY = 1 << 30, 0x7FFF0000
 
 

@@ -79,7 +79,7 @@ class Resources:
 
 
 def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
-    """Hopper's kernel with the tile of tuned.json. given: constants of gluon_kernel_impl, such as RIGHT for causal."""
+    """Hopper's kernel with the tile of tuned.json. given: constants of hopper/kernel.py, such as RIGHT for causal."""
     columns = columns_of(head_dim)
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
     constants = flags | config(columns) | {"D": columns, "HEADROOM": 12 if dtype == "fp16" else 40}
@@ -106,7 +106,7 @@ def hopper(head_dim: int, dtype: str = "bf16", **given: Any) -> Resources:
 
 
 def fp8(dtype: str = "bf16", **given: Any) -> Resources:
-    """Hopper's kernel for float8, whatever the head_dim. dtype: of the output; given: constants of fp8_kernel_impl."""
+    """Hopper's kernel for float8, whatever the head_dim. dtype: of the output; given: constants of fp8/kernel.py."""
     flags = dict.fromkeys(("RAGGED", "TOP_LEFT", "LEFT", "RIGHT", "SOFTCAP", "SINKS", "LSE"), False)
     constants = flags | FP8_TILE | {"ORDER": 1 if given.get("RIGHT") else 0} | given
     rank = 5 if constants["RAGGED"] else 4
@@ -134,7 +134,7 @@ def fp8(dtype: str = "bf16", **given: Any) -> Resources:
 
 
 def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: Any) -> Resources:
-    """The portable kernel with its plan's tile. given: constants of triton_impl, such as RIGHT and TAIL for causal."""
+    """The portable kernel with its plan's tile. given: constants of triton/kernel.py: RIGHT, TAIL for causal."""
     major, minor = divmod(capability, 10)
     device = Device((major, minor), H200_SMS)
     plan = plan_portable(
@@ -173,7 +173,7 @@ def portable(head_dim: int, capability: int = 90, dtype: str = "bf16", **given: 
 def mma(
     head_dim: int, capability: int = 90, dtype: str = "bf16", *, narrow: bool = False, registers: int = 0, **given: Any
 ) -> Resources:
-    """The m16n8k16 kernel with its wide or narrow tile. given: constants of mma_kernel_impl, such as RIGHT for causal.
+    """The m16n8k16 kernel with its wide or narrow tile. given: constants of mma/kernel.py, such as RIGHT for causal.
 
     registers: the most a thread may have, 0 for the tile's.
     """

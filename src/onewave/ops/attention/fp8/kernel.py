@@ -1,4 +1,4 @@
-"""Attention in float8 (e4m3) on Hopper (sm_90): gluon_kernel_impl's programs, tiles and masks, with products in fp8.
+"""Attention in float8 (e4m3) on Hopper (sm_90): hopper/kernel.py's programs, tiles and masks, with products in fp8.
 
 What differs. Products of fp8 want both operands with the summed axis contiguous: Q and K lie so, V does not, so a
 kernel before this one writes V^T, tile by tile of BN keys, zeros where nobody sees a key. It also puts the 16 keys of a
@@ -24,6 +24,20 @@ as long as ever, so a warpgroup does one thing after another, and its products r
 three, and nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives
 from one step to the next (such a one would be taken apart into bytes). Bound: power and a warp's latencies. See
 docs/log/float8-attention.md. Source: Shah et al. 2024, arXiv:2407.08608.
+
+Constants:
+
+    D             columns of a head, in elements                                 128
+    BN            keys of a key tile                                             128
+    K_STAGES      slots of K's ring                                              3
+    V_STAGES      slots of V's ring                                              3
+    ORDER         tiles: in closed form, by table                                0, 1
+    RAGGED        packed sequences                                               bool
+    TOP_LEFT      query i stands at key i, not at i + Sk - Sq                     bool
+    LEFT, RIGHT   keys are hidden on that side of a query                        bool
+    SOFTCAP       scores become softcap * tanh(score / softcap)                  bool
+    SINKS         a logit without a value joins each row                         bool
+    LSE           the LSE is written                                             bool
 """
 
 from __future__ import annotations
@@ -45,7 +59,7 @@ from onewave.ops.attention.hopper.softmax import capped, hidden, partial_sums
 from onewave.ops.attention.hopper.tiles import Problem, boxed, place, place_of_keys, tile_of
 from onewave.ops.attention.hopper.warpgroup import SHARES, own_warpgroup, twin
 
-# fp8_plan deals tiles of as many times 64 rows.
+# fp8/plan.py deals tiles of as many times 64 rows.
 _WARPGROUPS = gl.constexpr(3)
 # Octaves that a row's reference may lie below its highest score so far.
 _BEHIND = gl.constexpr(60.0)
@@ -383,7 +397,7 @@ def fp8_kernel(
     RAGGED: gl.constexpr, TOP_LEFT: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, SOFTCAP: gl.constexpr,
     SINKS: gl.constexpr, LSE: gl.constexpr,
 ):  # fmt: skip
-    """As gluon_kernel_impl.attention_kernel; v: descriptor of turn_values' tiles, [rows, BN] in boxes of [D, BN].
+    """As hopper/kernel.py's attention_kernel; v: descriptor of turn_values' tiles, [rows, BN] in boxes of [D, BN].
 
     q_scale: float32 [heads]; k_scale, v_scale: [kv_heads]. v_tiles: tiles of one head.
     """

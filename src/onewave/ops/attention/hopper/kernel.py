@@ -6,7 +6,7 @@ program gets as much (LPT's effect in closed form). Packed sequences' tiles are 
 taken from a queue by whoever is free. A tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G
 heads whose K and V fit the L2, longest first inside.
 
-One warp loads (gluon_load_impl): Q K0 K1 V0 K2 V1 ..., as they are used, into a ring of K and one of V
+One warp loads (hopper/load.py): Q K0 K1 V0 K2 V1 ..., as they are used, into a ring of K and one of V
 (mbarriers "full" and "free" a slot), Q into two buffers that alternate over tiles. It alone looks for tiles, and posts
 what it finds in shared memory before Q's barriers; a tile's successor is found, and its Q asked for, when the tile has
 begun. Another warp stores: outputs leave through Q's buffer and TMA, and nobody else waits for them. The warpgroups
@@ -39,6 +39,27 @@ never loaded. TMA returns zeros beyond Sq, Sk and head_dim and drops what is wri
 descriptors of five axes whose third bound is the end of the sequence: address = base + y * stride + (x - 2^30) * stride
 with x = 2^30 - length + row and y = first row + length, by wrapping of 64-bit addresses; so row `length` is out of
 bounds wherever the sequence lies. Bound: the tensor cores. Source: Shah et al. 2024, arXiv:2407.08608.
+
+Constants (of a head_dim: tuned.json):
+
+    D             columns of a head, in elements                                 64, 128, 256
+    BN            keys of a key tile                                             128; 64 at D = 256
+    WARPGROUPS    warpgroups that multiply, 64 queries each                      2; 3 at D = 64
+    K_STAGES      slots of K's ring                                              3; 2 at D = 256
+    V_STAGES      slots of V's ring                                              2; 3 at D = 64
+    Q_STAGES      buffers of Q                                                   2; 1 at D = 256
+    PING_PONG     warpgroups issue products in turns                             bool
+    Q_REGISTERS   Q is an operand from registers; needs PING_PONG                bool
+    HALF_TILES    see above                                                      bool
+    HEADROOM      octaves that a score may exceed its row's reference by         12 in fp16, 40 in bf16
+    ORDER         tiles: in closed form, by table, sorted in turns, from queue   0, 1, 2, 3
+    PAGE          keys of a page; 0 where keys lie in rows                       0, 16, 32, 64, 128, 256
+    RAGGED        packed sequences                                               bool
+    TOP_LEFT      query i stands at key i, not at i + Sk - Sq                     bool
+    LEFT, RIGHT   keys are hidden on that side of a query                        bool
+    SOFTCAP       scores become softcap * tanh(score / softcap)                  bool
+    SINKS         a logit without a value joins each row                         bool
+    LSE           the LSE is written                                             bool
 """
 
 from __future__ import annotations
@@ -386,7 +407,7 @@ def attention_kernel(
 ):  # fmt: skip
     """See the top of this file; descriptors q, k, v, out of [.., rows, D] boxes (k, v by page: [.., rows, 64]).
 
-    lse_*: strides in elements, int64. order, block_table: int32, see gluon_tiles_impl; pages_a_row: block_table's
+    lse_*: strides in elements, int64. order, block_table: int32, see hopper/tiles.py; pages_a_row: block_table's
     columns; *_page_rows: from one page to the next, in rows.
     """
     W: gl.constexpr = WARPGROUPS

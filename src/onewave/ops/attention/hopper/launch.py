@@ -22,7 +22,7 @@ _LOG2E = math.log2(math.e)
 # A place plus a side stays inside 32 bits.
 _MOST_KEYS = 1 << 30
 # Exponents of two that P may reach before its row is rescaled. float16 ends at 2^16; with bf16, P, sums and P V stay
-# within float32 for any |v| below 2^60 (and begin below 1: gluon_softmax_impl).
+# within float32 for any |v| below 2^60 (and begin below 1: hopper/softmax.py).
 _HEADROOM = {torch.float16: 12, torch.bfloat16: 40}
 
 

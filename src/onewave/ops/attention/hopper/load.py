@@ -1,4 +1,4 @@
-"""The warps of gluon_kernel_impl that load (Q K0 K1 V0 K2 V1 ..., as they are used but where a long tile ends, by TMA
+"""The warps of hopper/kernel.py that load (Q K0 K1 V0 K2 V1 ..., as they are used but where a long tile ends, by TMA
 into rings) and store.
 
 Keys and values lie one after another, or in pages that a block table names: then a tile is fetched in pieces of a page

@@ -93,7 +93,7 @@ def work_of(
     slot, slots, starts_q, starts_k, sequences, search_steps, longest, left, right,
     BM: tl.constexpr, BN: tl.constexpr, TOP_LEFT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Key tiles of each slot's tile, 0 where it has none; as gluon_tiles_impl.tile_of finds them."""
+    """Key tiles of each slot's tile, 0 where it has none; as tile_of of hopper/tiles.py finds them."""
     low = slot * 0
     high = low + sequences
     for _ in range(search_steps):

@@ -98,7 +98,7 @@ def columns_of(head_dim: int) -> int:
 
 
 def config(columns: int) -> dict[str, Any]:
-    """Tile and ring for heads of `columns`: gluon_kernel_impl's constants. Not to be changed."""
+    """Tile and ring for heads of `columns`: hopper/kernel.py's constants. Not to be changed."""
     return _table()["head_dims"][str(columns)]["config"]
 
 

@@ -1,4 +1,4 @@
-"""How a warpgroup of gluon_kernel_impl begins a tile, ends it and hands its output over."""
+"""How a warpgroup of hopper/kernel.py begins a tile, ends it and hands its output over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the partitions of gluon_kernel_impl share: the problem, the order of its tiles, and places in its tensors."""
+"""What the partitions of hopper/kernel.py share: the problem, the order of its tiles, and places in its tensors."""
 
 
 # No deferred annotations: an aggregate reads the types of its fields.

@@ -20,6 +20,23 @@ that K and V are read once for the group. Tiles of keys begin at multiples of KE
 row's bits depend on is head_dim alone. Masked scores are -inf; masks are computed for cut tiles only, and what no row
 of the tile sees is not read but zero. Bound: the tensor cores and the shared memory that feeds them. Source: Dao 2023,
 arXiv:2307.08691, for the online softmax.
+
+Constants (of a head_dim: mma/plan.py):
+
+    PACK          heads of a group that share a tile                             1 or the group
+    HEAD_DIM      columns of a head, in elements                                 16 to 256, by 8
+    WIDTH         columns that are computed, in elements                         16, 32, 64, 128, 256
+    QUERIES       rows of a tile                                                 32, 64
+    KEYS          keys of a key tile                                             32, 64
+    WARPS         warps of a program                                             4
+    UNIT          elements that strides count; 8: rows at multiples of 16 bytes  1, 8
+    FOLD          scaling is part of the exponent's multiply-add                 bool
+    RAGGED        packed sequences                                               bool
+    TOP_LEFT      query i stands at key i, not at i + Sk - Sq                     bool
+    LEFT, RIGHT   keys are hidden on that side of a query                        bool
+    SOFTCAP       scores become softcap * tanh(score / softcap)                  bool
+    SINKS         a logit without a value joins each row                         bool
+    LSE           the LSE is written                                             bool
 """
 
 from __future__ import annotations

@@ -17,6 +17,25 @@ Scores are kept in units of log2, so that exp2 serves; without ALiBi and float b
 and the subtraction of the max are one fused multiply-add. Masked scores are -inf, and a row that has seen only those
 subtracts 0 instead. P is rounded to the inputs' dtype for the second product, as V has it. Bound: the tensor cores; at
 head_dim 64 exp2.
+
+Constants (of a head_dim: triton/plan.py):
+
+    PACK          heads of a group that share a tile                             1 or the group
+    HEAD_DIM      columns of a head, in elements                                 16 to 256, by 8
+    WIDTH         columns that are computed, in elements                         16, 32, 64, 128, 256
+    BLOCK_M       rows of a tile                                                 64, 128
+    BLOCK_N       keys of a key tile                                             32, 64, 128
+    TMA           K and V come through tensor descriptors                        bool
+    ALIBI         scores lose slope * distance                                   bool
+    BIAS          no bias, a mask, a float bias                                  0, 1, 2
+    POSITIVE      the scale is above 0                                           bool
+    TAIL          the last keys may be hidden from some row                      bool
+    RAGGED        packed sequences                                               bool
+    TOP_LEFT      query i stands at key i, not at i + Sk - Sq                     bool
+    LEFT, RIGHT   keys are hidden on that side of a query                        bool
+    SOFTCAP       scores become softcap * tanh(score / softcap)                  bool
+    SINKS         a logit without a value joins each row                         bool
+    LSE           the LSE is written                                             bool
 """
 
 from __future__ import annotations
