@@ -93,7 +93,7 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
     if head_dims[-1] > _MAX_COLUMNS:
         raise InvalidArgumentError("--shape", got=f"head_dim {head_dims[-1]}", allowed=f"at most {_MAX_COLUMNS}")
     table = Table(title="attention: what a program takes of an SM (bf16)", title_justify="left")
-    for heading in ("head_dim", "kernel", "card"):
+    for heading in ("head_dim", "kernel", "GPU"):
         table.add_column(heading, no_wrap=True)
     for heading in ("threads", "registers", "spilled", "shared", "an SM", "occupancy", "compiled"):
         table.add_column(heading, justify="right", no_wrap=True)

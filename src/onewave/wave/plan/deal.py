@@ -97,14 +97,14 @@ class Deal:
             end = at + share
             while at < end:  # a share may run over several slices of K
                 slice_of, block = divmod(at, count)
-                run = min(end - at, count - block, self._most_blocks(operation))
+                run = min(end - at, count - block, self._max_blocks(operation))
                 planned.append((worker, begin + block, run, low + slice_of))
                 at += run
         assert at == count * runs
         for worker, block, run, slice_of in planned:
             self.task(worker, name, block, run, slice_of)
 
-    def _most_blocks(self, operation: Operation) -> int:
+    def _max_blocks(self, operation: Operation) -> int:
         """Return the most row blocks of a task: one group of them where activations pass through shared memory."""
         passing = operation.weight is not None and passes(operation.cols, operation.slices, self.shape)
         return self.shape.group if passing else operation.rows
