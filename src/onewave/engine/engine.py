@@ -376,7 +376,7 @@ class Engine:
             return
         made, ready = torch.cuda.Event(), torch.cuda.Event()
         made.record(torch.cuda.current_stream(self._runner.device))
-        # On a stream of their own: the next step does not wait for the copy engine.
+        # On a stream of their own: the next step does not wait for the copy.
         self._copies.wait_event(made)
         with torch.cuda.stream(self._copies):
             logprobs = sampled.logprobs

@@ -52,7 +52,7 @@ def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
 
 
 def _prepare() -> None:
-    """What a process's first compilation would begin with, while the one that asks for it still looks for its card."""
+    """What a process's first compilation would begin with, while the one that asks for it still looks for its GPU."""
     from triton.runtime.cache import triton_key
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that waits

@@ -45,7 +45,7 @@ _kernels: dict[int, tuple[Any, _Kernel]] = {}
 
 
 def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-    """What function[grid](*args, **named) does, a Triton or Gluon kernel's launch on the current stream of the card
+    """What function[grid](*args, **named) does, a Triton or Gluon kernel's launch on the current stream of the GPU
     where the first tensor lies.
 
     A kernel that runs in the interpreter, or stands in for one, is called that way each time, and so is one that is
@@ -89,7 +89,7 @@ _nowhere: list[Launch] | None = None
 @contextmanager
 def launches_nowhere() -> Generator[list[Launch]]:
     """Meanwhile launches whose tensors lie on no GPU, by any thread, are kept in the list and not made: for what is
-    to be compiled without a card."""
+    to be compiled without a GPU."""
     global _nowhere
     before, _nowhere = _nowhere, []
     try:

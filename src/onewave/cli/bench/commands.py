@@ -9,7 +9,7 @@ bench = group(
         "latency": Listed("bench.latency:latency", "Measure prefill, decode and the memory's read ceiling."),
         "ops": Listed("bench.ops:ops", "Time operators one by one, beside their peers."),
         "peers": Listed("bench.peers:peers", "Measure this engine beside transformers and llama.cpp."),
-        "predict": Listed("bench.predict:predict", "Predict a decode step as one launch, without a card."),
+        "predict": Listed("bench.predict:predict", "Predict a decode step as one launch, without a GPU."),
         "prefill": Listed("bench.prefill:prefill", "Time prompts with our attention and with PyTorch's in its place."),
         "startup": Listed("bench.startup:startup", "Time a model's loading and first answer in new processes."),
         "warm": Listed("bench.startup:warm", "Time the first calls of attention's kernels."),

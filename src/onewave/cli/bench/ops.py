@@ -58,7 +58,7 @@ def ops(
         typer.Option("--logits", help="Of attention: adversarial scores: first, last (a huge key there) or x16."),
     ] = None,
     resources: Annotated[
-        bool, typer.Option("--resources", help="Of attention: registers, shared memory and occupancy, without a card.")
+        bool, typer.Option("--resources", help="Of attention: registers, shared memory and occupancy, without a GPU.")
     ] = False,
     counters: Annotated[
         bool,

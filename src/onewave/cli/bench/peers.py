@@ -32,7 +32,7 @@ def peers(
     threads: Annotated[
         int | None, typer.Option("--threads", help="CPU threads of every engine. Default: the cores there are.")
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="auto: float32 on a CPU, bfloat16 on a card.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", help="auto: float32 on a CPU, bfloat16 on a GPU.")] = "auto",
     device: options.Device = "auto",
     revision: options.Revision = None,
     llama_cpp_python: Annotated[

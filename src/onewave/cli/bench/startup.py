@@ -137,7 +137,7 @@ def _print_starts(title: str, results: list[StartupResult], citations: list[str]
     table = Table(title=title, title_justify="left")
     for heading in ("caches", "decoding"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("import s", "load s", "first answer s", "card's memory, most", "kept"):
+    for heading in ("import s", "load s", "first answer s", "GPU memory, most", "kept"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         times = (result.import_s, result.load_s, result.first_answer_s)

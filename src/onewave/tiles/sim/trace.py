@@ -1,4 +1,4 @@
-"""Trace: when every task of a launch waited, started and ended, whether simulated or measured on a card.
+"""Trace: when every task of a launch waited, started and ended, whether simulated or measured on a GPU.
 
 As JSON: {"format": "onewave-trace", "version": 1, "source": "simulated"|"measured", "unit": "ns"|"us"|"cycles",
 "workers": n, "tasks": {"task": [...], "worker": [...], "wait_start": [...], "start": [...], "end": [...],
