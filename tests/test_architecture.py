@@ -223,6 +223,12 @@ def test_a_file_is_one_sitting():
     assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
 
 
+def test_a_file_has_no_settings_of_checkers_of_its_own():
+    headers = ("# pyright:", "# ruff:")
+    settings = [file for file in FILES if any(line.startswith(headers) for line in file.read_text().splitlines())]
+    assert not [str(file.relative_to(ROOT)) for file in settings], "a folder's settings stand in pyproject.toml"
+
+
 def test_only_the_init_of_a_room_lists_names():
     lists = [file for file in (*FILES, *TESTS) if file.name != "__init__.py" and "\n__all__" in file.read_text()]
     assert not [str(file.relative_to(ROOT)) for file in lists]

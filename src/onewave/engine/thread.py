@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from queue import Empty, SimpleQueue
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 
@@ -153,7 +153,7 @@ def _serve(inbox: _Inbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[None]:
                     _step(engine)
             del job, engine
             job = inbox.get()
-    return cast("SimpleQueue[None]", job)
+    return job
 
 
 def _step(engine: Engine) -> None:
